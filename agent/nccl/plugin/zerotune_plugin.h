@@ -1,0 +1,111 @@
+/* What Python and the tests know of the plugin: shared words, plan table, rings, entry points.
+ *
+ * The plugin lives in the training process; Python reaches the same library with ctypes, so nothing
+ * here is ever in a shared-memory object that could be left behind. store/wire.py mirrors the record
+ * layouts, agent/nccl/library.py the rest.
+ */
+#ifndef ZEROTUNE_PLUGIN_H
+#define ZEROTUNE_PLUGIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ZT_LAYOUT_VERSION 1u
+#define ZT_MAX_PLAN_ROWS 4096u
+#define ZT_RING_RECORDS 65536u /* power of two */
+#define ZT_COST_RING_RECORDS 512u
+#define ZT_NO_OPINION 255u /* algorithm or protocol of a row that leaves NCCL's cell alone */
+
+/* phase word: 0 = other; 1..4 = Phase said by the runtime; 16+region = derived from hooks */
+enum zt_region_code { ZT_REGION_FORWARD = 16, ZT_REGION_BACKWARD = 17, ZT_REGION_STEP = 18 };
+
+/* flags of an observation */
+enum zt_record_flags {
+  ZT_FLAG_MATCHED = 1,   /* a plan row applied */
+  ZT_FLAG_TIMED = 2,     /* completed by the profiler; without it the record is the decision alone */
+  ZT_FLAG_REGISTERED = 4 /* NCCL said that buffers are registered (also: under CUDA-graph capture) */
+};
+
+typedef struct {
+  uint64_t comm_id;
+  uint64_t message_bytes; /* total, NCCL's nBytes */
+  int64_t start_ns;
+  float duration_us; /* negative = unknown */
+  uint32_t sequence; /* per communicator and collective */
+  uint32_t epoch;
+  uint32_t n_ranks;
+  uint32_t n_nodes;
+  uint32_t rank; /* UINT32_MAX = this ABI does not say */
+  uint8_t collective;
+  uint8_t algorithm;
+  uint8_t protocol;
+  uint8_t n_channels;
+  uint8_t phase;
+  uint8_t datatype; /* NCCL's ncclDataType_t, 255 = unknown */
+  uint8_t timing_source;
+  uint8_t flags;
+  float memory_pressure;
+  uint32_t step;
+} zt_record; /* 64 bytes */
+
+typedef struct {
+  uint64_t comm_id;
+  uint64_t message_bytes;
+  uint32_t n_ranks;
+  uint32_t n_nodes;
+  uint8_t collective;
+  uint8_t n_algorithms;
+  uint8_t n_protocols;
+  uint8_t reserved;
+  uint32_t n_pipe_ops;
+  float cost_us[7][3]; /* negative = IGNORE */
+  uint32_t padding;
+} zt_cost_record; /* 120 bytes */
+
+typedef struct {
+  uint64_t min_bytes;
+  uint64_t max_bytes; /* inclusive */
+  uint32_t n_ranks;
+  uint32_t n_nodes;
+  uint8_t collective;
+  uint8_t phase;
+  uint8_t algorithm; /* ZT_NO_OPINION together with protocol = leave the cells alone */
+  uint8_t protocol;
+  uint8_t n_channels; /* 0 = no opinion */
+  uint8_t reserved[3];
+} zt_plan_row; /* 32 bytes */
+
+typedef struct {
+  uint64_t n_calls;            /* getCollInfo calls */
+  uint64_t n_matched;          /* a row applied */
+  uint64_t n_ignored_cells;    /* a row named a cell that NCCL marked IGNORE: left untouched */
+  uint64_t n_clamped_channels;
+  uint64_t n_dropped_records;
+  uint64_t n_dropped_costs;
+  uint64_t n_communicators;    /* created so far */
+  uint64_t n_timed;            /* profiler completions */
+} zt_counters;
+
+/* All words are read by getCollInfo with relaxed or acquire atomics and written by Python through
+ * the setters; none ever blocks. */
+uint32_t zerotune_layout_version(void);
+void zerotune_set_phase(uint32_t phase_word);
+void zerotune_set_step(uint32_t step);
+void zerotune_set_memory_pressure(float pressure); /* 0..1, negative = unknown */
+void zerotune_set_recording(uint32_t decisions_on); /* decision records into the ring */
+void zerotune_set_observing(uint32_t on);           /* profiler event mask on or off */
+void zerotune_set_channel_limit(uint32_t n_ranks, uint32_t n_nodes, uint32_t n_channels);
+
+/* Build the inactive table. Returns 0, or a negative code and leaves everything as it was:
+ * -1 too many rows, -2 overlapping ranges, -3 illegal value. */
+int zerotune_plan_stage(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step);
+/* Make the staged table active; -1 if the staged epoch is not `epoch`. One atomic store. */
+int zerotune_plan_flip(uint32_t epoch);
+uint32_t zerotune_active_epoch(void);
+
+size_t zerotune_drain(zt_record *out, size_t max_records);
+size_t zerotune_drain_costs(zt_cost_record *out, size_t max_records);
+void zerotune_counters(zt_counters *out);
+void zerotune_reset(void); /* for tests: forget plans, records, counters, communicators */
+
+#endif

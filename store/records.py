@@ -1,0 +1,297 @@
+"""Frozen records and enumerations that every part of zerotune shares.
+
+Integer values of `Collective`, `Algorithm` and `Protocol` are NCCL's own (nccl_tuner.h), so that
+they pass through the plugin, the wire and the store without translation. Units are suffixes:
+`_bytes`, `_us` (microseconds), `_ns`, `_s` (seconds since the epoch).
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+
+class Collective(IntEnum):
+    """Collective operations, with the values of NCCL's `ncclFunc_t`."""
+
+    broadcast = 0
+    reduce = 1
+    all_gather = 2
+    reduce_scatter = 3
+    all_reduce = 4
+    send_recv = 5
+    send = 6
+    recv = 7
+    all_to_all = 8
+    scatter = 9
+    gather = 10
+
+
+class Algorithm(IntEnum):
+    """NCCL algorithms, with NCCL's values."""
+
+    tree = 0
+    ring = 1
+    collnet_direct = 2
+    collnet_chain = 3
+    nvls = 4
+    nvls_tree = 5
+    pat = 6
+
+
+class Protocol(IntEnum):
+    """NCCL protocols, with NCCL's values."""
+
+    ll = 0
+    ll128 = 1
+    simple = 2
+
+
+class Phase(IntEnum):
+    """Where in the training step a collective is."""
+
+    other = 0
+    forward_gather = 1
+    backward_gather = 2
+    gradient_scatter = 3
+    post_step_gather = 4
+
+
+class TimingSource(IntEnum):
+    """Where a duration comes from; `none` means that there is no duration."""
+
+    none = 0
+    gpu_kernel = 1
+    """GPU timestamps of the kernel's channels (profiler ABI v4 and newer)."""
+    cpu_kernel = 2
+    """CPU timestamps of the kernel-channel events (profiler ABI v3)."""
+    cpu_collective = 3
+    """CPU time between the collective's start and stop events: enqueue only, least trusted."""
+    emulated = 4
+    """The emulated NCCL's virtual clock."""
+    reported = 5
+    """Taken over from an imported file, as that file states it."""
+
+
+class Source(IntEnum):
+    """How a measurement came to be."""
+
+    live = 0
+    sweep = 1
+    imported = 2
+
+
+class Outcome(IntEnum):
+    """What became of a measured collective."""
+
+    ok = 0
+    failed = 1
+    hung = 2
+    outlier = 3
+
+
+class Stage(IntEnum):
+    """What kind of workload the sequence of collectives shows."""
+
+    unknown = 0
+    ddp = 1
+    zero1 = 2
+    zero2 = 3
+    zero3 = 4
+
+
+class Candidate(msgspec.Struct, frozen=True, order=True):
+    """One setting: algorithm, protocol, channel count.
+
+    `algorithm` and `protocol` are both None (leave NCCL's choice alone) or both set.
+    `n_channels` 0 means no opinion.
+    """
+
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    n_channels: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.algorithm is None) != (self.protocol is None):
+            raise ValueError(f"algorithm {self.algorithm} and protocol {self.protocol}: set both or neither")
+        if not 0 <= self.n_channels <= 64:
+            raise ValueError(f"n_channels {self.n_channels} is outside 0..64")
+
+    @property
+    def is_baseline(self) -> bool:
+        """True when nothing is asked of NCCL."""
+        return self.algorithm is None and self.n_channels == 0
+
+    def __str__(self) -> str:
+        if self.is_baseline:
+            return "baseline"
+        channels = f"/{self.n_channels}ch" if self.n_channels else ""
+        if self.algorithm is None or self.protocol is None:
+            return f"any{channels}"
+        return f"{self.algorithm.name}/{self.protocol.name}{channels}"
+
+
+BASELINE: Final = Candidate()
+
+
+class CommunicatorClass(msgspec.Struct, frozen=True, order=True):
+    """Communicators of one shape share decisions: `n_ranks` ranks over `n_nodes` nodes."""
+
+    n_ranks: int
+    n_nodes: int
+
+
+SIZE_CLASSES_PER_OCTAVE: Final = 4
+
+
+def size_class(message_bytes: int) -> int:
+    """Index of the quarter octave that holds `message_bytes`; exact at powers of two."""
+    if message_bytes < 1:
+        raise ValueError(f"message_bytes {message_bytes} is not positive")
+    octave = message_bytes.bit_length() - 1
+    quarter = 0
+    for step in range(1, SIZE_CLASSES_PER_OCTAVE):
+        if message_bytes >= size_class_floor(octave * SIZE_CLASSES_PER_OCTAVE + step):
+            quarter = step
+    return octave * SIZE_CLASSES_PER_OCTAVE + quarter
+
+
+def size_class_floor(index: int) -> int:
+    """Smallest `message_bytes` of size class `index`."""
+    octave, quarter = divmod(index, SIZE_CLASSES_PER_OCTAVE)
+    return math.ceil(2**octave * 2.0 ** (quarter / SIZE_CLASSES_PER_OCTAVE))
+
+
+def size_class_range(index: int) -> tuple[int, int]:
+    """Smallest and largest `message_bytes` of size class `index`, both inclusive."""
+    return size_class_floor(index), size_class_floor(index + 1) - 1
+
+
+class DecisionKey(msgspec.Struct, frozen=True, order=True):
+    """What one decision is about: a communicator class, a collective, a phase, a size class."""
+
+    communicator: CommunicatorClass
+    collective: Collective
+    phase: Phase
+    size_class: int
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """One row of a plan: for messages of `min_bytes` to `max_bytes` (inclusive), use `candidate`."""
+
+    communicator: CommunicatorClass
+    collective: Collective
+    phase: Phase
+    min_bytes: int
+    max_bytes: int
+    candidate: Candidate
+    reason: str = ""
+    model_id: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """An immutable table of decisions.
+
+    `epoch` is unique and rising within a job; 0 is the empty plan that every job starts with.
+    `expires_after` counts boundaries from adoption; it never refers to a clock, so that all ranks
+    agree on it. `gathers_after_step` says that all-gathers seen outside backward belong to
+    `post_step_gather` (ZeRO-1 and 2) and not to `forward_gather` (ZeRO-3).
+    """
+
+    epoch: int
+    rows: tuple[PlanRow, ...] = ()
+    expires_after: int = 1_000_000
+    gathers_after_step: bool = False
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """One collective on one rank, as traces and importers give it; None means unknown."""
+
+    sequence: int
+    collective: Collective
+    message_bytes: int
+    n_ranks: int
+    rank: int = 0
+    comm_id: int = 0
+    n_nodes: int | None = None
+    phase: Phase = Phase.other
+    datatype: str | None = None
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    n_channels: int | None = None
+    start_ns: int | None = None
+    duration_us: float | None = None
+    timing_source: TimingSource = TimingSource.none
+    memory_pressure: float | None = None
+    epoch: int = 0
+    step: int | None = None
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """One timed collective joined over its ranks, or one measured cell of a sweep or an import."""
+
+    fabric_id: str
+    job_id: str
+    communicator: CommunicatorClass
+    collective: Collective
+    phase: Phase
+    message_bytes: int
+    candidate: Candidate
+    duration_us: float
+    is_default: bool = False
+    """True when NCCL chose this setting by itself."""
+    source: Source = Source.live
+    outcome: Outcome = Outcome.ok
+    timing_source: TimingSource = TimingSource.none
+    epoch: int = 0
+    memory_pressure: float | None = None
+    measured_at_s: float = 0.0
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One training step on one rank.
+
+    `duration_us` is read off the training clock: wall time, or the emulated NCCL's virtual clock.
+    `exposed_us` is communication that computation had to wait for; None when unknown.
+    """
+
+    step: int
+    epoch: int
+    duration_us: float
+    exposed_us: float | None = None
+    memory_pressure: float | None = None
+
+
+class CostReport(msgspec.Struct, frozen=True):
+    """The live cost table NCCL handed in: `cost_us[algorithm][protocol]`, negative = IGNORE."""
+
+    communicator: CommunicatorClass
+    collective: Collective
+    message_bytes: int
+    n_pipe_ops: int
+    cost_us: tuple[tuple[float, ...], ...]
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Why one row of a plan is what it is; what `zerotune explain` reads."""
+
+    job_id: str
+    fabric_id: str
+    key: DecisionKey
+    candidate: Candidate
+    epoch: int
+    kind: str
+    """`explore`, `promote`, `keep`, `rollback` or `prior` (known from earlier runs)."""
+    reason: str
+    predicted_us: float | None = None
+    predicted_low_us: float | None = None
+    predicted_high_us: float | None = None
+    baseline_us: float | None = None
+    n_measurements: int = 0
+    model_id: str = ""
+    decided_at_s: float = 0.0
+    alternatives: str = "[]"
+    """JSON list of the other candidates: setting, predicted interval, measured median and count."""

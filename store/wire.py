@@ -1,0 +1,259 @@
+"""Records to frames and back; no sockets here.
+
+A message is two or three ZeroMQ frames:
+
+    0  header   4 bytes: magic "ZT", then WIRE_VERSION as unsigned 16-bit little-endian
+    1  body     msgpack of one tagged message struct
+    2  records  only for `Observations` and `CostTables`: packed fixed-size records, read with
+                numpy.frombuffer under OBSERVATION_FIELDS or COST_FIELDS
+
+`decode` refuses everything else with `WireError` before a field is used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from store.errors import WireError
+from store.records import Plan, Stage, StepRecord
+
+WIRE_VERSION: Final = 1
+HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)
+MAX_BODY_BYTES: Final = 4 * 2**20
+MAX_RECORDS_BYTES: Final = 8 * 2**20
+
+# numpy dtype fields of the records that the plugin's rings hold (zerotune_plugin.h mirrors them).
+OBSERVATION_FIELDS: Final = [
+    ("comm_id", "<u8"),
+    ("message_bytes", "<u8"),
+    ("start_ns", "<i8"),
+    ("duration_us", "<f4"),
+    ("sequence", "<u4"),
+    ("epoch", "<u4"),
+    ("n_ranks", "<u4"),
+    ("n_nodes", "<u4"),
+    ("rank", "<u4"),
+    ("collective", "u1"),
+    ("algorithm", "u1"),
+    ("protocol", "u1"),
+    ("n_channels", "u1"),
+    ("phase", "u1"),
+    ("datatype", "u1"),
+    ("timing_source", "u1"),
+    ("flags", "u1"),
+    ("memory_pressure", "<f4"),
+    ("step", "<u4"),
+]
+OBSERVATION_BYTES: Final = 64
+
+COST_FIELDS: Final = [
+    ("comm_id", "<u8"),
+    ("message_bytes", "<u8"),
+    ("n_ranks", "<u4"),
+    ("n_nodes", "<u4"),
+    ("collective", "u1"),
+    ("n_algorithms", "u1"),
+    ("n_protocols", "u1"),
+    ("reserved", "u1"),
+    ("n_pipe_ops", "<u4"),
+    ("cost_us", "<f4", (7, 3)),
+    ("padding", "<u4"),
+]
+COST_BYTES: Final = 120
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a rank; sent again whenever the daemon may be a new one."""
+
+    job_id: str
+    rank: int
+    n_ranks: int
+    local_rank: int
+    node: str
+    pid: int
+    fabric_id: str
+    fabric: dict[str, str | int | float | bool]
+    """What the fabric is, for people and for the cost model; `emulated` names a fabric file."""
+    nccl_version: int
+    tuner_abi: int
+    epoch: int = 0
+    """Epoch of the plan in force on this rank."""
+
+
+class Observations(msgspec.Struct, frozen=True, tag="observations"):
+    """Announces a records frame of n_records observations; n_dropped counts losses so far."""
+
+    job_id: str
+    rank: int
+    n_records: int
+    n_dropped: int = 0
+
+
+class Steps(msgspec.Struct, frozen=True, tag="steps"):
+    """Finished training steps of one rank."""
+
+    job_id: str
+    rank: int
+    steps: tuple[StepRecord, ...]
+
+
+class CostTables(msgspec.Struct, frozen=True, tag="cost_tables"):
+    """Announces a records frame of live cost tables."""
+
+    job_id: str
+    rank: int
+    n_records: int
+
+
+class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
+    """Rank 0 says that all ranks run under `epoch` from `step` on."""
+
+    job_id: str
+    epoch: int
+    step: int
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """The rank leaves in good order."""
+
+    job_id: str
+    rank: int
+
+
+class StatusRequest(msgspec.Struct, frozen=True, tag="status_request"):
+    """Asked by `zerotune status`."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The daemon's answer to Hello."""
+
+    daemon_pid: int
+    version: str
+
+
+class PlanOffer(msgspec.Struct, frozen=True, tag="plan_offer"):
+    """A plan for the ranks to agree on; sent to rank 0 only."""
+
+    job_id: str
+    plan: Plan
+
+
+class Observe(msgspec.Struct, frozen=True, tag="observe"):
+    """Open (or close, 0) an observation window of `n_steps` steps on the receiving rank."""
+
+    job_id: str
+    n_steps: int
+
+
+class JobStatus(msgspec.Struct, frozen=True):
+    """One job as `zerotune status` shows it."""
+
+    job_id: str
+    fabric_id: str
+    stage: Stage
+    n_ranks: int
+    n_ranks_seen: int
+    epoch: int
+    step: int
+    n_observations: int
+    n_dropped: int
+    n_explored: int
+    observations_per_s: float
+    step_us: float
+    exploration_spent_percent: float
+    last_decisions: tuple[str, ...] = ()
+    health: str = "ok"
+
+
+class StatusReply(msgspec.Struct, frozen=True, tag="status"):
+    """The daemon's state."""
+
+    daemon_pid: int
+    version: str
+    endpoint: str
+    store_path: str
+    uptime_s: float
+    resident_bytes: int
+    n_errors: int
+    jobs: tuple[JobStatus, ...] = ()
+
+
+class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
+    """A typed refusal: `code` is the error class, `text` one sentence."""
+
+    code: str
+    text: str
+
+
+AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | StatusRequest
+DaemonMessage = Welcome | PlanOffer | Observe | StatusReply | ErrorReply
+
+_encoder = msgspec.msgpack.Encoder()
+_agent_decoder: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)
+_daemon_decoder: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
+_RECORD_BYTES: Final[dict[type, int]] = {Observations: OBSERVATION_BYTES, CostTables: COST_BYTES}
+
+
+def encode(message: AgentMessage | DaemonMessage, records: Any = None) -> list[Any]:
+    """Frames of `message`; `records` is any buffer, sent as it is."""
+    frames: list[Any] = [HEADER, _encoder.encode(message)]
+    if records is not None:
+        frames.append(records)
+    return frames
+
+
+def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
+    """The message and the records frame an agent sent.
+
+    Raises:
+        WireError: anything about the frames is not as this version sends it.
+    """
+    message: AgentMessage
+    message, records = _decode(frames, _agent_decoder)
+    record_bytes = _RECORD_BYTES.get(type(message))
+    if record_bytes is None:
+        if records is not None:
+            raise WireError(f"a {type(message).__name__} message carries no records frame")
+        return message, None
+    expected = message.n_records * record_bytes
+    if records is None or len(records) != expected:
+        found = "none" if records is None else f"{len(records)} bytes"
+        raise WireError(f"records frame: {found}, the message announces {expected} bytes")
+    return message, records
+
+
+def decode_daemon(frames: Sequence[bytes]) -> DaemonMessage:
+    """The message a daemon sent.
+
+    Raises:
+        WireError: anything about the frames is not as this version sends it.
+    """
+    message: DaemonMessage
+    message, records = _decode(frames, _daemon_decoder)
+    if records is not None:
+        raise WireError(f"a {type(message).__name__} message carries no records frame")
+    return message
+
+
+def _decode(frames: Sequence[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, bytes | None]:
+    if not 2 <= len(frames) <= 3:
+        raise WireError(f"a message has 2 or 3 frames, not {len(frames)}")
+    header, body = frames[0], frames[1]
+    if len(header) != len(HEADER) or header[:2] != HEADER[:2]:
+        raise WireError("the first frame is not a zerotune header")
+    if header != HEADER:
+        (found,) = struct.unpack("<H", header[2:])
+        raise WireError(f"wire version {found} is not {WIRE_VERSION}; install one zerotune on all nodes")
+    if len(body) > MAX_BODY_BYTES:
+        raise WireError(f"body of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")
+    records = frames[2] if len(frames) == 3 else None
+    if records is not None and len(records) > MAX_RECORDS_BYTES:
+        raise WireError(f"records frame of {len(records)} bytes is over the limit of {MAX_RECORDS_BYTES}")
+    try:
+        return decoder.decode(body), records
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"body cannot be decoded: {error}") from error
