@@ -162,7 +162,7 @@ def size_class(message_bytes: int) -> int:
 def size_class_floor(index: int) -> int:
     """Smallest `message_bytes` of size class `index`."""
     octave, quarter = divmod(index, SIZE_CLASSES_PER_OCTAVE)
-    return math.ceil(2**octave * 2.0 ** (quarter / SIZE_CLASSES_PER_OCTAVE))
+    return math.ceil(float(2.0 ** (octave + quarter / SIZE_CLASSES_PER_OCTAVE)))
 
 
 def size_class_range(index: int) -> tuple[int, int]:

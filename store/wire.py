@@ -195,7 +195,6 @@ DaemonMessage = Welcome | PlanOffer | Observe | StatusReply | ErrorReply
 _encoder = msgspec.msgpack.Encoder()
 _agent_decoder: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)
 _daemon_decoder: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
-_RECORD_BYTES: Final[dict[type, int]] = {Observations: OBSERVATION_BYTES, CostTables: COST_BYTES}
 
 
 def encode(message: AgentMessage | DaemonMessage, records: Any = None) -> list[Any]:
@@ -214,12 +213,11 @@ def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
     """
     message: AgentMessage
     message, records = _decode(frames, _agent_decoder)
-    record_bytes = _RECORD_BYTES.get(type(message))
-    if record_bytes is None:
+    if not isinstance(message, Observations | CostTables):
         if records is not None:
             raise WireError(f"a {type(message).__name__} message carries no records frame")
         return message, None
-    expected = message.n_records * record_bytes
+    expected = message.n_records * (OBSERVATION_BYTES if isinstance(message, Observations) else COST_BYTES)
     if records is None or len(records) != expected:
         found = "none" if records is None else f"{len(records)} bytes"
         raise WireError(f"records frame: {found}, the message announces {expected} bytes")
