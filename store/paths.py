@@ -1,0 +1,32 @@
+"""Where things are by default: the daemon's endpoint and the store's file.
+
+`ZEROTUNE_ENDPOINT`, `ZEROTUNE_RUNTIME_DIR` and `ZEROTUNE_STORE` override them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+APP_NAME = "zerotune"
+
+
+def runtime_dir() -> Path:
+    """The directory of sockets and locks; not created here (the daemon does, with mode 0700)."""
+    override = os.environ.get("ZEROTUNE_RUNTIME_DIR")
+    return Path(override) if override else Path(platformdirs.user_runtime_dir(APP_NAME, appauthor=False))
+
+
+def default_endpoint() -> str:
+    """The daemon's ZeroMQ endpoint on this node."""
+    return os.environ.get("ZEROTUNE_ENDPOINT") or f"ipc://{runtime_dir() / 'daemon.sock'}"
+
+
+def default_store_path() -> Path:
+    """The store's file, below the XDG data directory."""
+    override = os.environ.get("ZEROTUNE_STORE")
+    if override:
+        return Path(override)
+    return Path(platformdirs.user_data_dir(APP_NAME, appauthor=False)) / "store.db"
