@@ -23,7 +23,9 @@ enum zt_region_code { ZT_REGION_FORWARD = 16, ZT_REGION_BACKWARD = 17, ZT_REGION
 enum zt_record_flags {
   ZT_FLAG_MATCHED = 1,   /* a plan row applied */
   ZT_FLAG_TIMED = 2,     /* completed by the profiler; without it the record is the decision alone */
-  ZT_FLAG_REGISTERED = 4 /* NCCL said that buffers are registered (also: under CUDA-graph capture) */
+  ZT_FLAG_REGISTERED = 4, /* NCCL said that buffers are registered (also: under CUDA-graph capture) */
+  ZT_FLAG_CAPTURED = 8,   /* ran from a CUDA graph: its setting dates from the capture, not this epoch */
+  ZT_FLAG_FUSED = 16      /* timed member of a fused run: the decision was taken for more bytes */
 };
 
 typedef struct {
@@ -84,7 +86,22 @@ typedef struct {
   uint64_t n_dropped_costs;
   uint64_t n_communicators;    /* created so far */
   uint64_t n_timed;            /* profiler completions */
+  uint64_t n_lost_events;      /* collectives not timed: event pool exhausted */
+  uint64_t n_abandoned_events; /* collectives still in flight when their communicator went away */
 } zt_counters;
+
+/* A decision record (recording on) says what was asked: `sequence` counts getCollInfo calls of its
+ * communicator and collective, `algorithm` and `protocol` are the cell NCCL will take (255 = tuner v2
+ * does not show it), `n_channels` what the plan asked (0 = no opinion), `start_ns` is 0.
+ * A timed record (observing on) says what ran: `sequence` is NCCL's own per-collective number from
+ * the profiler's descriptor, equal on all ranks; `start_ns` is the GPU's globaltimer for
+ * TimingSource.gpu_kernel, the CPU's monotonic clock otherwise. `comm_id` 0 = not known (NCCL 2.27
+ * and older without the profiler).
+ *
+ * A stand-in for NCCL (agent/nccl/emulated) drives the v5 symbols exactly as NCCL does and hands in
+ * its own nanoseconds as pTimer: kernel-channel start in startEvent's descriptor, stop by
+ * recordEventState(22), then stopEvent. It initialises a communicator's tuner and profiler on one
+ * thread, and keeps the activation mask's int alive until after finalize. */
 
 /* All words are read by getCollInfo with relaxed or acquire atomics and written by Python through
  * the setters; none ever blocks. */
@@ -94,6 +111,12 @@ void zerotune_set_step(uint32_t step);
 void zerotune_set_memory_pressure(float pressure); /* 0..1, negative = unknown */
 void zerotune_set_recording(uint32_t decisions_on); /* decision records into the ring */
 void zerotune_set_observing(uint32_t on);           /* profiler event mask on or off */
+/* Timing source that kernel-channel times are reported under (TimingSource.emulated); 0 = the real
+ * ones. Under an override a pTimer of 0 is a time like any other. */
+void zerotune_set_timing_source_override(uint32_t timing_source);
+/* Channels the communicators of a class have: n_channels is clamped to 1..limit; 0 = not known.
+ * Not known: a plan's count passes only where NCCL itself caps it (ring, tree, pat, single-node nvls).
+ * Must be set alike on all ranks: it is part of the decision. */
 void zerotune_set_channel_limit(uint32_t n_ranks, uint32_t n_nodes, uint32_t n_channels);
 
 /* Build the inactive table. Returns 0, or a negative code and leaves everything as it was:
@@ -102,6 +125,10 @@ int zerotune_plan_stage(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch
 /* Make the staged table active; -1 if the staged epoch is not `epoch`. One atomic store. */
 int zerotune_plan_flip(uint32_t epoch);
 uint32_t zerotune_active_epoch(void);
+
+/* Most channels any timed collective of the class was seen to use; 0 = none yet. */
+uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
+uint32_t zerotune_size_class(uint64_t message_bytes); /* store.records.size_class */
 
 size_t zerotune_drain(zt_record *out, size_t max_records);
 size_t zerotune_drain_costs(zt_cost_record *out, size_t max_records);
