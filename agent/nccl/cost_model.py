@@ -1,0 +1,376 @@
+"""NCCL 2.28.9's own cost model: what NCCL itself predicts, and hence chooses, for a topology.
+
+Every cell (algorithm, protocol) of a collective costs `latency_us * L + message_bytes / (1000 * bandwidth)`
+with bandwidths in GB/s of the whole buffer; a cell with bandwidth 0 is IGNORE (-1.0). The terms come from
+NCCL's tuning tables and from the topology that a fabric states; they are computed once per topology and
+collective, so that a lookup is a handful of array operations. All figures are predictions, never measured.
+
+Broadcast and reduce follow the same formulas with `n_ranks` steps; the recorded outputs of NCCL that the
+tests compare against cover all_gather, reduce_scatter and all_reduce.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Algorithm, Candidate, Collective, Protocol
+
+N_ALGORITHMS: Final = 7
+N_PROTOCOLS: Final = 3
+IGNORE: Final = -1.0
+
+PATH_NVL: Final = 1
+PATH_NVB: Final = 2
+PATH_PXB: Final = 5
+PATH_PXN: Final = 7
+
+WORK_ITEMS_PER_BATCH: Final = 10
+"""Operations whose latencies overlap in one kernel batch, all algorithms but ring."""
+
+TRAFFIC_PER_CHANNEL_BYTES: Final = 16 << 10
+"""A channel is not opened for less traffic than this."""
+
+# Columns: Volta, Ampere, Hopper, Blackwell; rows: 1, 2, 3 and more nodes.
+_LL_MAX_GBS = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
+_RING_LL128_GBS = ((20.0, 20.0, 20.0), (20.0, 20.0, 20.0), (36.7, 36.7, 36.7), (73.4, 34.6, 73.4))
+_TREE_LL128_GBS = ((20.0, 20.0, 20.0), (20.0, 20.0, 20.0), (36.7, 36.7, 29.0), (55.6, 31.67, 20.0))
+_TREE_GBS = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
+
+# By protocol: LL, LL128, Simple.
+_BASE_US = {
+    Algorithm.tree: (6.8, 14.0, 8.4),
+    Algorithm.ring: (6.6, 14.0, 8.4),
+    Algorithm.pat: (8.0, 8.0, 8.0),
+}
+_NVLINK_US = {Algorithm.tree: (0.6, 1.25, 4.0), Algorithm.ring: (0.6, 1.9, 3.4)}
+_PCI_US = {Algorithm.tree: (1.0, 1.9, 4.0), Algorithm.ring: (1.0, 2.5, 5.7)}
+_NET_US = {
+    Algorithm.tree: (5.0, 8.5, 14.0),
+    Algorithm.ring: (2.7, 4.0, 14.0),
+    Algorithm.pat: (0.0, 0.0, 14.0),
+}
+
+# All-reduce by tree: share of the modelled bandwidth by floor(log2(bytes / 64)).
+_TREE_SHARE: Final = np.array(
+    [
+        [1.0] * 4 + [0.9, 0.8] + [0.7] * 4 + [0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9] + [1.0] * 4,
+        [1.0] * 5 + [0.9] + [0.8] * 3 + [0.7] + [0.6] * 6 + [0.8] + [0.9] * 4 + [1.0, 1.0],
+        [0.9] * 7 + [0.8, 0.7, 0.6, 0.6] + [0.5] * 4 + [0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9],
+    ],
+    dtype=np.float32,
+)
+
+_MAX_THREADS = (512, 640, 512)
+_BYTES_PER_THREAD = (8, 8, 64)
+_NARROW_RING_GBS = 12.0
+_NARROW_RING_THREADS = 256
+
+
+_TERMS_DEPEND_ON_BYTES = (
+    (Algorithm.ring, Protocol.simple),
+    *((Algorithm.tree, protocol) for protocol in Protocol),
+)
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """What NCCL knows of one communicator's hardware; rates in GB/s, latencies in microseconds.
+
+    `compute_capability` is ten times the CUDA number (90 = Hopper). `type_intra` and `type_inter` are NCCL's
+    path types (NVL 1, NVB 2, PIX 4, PXB 5, PXN 7, PHB 8, SYS 9); `type_inter` is 0 on a single node.
+    `comm_channels` is what the communicator has in the end; ring and tree channels are what the topology
+    search found for the bandwidth terms. NVLS stays IGNORE unless `nvls_gbs` (bandwidth of the whole
+    buffer) is positive.
+    """
+
+    n_ranks: int
+    n_nodes: int
+    compute_capability: int
+    ring_channels: int
+    ring_bw_intra_gbs: float
+    ring_bw_inter_gbs: float
+    latency_inter_us: float
+    type_intra: int
+    type_inter: int
+    tree_channels: int
+    tree_bw_intra_gbs: float
+    tree_bw_inter_gbs: float
+    comm_channels: int
+    cpu_is_amd: bool = False
+    plain_tree_pattern: bool = False
+    nvls_gbs: float = 0.0
+    nvls_latency_us: float = 0.0
+    nvls_channels: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_nodes <= self.n_ranks:
+            raise ValueError(f"n_nodes {self.n_nodes} is not within 1..n_ranks {self.n_ranks}")
+        if self.comm_channels < 1:
+            raise ValueError(f"comm_channels {self.comm_channels} is not positive")
+
+
+class _Cells(NamedTuple):
+    """Terms of every cell, float32 [7, 3]: latency in us, bandwidth in GB/s (0 = IGNORE)."""
+
+    latency_us: npt.NDArray[np.float32]
+    bandwidth_gbs: npt.NDArray[np.float32]
+
+
+def cost_us(
+    topology: Topology,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    message_bytes: npt.ArrayLike,
+    n_pipe_ops: int = 1,
+) -> npt.NDArray[np.float32]:
+    """Predicted microseconds of one cell, of the shape of `message_bytes` (total bytes); -1 = IGNORE."""
+    cells = _cells(topology, collective)
+    bandwidth = cells.bandwidth_gbs[algorithm, protocol]
+    sizes = np.asarray(message_bytes, dtype=np.int64)
+    if bandwidth <= 0:
+        return np.full(sizes.shape, IGNORE, dtype=np.float32)
+    latency_us = np.full(sizes.shape, cells.latency_us[algorithm, protocol], dtype=np.float32)
+    bandwidths = np.full(sizes.shape, bandwidth, dtype=np.float32)
+    if collective is Collective.all_reduce:
+        if algorithm is Algorithm.tree:
+            bandwidths *= _tree_share(protocol, sizes)
+        elif algorithm is Algorithm.ring and protocol is Protocol.simple and topology.n_nodes > 1:
+            # Plateau of large rings: latencies of consecutive chunks no longer overlap.
+            plateau = sizes // (topology.comm_channels * topology.n_ranks) >= 64
+            latency_us[plateau] *= np.float32(1.9 if topology.compute_capability < 80 else 1.4)
+    n_latencies = n_pipe_ops if algorithm is Algorithm.ring else math.ceil(n_pipe_ops / WORK_ITEMS_PER_BATCH)
+    return np.asarray(latency_us * np.float32(n_latencies) + sizes / (1000.0 * bandwidths), dtype=np.float32)
+
+
+def cost_table(
+    topology: Topology, collective: Collective, message_bytes: int, n_pipe_ops: int = 1
+) -> npt.NDArray[np.float32]:
+    """The table NCCL hands to a tuner plugin for one call: microseconds, float32 [7, 3], -1 = IGNORE."""
+    cells = _cells(topology, collective)
+    pipeline = np.full((N_ALGORITHMS, 1), math.ceil(n_pipe_ops / WORK_ITEMS_PER_BATCH), dtype=np.float32)
+    pipeline[Algorithm.ring] = n_pipe_ops
+    bandwidth = cells.bandwidth_gbs
+    table: npt.NDArray[np.float32] = cells.latency_us * pipeline
+    with np.errstate(divide="ignore"):
+        table = table + np.float32(message_bytes) / (np.float32(1000.0) * bandwidth)
+    table[bandwidth <= 0] = IGNORE
+    if collective is Collective.all_reduce:
+        for algorithm, protocol in _TERMS_DEPEND_ON_BYTES:
+            table[algorithm, protocol] = cost_us(
+                topology, collective, algorithm, protocol, message_bytes, n_pipe_ops
+            )
+    return table
+
+
+def default_choice(
+    topology: Topology,
+    collective: Collective,
+    message_bytes: int,
+    n_pipe_ops: int = 1,
+    *,
+    redop_is_sum: bool = True,
+) -> Candidate:
+    """What NCCL runs when nobody interferes: cheapest cell (first on ties) and its channel count.
+
+    `redop_is_sum` False stands for operators that PAT's and NVLS's reduce_scatter refuse (averages of
+    floats). Raises ValueError when no cell is available, as NCCL fails then.
+    """
+    table = cost_table(topology, collective, message_bytes, n_pipe_ops)
+    if collective is Collective.reduce_scatter and not redop_is_sum:
+        table[[Algorithm.pat, Algorithm.nvls]] = IGNORE
+    costs = np.where(table < 0, np.inf, table).ravel()
+    winner = int(np.argmin(costs))
+    if not np.isfinite(costs[winner]):
+        raise ValueError(f"no algorithm is available for {collective.name} on {topology.n_ranks} ranks")
+    algorithm, protocol = Algorithm(winner // N_PROTOCOLS), Protocol(winner % N_PROTOCOLS)
+    return Candidate(
+        algorithm,
+        protocol,
+        default_channels(topology, collective, algorithm, protocol, message_bytes),
+    )
+
+
+def default_channels(
+    topology: Topology, collective: Collective, algorithm: Algorithm, protocol: Protocol, message_bytes: int
+) -> int:
+    """Channels NCCL gives to a collective of `message_bytes` when the plugin has no opinion."""
+    if algorithm in (Algorithm.nvls, Algorithm.nvls_tree):
+        return max(1, min(topology.nvls_channels, topology.comm_channels))
+    n_channels = topology.comm_channels
+    if algorithm is not Algorithm.pat:
+        bytes_per_channel = _max_threads(topology, algorithm, protocol) * _BYTES_PER_THREAD[protocol]
+        if algorithm is Algorithm.ring and protocol is Protocol.ll:
+            bytes_per_channel *= topology.n_ranks
+        n_channels = max(1, min(n_channels, message_bytes // bytes_per_channel))
+    return channels_used(collective, protocol, message_bytes, n_channels)
+
+
+def channels_used(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> int:
+    """Channels that really run when `n_channels` are asked for: fewer when there is little traffic."""
+    traffic_bytes = message_bytes * (2 if collective is Collective.all_reduce else 1)
+    traffic_bytes *= 4 if protocol is Protocol.ll else 1
+    return max(1, min(n_channels, -(-traffic_bytes // TRAFFIC_PER_CHANNEL_BYTES)))
+
+
+def _max_threads(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> int:
+    narrow = topology.ring_bw_intra_gbs * topology.ring_channels <= _NARROW_RING_GBS
+    if algorithm is Algorithm.ring and protocol is Protocol.simple and narrow:
+        return _NARROW_RING_THREADS
+    return _MAX_THREADS[protocol]
+
+
+def _tree_share(protocol: Protocol, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    # frexp gives the exponent exactly: floor(log2(x)) = exponent - 1, and -1 for x = 0.
+    octave = np.frexp((sizes >> 6).astype(np.float64))[1] - 1
+    row = _TREE_SHARE[protocol]
+    inside = (octave >= 0) & (octave < len(row))
+    return np.where(inside, row[np.clip(octave, 0, len(row) - 1)], np.float32(1.0))
+
+
+@lru_cache(maxsize=4096)
+def _cells(topology: Topology, collective: Collective) -> _Cells:
+    latency_us = np.zeros((N_ALGORITHMS, N_PROTOCOLS), dtype=np.float32)
+    bandwidth_gbs = np.zeros((N_ALGORITHMS, N_PROTOCOLS), dtype=np.float32)
+    ll128 = _ll128_is_on(topology)
+    if topology.n_ranks > 1:
+        for protocol in Protocol:
+            if protocol is Protocol.ll128 and not ll128:
+                continue
+            if collective in _RING_COLLECTIVES:
+                latency_us[Algorithm.ring, protocol] = _ring_latency_us(topology, collective, protocol)
+                bandwidth_gbs[Algorithm.ring, protocol] = _ring_gbs(topology, collective, protocol)
+            if collective is Collective.all_reduce:
+                latency_us[Algorithm.tree, protocol] = _tree_latency_us(topology, protocol)
+                bandwidth_gbs[Algorithm.tree, protocol] = _tree_gbs(topology, protocol)
+        if collective in _GATHER_OR_SCATTER and topology.n_ranks == topology.n_nodes:
+            latency_us[Algorithm.pat, Protocol.simple] = _pat_latency_us(topology)
+            bandwidth_gbs[Algorithm.pat, Protocol.simple] = 0.75 * _search_gbs(
+                topology, topology.tree_channels, topology.tree_bw_intra_gbs, topology.tree_bw_inter_gbs
+            )
+        if collective in _NVLS_COLLECTIVES and topology.nvls_gbs > 0:
+            latency_us[Algorithm.nvls, Protocol.simple] = topology.nvls_latency_us
+            bandwidth_gbs[Algorithm.nvls, Protocol.simple] = topology.nvls_gbs
+    for array in (latency_us, bandwidth_gbs):
+        array.flags.writeable = False
+    return _Cells(latency_us, bandwidth_gbs)
+
+
+_GATHER_OR_SCATTER = (Collective.all_gather, Collective.reduce_scatter)
+_NVLS_COLLECTIVES = (*_GATHER_OR_SCATTER, Collective.all_reduce)
+_RING_COLLECTIVES = (*_NVLS_COLLECTIVES, Collective.broadcast, Collective.reduce)
+
+
+def _generation(topology: Topology) -> int:
+    """Row of the tables by compute capability: Volta, Ampere, Hopper, Blackwell."""
+    return sum(topology.compute_capability >= floor for floor in (80, 90, 100))
+
+
+def _scale(topology: Topology) -> int:
+    return min(topology.n_nodes, 3) - 1
+
+
+def _ll128_is_on(topology: Topology) -> bool:
+    type_inter_limit = PATH_PXN if topology.compute_capability >= 90 else PATH_PXB
+    return (
+        topology.compute_capability >= 70
+        and topology.type_intra <= PATH_NVB
+        and topology.type_inter <= type_inter_limit
+    )
+
+
+def _search_gbs(topology: Topology, n_channels: int, intra_gbs: float, inter_gbs: float) -> float:
+    return n_channels * (intra_gbs if topology.n_nodes <= 2 else inter_gbs)
+
+
+def _ll_max_gbs(topology: Topology) -> float:
+    row = _generation(topology) if topology.n_nodes == 1 else int(topology.cpu_is_amd)
+    return _LL_MAX_GBS[row][_scale(topology)]
+
+
+def _n_steps(topology: Topology, collective: Collective) -> int:
+    if collective is Collective.all_reduce:
+        return 2 * (topology.n_ranks - 1)
+    if collective in _GATHER_OR_SCATTER:
+        return topology.n_ranks - 1
+    return topology.n_ranks
+
+
+def _ring_gbs(topology: Topology, collective: Collective, protocol: Protocol) -> float:
+    gbs = _search_gbs(
+        topology, topology.ring_channels, topology.ring_bw_intra_gbs, topology.ring_bw_inter_gbs
+    )
+    if protocol is Protocol.ll:
+        gbs = min(_ll_max_gbs(topology), 0.5 * gbs)
+    elif protocol is Protocol.ll128:
+        per_channel_gbs = _RING_LL128_GBS[_generation(topology)][_scale(topology)]
+        gbs = min(0.92 * gbs, topology.ring_channels * per_channel_gbs)
+    return gbs * topology.n_ranks / _n_steps(topology, collective)
+
+
+def _tree_gbs(topology: Topology, protocol: Protocol) -> float:
+    generation, scale = _generation(topology), _scale(topology)
+    gbs = min(
+        0.92
+        * _search_gbs(
+            topology, topology.tree_channels, topology.tree_bw_intra_gbs, topology.tree_bw_inter_gbs
+        ),
+        topology.tree_channels * _TREE_GBS[generation][scale],
+    )
+    if protocol is Protocol.ll:
+        gbs = min(gbs / 3.8, _ll_max_gbs(topology))
+    elif protocol is Protocol.ll128:
+        gbs = min(
+            gbs * (7.0 / 9.0 if topology.n_nodes == 1 else 120.0 / 128.0),
+            topology.tree_channels * _TREE_LL128_GBS[generation][scale],
+        )
+    if topology.plain_tree_pattern:
+        gbs *= 0.85
+    return gbs * 0.5
+
+
+def _intra_us(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> float:
+    table = _NVLINK_US if topology.type_intra == PATH_NVL else _PCI_US
+    return table[algorithm][protocol]
+
+
+def _inter_us(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> float:
+    if topology.n_ranks == topology.n_nodes:
+        algorithm = Algorithm.tree
+    n_latencies = 2 if protocol is Protocol.simple else 1
+    return _NET_US[algorithm][protocol] + topology.latency_inter_us * n_latencies
+
+
+def _ring_latency_us(topology: Topology, collective: Collective, protocol: Protocol) -> float:
+    base_us = _BASE_US[Algorithm.ring][protocol]
+    intra_us = _intra_us(topology, Algorithm.ring, protocol)
+    if collective in (Collective.broadcast, Collective.reduce):
+        # One pipeline along the ring: only the hop to the first peer is paid.
+        return base_us + (intra_us if topology.n_nodes == 1 else _NET_US[Algorithm.ring][protocol])
+    n_steps = _n_steps(topology, collective)
+    n_inter_steps = (topology.n_nodes - 1) * (2 if collective is Collective.all_reduce else 1)
+    if topology.n_nodes > 1:
+        overhead_us = 2.0 if topology.cpu_is_amd else 1.0
+        intra_us = max(intra_us, overhead_us * (3 if protocol is Protocol.simple else 1))
+    inter_us = _inter_us(topology, Algorithm.ring, protocol)
+    return base_us + (n_steps - n_inter_steps) * intra_us + n_inter_steps * inter_us
+
+
+def _tree_latency_us(topology: Topology, protocol: Protocol) -> float:
+    intra_us = _intra_us(topology, Algorithm.tree, protocol)
+    inter_us = _inter_us(topology, Algorithm.tree, protocol)
+    n_hops = topology.n_ranks // topology.n_nodes - 1
+    n_levels = topology.n_nodes.bit_length() - 1
+    return _BASE_US[Algorithm.tree][protocol] + 2 * (n_hops * intra_us + n_levels * inter_us)
+
+
+def _pat_latency_us(topology: Topology) -> float:
+    # PAT runs with one rank per node, where NCCL's network term is the tree's.
+    inter_us = _inter_us(topology, Algorithm.pat, Protocol.simple)
+    n_levels = topology.n_nodes.bit_length() - 1
+    return _BASE_US[Algorithm.pat][Protocol.simple] + n_levels * inter_us / 3.5 + 2.8 * topology.n_ranks
