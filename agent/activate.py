@@ -1,0 +1,65 @@
+"""Puts the agent into this process; nothing runs until the job's process group exists."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from dataclasses import replace
+
+from agent.settings import ENV_FABRIC, AgentSettings
+from store.errors import PluginError
+
+logger = logging.getLogger("zerotune.agent")
+
+NCCL_PLUGIN_SETTINGS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
+
+_active = False
+
+
+def activate(fabric: str | None = None, endpoint: str | None = None) -> None:
+    """Turn the agent on once; see `agent.enable`. Never raises."""
+    global _active
+    if _active:
+        return
+    _active = True
+    try:
+        _activate(fabric, endpoint)
+    except Exception as error:
+        logger.warning("zerotune: the agent is off, training runs untuned: %s", error)
+
+
+def _activate(fabric: str | None, endpoint: str | None) -> None:
+    settings = AgentSettings.from_environment()
+    if endpoint is not None:
+        settings = replace(settings, endpoint=endpoint)
+    if fabric is not None:
+        settings = replace(settings, fabric=fabric)
+        os.environ[ENV_FABRIC] = fabric
+    if settings.fabric is not None:
+        from agent.emulation import install
+
+        install()
+    if not settings.agent_on and settings.summary_path is None:
+        return
+
+    from agent.hooks import StepHooks
+    from agent.session import Session
+
+    plugin = None
+    if settings.agent_on:
+        from agent.nccl import library
+
+        try:
+            plugin = library.load()
+        except PluginError as error:
+            logger.warning("zerotune: %s; training runs at NCCL's own choice", error)
+        else:
+            for name in NCCL_PLUGIN_SETTINGS:
+                os.environ.setdefault(name, str(plugin.path))
+    session = Session(settings, plugin)
+    hooks = StepHooks(session.on_region, session.on_boundary)
+    hooks.install()
+    atexit.register(session.close)
+    # A forked child (a data loader's worker) has no threads of ours: it must not act for the rank.
+    os.register_at_fork(after_in_child=lambda: (hooks.remove(), atexit.unregister(session.close)))

@@ -1,0 +1,43 @@
+"""The job's c10d store, on a connection of the agent's own.
+
+A blocking read on the store's shared connection would hold up everybody else in the process who
+uses it (new process groups, elastic agents), so the agent opens another one.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+PREFIX = "zerotune"
+TIMEOUT = timedelta(minutes=30)
+
+
+def open_job_store() -> dist.Store:
+    """A connection to the default process group's store, below a prefix of this job's attempt.
+
+    Raises:
+        RuntimeError: no default process group, or a store that cannot be opened twice.
+    """
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"{PREFIX}/{attempt}", _second_connection(_get_default_store()))
+
+
+def _second_connection(store: Any) -> Any:
+    if hasattr(store, "clone"):
+        return store.clone()
+    # Older torch: PrefixStore hides its prefix, so the keys go below ours at the root.
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+    if isinstance(store, dist.FileStore):
+        return dist.FileStore(store.path, -1)
+    if isinstance(store, dist.HashStore):
+        return store  # one process only: nobody else blocks in it
+    raise RuntimeError(f"the job's store is a {type(store).__name__}, which cannot be opened a second time")

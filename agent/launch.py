@@ -1,0 +1,230 @@
+"""`zerotune launch`: checks, environment, and the command to exec; no torch is imported here.
+
+Each check gives one line: what is wrong and the remedy. Fatal ones stop the launch before training
+starts; warnings say what will not happen (tuning, mostly).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent import settings
+from agent.nccl import fabric as fabrics
+from agent.nccl import library
+from store.errors import FabricError, PluginError, UserError
+
+SITE_DIR = Path(__file__).parent / "site"
+PACKAGES = ("agent", "store", "tuner", "zero_runtime")
+PROJECT_DIR = Path(__file__).parent.parent
+OLDEST_NCCL = (2, 21)
+NCCL_DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+PINNING = ("NCCL_ALGO", "NCCL_PROTO")
+PLUGINS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One finding of the checks."""
+
+    text: str
+    remedy: str
+    fatal: bool
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What the user asked for.
+
+    `fabric` None means the real NCCL; `agent_on` False runs the command with the emulated fabric
+    alone, as the untuned half of a comparison.
+    """
+
+    command: Sequence[str]
+    fabric: str | None = None
+    endpoint: str | None = None
+    agent_on: bool = True
+    trace_dir: Path | None = None
+    summary_path: Path | None = None
+    plan_path: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+def check(request: LaunchRequest, *, daemon_answers: bool) -> list[Problem]:
+    """Everything that stands in the way of a tuned run, worst first."""
+    problems = _command_problems(request) + _shadowing_problems(request)
+    if request.fabric is not None:
+        problems += _fabric_problems(request.fabric)
+    if request.agent_on:
+        problems += _plugin_problems(request) + _setting_problems(request)
+        if request.fabric is None:
+            problems += _nccl_problems()
+        if not daemon_answers and request.plan_path is None:
+            problems.append(
+                Problem(
+                    f"no daemon answers at {endpoint(request)}",
+                    "training runs untuned; start one with `zerotune daemon` or add --start-daemon",
+                    fatal=False,
+                )
+            )
+    return sorted(problems, key=lambda problem: not problem.fatal)
+
+
+def endpoint(request: LaunchRequest) -> str:
+    """The daemon's endpoint this launch will use."""
+    return request.endpoint or settings.AgentSettings.from_environment(request.environment).endpoint
+
+
+def environment(request: LaunchRequest) -> dict[str, str]:
+    """The environment for the command; the plugin must have been built before."""
+    env = dict(request.environment)
+    env[settings.ENV_LAUNCH] = "1"
+    env[settings.ENV_AGENT] = "1" if request.agent_on else "0"
+    env[settings.ENV_ENDPOINT] = endpoint(request)
+    env.setdefault(settings.ENV_JOB_ID, f"job-{uuid.uuid4().hex[:8]}")
+    optional = {
+        settings.ENV_FABRIC: request.fabric,
+        settings.ENV_TRACE_DIR: request.trace_dir and request.trace_dir.absolute(),
+        settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
+        settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
+    }
+    for name, value in optional.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = str(value)
+    if request.agent_on and (path := library.plugin_path()) is not None:
+        for name in PLUGINS:
+            env.setdefault(name, str(path))
+    # Only the folder of sitecustomize.py: zerotune itself is installed where the script's Python is.
+    entries = [str(SITE_DIR), *env.get("PYTHONPATH", "").split(os.pathsep)]
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entry for entry in entries if entry))
+    return env
+
+
+def _command_problems(request: LaunchRequest) -> list[Problem]:
+    if not request.command:
+        return [Problem("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)]
+    program = request.command[0]
+    if shutil.which(program, path=request.environment.get("PATH")) is None:
+        return [Problem(f"command {program!r} is not found", "check its spelling and PATH", True)]
+    return [
+        Problem(f"script {argument} does not exist", "check the path", True)
+        for argument in _scripts(request.command)[:1]
+        if not argument.exists()
+    ]
+
+
+def _scripts(command: Sequence[str]) -> list[Path]:
+    return [Path(word) for word in command[1:] if word.endswith(".py") and not word.startswith("-")]
+
+
+def _shadowing_problems(request: LaunchRequest) -> list[Problem]:
+    """Files of the user's that Python would import in place of our packages."""
+    folders = [script.absolute().parent for script in _scripts(request.command)[:1]]
+    if "-m" in request.command:
+        folders.append(Path.cwd())
+    problems = []
+    for folder in dict.fromkeys(folders):
+        for package in PACKAGES:
+            for shadow in (folder / f"{package}.py", folder / package / "__init__.py"):
+                if shadow.exists() and not _is_ours(shadow):
+                    problems.append(
+                        Problem(
+                            f"{shadow} hides zerotune's package {package!r}",
+                            "rename it or start the script from another folder",
+                            fatal=True,
+                        )
+                    )
+    return problems
+
+
+def _is_ours(path: Path) -> bool:
+    return path.resolve().is_relative_to(PROJECT_DIR.resolve())
+
+
+def _fabric_problems(name: str) -> list[Problem]:
+    try:
+        fabrics.load(name)
+    except FabricError as error:
+        return [Problem(error.problem, error.remedy, fatal=True)]
+    try:
+        library.build()  # the emulated NCCL has C code of its own: it needs the compiler
+    except PluginError as error:
+        return [Problem(str(error), "the emulated NCCL cannot run without it", fatal=True)]
+    return []
+
+
+def _plugin_problems(request: LaunchRequest) -> list[Problem]:
+    try:
+        library.build()
+        library.load()
+    except PluginError as error:
+        return [Problem(str(error), "training runs untuned", fatal=False)]
+    return []
+
+
+def _setting_problems(request: LaunchRequest) -> list[Problem]:
+    problems = []
+    ours = str(library.plugin_path())
+    for name in PLUGINS:
+        value = request.environment.get(name)
+        if value and value != ours:
+            problems.append(
+                Problem(f"{name}={value} keeps our plugin out", f"unset {name} to be tuned", fatal=True)
+            )
+    for name in PINNING:
+        value = request.environment.get(name)
+        if value:
+            problems.append(
+                Problem(
+                    f"{name}={value} pins what NCCL may choose",
+                    f"only what it allows can be tuned; unset {name} to tune all",
+                    fatal=False,
+                )
+            )
+    return problems
+
+
+def _nccl_problems() -> list[Problem]:
+    for distribution in NCCL_DISTRIBUTIONS:
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        parts = tuple(int(part) for part in version.split(".")[:2])
+        if parts < OLDEST_NCCL:
+            return [
+                Problem(
+                    f"NCCL {version} has no tuner plugin interface that is supported",
+                    f"install torch with NCCL {OLDEST_NCCL[0]}.{OLDEST_NCCL[1]} or newer",
+                    fatal=False,
+                )
+            ]
+        return []
+    return [
+        Problem(
+            "this torch brings no NCCL package of its own",
+            "a system NCCL is checked when it loads; without a GPU add --fabric (see `zerotune fabrics`)",
+            fatal=False,
+        )
+    ]
+
+
+def refuse_fatal(problems: Sequence[Problem]) -> None:
+    """Raise the first fatal problem.
+
+    Raises:
+        UserError: naming the value and the remedy.
+    """
+    for problem in problems:
+        if problem.fatal:
+            raise UserError(problem.text, problem.remedy)

@@ -1,0 +1,71 @@
+"""Memory pressure: how much of the device's memory is in use, 0 to 1.
+
+On a GPU the device's own count (NVML, else torch); on the CPU the cgroup's limit if there is one,
+else this process's resident memory against the machine's. Sampled off the training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def pressure_source() -> Callable[[], float | None]:
+    """A function that samples the pressure of this process's device; None where unknown."""
+    if torch.cuda.is_available():
+        return _gpu_source(torch.cuda.current_device())
+    return _cpu_source(CGROUP_ROOT)
+
+
+def _gpu_source(device: int) -> Callable[[], float | None]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        # NVML counts physical GPUs, torch those left visible: the UUID names the same one in both.
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+        def sample() -> float | None:
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            return float(memory.used / memory.total)
+
+        sample()
+        return sample
+    except Exception:  # no NVML, a MIG slice, a vGPU: torch asks the driver itself
+
+        def sample() -> float | None:
+            free, total = torch.cuda.mem_get_info(device)
+            return 1.0 - free / total
+
+        return sample
+
+
+def _cpu_source(cgroup: Path) -> Callable[[], float | None]:
+    for used_file, limit_file in (
+        (cgroup / "memory.current", cgroup / "memory.max"),
+        (cgroup / "memory/memory.usage_in_bytes", cgroup / "memory/memory.limit_in_bytes"),
+    ):
+        limit_bytes = _read_bytes(limit_file)
+        # cgroup v1 writes "no limit" as a number near 2^63.
+        if limit_bytes and limit_bytes < 2**60 and _read_bytes(used_file) is not None:
+
+            def sample(used_file: Path = used_file, limit_bytes: int = limit_bytes) -> float | None:
+                used_bytes = _read_bytes(used_file)
+                return None if used_bytes is None else min(1.0, used_bytes / limit_bytes)
+
+            return sample
+    process, total_bytes = psutil.Process(), psutil.virtual_memory().total
+    return lambda: process.memory_info().rss / total_bytes
+
+
+def _read_bytes(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

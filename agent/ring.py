@@ -1,0 +1,81 @@
+"""From the plugin's rings to messages for the daemon, in blocks; runs on the channel's thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from store import wire
+from store.records import StepRecord
+
+FLAG_TIMED = 2
+UNKNOWN_RANK = 0xFFFFFFFF
+MAX_BLOCK_RECORDS = wire.MAX_RECORDS_BYTES // wire.OBSERVATION_BYTES
+MAX_COST_RECORDS = wire.MAX_RECORDS_BYTES // wire.COST_BYTES
+MAX_QUEUED_STEPS = 4096
+
+Message = tuple[wire.AgentMessage, Any]
+
+
+class Rings(Protocol):
+    """The part of agent.nccl.library.Plugin that is read here."""
+
+    def drain(self, max_records: int) -> np.ndarray:
+        """Take finished records out of the ring."""
+
+    def drain_costs(self, max_records: int) -> np.ndarray:
+        """Take live cost tables out of their ring."""
+
+    def n_dropped(self) -> int:
+        """Records lost to a full ring so far."""
+
+
+class RecordDrain:
+    """Collects what one rank has to tell.
+
+    Rank 0 sends every record, since the daemon reads the stage fingerprint off its sequence of
+    decisions; the others send timed records only. `on_block` sees every record (trace logging).
+    """
+
+    def __init__(
+        self,
+        rings: Rings,
+        job_id: str,
+        rank: int,
+        on_block: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self._rings = rings
+        self._job_id = job_id
+        self._rank = rank
+        self._on_block = on_block
+        self.steps: deque[StepRecord] = deque(maxlen=MAX_QUEUED_STEPS)
+        self.adopted: deque[wire.Adopted] = deque(maxlen=MAX_QUEUED_STEPS)
+
+    def collect(self) -> list[Message]:
+        """Everything new since the last call, oldest first."""
+        messages: list[Message] = []
+        block = self._rings.drain(MAX_BLOCK_RECORDS)
+        if len(block):
+            block["rank"][block["rank"] == UNKNOWN_RANK] = self._rank
+            if self._on_block is not None:
+                self._on_block(block)
+            if self._rank != 0:
+                block = block[(block["flags"] & FLAG_TIMED) != 0]
+        if len(block):
+            head = wire.Observations(self._job_id, self._rank, len(block), self._rings.n_dropped())
+            messages.append((head, block.tobytes()))
+        costs = self._rings.drain_costs(MAX_COST_RECORDS)
+        if len(costs) and self._rank == 0:
+            messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))
+        # The daemon learns of an epoch before it reads of the steps that ran under it.
+        while self.adopted:
+            messages.append((self.adopted.popleft(), None))
+        steps = []
+        while self.steps:
+            steps.append(self.steps.popleft())
+        if steps:
+            messages.append((wire.Steps(self._job_id, self._rank, tuple(steps)), None))
+        return messages

@@ -1,0 +1,235 @@
+"""One training process under tuning: hooks in, plugin and daemon out.
+
+The training thread runs `on_region` and `on_boundary` only. Both swallow every error: the first is
+logged, all are counted, and from then on this rank asks for no change any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from agent import fabric_identity, memory
+from agent.agreement import Agreement
+from agent.channel import Channel
+from agent.clock import TrainingClock, WallClock, training_clock
+from agent.emulation import BACKEND
+from agent.job_store import open_job_store
+from agent.nccl.library import Plugin
+from agent.plan_table import PlanTable
+from agent.ring import RecordDrain
+from agent.settings import AgentSettings
+from agent.summary import RunSummary
+from agent.trace_log import TraceLog
+from store import wire
+from store.records import StepRecord
+
+logger = logging.getLogger("zerotune.agent")
+
+JOB_ID_KEY = "job_id"
+MEMORY_EVERY_TICKS = 20
+
+
+class Session:
+    """Everything the agent keeps between `activate` and the end of the process.
+
+    Args:
+        settings: what the environment said.
+        plugin: the tuner plugin, or None: then steps are only counted for the summary.
+    """
+
+    def __init__(self, settings: AgentSettings, plugin: Plugin | None) -> None:
+        self._settings = settings
+        self._plugin = plugin
+        self._clock: TrainingClock = WallClock()
+        self._summary = RunSummary(settings.summary_path) if settings.summary_path else None
+        self._joined = False
+        self._rank = 0
+        self._world_size = 1
+        self._job_id = settings.job_id
+        self._fabric_id = ""
+        self._fabric: fabric_identity.Description = {}
+        self._step = 0
+        self._boundary_us = 0.0
+        self._boundary_exposed_us: float | None = None
+        self._observe_steps = 0
+        self._agreement: Agreement | None = None
+        self._channel: Channel | None = None
+        self._drain: RecordDrain | None = None
+        self._trace_log: TraceLog | None = None
+        self._sample_pressure = memory.pressure_source()
+        self._pressure: float | None = None
+        self._ticks = 0
+        self.n_errors = 0
+
+    # ---- training thread ---------------------------------------------------------------------
+
+    def on_region(self, region: int) -> None:
+        """The program entered another region of the step."""
+        if self._plugin is not None:
+            self._plugin.set_phase(region)
+
+    def on_boundary(self) -> None:
+        """An optimizer step ended; all ranks pass here at the same program point."""
+        try:
+            if not self._joined:
+                self._join()
+            elif self._agreement is None and self._summary is None:
+                return
+            self._finish_step()
+        except Exception as error:
+            self._fail(error)
+
+    def _finish_step(self) -> None:
+        now_us, exposed_us = self._clock.now_us(), self._clock.exposed_us()
+        plugin, agreement = self._plugin, self._agreement
+        epoch = plugin.active_epoch() if plugin is not None else 0
+        if self._step:
+            exposed = None
+            if exposed_us is not None and self._boundary_exposed_us is not None:
+                exposed = exposed_us - self._boundary_exposed_us
+            record = StepRecord(self._step, epoch, now_us - self._boundary_us, exposed, self._pressure)
+            if self._drain is not None:
+                self._drain.steps.append(record)
+            if self._summary is not None:
+                self._summary.add(record)
+        self._boundary_us, self._boundary_exposed_us = now_us, exposed_us
+        self._step += 1
+        if plugin is None:
+            return
+        plugin.set_step(self._step)
+        if self._observe_steps:
+            self._observe_steps -= 1
+            if self._observe_steps == 0:
+                plugin.set_observing(False)
+        if agreement is not None:
+            adopted = agreement.boundary()
+            if adopted != epoch and self._drain is not None and self._rank == 0:
+                self._drain.adopted.append(wire.Adopted(self._job_id, adopted, self._step))
+
+    def _join(self) -> None:
+        """At the first boundary with a process group: find the other ranks and the daemon."""
+        if not dist.is_available() or not dist.is_initialized():
+            return
+        self._joined = True
+        emulated = dist.get_backend() == BACKEND
+        self._clock = training_clock(emulated)
+        if self._summary is not None:
+            self._summary.describe(self._settings.fabric if emulated else None, dist.get_world_size())
+        plugin = self._plugin
+        if plugin is None or dist.get_world_size() == 1:
+            return
+        if not emulated and dist.get_backend() != "nccl":
+            logger.info("zerotune: backend %s is not NCCL; nothing to tune", dist.get_backend())
+            return
+        _follow_runtime_phases(plugin)
+        self._rank = rank = dist.get_rank()
+        self._world_size = world_size = dist.get_world_size()
+        store = open_job_store()
+        self._job_id = self._agree_on_job_id(store, rank)
+        if self._settings.trace_dir is not None:
+            self._trace_log = TraceLog(self._settings.trace_dir, job_id=self._job_id, rank=rank)
+        self._drain = RecordDrain(plugin, self._job_id, rank, self._log_block)
+        plugin.set_recording(rank == 0 or self._trace_log is not None)
+        plugin.set_observing(self._trace_log is not None)
+        self._agreement = Agreement(store, rank, world_size, PlanTable(plugin), plugin.calls_on_world)
+        self._fabric_id, self._fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
+        settings = self._settings
+        self._channel = Channel(
+            settings.endpoint, self._hello, self, self._on_message, self._on_alive, settings.tick_ms
+        )
+        self._channel.start()
+
+    def _agree_on_job_id(self, store: Any, rank: int) -> str:
+        """Rank 0's job id, so that ranks launched on several nodes name the job alike."""
+        if rank == 0:
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            job_id = self._settings.job_id + (f".{attempt}" if attempt != "0" else "")
+            store.set(JOB_ID_KEY, job_id)
+            return job_id
+        return bytes(store.get(JOB_ID_KEY)).decode()
+
+    # ---- channel thread ----------------------------------------------------------------------
+
+    def collect(self) -> list[tuple[wire.AgentMessage, Any]]:
+        """Outbox of the channel; also the place where memory pressure is sampled."""
+        if self._ticks % MEMORY_EVERY_TICKS == 0:
+            self._pressure = self._sample_pressure()
+            if self._plugin is not None:
+                self._plugin.set_memory_pressure(-1.0 if self._pressure is None else self._pressure)
+        self._ticks += 1
+        return self._drain.collect() if self._drain is not None else []
+
+    def _log_block(self, block: np.ndarray) -> None:
+        if self._trace_log is not None:
+            self._trace_log.write(block)
+
+    def _hello(self) -> wire.Hello:
+        plugin = self._plugin
+        return wire.Hello(
+            job_id=self._job_id,
+            rank=self._rank,
+            n_ranks=self._world_size,
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            fabric_id=self._fabric_id,
+            fabric=self._fabric,
+            nccl_version=fabric_identity.nccl_version(),
+            tuner_abi=plugin.tuner_abi() if plugin is not None else 0,
+            epoch=plugin.active_epoch() if plugin is not None else 0,
+        )
+
+    def _on_message(self, message: wire.DaemonMessage) -> None:
+        if isinstance(message, wire.PlanOffer) and self._agreement is not None:
+            if self._rank == 0 and message.job_id == self._job_id:
+                self._agreement.offer(message.plan)
+        elif isinstance(message, wire.Observe) and self._plugin is not None:
+            if self._trace_log is None:
+                self._plugin.set_observing(message.n_steps > 0)
+                self._observe_steps = message.n_steps
+        elif isinstance(message, wire.ErrorReply):
+            logger.warning("zerotune: the daemon refused a message: %s: %s", message.code, message.text)
+
+    def _on_alive(self, alive: bool) -> None:
+        logger.info("zerotune: daemon at %s %s", self._settings.endpoint, "answers" if alive else "is silent")
+        if not alive and self._agreement is not None and self._rank == 0:
+            self._agreement.withdraw()
+
+    # ---- end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """At exit: say goodbye, leave nothing running."""
+        try:
+            if self._channel is not None:
+                self._channel.close(wire.Goodbye(self._job_id, self._rank))
+            if self._agreement is not None:
+                self._agreement.close()
+            if self._trace_log is not None:
+                self._trace_log.close()
+            if self._summary is not None:
+                self._summary.write()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.n_errors += 1
+        if self.n_errors == 1:
+            logger.warning("zerotune: tuning stops on this rank, training goes on: %s", error, exc_info=True)
+
+
+def _follow_runtime_phases(plugin: Plugin) -> None:
+    """Let our own ZeRO runtime, if the script uses it, say each phase itself."""
+    import sys
+
+    from store.records import Phase
+
+    phases = sys.modules.get("zero_runtime.phases")
+    if phases is not None:
+        words = {phase.name: int(phase) for phase in Phase}
+        phases.set_listener(lambda name: plugin.set_phase(words.get(name, 0)))

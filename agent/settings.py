@@ -1,0 +1,59 @@
+"""What the environment tells the agent; `zerotune launch` writes it, each rank reads it once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.paths import default_endpoint
+
+ENV_LAUNCH = "ZEROTUNE_LAUNCH"
+"""Set to 1 by `launch`: the bootstrap activates the agent in every rank."""
+ENV_AGENT = "ZEROTUNE_AGENT"
+"""0 leaves the agent out (the emulated NCCL and the summary still work)."""
+ENV_ENDPOINT = "ZEROTUNE_ENDPOINT"
+ENV_FABRIC = "ZEROTUNE_FABRIC"
+ENV_JOB_ID = "ZEROTUNE_JOB_ID"
+ENV_TRACE_DIR = "ZEROTUNE_TRACE_DIR"
+ENV_SUMMARY = "ZEROTUNE_SUMMARY"
+ENV_PLAN = "ZEROTUNE_PLAN"
+ENV_TICK_MS = "ZEROTUNE_TICK_MS"
+
+DEFAULT_TICK_MS = 50
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Settings of one training process."""
+
+    endpoint: str
+    job_id: str
+    agent_on: bool = True
+    fabric: str | None = None
+    trace_dir: Path | None = None
+    summary_path: Path | None = None
+    plan_path: Path | None = None
+    tick_ms: int = DEFAULT_TICK_MS
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
+        """Read `ZEROTUNE_*`; what is absent or malformed takes its default."""
+        env = os.environ if environment is None else environment
+        tick = env.get(ENV_TICK_MS, "")
+        return cls(
+            endpoint=env.get(ENV_ENDPOINT) or default_endpoint(),
+            job_id=env.get(ENV_JOB_ID) or f"job-{os.getpid()}",
+            agent_on=env.get(ENV_AGENT, "1") != "0",
+            fabric=env.get(ENV_FABRIC) or None,
+            trace_dir=_path(env, ENV_TRACE_DIR),
+            summary_path=_path(env, ENV_SUMMARY),
+            plan_path=_path(env, ENV_PLAN),
+            tick_ms=int(tick) if tick.isdigit() and int(tick) > 0 else DEFAULT_TICK_MS,
+        )
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    value = env.get(name)
+    return Path(value) if value else None

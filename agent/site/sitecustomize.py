@@ -1,0 +1,55 @@
+"""Python runs this at start-up because `zerotune launch` put its folder on PYTHONPATH.
+
+It activates the agent right after the script's own `import torch`, and costs nothing in a process
+that never imports torch. A sitecustomize of the user's further along the path still runs.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Finds torch like everybody else and runs `agent.activate` once it is imported."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            try:
+                from agent.activate import activate
+
+                activate()
+            except Exception as error:  # training must start whatever is wrong with us
+                print(f"zerotune: the agent is off, training runs untuned: {error}", file=sys.stderr)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _run_shadowed_sitecustomize() -> None:
+    others = [entry for entry in sys.path if os.path.abspath(entry or os.getcwd()) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None and spec.origin != __file__:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if os.environ.get("ZEROTUNE_LAUNCH") == "1":
+    sys.meta_path.insert(0, _AfterTorch())
+_run_shadowed_sitecustomize()

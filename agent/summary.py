@@ -1,0 +1,57 @@
+"""The run summary: one JSON file by rank 0 with every step's time, for before-and-after reports."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from store.records import StepRecord
+
+
+class RunSummary:
+    """Collects steps in memory and writes `path` once, at the end of the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._steps: list[StepRecord] = []
+        self._fabric: str | None = None
+        self._n_ranks = 0
+
+    def describe(self, fabric: str | None, n_ranks: int) -> None:
+        """Say what the run runs on; `fabric` names the emulated fabric, None the real NCCL."""
+        self._fabric = fabric
+        self._n_ranks = n_ranks
+
+    def add(self, step: StepRecord) -> None:
+        """One finished step."""
+        self._steps.append(step)
+
+    def write(self) -> None:
+        """Write the file, on rank 0 only.
+
+        Raises:
+            OSError: the path cannot be written.
+        """
+        if os.environ.get("RANK", "0") != "0":
+            return
+        summary: dict[str, Any] = {
+            "emulated": self._fabric is not None,
+            "fabric": self._fabric,
+            "n_ranks": self._n_ranks,
+            "n_disagreements": _n_disagreements() if self._fabric is not None else None,
+            "steps": [
+                {"step": s.step, "epoch": s.epoch, "duration_us": s.duration_us, "exposed_us": s.exposed_us}
+                for s in self._steps
+            ],
+        }
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(summary))
+        partial.replace(self._path)
+
+
+def _n_disagreements() -> int:
+    from agent.nccl.emulated import journal
+
+    return int(journal().n_disagreements)
