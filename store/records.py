@@ -295,3 +295,43 @@ class Decision(msgspec.Struct, frozen=True):
     decided_at_s: float = 0.0
     alternatives: str = "[]"
     """JSON list of the other candidates: setting, predicted interval, measured median and count."""
+
+
+class CandidateStatistics(msgspec.Struct, frozen=True):
+    """What the store knows of one candidate under one key; durations of successful runs only."""
+
+    key: DecisionKey
+    candidate: Candidate
+    is_default: bool
+    """True when NCCL chose this setting by itself."""
+    count: int
+    median_us: float
+    mean_us: float
+    std_us: float
+    min_us: float
+    last_seen_s: float
+
+
+class ModelRecord(msgspec.Struct, frozen=True):
+    """A fitted model at rest: safe bytes, never a pickle, and what they depend on."""
+
+    name: str
+    fabric_id: str
+    blob: bytes
+    versions: dict[str, str]
+    """Of the features, of scikit-learn …; a mismatch means refit."""
+    training_hash: str
+    error: float
+    """Held-out error, in the model's own terms."""
+    created_at_s: float
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """One job as the store remembers it; `ended_at_s` None while it runs or when it was killed."""
+
+    job_id: str
+    fabric_id: str
+    n_ranks: int
+    stage: Stage
+    started_at_s: float
+    ended_at_s: float | None = None

@@ -1,0 +1,422 @@
+"""The store: one SQLite file, many readers, one writer thread.
+
+`record_*`, `update_job` and `save_model` only queue and never block; reads see what is committed
+(call `flush` first to read what you just wrote). Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from store import measurements as _measurements
+from store.errors import StoreError
+from store.lockfile import LockFile
+from store.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN, candidate_of
+from store.opening import open_for_reading, open_for_writing, reader
+from store.records import (
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    DecisionKey,
+    JobRecord,
+    ModelRecord,
+    Phase,
+    Source,
+    Stage,
+    StepRecord,
+)
+from store.writer import Writer
+
+__all__ = [
+    "MEASUREMENT",
+    "MEASUREMENT_FIELDS",
+    "UNKNOWN",
+    "CandidateStatistics",
+    "JobRecord",
+    "ModelRecord",
+    "Retention",
+    "Store",
+]
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """How long measurements are kept; the newest win."""
+
+    max_rows_per_fabric: int = 1_000_000
+    max_age_s: float = 365 * 86400.0
+
+
+_RETAIN_EVERY_ROWS: Final = 100_000
+
+_DECISION_COLUMNS: Final = (
+    "n_ranks", "n_nodes", "collective", "phase", "size_class", "algorithm", "protocol", "n_channels",
+    "epoch", "kind", "reason", "predicted_us", "predicted_low_us", "predicted_high_us", "baseline_us",
+    "n_measurements", "model_id", "decided_at_s", "alternatives",
+)  # fmt: skip
+
+
+class Store:
+    """Every measurement, step, decision and model of this node's jobs. Open with `Store.open`."""
+
+    def __init__(
+        self,
+        path: Path,
+        reading: sqlite3.Connection,
+        writing: sqlite3.Connection | None,
+        lock: LockFile | None,
+        set_aside: Path | None,
+        retention: Retention,
+        clock: Callable[[], float],
+    ) -> None:
+        self.path = path
+        self.set_aside = set_aside
+        """Where a corrupt file that stood at `path` was moved to."""
+        self.n_invalid = 0
+        """Measurements refused because a field held a value no record allows."""
+        self._lock = lock
+        self._clock = clock
+        self._retention = retention
+        self._readers = threading.local()
+        self._readers.connection = reading
+        self._connections = [reading]
+        self._writing = writing
+        self._series = _measurements.SeriesIds()
+        self._rows_until_retention = 0
+        self._writer = None if writing is None else Writer(writing, self._series.forget)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        read_only: bool = False,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Store:
+        """Open, checking integrity, and bring the schema up to date; a corrupt file is set aside.
+
+        Raises:
+            StoreError: it cannot be opened, is another application's, or (read-only) is missing.
+            StoreLockedError: another process has it open for writing; names its command and pid.
+            StoreVersionError: a newer zerotune wrote it.
+        """
+        path = Path(path).absolute()
+        retention = retention or Retention()
+        if read_only:
+            return cls(path, open_for_reading(path), None, None, None, retention, clock)
+        writing, lock, set_aside = open_for_writing(path)
+        return cls(path, reader(path), writing, lock, set_aside, retention, clock)
+
+    @property
+    def n_dropped(self) -> int:
+        """Rows lost because the queue was full or SQLite could not write them."""
+        return self._writer.n_dropped + self._writer.n_failed if self._writer else 0
+
+    @property
+    def n_written(self) -> int:
+        """Rows committed since opening."""
+        return self._writer.n_written if self._writer else 0
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until what was recorded so far is committed; False when that took too long."""
+        return self._writer.flush(timeout_s) if self._writer else True
+
+    def close(self) -> None:
+        """Write what is queued, close the file, free the lock; harmless when done already."""
+        if self._writer is not None and self._writing is not None:
+            self._writer.close()
+            for connection in self._connections:
+                connection.close()
+            self._writing.close()  # the last connection: SQLite folds the log into the file
+            self._writing = None
+        for connection in self._connections:
+            connection.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def back_up(self, path: Path | str) -> None:
+        """Copy the store to a new file, consistently, while it is in use.
+
+        Raises:
+            StoreError: `path` exists already or cannot be written.
+        """
+        path = Path(path)
+        if path.exists():
+            raise StoreError(f"{path} exists already", "name a new file")
+        try:
+            target = sqlite3.connect(path)
+            with target:
+                self._reader().backup(target)
+            target.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"backup {path} cannot be written: {error}", "name another file") from error
+
+    # -- recording ----------------------------------------------------------------------------
+
+    def record_job(
+        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int
+    ) -> None:
+        """A job starts (or is heard of again) on a fabric."""
+        now_s, description = self._clock(), msgspec.json.encode(fabric).decode()
+
+        def write(connection: sqlite3.Connection) -> None:
+            row = _fabric(connection, fabric_id)
+            if fabric:
+                connection.execute("UPDATE fabrics SET description = ? WHERE id = ?", (description, row))
+            connection.execute(
+                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL,"
+                " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END WHERE id = ?",
+                (n_ranks, now_s, _job(connection, job_id, row)),
+            )
+
+        self._put(write)
+
+    def update_job(self, job_id: str, *, stage: Stage | None = None, ended_at_s: float | None = None) -> None:
+        """What became known of a job; None leaves a field as it is."""
+        self._put(
+            lambda connection: connection.execute(
+                "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s)"
+                " WHERE job_id = ?",
+                (stage, ended_at_s, job_id),
+            )
+        )
+
+    def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
+        """Queue `block` (MEASUREMENT, shape [n]); malformed rows and a full queue are counted."""
+        good = _measurements.well_formed(block)
+        if not good.all():
+            self.n_invalid += int(len(block) - good.sum())
+            block = block[good]
+        if not len(block):
+            return
+        block, now_s = block.copy(), int(self._clock())
+
+        def write(connection: sqlite3.Connection) -> None:
+            fabric = _fabric(connection, fabric_id)
+            series = self._series.of_block(connection, fabric, block)
+            _measurements.insert(connection, series, _job(connection, job_id, fabric), block, now_s)
+            self._rows_until_retention -= len(block)
+            if self._rows_until_retention < 0:
+                self._rows_until_retention = _RETAIN_EVERY_ROWS
+                _retain(connection, self._retention, now_s)
+
+        self._put(write, len(block))
+
+    def record_steps(self, job_id: str, steps: Sequence[StepRecord]) -> None:
+        """Queue finished steps; a step recorded twice keeps the newer values."""
+        rows = [(s.step, s.epoch, s.duration_us, s.exposed_us, s.memory_pressure) for s in steps]
+
+        def write(connection: sqlite3.Connection) -> None:
+            job = _job(connection, job_id, None)
+            connection.executemany(
+                "INSERT OR REPLACE INTO steps (job, step, epoch, duration_us, exposed_us, memory_pressure)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                [(job, *row) for row in rows],
+            )
+
+        self._put(write, len(rows))
+
+    def record_decisions(self, decisions: Sequence[Decision]) -> None:
+        """Queue decisions."""
+        decisions = list(decisions)
+
+        def write(connection: sqlite3.Connection) -> None:
+            for decision in decisions:
+                fabric = _fabric(connection, decision.fabric_id)
+                values = (_job(connection, decision.job_id, fabric), fabric, *_decision_values(decision))
+                columns = ",".join(("job", "fabric", *_DECISION_COLUMNS))
+                connection.execute(
+                    f"INSERT INTO decisions ({columns}) VALUES ({','.join('?' * len(values))})", values
+                )
+
+        self._put(write, len(decisions))
+
+    def save_model(self, model: ModelRecord) -> None:
+        """Queue a model; it replaces the one of the same name and fabric."""
+        values = (
+            model.name, model.fabric_id, model.blob, msgspec.json.encode(model.versions).decode(),
+            model.training_hash, model.error, model.created_at_s,
+        )  # fmt: skip
+        self._put(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO models"
+                " (name, fabric_id, blob, versions, training_hash, error, created_at_s)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+        )
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def measurements(
+        self,
+        fabric_id: str | None = None,
+        job_id: str | None = None,
+        *,
+        source: Source | None = None,
+        since_s: float | None = None,
+        limit: int | None = None,
+    ) -> NDArray[np.void]:
+        """Measurements that match all that is given (MEASUREMENT, shape [n]), oldest first.
+
+        `limit` keeps the newest.
+        """
+        conditions: dict[str, Any] = {
+            "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
+            "m.job = (SELECT id FROM jobs WHERE job_id = ?)": job_id,
+            "s.source = ?": source,
+            "m.measured_at_s >= ?": since_s,
+        }
+        where, parameters = _where(conditions)
+        return _measurements.select(self._reader(), where, parameters, limit)
+
+    def statistics(self, fabric_id: str) -> list[CandidateStatistics]:
+        """Count, median, mean, spread and minimum of successful measurements on `fabric_id`.
+
+        One entry per (key, candidate, chosen by NCCL or not), sorted by key. Takes time in
+        proportion to the rows kept (under a second per million), most of it outside the GIL.
+        """
+        return _measurements.statistics(self._reader(), fabric_id)
+
+    def steps(self, job_id: str) -> list[StepRecord]:
+        """Recorded steps of a job, in order."""
+        rows = self._reader().execute(
+            "SELECT step, epoch, duration_us, exposed_us, memory_pressure FROM steps"
+            " WHERE job = (SELECT id FROM jobs WHERE job_id = ?) ORDER BY step",
+            (job_id,),
+        )
+        return [StepRecord(*row) for row in rows]
+
+    def decisions(
+        self, job_id: str | None = None, fabric_id: str | None = None, *, limit: int | None = None
+    ) -> list[Decision]:
+        """Decisions that match all that is given, oldest first; `limit` keeps the newest."""
+        where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
+        rows = self._reader().execute(
+            f"SELECT j.job_id, f.fabric_id, {','.join('d.' + name for name in _DECISION_COLUMNS)}"
+            f" FROM decisions d JOIN jobs j ON j.id = d.job JOIN fabrics f ON f.id = d.fabric"
+            f" WHERE {where} ORDER BY d.id DESC LIMIT ?",
+            (*parameters, -1 if limit is None else limit),
+        )
+        return [_decision(row) for row in rows][::-1]
+
+    def fabrics(self) -> dict[str, dict[str, str | int | float | bool]]:
+        """Description of every fabric, by fabric_id."""
+        rows = self._reader().execute("SELECT fabric_id, description FROM fabrics ORDER BY id")
+        return {fabric_id: msgspec.json.decode(description) for fabric_id, description in rows}
+
+    def jobs(self) -> list[JobRecord]:
+        """Every job, oldest first."""
+        rows = self._reader().execute(
+            "SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s"
+            " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
+        )
+        return [
+            JobRecord(job, fabric, n, Stage(stage), start, end) for job, fabric, n, stage, start, end in rows
+        ]
+
+    def load_model(self, name: str, fabric_id: str) -> ModelRecord | None:
+        """The saved model of that name for that fabric, if any."""
+        found = [one for one in self.models() if (one.name, one.fabric_id) == (name, fabric_id)]
+        return found[0] if found else None
+
+    def models(self) -> list[ModelRecord]:
+        """Every saved model."""
+        rows = self._reader().execute(
+            "SELECT name, fabric_id, blob, versions, training_hash, error, created_at_s FROM models"
+            " ORDER BY name, fabric_id"
+        )
+        return [
+            ModelRecord(
+                name, fabric_id, blob, msgspec.json.decode(versions), training_hash, error, created_at_s
+            )
+            for name, fabric_id, blob, versions, training_hash, error, created_at_s in rows
+        ]
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _put(self, operation: Callable[[sqlite3.Connection], object], n_rows: int = 1) -> None:
+        if self._writer is None:
+            raise StoreError(f"store {self.path} is open for reading only", "open it for writing")
+
+        def write(connection: sqlite3.Connection) -> None:
+            operation(connection)
+
+        self._writer.put(write, n_rows)
+
+    def _reader(self) -> sqlite3.Connection:
+        """This thread's reading connection: SQLite serves any number side by side."""
+        connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
+        if connection is None:
+            connection = self._readers.connection = reader(self.path)
+            self._connections.append(connection)
+        return connection
+
+
+def _where(conditions: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    given = {clause: value for clause, value in conditions.items() if value is not None}
+    return " AND ".join(given) or "1", tuple(given.values())
+
+
+def _fabric(connection: sqlite3.Connection, fabric_id: str) -> int:
+    connection.execute("INSERT OR IGNORE INTO fabrics (fabric_id) VALUES (?)", (fabric_id,))
+    return int(connection.execute("SELECT id FROM fabrics WHERE fabric_id = ?", (fabric_id,)).fetchone()[0])
+
+
+def _job(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int:
+    connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,))
+    if fabric is not None:
+        connection.execute(
+            "UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?", (fabric, job_id, fabric)
+        )
+    return int(connection.execute("SELECT id FROM jobs WHERE job_id = ?", (job_id,)).fetchone()[0])
+
+
+def _retain(connection: sqlite3.Connection, retention: Retention, now_s: float) -> None:
+    """Delete measurements that are too old, and the oldest of fabrics that have too many."""
+    connection.execute("DELETE FROM measurements WHERE measured_at_s < ?", (now_s - retention.max_age_s,))
+    counts = connection.execute(
+        "SELECT s.fabric, count(*) FROM measurements m JOIN series s ON s.id = m.series GROUP BY s.fabric"
+    ).fetchall()
+    for fabric, n_rows in counts:
+        if n_rows > retention.max_rows_per_fabric:
+            connection.execute(
+                "DELETE FROM measurements WHERE id IN (SELECT m.id FROM measurements m"
+                " JOIN series s ON s.id = m.series WHERE s.fabric = ? ORDER BY m.id LIMIT ?)",
+                (fabric, n_rows - retention.max_rows_per_fabric),
+            )
+
+
+def _decision_values(decision: Decision) -> tuple[Any, ...]:
+    key, candidate = decision.key, decision.candidate
+    return (
+        key.communicator.n_ranks, key.communicator.n_nodes, key.collective, key.phase, key.size_class,
+        candidate.algorithm, candidate.protocol, candidate.n_channels,
+        *(getattr(decision, name) for name in _DECISION_COLUMNS[8:]),
+    )  # fmt: skip
+
+
+def _decision(row: tuple[Any, ...]) -> Decision:
+    job_id, fabric_id, n_ranks, n_nodes, collective, phase, size_class = row[:7]
+    key = DecisionKey(CommunicatorClass(n_ranks, n_nodes), Collective(collective), Phase(phase), size_class)
+    rest = dict(zip(_DECISION_COLUMNS[8:], row[10:], strict=True))
+    return Decision(job_id, fabric_id, key, candidate_of(row[7], row[8], row[9]), **rest)

@@ -1,0 +1,79 @@
+"""A lock that names its holder and that no dead process can hold.
+
+The kernel's flock decides who holds it, so that kill -9 frees it at once; the file's text only tells
+the loser who won.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from pathlib import Path
+
+
+class LockHeld(Exception):
+    """Another process holds the lock; `pid` 0 when it has not written its name yet."""
+
+    def __init__(self, path: Path, pid: int, command: str) -> None:
+        super().__init__(f"{path} is held by {command} (pid {pid})")
+        self.pid = pid
+        self.command = command
+
+
+class LockFile:
+    """An exclusive lock on `path`, held from construction to `release`.
+
+    Raises:
+        LockHeld: another process (or another LockFile of this one) holds it.
+        OSError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = _acquire(path)
+        holder = {"pid": os.getpid(), "command": _command()}
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+
+    def release(self) -> None:
+        """Give the lock up and remove its file; harmless when done already."""
+        if self._descriptor >= 0:
+            self.path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _acquire(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 4096, 0)
+            os.close(descriptor)
+            raise _held(path, holder) from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        # The previous holder may have removed the file between our open and our flock.
+        try:
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+
+
+def _held(path: Path, text: bytes) -> LockHeld:
+    try:
+        holder = json.loads(text)
+        return LockHeld(path, int(holder["pid"]), str(holder["command"]))
+    except (ValueError, KeyError, TypeError):
+        return LockHeld(path, 0, "another process")
+
+
+def _command() -> str:
+    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    return " ".join([name, *sys.argv[1:]])[:200]

@@ -1,0 +1,219 @@
+"""Blocks of measurements to rows and back, in bulk.
+
+The writer shares the interpreter with the daemon's socket thread, so rows are never bound one
+by one: each statement carries thousands of values and SQLite works without holding the GIL.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records import (
+    Algorithm,
+    Candidate,
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Outcome,
+    Phase,
+    Protocol,
+    Source,
+    TimingSource,
+    size_class,
+)
+
+UNKNOWN: Final = 255
+"""`algorithm` and `protocol` of a measurement that does not say which ran."""
+
+MEASUREMENT_FIELDS: Final = [
+    ("n_ranks", "<u4"),
+    ("n_nodes", "<u4"),
+    ("message_bytes", "<u8"),
+    ("duration_us", "<f8"),
+    ("epoch", "<u4"),
+    ("step", "<u4"),
+    ("memory_pressure", "<f4"),
+    ("collective", "u1"),
+    ("phase", "u1"),
+    ("algorithm", "u1"),
+    ("protocol", "u1"),
+    ("n_channels", "u1"),
+    ("is_default", "u1"),
+    ("source", "u1"),
+    ("outcome", "u1"),
+    ("timing_source", "u1"),
+]
+"""numpy dtype fields of a block of measurements; NaN memory_pressure and UNKNOWN say unknown."""
+
+MEASUREMENT: Final = np.dtype(MEASUREMENT_FIELDS)
+
+_SERIES_COLUMNS: Final = (
+    "n_ranks", "n_nodes", "message_bytes", "collective", "phase", "algorithm", "protocol", "n_channels",
+    "is_default", "source", "outcome", "timing_source",
+)  # fmt: skip
+_SERIES: Final = np.dtype([(name, MEASUREMENT[name]) for name in _SERIES_COLUMNS])
+_ROW_COLUMNS: Final = ("series", "job", "epoch", "step", "duration_us", "memory_pressure", "measured_at_s")
+_ROWS_PER_STATEMENT: Final = 1000
+"""7 values a row: below SQLite's usual limit of 32,766 parameters."""
+
+
+def _insert(n_rows: int) -> str:
+    marks = "(" + ",".join("?" * len(_ROW_COLUMNS)) + ")"
+    return f"INSERT INTO measurements ({','.join(_ROW_COLUMNS)}) VALUES " + ",".join([marks] * n_rows)
+
+
+_FULL_INSERT: Final = _insert(_ROWS_PER_STATEMENT)
+
+
+class SeriesIds:
+    """Row ids of the series met so far; belongs to the writer thread."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, bytes], int] = {}
+
+    def forget(self) -> None:
+        """After a rollback: ids handed out since may not exist."""
+        self._ids.clear()
+
+    def of_block(
+        self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void]
+    ) -> NDArray[np.int64]:
+        """The series id of each row of `block`, shape [n]; unknown series are inserted."""
+        keys = np.empty(len(block), _SERIES)
+        for name in _SERIES_COLUMNS:
+            keys[name] = block[name]
+        raw, inverse = np.unique(keys.view(f"V{_SERIES.itemsize}"), return_inverse=True)
+        ids = [self._id(connection, fabric, key.tobytes()) for key in raw]
+        return np.asarray(ids, np.int64)[inverse]
+
+    def _id(self, connection: sqlite3.Connection, fabric: int, key: bytes) -> int:
+        known = self._ids.get((fabric, key))
+        if known is not None:
+            return known
+        values = (fabric, *np.frombuffer(key, _SERIES)[0].item())
+        columns = ("fabric", *_SERIES_COLUMNS)
+        marks = ",".join("?" * len(columns))
+        connection.execute(f"INSERT OR IGNORE INTO series ({','.join(columns)}) VALUES ({marks})", values)
+        where = " AND ".join(f"{column} = ?" for column in columns)
+        (found,) = connection.execute(f"SELECT id FROM series WHERE {where}", values).fetchone()
+        self._ids[fabric, key] = found
+        return int(found)
+
+
+def insert(
+    connection: sqlite3.Connection,
+    series: NDArray[np.int64],
+    job: int,
+    block: NDArray[np.void],
+    measured_at_s: int,
+) -> None:
+    """Append `block` (MEASUREMENT, shape [n]) as rows of `series` (shape [n])."""
+    n_columns = len(_ROW_COLUMNS)
+    for start in range(0, len(block), _ROWS_PER_STATEMENT):
+        part = block[start : start + _ROWS_PER_STATEMENT]
+        n_rows = len(part)
+        values: list[Any] = [None] * (n_rows * n_columns)
+        values[0::n_columns] = series[start : start + n_rows].tolist()
+        values[1::n_columns] = [job] * n_rows
+        values[2::n_columns] = part["epoch"].tolist()
+        values[3::n_columns] = part["step"].tolist()
+        values[4::n_columns] = part["duration_us"].tolist()
+        values[5::n_columns] = part["memory_pressure"].tolist()  # SQLite stores NaN as NULL
+        values[6::n_columns] = [measured_at_s] * n_rows
+        connection.execute(_FULL_INSERT if n_rows == _ROWS_PER_STATEMENT else _insert(n_rows), values)
+
+
+def select(
+    connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
+) -> NDArray[np.void]:
+    """Measurements (MEASUREMENT, shape [n]) for which `where` holds, oldest first, the newest `limit`."""
+    columns = ", ".join(
+        f"m.{name}" if name in _ROW_COLUMNS else f"s.{name}" for name, _ in MEASUREMENT_FIELDS
+    )
+    rows = connection.execute(
+        f"SELECT {columns} FROM measurements m JOIN series s ON s.id = m.series"
+        f" WHERE {where} ORDER BY m.id DESC LIMIT ?",
+        (*parameters, -1 if limit is None else limit),
+    ).fetchall()
+    pressure = MEASUREMENT.names.index("memory_pressure") if MEASUREMENT.names else 0
+    filled = [
+        row if row[pressure] is not None else (*row[:pressure], np.nan, *row[pressure + 1 :]) for row in rows
+    ]
+    return np.array(filled, MEASUREMENT)[::-1]
+
+
+def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which rows of `block` (MEASUREMENT, shape [n]) hold values that the records allow, shape [n]."""
+    unknown = block["algorithm"] == UNKNOWN
+    good: NDArray[np.bool_] = (
+        (block["message_bytes"] > 0)
+        & (block["message_bytes"] < 2**62)
+        & np.isfinite(block["duration_us"])
+        & (block["duration_us"] >= 0)
+        & np.isin(block["collective"], list(Collective))
+        & np.isin(block["phase"], list(Phase))
+        & (np.isin(block["algorithm"], list(Algorithm)) | unknown)
+        & np.where(unknown, block["protocol"] == UNKNOWN, np.isin(block["protocol"], list(Protocol)))
+        & (block["n_channels"] <= 64)
+        & np.isin(block["is_default"], (0, 1))
+        & np.isin(block["source"], list(Source))
+        & np.isin(block["outcome"], list(Outcome))
+        & np.isin(block["timing_source"], list(TimingSource))
+    )
+    return good
+
+
+_STATISTICS: Final = """
+SELECT s.n_ranks, s.n_nodes, s.collective, s.phase, s.message_bytes, s.algorithm, s.protocol, s.n_channels,
+       s.is_default, gathered.durations_us, gathered.last_seen_s
+FROM (SELECT series, group_concat(duration_us) AS durations_us, max(measured_at_s) AS last_seen_s
+      FROM measurements
+      WHERE series IN (SELECT id FROM series WHERE outcome = ? AND
+                       fabric = (SELECT id FROM fabrics WHERE fabric_id = ?))
+      GROUP BY series) gathered
+JOIN series s ON s.id = gathered.series
+"""
+
+
+def statistics(connection: sqlite3.Connection, fabric_id: str) -> list[CandidateStatistics]:
+    """Summaries of `fabric_id` by key, candidate and who chose it, sorted; see `Store.statistics`.
+
+    SQLite gathers each series' durations into one text, so that a million rows cost this thread a
+    few hundred Python objects.
+    """
+    groups: dict[tuple[DecisionKey, Candidate, bool], list[tuple[NDArray[np.float64], float]]] = {}
+    for row in connection.execute(_STATISTICS, (Outcome.ok, fabric_id)):
+        communicator = CommunicatorClass(row[0], row[1])
+        key = DecisionKey(communicator, Collective(row[2]), Phase(row[3]), size_class(row[4]))
+        candidate, is_default = candidate_of(row[5], row[6], row[7]), bool(row[8])
+        durations_us = np.array(row[9].split(","), np.float64)
+        groups.setdefault((key, candidate, is_default), []).append((durations_us, row[10]))
+    found = []
+    for (key, candidate, is_default), parts in groups.items():
+        durations_us = np.concatenate([part for part, _ in parts])
+        found.append(
+            CandidateStatistics(
+                key=key,
+                candidate=candidate,
+                is_default=is_default,
+                count=len(durations_us),
+                median_us=float(np.median(durations_us)),
+                mean_us=float(durations_us.mean()),
+                std_us=float(durations_us.std(ddof=1)) if len(durations_us) > 1 else 0.0,
+                min_us=float(durations_us.min()),
+                last_seen_s=float(max(seen_s for _, seen_s in parts)),
+            )
+        )
+    return sorted(found, key=lambda one: (one.key, str(one.candidate), one.is_default))
+
+
+def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int) -> Candidate:
+    """The candidate that integer columns name; None or UNKNOWN mean no opinion."""
+    if algorithm is None or protocol is None or algorithm == UNKNOWN:
+        return Candidate(n_channels=n_channels)
+    return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)

@@ -1,0 +1,67 @@
+"""The store's schema, as append-only steps.
+
+Never edit or remove a step that was released: add one. A store that names a step unknown here was
+written by a newer zerotune.
+
+A *series* is everything that distinguishes what was measured: fabric, communicator class,
+collective, phase, message_bytes, candidate and provenance. Training repeats the same few hundred,
+so a measurement row is a handful of integers that point to one. Measurements carry no index: reading
+all of them takes less time than keeping one would have taken.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlite_utils import Database, Migrations
+
+APPLICATION_ID: Final = 0x5A54554E
+"""SQLite's application_id of every store ("ZTUN")."""
+
+MIGRATIONS: Final = Migrations("zerotune")
+
+
+@MIGRATIONS()
+def m001_first_schema(db: Database) -> None:
+    """Fabrics, jobs, series with their measurements, steps, decisions, models."""
+    statements = (
+        """CREATE TABLE fabrics (
+            id INTEGER PRIMARY KEY, fabric_id TEXT NOT NULL UNIQUE,
+            description TEXT NOT NULL DEFAULT '{}')""",
+        """CREATE TABLE jobs (
+            id INTEGER PRIMARY KEY, job_id TEXT NOT NULL UNIQUE,
+            fabric INTEGER REFERENCES fabrics(id), n_ranks INTEGER NOT NULL DEFAULT 0,
+            stage INTEGER NOT NULL DEFAULT 0, started_at_s REAL NOT NULL DEFAULT 0, ended_at_s REAL)""",
+        """CREATE TABLE series (
+            id INTEGER PRIMARY KEY, fabric INTEGER NOT NULL REFERENCES fabrics(id),
+            n_ranks INTEGER NOT NULL, n_nodes INTEGER NOT NULL, message_bytes INTEGER NOT NULL,
+            collective INTEGER NOT NULL, phase INTEGER NOT NULL, algorithm INTEGER NOT NULL,
+            protocol INTEGER NOT NULL, n_channels INTEGER NOT NULL, is_default INTEGER NOT NULL,
+            source INTEGER NOT NULL, outcome INTEGER NOT NULL, timing_source INTEGER NOT NULL,
+            UNIQUE (fabric, n_ranks, n_nodes, message_bytes, collective, phase, algorithm, protocol,
+                    n_channels, is_default, source, outcome, timing_source))""",
+        """CREATE TABLE measurements (
+            id INTEGER PRIMARY KEY, series INTEGER NOT NULL REFERENCES series(id),
+            job INTEGER NOT NULL REFERENCES jobs(id), epoch INTEGER NOT NULL, step INTEGER NOT NULL,
+            duration_us REAL NOT NULL, memory_pressure REAL, measured_at_s INTEGER NOT NULL)""",
+        """CREATE TABLE steps (
+            job INTEGER NOT NULL REFERENCES jobs(id), step INTEGER NOT NULL, epoch INTEGER NOT NULL,
+            duration_us REAL NOT NULL, exposed_us REAL, memory_pressure REAL,
+            PRIMARY KEY (job, step)) WITHOUT ROWID""",
+        """CREATE TABLE decisions (
+            id INTEGER PRIMARY KEY, job INTEGER NOT NULL REFERENCES jobs(id),
+            fabric INTEGER NOT NULL REFERENCES fabrics(id), n_ranks INTEGER NOT NULL,
+            n_nodes INTEGER NOT NULL, collective INTEGER NOT NULL, phase INTEGER NOT NULL,
+            size_class INTEGER NOT NULL, algorithm INTEGER, protocol INTEGER, n_channels INTEGER NOT NULL,
+            epoch INTEGER NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, predicted_us REAL,
+            predicted_low_us REAL, predicted_high_us REAL, baseline_us REAL,
+            n_measurements INTEGER NOT NULL, model_id TEXT NOT NULL, decided_at_s REAL NOT NULL,
+            alternatives TEXT NOT NULL)""",
+        "CREATE INDEX decisions_by_job ON decisions (job)",
+        """CREATE TABLE models (
+            name TEXT NOT NULL, fabric_id TEXT NOT NULL, blob BLOB NOT NULL, versions TEXT NOT NULL,
+            training_hash TEXT NOT NULL, error REAL NOT NULL, created_at_s REAL NOT NULL,
+            PRIMARY KEY (name, fabric_id))""",
+    )
+    for statement in statements:
+        db.execute(statement)

@@ -1,0 +1,151 @@
+"""Opening a store's file: lock, integrity, version, connection; everything that can be refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Final
+
+from sqlite_utils import Database
+
+from store.errors import StoreError, StoreLockedError, StoreVersionError
+from store.lockfile import LockFile, LockHeld
+from store.migrations import APPLICATION_ID, MIGRATIONS
+
+_log = logging.getLogger("zerotune.store")
+
+BUSY_TIMEOUT_S: Final = 10.0
+_SIDE_FILES: Final = ("", "-wal", "-shm")
+_BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
+
+
+def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Path | None]:
+    """The writer's connection, the lock that goes with it, and where a corrupt file was set aside.
+
+    Raises:
+        StoreError: the directory cannot be written, or the file is another application's.
+        StoreLockedError: another process has the store open for writing.
+        StoreVersionError: a newer zerotune wrote it.
+    """
+    lock = _lock(path)
+    try:
+        set_aside = None
+        try:
+            connection = _checked(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise StoreError(f"store {path} cannot be opened: {error}", _BY_FLAG) from error
+            set_aside = _set_aside(path, error)
+            connection = _checked(path)
+        return connection, lock, set_aside
+    except BaseException:
+        lock.release()
+        raise
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A read-only connection; works while another process writes.
+
+    Raises:
+        StoreError: there is no store at `path`, or it is not one, or it is corrupt.
+        StoreVersionError: a newer zerotune wrote it.
+    """
+    if not path.is_file():
+        raise StoreError(f"there is no store at {path}", "start `zerotune daemon` once, or " + _BY_FLAG)
+    try:
+        connection = reader(path)
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+        _check_origin(connection, path)
+        if MIGRATIONS.pending(Database(connection)):
+            connection.close()
+            raise StoreError(
+                f"store {path} was written by an older zerotune",
+                "start `zerotune daemon` once to bring it up",
+            )
+        return connection
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"store {path} cannot be read: {error}", _BY_FLAG) from error
+
+
+def reader(path: Path) -> sqlite3.Connection:
+    """A read-only connection that any one thread may use."""
+    # In a directory that cannot be written SQLite can read a WAL store only as an immutable file,
+    # which is safe when no writer has left a log behind.
+    settled = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
+    mode = "immutable=1" if settled else "mode=ro"
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
+    )
+
+
+def _lock(path: Path) -> LockFile:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return LockFile(path.with_name(path.name + ".lock"))
+    except LockHeld as held:
+        raise StoreLockedError(
+            f"store {path} is in use by `{held.command}` (pid {held.pid})", "stop it, or " + _BY_FLAG
+        ) from held
+    except OSError as error:
+        raise StoreError(
+            f"store directory {path.parent} cannot be written: {error.strerror}", _BY_FLAG
+        ) from error
+
+
+def _checked(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
+    try:
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        _check_origin(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode NORMAL never corrupts; only a power cut may lose the last transactions.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        database = Database(connection)
+        if MIGRATIONS.pending(database):
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            MIGRATIONS.apply(database)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse another application's database and a newer zerotune's."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    applied = [step.name for step in MIGRATIONS.applied(Database(connection))]
+    if n_tables and not applied and application_id != APPLICATION_ID:
+        connection.close()
+        raise StoreError(f"{path} is a database of another application", _BY_FLAG)
+    known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}
+    if unknown := [name for name in applied if name not in known]:
+        connection.close()
+        raise StoreVersionError(
+            f"store {path} was written by a newer zerotune (it has schema step {unknown[-1]})",
+            "install that version, or " + _BY_FLAG,
+        )
+
+
+def _set_aside(path: Path, error: sqlite3.DatabaseError) -> Path:
+    """Rename a corrupt store and its side files to a name that is free; nothing is overwritten."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    names = [f"{path.name}.corrupt-{stamp}"] + [f"{path.name}.corrupt-{stamp}-{n}" for n in range(2, 1000)]
+    aside = next(
+        path.with_name(name)
+        for name in names
+        if not any(path.with_name(name + suffix).exists() for suffix in _SIDE_FILES)
+    )
+    for suffix in _SIDE_FILES:
+        old = path.with_name(path.name + suffix)
+        if old.exists():
+            old.rename(path.with_name(aside.name + suffix))
+    _log.warning("store %s is corrupt (%s): set aside as %s, starting a new one", path, error, aside)
+    return aside
