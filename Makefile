@@ -1,0 +1,33 @@
+# make run   see it work, on any machine: no GPU needed
+# make test  the whole suite: lint, types, tests
+# make setup only the environment
+
+PYTHON ?= python3
+# Any torch from 2.6 on will do; this one is tested. `make TORCH=torch` takes the newest.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: run test setup clean
+
+run: .venv/.run-ready
+	$(BIN)/zerotune demo --out run
+
+test: .venv/.test-ready
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+setup: .venv/.test-ready
+
+.venv/.run-ready: pyproject.toml setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/.test-ready: .venv/.run-ready
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv run build *.egg-info agent/nccl/plugin/*.so

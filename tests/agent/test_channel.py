@@ -1,0 +1,101 @@
+import threading
+
+import pytest
+import zmq
+
+from agent.channel import Channel
+from store import wire
+
+
+class Outbox:
+    def __init__(self):
+        self.messages = []
+
+    def collect(self):
+        taken, self.messages = self.messages, []
+        return taken
+
+
+class Daemon:
+    """A ROUTER that answers Hello; run by the test's own thread, message by message."""
+
+    def __init__(self, endpoint):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(endpoint)
+
+    def receive(self, kind, timeout_ms=5000):
+        while True:
+            assert self.socket.poll(timeout_ms), f"no {kind.__name__} came"
+            sender, *frames = self.socket.recv_multipart()
+            message, records = wire.decode_agent(frames)
+            if isinstance(message, wire.Hello):
+                self.socket.send_multipart([sender, *wire.encode(wire.Welcome(1, "0"))])
+            if isinstance(message, kind):
+                return sender, message, records
+
+    def close(self):
+        self.socket.close()
+        self.context.term()
+
+
+@pytest.fixture
+def endpoint(tmp_path):
+    return f"ipc://{tmp_path}/d.sock"
+
+
+@pytest.fixture
+def channel(endpoint):
+    made = []
+
+    def make():
+        alive, messages, outbox = threading.Event(), [], Outbox()
+        hello = wire.Hello("job", 0, 2, 0, "node", 1, "fabric", {}, 0, 5)
+        made.append(
+            Channel(endpoint, lambda: hello, outbox, messages.append,
+                    lambda up: alive.set() if up else alive.clear(), tick_ms=5)
+        )
+        made[-1].start()
+        return made[-1], outbox, messages, alive
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_greets_sends_receives_and_says_goodbye(endpoint, channel):
+    daemon = Daemon(endpoint)
+    line, outbox, messages, alive = channel()
+    sender, hello, _ = daemon.receive(wire.Hello)
+    assert hello.job_id == "job"
+    assert alive.wait(5)
+    outbox.messages.append((wire.Observations("job", 0, 1), bytes(64)))
+    assert daemon.receive(wire.Observations)[2] == bytes(64)
+    daemon.socket.send_multipart([sender, b"junk", b"junk"])
+    daemon.socket.send_multipart([sender, *wire.encode(wire.Observe("job", 3))])
+    daemon.receive(wire.Hello)
+    assert messages[-1] == wire.Observe("job", 3) or wire.Observe("job", 3) in messages
+    line.close(wire.Goodbye("job", 0))
+    assert daemon.receive(wire.Goodbye)[1] == wire.Goodbye("job", 0)
+    daemon.close()
+
+
+def test_without_a_daemon_nothing_waits_and_everything_is_counted(channel):
+    line, outbox, _, alive = channel()
+    outbox.messages += [(wire.Adopted("job", 1, 1), None)] * 10
+    line.close()
+    assert not line._thread.is_alive()
+    assert line.n_unsent >= 10
+    assert not alive.is_set()
+
+
+def test_a_restarted_daemon_is_greeted_again(endpoint, channel):
+    daemon = Daemon(endpoint)
+    _, _, _, alive = channel()
+    daemon.receive(wire.Hello)
+    assert alive.wait(5)
+    daemon.close()
+    daemon = Daemon(endpoint)
+    assert daemon.receive(wire.Hello)[1].job_id == "job"
+    daemon.close()

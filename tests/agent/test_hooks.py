@@ -1,0 +1,87 @@
+import torch
+
+from agent.hooks import Region, StepHooks
+
+
+class Recorder:
+    def __init__(self):
+        self.events = []
+        self.hooks = StepHooks(self.events.append, lambda: self.events.append("boundary"))
+
+    def __enter__(self):
+        self.hooks.install()
+        return self
+
+    def __exit__(self, *_):
+        self.hooks.remove()
+
+
+def model_and_optimizer():
+    model = torch.nn.Linear(3, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_one_step_is_backward_forward_step_boundary_forward():
+    model, optimizer = model_and_optimizer()
+    with Recorder() as seen:
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert seen.events == [Region.backward, Region.forward, Region.step, "boundary", Region.forward]
+
+
+def test_two_optimizers_after_one_backward_make_one_boundary():
+    model, first = model_and_optimizer()
+    second = torch.optim.Adam(model.parameters())
+    with Recorder() as seen:
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+            first.step()
+            second.step()
+    assert seen.events.count("boundary") == 3
+
+
+def test_gradient_accumulation_makes_one_boundary():
+    model, optimizer = model_and_optimizer()
+    with Recorder() as seen:
+        for _ in range(4):
+            model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert seen.events.count("boundary") == 1
+
+
+def test_reentrant_backward_does_not_end_the_region():
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with torch.enable_grad():
+                y = torch.ones(1, requires_grad=True)
+                torch.autograd.backward(y * 3)
+            return gradient * 2
+
+    with Recorder() as seen:
+        Inner.apply(torch.ones(1, requires_grad=True)).backward()
+    assert seen.events == [Region.backward, Region.forward]
+
+
+def test_a_failing_backward_leaves_the_region():
+    with Recorder() as seen:
+        try:
+            torch.ones(1).backward()
+        except RuntimeError:
+            pass
+    assert seen.events == [Region.backward, Region.forward]
+
+
+def test_remove_leaves_torch_as_found():
+    before = torch.autograd.backward
+    with Recorder() as seen:
+        assert torch.autograd.backward is not before
+    assert torch.autograd.backward is before
+    model, optimizer = model_and_optimizer()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert seen.events == []

@@ -1,0 +1,57 @@
+import numpy as np
+
+from agent.ring import UNKNOWN_RANK, RecordDrain
+from store import wire
+from store.records import StepRecord
+
+
+class FakeRings:
+    def __init__(self, block, costs=()):
+        self.blocks = [block]
+        self.costs = [np.zeros(len(costs), wire.COST_FIELDS)]
+
+    def drain(self, max_records):
+        assert max_records * wire.OBSERVATION_BYTES <= wire.MAX_RECORDS_BYTES
+        return self.blocks.pop() if self.blocks else np.zeros(0, wire.OBSERVATION_FIELDS)
+
+    def drain_costs(self, max_records):
+        return self.costs.pop() if self.costs else np.zeros(0, wire.COST_FIELDS)
+
+    def n_dropped(self):
+        return 7
+
+
+def block(flags):
+    records = np.zeros(len(flags), wire.OBSERVATION_FIELDS)
+    records["flags"] = flags
+    records["rank"] = UNKNOWN_RANK
+    return records
+
+
+def decode(message, records):
+    return wire.decode_agent([bytes(frame) for frame in wire.encode(message, records)])
+
+
+def test_rank_0_sends_everything_others_timed_records_only():
+    for rank, expected in ((0, 4), (3, 2)):
+        drain = RecordDrain(FakeRings(block([0, 2, 3, 1])), "job", rank)
+        ((head, records),) = drain.collect()
+        message, body = decode(head, records)
+        assert message == wire.Observations("job", rank, expected, 7)
+        assert set(np.frombuffer(body, wire.OBSERVATION_FIELDS)["rank"]) == {rank}
+
+
+def test_adoptions_go_before_steps_and_cost_tables_from_rank_0_only():
+    drain = RecordDrain(FakeRings(block([]), costs=[1, 2]), "job", 0)
+    drain.steps.append(StepRecord(1, 5, 10.0))
+    drain.adopted.append(wire.Adopted("job", 5, 1))
+    kinds = [type(decode(*message)[0]) for message in drain.collect()]
+    assert kinds == [wire.CostTables, wire.Adopted, wire.Steps]
+    assert drain.collect() == []
+    assert RecordDrain(FakeRings(block([]), costs=[1]), "job", 1).collect() == []
+
+
+def test_the_trace_sees_every_record():
+    seen = []
+    RecordDrain(FakeRings(block([0, 2])), "job", 1, on_block=lambda b: seen.append(len(b))).collect()
+    assert seen == [2]
