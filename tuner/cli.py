@@ -140,3 +140,175 @@ def fabrics(as_json: AsJson = False) -> None:
     for name, description in described.items():
         table.add_row(name, str(description.get("summary", "")))
     _console().print(table)
+
+
+@app.command()
+def daemon(
+    endpoint: Endpoint = None,
+    store: StorePath = None,
+    idle_exit: Annotated[
+        Optional[float], typer.Option(help="Leave after this many seconds without a rank; default: never.")
+    ] = None,
+    curve_keys: Annotated[
+        Optional[Path], typer.Option(help="Folder with CURVE keys; required for a tcp:// endpoint.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
+) -> None:
+    """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
+
+    Example: zerotune daemon --store /var/lib/zerotune/store.db
+    """
+    import logging
+
+    from tuner.daemon import run_daemon
+
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    raise typer.Exit(
+        run_daemon(_endpoint(endpoint), _store_path(store), idle_exit_s=idle_exit, curve_dir=curve_keys)
+    )
+
+
+@app.command()
+def status(endpoint: Endpoint = None, as_json: AsJson = False) -> None:
+    """Show the daemon's jobs, ranks, rates, epochs, last decisions and health.
+
+    Example: zerotune status
+    """
+    from tuner.status import fetch_status
+
+    where = _endpoint(endpoint)
+    reply = fetch_status(where, timeout_s=2.0)
+    if reply is None:
+        raise UserError(f"no daemon answers at {where}", "start one with `zerotune daemon`")
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(reply).decode())
+        return
+    from tuner.status import render_status
+
+    render_status(reply, _console())
+
+
+@app.command()
+def explain(
+    store: StorePath = None,
+    job: Annotated[Optional[str], typer.Option(help="Job id; default: the newest job.")] = None,
+    collective: Annotated[Optional[str], typer.Option(help="Only this collective, e.g. all_gather.")] = None,
+    phase: Annotated[Optional[str], typer.Option(help="Only this phase, e.g. forward_gather.")] = None,
+    message_bytes: Annotated[Optional[int], typer.Option(help="Only the size class of this size.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why each setting is what it is: evidence, prediction, alternatives.
+
+    Example: zerotune explain --collective all_gather --message-bytes 1048576
+    """
+    from tuner.explain import explain_decisions, render_explanations
+
+    explained = explain_decisions(_store_path(store), job, collective, phase, message_bytes)
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(explained).decode())
+        return
+    render_explanations(explained, _console())
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A trace folder of `launch --log-trace`, or another format's file.")],
+    policy: Annotated[
+        list[str], typer.Option(help="baseline, table, model or oracle; may be given several times.")
+    ] = ["baseline", "table", "model", "oracle"],  # noqa: B006 - typer reads the default, nobody changes it
+    store: StorePath = None,
+    fabric: FabricName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge policies on a recorded trace: what would each have cost, and from which evidence.
+
+    Example: zerotune replay traces/ --policy baseline --policy model
+    """
+    from tuner import replay as replaying
+
+    result = replaying.replay(trace, policy, _store_path(store), fabric)
+    if as_json:
+        print(result.to_json())
+        return
+    replaying.render(result, _console())
+
+
+@app.command()
+def sweep(
+    fabric: FabricName = None,
+    store: StorePath = None,
+    n_ranks: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 2,
+    collective: Annotated[
+        list[str], typer.Option(help="Collectives to measure; may be given several times.")
+    ] = ["all_gather", "reduce_scatter"],  # noqa: B006 - as above
+    min_bytes: Annotated[int, typer.Option(help="Smallest message, total bytes.")] = 4096,
+    max_bytes: Annotated[int, typer.Option(help="Largest message, total bytes.")] = 64 * 2**20,
+    full: Annotated[bool, typer.Option("--full", help="Measure the whole grid.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure settings x sizes x collectives in one process group and record them.
+
+    Ctrl-C keeps what was measured; the same command goes on from there.
+
+    Example: zerotune sweep --fabric pcie_ethernet --max-bytes 1048576
+    """
+    from tuner import sweep as sweeping
+
+    result = sweeping.sweep(
+        sweeping.SweepRequest(
+            fabric=fabric,
+            n_ranks=n_ranks,
+            collectives=tuple(collective),
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            full=full,
+        ),
+        _store_path(store),
+        _console(),
+    )
+    if as_json:
+        print(result.to_json())
+        return
+    sweeping.render(result, _console())
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Argument(help="HTML file to write.")] = Path("report.html"),
+    store: StorePath = None,
+    job: Annotated[Optional[str], typer.Option(help="Job id; default: the newest job.")] = None,
+) -> None:
+    """Write one self-contained HTML page about a job.
+
+    Example: zerotune report report.html
+    """
+    from tuner.report import write_report
+
+    print(write_report(_store_path(store), out, job_id=job))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the report, the store and the logs.")] = Path("run"),
+    fabric: FabricName = None,
+    steps: Annotated[Optional[int], typer.Option(help="Training steps of each run.")] = None,
+) -> None:
+    """Show the whole loop on this machine without a GPU (what `make run` does).
+
+    Example: zerotune demo --out run
+    """
+    from tuner import demo as demonstration
+
+    demonstration.demo(
+        out, _console(), fabric=fabric or demonstration.FABRIC, n_steps=steps or demonstration.N_STEPS
+    )
+
+
+if __name__ == "__main__":
+    main()

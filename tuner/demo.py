@@ -1,0 +1,203 @@
+"""`zerotune demo` (what `make run` runs): the whole loop on this machine, with no GPU.
+
+A small GPT trains with ZeRO-3 on two ranks under the emulated NCCL, once with the agent off and once
+with it on; the printed figures and the report come from those two runs and from the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from store.database import Store
+from store.errors import UserError
+from store.records import Decision, size_class_range
+from tuner.background import start_in_background
+
+FABRIC = "ethernet_pcie"
+N_RANKS = 2
+N_STEPS = 240
+SETTLED_SHARE = 0.25
+"""The last quarter of the steps is compared: by then the tuner has made up its mind."""
+RUN_TIMEOUT_S = 170
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished training run."""
+
+    label: str
+    steps: list[dict[str, Any]]
+    loss_hex: list[str]
+    losses: list[float]
+    n_disagreements: int
+    wall_s: float
+
+    def settled_us(self, field: str) -> float:
+        """Median of `field` over the last quarter of the steps."""
+        tail = self.steps[-max(1, int(len(self.steps) * SETTLED_SHARE)) :]
+        return float(median(step[field] for step in tail))
+
+
+def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_STEPS) -> None:
+    """Run the comparison, print it, and leave `out`/report.html and `out`/store.db.
+
+    Raises:
+        UserError: `out` cannot be written, or a run failed (its last words are in the message).
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").write_text("")
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}", "choose another folder with --out") from error
+    store_path = out / "store.db"
+    earlier = _explored_so_far(store_path)
+    console.print(
+        f"[bold]Emulated fabric [cyan]{fabric}[/][/]: gloo moves the bytes, a virtual clock keeps the time. "
+        "These figures show the loop at work; they say nothing about a real NCCL."
+    )
+    with tempfile.TemporaryDirectory(prefix="zerotune-") as runtime:
+        endpoint = f"ipc://{runtime}/daemon.sock"
+        with console.status("training with the agent off"):
+            off = _train("agent off", out, fabric, n_steps, endpoint, agent_on=False)
+        console.print(f"agent off: {n_steps} steps in {off.wall_s:.1f} s of wall time")
+        daemon = start_in_background(endpoint, store_path, log_path=out / "daemon.log")
+        try:
+            with console.status("training with the agent on"):
+                on = _train("agent on", out, fabric, n_steps, endpoint, agent_on=True)
+        finally:
+            daemon.terminate()
+            daemon.wait(timeout=20)
+        console.print(f"agent on:  {n_steps} steps in {on.wall_s:.1f} s of wall time")
+    with Store.open(store_path, read_only=True) as store:
+        job_id = store.jobs()[-1].job_id
+        decisions = store.decisions(job_id=job_id)
+    _print_comparison(console, off, on)
+    _print_decisions(console, decisions)
+    _print_checks(console, off, on, decisions, earlier)
+    _write_summaries(out, fabric, off, on)
+    from tuner.report import write_report
+
+    report = write_report(store_path, out / "report.html", job_id=job_id, summaries=[out / "off.json", out / "on.json"])
+    console.print(f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {store_path})")
+    if off.loss_hex != on.loss_hex:
+        raise UserError("the loss curves differ", f"please report this with {out}")
+
+
+def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, agent_on: bool) -> Run:
+    name = "on" if agent_on else "off"
+    summary, losses, log = out / f"{name}.summary.json", out / f"{name}.losses.jsonl", out / f"{name}.log"
+    losses.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tuner.cli", "launch", "--fabric", fabric, "--summary", str(summary)]
+    command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent", "--"]
+    command += [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
+    command += ["-m", "zero_runtime.examples.train", "--stage", "3", "--steps", str(n_steps), "--log", str(losses)]
+    began = time.monotonic()
+    with log.open("wb") as output:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, stdout=output, stderr=output, env=environment, timeout=RUN_TIMEOUT_S, check=False
+        )
+    wall_s = time.monotonic() - began
+    if done.returncode != 0:
+        words = log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise UserError(f"training with the {label} failed: {' '.join(words)}", f"see {log}")
+    lines = [json.loads(line) for line in losses.read_text().splitlines()]
+    summary_json = json.loads(summary.read_text())
+    return Run(
+        label,
+        summary_json["steps"],
+        [line["loss_hex"] for line in lines],
+        [line["loss"] for line in lines],
+        summary_json["n_disagreements"],
+        wall_s,
+    )
+
+
+def _explored_so_far(store_path: Path) -> int | None:
+    """Explored decisions of the newest job already in the store; None on the first run."""
+    if not store_path.exists():
+        return None
+    with Store.open(store_path, read_only=True) as store:
+        jobs = store.jobs()
+        return _n_explored(store.decisions(job_id=jobs[-1].job_id)) if jobs else None
+
+
+def _n_explored(decisions: list[Decision]) -> int:
+    return sum(decision.kind == "explore" for decision in decisions)
+
+
+def _print_comparison(console: Console, off: Run, on: Run) -> None:
+    table = Table(
+        "", "agent off", "agent on", "change", title="Per step, median of the settled quarter (emulated time)"
+    )
+    for name, field in (("step time", "duration_us"), ("exposed communication", "exposed_us")):
+        before, after = off.settled_us(field), on.settled_us(field)
+        change = f"{100 * (after / before - 1):+.1f} %" if before else "-"
+        table.add_row(name, f"{before:,.0f} us", f"{after:,.0f} us", change)
+    console.print(table)
+
+
+def _print_decisions(console: Console, decisions: list[Decision]) -> None:
+    table = Table(
+        "collective", "phase", "message bytes", "setting", "decided", "NCCL's choice", "predicted", "evidence",
+        title="Last decision per key",
+    )  # fmt: skip
+    last = {d.key: d for d in decisions if d.kind != "explore"}
+    for key, decision in sorted(last.items()):
+        low, high = size_class_range(key.size_class)
+        table.add_row(
+            key.collective.name,
+            key.phase.name,
+            f"{low:,}..{high:,}",
+            str(decision.candidate),
+            decision.kind,
+            _us(decision.baseline_us),
+            _us(decision.predicted_us),
+            f"{decision.n_measurements} timed",
+        )
+    console.print(table)
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f} us"
+
+
+def _print_checks(console: Console, off: Run, on: Run, decisions: list[Decision], earlier: int | None) -> None:
+    same = off.loss_hex == on.loss_hex and len(on.loss_hex) > 0
+    n_disagreements = off.n_disagreements + on.n_disagreements
+    n_explored = _n_explored(decisions)
+    console.print(
+        f"loss curves: {'identical to the last bit' if same else '[red]DIFFERENT[/]'} over {len(on.losses)} steps "
+        f"({on.losses[0]:.3f} -> {on.losses[-1]:.3f})"
+    )
+    console.print(f"calls on which ranks disagreed: {n_disagreements}")
+    before = "" if earlier is None else f" (the run before: {earlier}; this one started from what it learned)"
+    console.print(f"settings tried out: {n_explored}{before}")
+
+
+def _write_summaries(out: Path, fabric: str, off: Run, on: Run) -> None:
+    for name, run in (("off", off), ("on", on)):
+        steps = [
+            {**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)
+        ]
+        document = {
+            "label": run.label,
+            "emulated": True,
+            "fabric": fabric,
+            "steps": steps,
+            "n_disagreements": run.n_disagreements,
+        }
+        (out / f"{name}.json").write_text(json.dumps(document))
