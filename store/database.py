@@ -1,7 +1,8 @@
 """The store: one SQLite file, many readers, one writer thread.
 
 `record_*`, `update_job` and `save_model` only queue and never block; reads see what is committed
-(call `flush` first to read what you just wrote). Times are seconds since the epoch.
+(call `flush` first to read what you just wrote). What exceeds the queue (500,000 rows) is dropped and
+counted, so bulk importers call `flush` between blocks. Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ __all__ = [
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How long measurements are kept; the newest win."""
+    """How much is kept: the newest measurements of each fabric, and nothing of jobs started too long ago."""
 
     max_rows_per_fabric: int = 1_000_000
     max_age_s: float = 365 * 86400.0
@@ -393,7 +394,11 @@ def _job(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int
 
 def _retain(connection: sqlite3.Connection, retention: Retention, now_s: float) -> None:
     """Delete measurements that are too old, and the oldest of fabrics that have too many."""
-    connection.execute("DELETE FROM measurements WHERE measured_at_s < ?", (now_s - retention.max_age_s,))
+    oldest_s = now_s - retention.max_age_s
+    connection.execute("DELETE FROM measurements WHERE measured_at_s < ?", (oldest_s,))
+    old_jobs = "SELECT id FROM jobs WHERE started_at_s > 0 AND started_at_s < ?"
+    for table in ("steps", "decisions"):
+        connection.execute(f"DELETE FROM {table} WHERE job IN ({old_jobs})", (oldest_s,))
     counts = connection.execute(
         "SELECT s.fabric, count(*) FROM measurements m JOIN series s ON s.id = m.series GROUP BY s.fabric"
     ).fetchall()

@@ -1,0 +1,173 @@
+"""Every way in which a store can refuse to open, and what survives a kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from sqlite_utils import Database
+
+from store.database import Store
+from store.errors import StoreError, StoreLockedError, StoreVersionError
+
+WRITE_UNTIL_KILLED = """
+import sys
+import numpy as np
+from store.database import MEASUREMENT, Store
+
+store = Store.open(sys.argv[1])
+block = np.zeros(200, MEASUREMENT)
+block["n_ranks"], block["message_bytes"], block["collective"] = 8, 1024, 2
+number = 0
+while True:
+    block["step"] = number
+    store.record_measurements("fabric", "job", block)
+    store.flush()
+    number += 1
+    print(number, flush=True)
+"""
+
+
+def test_a_second_writer_is_refused_by_command_and_pid(path, store):
+    with pytest.raises(StoreLockedError, match=rf"pid {os.getpid()}\).*--store"):
+        Store.open(path)
+
+
+def test_closing_frees_the_lock_and_leaves_one_file(path, block):
+    for _ in range(2):
+        with Store.open(path) as store:
+            store.record_measurements("f", "j", block(1))
+        store.close()
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    with Store.open(path, read_only=True) as store:
+        assert len(store.measurements()) == 2
+
+
+def test_read_only_works_beside_the_writer_and_cannot_write(path, store, block):
+    with Store.open(path, read_only=True) as reading:
+        store.record_measurements("f", "j", block(5))
+        store.flush()
+        assert len(reading.measurements()) == 5
+        with pytest.raises(StoreError, match="reading only"):
+            reading.record_measurements("f", "j", block(1))
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reading._reader().execute("DELETE FROM measurements")
+
+
+def test_kill_9_loses_only_the_batch_in_flight(path):
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        committed = 0
+        while committed < 20:
+            committed = int(child.stdout.readline())
+        with pytest.raises(StoreLockedError, match=rf"pid {child.pid}\)"):
+            Store.open(path)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        rest, _ = child.communicate()
+    committed = max([committed, *map(int, rest.split())])
+    assert (path.parent / "store.db.lock").exists(), "the dead writer's lock file is still there"
+    with Store.open(path) as store:  # and is taken over
+        assert store.set_aside is None
+        steps, counts = np.unique(store.measurements()["step"], return_counts=True)
+    np.testing.assert_array_equal(counts, 200, "a batch is there in part")
+    np.testing.assert_array_equal(steps, np.arange(len(steps)))
+    assert committed <= len(steps) <= committed + 1
+
+
+@pytest.mark.parametrize("damage", ["not a database", "torn page", "truncated"])
+def test_a_corrupt_file_is_set_aside_and_never_overwritten(path, block, caplog, damage):
+    with Store.open(path) as store:
+        store.record_measurements("f", "j", block(5000, message_bytes=np.arange(1, 5001)))
+    healthy = path.read_bytes()
+    corrupt = {
+        "not a database": b"this is no database" * 1000,
+        "torn page": healthy[:8192] + os.urandom(8192) + healthy[16384:],
+        "truncated": healthy[: len(healthy) // 2 - 100],
+    }[damage]
+    for n_before in range(2):  # twice within a second: both are kept
+        path.write_bytes(corrupt)
+        with Store.open(path) as store:
+            assert store.set_aside is not None
+            assert store.set_aside.read_bytes() == corrupt
+            assert len(store.measurements()) == 0
+        assert len(list(path.parent.glob("store.db.corrupt-*"))) == n_before + 1
+        assert str(store.set_aside) in caplog.text
+
+
+def test_a_corrupt_file_is_reported_and_left_alone_when_reading(path):
+    path.parent.mkdir()
+    path.write_bytes(b"this is no database" * 1000)
+    with pytest.raises(StoreError, match="cannot be read"):
+        Store.open(path, read_only=True)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_store_of_a_newer_version_is_refused_untouched(path, read_only):
+    Store.open(path).close()
+    database = Database(path)
+    database["_sqlite_migrations"].insert(
+        {"migration_set": "zerotune", "name": "m999_from_the_future", "applied_at": ""}
+    )
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreVersionError, match="m999_from_the_future"):
+        Store.open(path, read_only=read_only)
+    assert path.read_bytes() == before
+    assert not list(path.parent.glob("*.lock")), "no lock is left behind"
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_another_applications_database_is_refused_untouched(path, read_only):
+    path.parent.mkdir()
+    database = Database(path)
+    database["recipes"].insert({"name": "soup"})
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="another application"):
+        Store.open(path, read_only=read_only)
+    assert path.read_bytes() == before
+
+
+def test_read_only_needs_a_store(path):
+    with pytest.raises(StoreError, match=r"no store at .*zerotune daemon"):
+        Store.open(path, read_only=True)
+
+
+def test_an_older_schema_needs_a_writer_once(path):
+    Store.open(path).close()
+    database = Database(path)
+    database["_sqlite_migrations"].delete_where("migration_set = 'zerotune'")
+    database.close()
+    with pytest.raises(StoreError, match="older zerotune"):
+        Store.open(path, read_only=True)
+
+
+def test_an_unwritable_directory_is_named_with_a_remedy(tmp_path):
+    (tmp_path / "file").write_text("")
+    for impossible in (tmp_path / "file" / "store.db", "/proc/zerotune/store.db"):
+        with pytest.raises(StoreError, match=r"directory .*--store"):
+            Store.open(impossible)
+
+
+def test_a_directory_in_place_of_the_file(path):
+    path.mkdir(parents=True)
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Store.open(path)
+
+
+def test_closing_an_idle_store_is_quick(path):
+    store = Store.open(path)
+    start_s = time.monotonic()
+    store.close()
+    assert time.monotonic() - start_s < 2

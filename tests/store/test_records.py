@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Protocol,
+    size_class,
+    size_class_floor,
+    size_class_range,
+)
+
+
+@given(st.integers(1, 2**50))
+def test_every_size_is_within_its_class(message_bytes):
+    low, high = size_class_range(size_class(message_bytes))
+    assert low <= message_bytes <= high
+
+
+@given(st.integers(8, 180))
+def test_classes_join_without_gap_or_overlap(index):
+    assert size_class_range(index)[1] + 1 == size_class_range(index + 1)[0]
+    assert size_class(size_class_floor(index)) == index
+
+
+@given(st.integers(0, 50))
+def test_powers_of_two_start_a_class(exponent):
+    assert size_class_floor(size_class(2**exponent)) == 2**exponent
+
+
+@pytest.mark.parametrize("message_bytes", [0, -1])
+def test_no_class_for_nothing(message_bytes):
+    with pytest.raises(ValueError, match="not positive"):
+        size_class(message_bytes)
+
+
+@pytest.mark.parametrize(
+    "fields", [(Algorithm.ring, None, 0), (None, Protocol.ll, 0), (None, None, 65), (None, None, -1)]
+)
+def test_impossible_candidates_cannot_be_made(fields):
+    with pytest.raises(ValueError, match=r"both or neither|outside"):
+        Candidate(*fields)
+
+
+def test_candidates_say_what_they_are():
+    assert str(BASELINE) == "baseline"
+    assert BASELINE.is_baseline
+    assert str(Candidate(n_channels=4)) == "any/4ch"
+    assert not Candidate(n_channels=4).is_baseline
+    assert str(Candidate(Algorithm.ring, Protocol.ll128, 8)) == "ring/ll128/8ch"

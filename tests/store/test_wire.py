@@ -1,0 +1,190 @@
+"""The decoder turns any bytes at all into a message or a WireError, never into anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import wire
+from store.errors import WireError
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    Plan,
+    PlanRow,
+    Protocol,
+    Stage,
+    StepRecord,
+)
+
+u32 = st.integers(0, 2**32 - 1)
+names = st.text(max_size=20)
+real = st.floats(allow_nan=False, width=64)
+facts = st.dictionaries(names, names | u32 | st.booleans() | real, max_size=4)
+steps = st.builds(StepRecord, u32, u32, real, st.none() | real, st.none() | real)
+candidates = st.just(BASELINE) | st.builds(
+    Candidate, st.sampled_from(Algorithm), st.sampled_from(Protocol), st.integers(0, 64)
+)
+rows = st.builds(
+    PlanRow,
+    st.builds(CommunicatorClass, u32, u32),
+    st.sampled_from(Collective),
+    st.sampled_from(Phase),
+    u32,
+    u32,
+    candidates,
+    names,
+    names,
+)
+plans = st.builds(Plan, u32, st.lists(rows, max_size=3).map(tuple), u32, st.booleans())
+agent_messages = st.one_of(
+    st.builds(wire.Hello, names, u32, u32, u32, names, u32, names, facts, u32, u32, u32),
+    st.builds(wire.Steps, names, u32, st.lists(steps, max_size=3).map(tuple)),
+    st.builds(wire.Adopted, names, u32, u32),
+    st.builds(wire.Goodbye, names, u32),
+    st.just(wire.StatusRequest()),
+)
+statuses = st.builds(
+    wire.JobStatus, names, names, st.sampled_from(Stage), u32, u32, u32, u32, u32, u32, u32, real, real, real
+)
+daemon_messages = st.one_of(
+    st.builds(wire.Welcome, u32, names),
+    st.builds(wire.PlanOffer, names, plans),
+    st.builds(wire.Observe, names, u32),
+    st.builds(
+        wire.StatusReply, u32, names, names, names, real, u32, u32, st.lists(statuses, max_size=2).map(tuple)
+    ),
+    st.builds(wire.ErrorReply, names, names),
+)
+
+OBSERVATION = np.dtype(wire.OBSERVATION_FIELDS)
+COST = np.dtype(wire.COST_FIELDS)
+
+
+def decode_or_refuse(frames: list[bytes]) -> None:
+    for decode in (wire.decode_agent, wire.decode_daemon):
+        with contextlib.suppress(WireError):
+            decode(frames)
+
+
+@given(agent_messages)
+def test_agent_messages_round_trip(message):
+    assert wire.decode_agent(wire.encode(message)) == (message, None)
+
+
+@given(daemon_messages)
+def test_daemon_messages_round_trip(message):
+    assert wire.decode_daemon(wire.encode(message)) == message
+
+
+@given(st.integers(0, 20), st.sampled_from([(wire.Observations, OBSERVATION), (wire.CostTables, COST)]))
+def test_records_round_trip_bit_by_bit(n, kind):
+    message_type, dtype = kind
+    records = np.frombuffer(np.random.default_rng(n).bytes(n * dtype.itemsize), dtype)
+    message = message_type("job", 3, n)
+    decoded, raw = wire.decode_agent(wire.encode(message, records.tobytes()))
+    assert decoded == message
+    assert raw == records.tobytes()
+
+
+def test_the_layouts_have_the_promised_width():
+    assert OBSERVATION.itemsize == wire.OBSERVATION_BYTES
+    assert COST.itemsize == wire.COST_BYTES
+
+
+@given(agent_messages, st.data())
+def test_a_truncated_frame_is_refused(message, data):
+    frames = wire.encode(message)
+    which = data.draw(st.integers(0, 1))
+    frames[which] = frames[which][: data.draw(st.integers(0, len(frames[which]) - 1))]
+    with pytest.raises(WireError):
+        wire.decode_agent(frames)
+
+
+@given(st.lists(st.binary(max_size=80), max_size=5))
+def test_random_frames_are_refused(frames):
+    decode_or_refuse(frames)
+    with pytest.raises(WireError):
+        wire.decode_agent(frames)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200), st.none() | st.binary(max_size=200))
+def test_random_bodies_are_decoded_or_refused(body, records):
+    decode_or_refuse([wire.HEADER, body] + ([] if records is None else [records]))
+
+
+@settings(max_examples=300)
+@given(agent_messages | daemon_messages, st.data())
+def test_flipped_bytes_are_decoded_or_refused(message, data):
+    body = bytearray(wire.encode(message)[1])
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    decode_or_refuse([wire.HEADER, bytes(body)])
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | real | names | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(["hello", "observations", "steps", "plan_offer", "nonsense"]), json_like)
+def test_well_formed_msgpack_of_the_wrong_shape_is_refused(tag, anything):
+    body = {"type": tag, "job_id": anything, "rank": anything, "n_records": anything, "plan": anything}
+    decode_or_refuse([wire.HEADER, msgspec.msgpack.encode(body)])
+
+
+def test_deep_nesting_is_refused():
+    decode_or_refuse([wire.HEADER, b"\x81\xa6fabric" + b"\x91" * 1_000_000 + b"\xc0"])
+
+
+@pytest.mark.parametrize("version", [0, wire.WIRE_VERSION + 1, 65535])
+def test_another_version_is_named(version):
+    frames = [struct.pack("<2sH", b"ZT", version), msgspec.msgpack.encode(wire.StatusRequest())]
+    with pytest.raises(WireError, match=rf"version {version} is not {wire.WIRE_VERSION}"):
+        wire.decode_agent(frames)
+
+
+def test_oversized_frames_are_refused_before_they_are_decoded():
+    with pytest.raises(WireError, match="over the limit"):
+        wire.decode_agent([wire.HEADER, bytes(wire.MAX_BODY_BYTES + 1)])
+    n_records = wire.MAX_RECORDS_BYTES // wire.OBSERVATION_BYTES + 1
+    frames = wire.encode(wire.Observations("j", 0, n_records), bytes(n_records * wire.OBSERVATION_BYTES))
+    with pytest.raises(WireError, match="over the limit"):
+        wire.decode_agent(frames)
+
+
+@pytest.mark.parametrize("n_records", [-1, 0, 1, 3, 2**62])
+def test_a_records_frame_must_be_what_was_announced(n_records):
+    with pytest.raises(WireError, match="announces"):
+        wire.decode_agent(
+            wire.encode(wire.Observations("j", 0, n_records), bytes(2 * wire.OBSERVATION_BYTES))
+        )
+
+
+def test_missing_and_unexpected_records_frames_are_refused():
+    with pytest.raises(WireError, match="none"):
+        wire.decode_agent(wire.encode(wire.Observations("j", 0, 1)))
+    with pytest.raises(WireError, match="no records frame"):
+        wire.decode_agent(wire.encode(wire.Goodbye("j", 0), b""))
+    with pytest.raises(WireError, match="no records frame"):
+        wire.decode_daemon(wire.encode(wire.Welcome(1, "v"), b""))
+
+
+def test_a_message_of_the_other_direction_is_refused():
+    with pytest.raises(WireError):
+        wire.decode_agent(wire.encode(wire.Welcome(1, "v")))
+    with pytest.raises(WireError):
+        wire.decode_daemon(wire.encode(wire.StatusRequest()))
