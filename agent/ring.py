@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,11 +33,21 @@ class Rings(Protocol):
         """Records lost to a full ring so far."""
 
 
+class BlockLog(Protocol):
+    """The part of agent.trace_log.TraceLog that is written to here."""
+
+    def record(self, block: np.ndarray, *, n_dropped: int = 0) -> None:
+        """Log a block of records."""
+
+    def steps(self, steps: Sequence[StepRecord]) -> None:
+        """Log finished steps."""
+
+
 class RecordDrain:
     """Collects what one rank has to tell.
 
     Rank 0 sends every record, since the daemon reads the stage fingerprint off its sequence of
-    decisions; the others send timed records only. `on_block` sees every record (trace logging).
+    decisions; the others send timed records only. `log`, if given, sees every record and step.
     """
 
     def __init__(
@@ -45,12 +55,12 @@ class RecordDrain:
         rings: Rings,
         job_id: str,
         rank: int,
-        on_block: Callable[[np.ndarray], None] | None = None,
+        log: BlockLog | None = None,
     ) -> None:
         self._rings = rings
         self._job_id = job_id
         self._rank = rank
-        self._on_block = on_block
+        self._log = log
         self.steps: deque[StepRecord] = deque(maxlen=MAX_QUEUED_STEPS)
         self.adopted: deque[wire.Adopted] = deque(maxlen=MAX_QUEUED_STEPS)
 
@@ -60,8 +70,8 @@ class RecordDrain:
         block = self._rings.drain(MAX_BLOCK_RECORDS)
         if len(block):
             block["rank"][block["rank"] == UNKNOWN_RANK] = self._rank
-            if self._on_block is not None:
-                self._on_block(block)
+            if self._log is not None:
+                self._log.record(block, n_dropped=self._rings.n_dropped())
             if self._rank != 0:
                 block = block[(block["flags"] & FLAG_TIMED) != 0]
         if len(block):
@@ -77,5 +87,7 @@ class RecordDrain:
         while self.steps:
             steps.append(self.steps.popleft())
         if steps:
+            if self._log is not None:
+                self._log.steps(steps)
             messages.append((wire.Steps(self._job_id, self._rank, tuple(steps)), None))
         return messages

@@ -6,12 +6,12 @@ logged, all are counted, and from then on this rank asks for no change any more.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import socket
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
 from agent import fabric_identity, memory
@@ -27,6 +27,7 @@ from agent.settings import AgentSettings
 from agent.summary import RunSummary
 from agent.trace_log import TraceLog
 from store import wire
+from store.errors import RankDisagreement
 from store.records import StepRecord
 
 logger = logging.getLogger("zerotune.agent")
@@ -82,6 +83,8 @@ class Session:
             elif self._agreement is None and self._summary is None:
                 return
             self._finish_step()
+        except RankDisagreement:
+            raise  # the other ranks run under another plan from here on: the job would hang
         except Exception as error:
             self._fail(error)
 
@@ -132,13 +135,21 @@ class Session:
         self._world_size = world_size = dist.get_world_size()
         store = open_job_store()
         self._job_id = self._agree_on_job_id(store, rank)
+        self._fabric_id, self._fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
         if self._settings.trace_dir is not None:
-            self._trace_log = TraceLog(self._settings.trace_dir, job_id=self._job_id, rank=rank)
-        self._drain = RecordDrain(plugin, self._job_id, rank, self._log_block)
+            self._trace_log = TraceLog(
+                self._settings.trace_dir,
+                job_id=self._job_id,
+                rank=rank,
+                n_ranks=world_size,
+                fabric_id=self._fabric_id,
+                fabric=self._fabric,
+                version=importlib.metadata.version("zerotune"),
+            )
+        self._drain = RecordDrain(plugin, self._job_id, rank, self._trace_log)
         plugin.set_recording(rank == 0 or self._trace_log is not None)
         plugin.set_observing(self._trace_log is not None)
         self._agreement = Agreement(store, rank, world_size, PlanTable(plugin), plugin.calls_on_world)
-        self._fabric_id, self._fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
         settings = self._settings
         self._channel = Channel(
             settings.endpoint, self._hello, self, self._on_message, self._on_alive, settings.tick_ms
@@ -164,10 +175,6 @@ class Session:
                 self._plugin.set_memory_pressure(-1.0 if self._pressure is None else self._pressure)
         self._ticks += 1
         return self._drain.collect() if self._drain is not None else []
-
-    def _log_block(self, block: np.ndarray) -> None:
-        if self._trace_log is not None:
-            self._trace_log.write(block)
 
     def _hello(self) -> wire.Hello:
         plugin = self._plugin

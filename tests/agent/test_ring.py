@@ -51,7 +51,21 @@ def test_adoptions_go_before_steps_and_cost_tables_from_rank_0_only():
     assert RecordDrain(FakeRings(block([]), costs=[1]), "job", 1).collect() == []
 
 
-def test_the_trace_sees_every_record():
-    seen = []
-    RecordDrain(FakeRings(block([0, 2])), "job", 1, on_block=lambda b: seen.append(len(b))).collect()
-    assert seen == [2]
+class Log:
+    def __init__(self):
+        self.n_records, self.n_dropped, self.logged_steps = 0, 0, []
+
+    def record(self, block, *, n_dropped=0):
+        self.n_records += len(block)
+        self.n_dropped = n_dropped
+
+    def steps(self, steps):
+        self.logged_steps += steps
+
+
+def test_the_trace_sees_every_record_and_step():
+    log, step = Log(), StepRecord(1, 5, 10.0)
+    drain = RecordDrain(FakeRings(block([0, 2])), "job", 1, log)
+    drain.steps.append(step)
+    drain.collect()
+    assert (log.n_records, log.n_dropped, log.logged_steps) == (2, 7, [step])
