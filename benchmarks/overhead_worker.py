@@ -1,0 +1,72 @@
+"""The training process of overhead.py: our example, with the agent's own code timed from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch  # noqa: F401 - activates the agent before anything is timed
+
+AGENT_THREADS = ("zerotune",)
+
+
+def main() -> None:
+    out, sys.argv[1:] = Path(sys.argv[1]), sys.argv[2:]
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    agent_on = os.environ.get("ZEROTUNE_AGENT") == "1"
+    spent_ns, boundaries_us = [0], []
+    if agent_on:
+        from agent import session
+
+        region, boundary = session.Session.on_region, session.Session.on_boundary
+
+        def timed_region(self, word):
+            began = time.perf_counter_ns()
+            region(self, word)
+            spent_ns[0] += time.perf_counter_ns() - began
+
+        def timed_boundary(self):
+            began = time.perf_counter_ns()
+            boundary(self)
+            took = time.perf_counter_ns() - began
+            spent_ns[0] += took
+            boundaries_us.append(took / 1000)
+
+        session.Session.on_region, session.Session.on_boundary = timed_region, timed_boundary
+    ends_ns = []
+    register_optimizer_step_post_hook(lambda *_: ends_ns.append(time.perf_counter_ns()))
+    threads_ns = [0.0]
+
+    from zero_runtime.examples import train
+
+    def on_exit() -> None:
+        for thread in threading.enumerate():
+            if thread.name.startswith(AGENT_THREADS) and thread.ident is not None:
+                threads_ns[0] += time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
+
+    train.main()
+    on_exit()
+    warm = len(ends_ns) // 5
+    steps_us = [(b - a) / 1000 for a, b in zip(ends_ns[warm:], ends_ns[warm + 1 :], strict=False)]
+    n_steps = len(ends_ns)
+    if os.environ["RANK"] == "0":
+        document = {
+            "step_us": median(steps_us),
+            "training_us_per_step": spent_ns[0] / 1000 / n_steps,
+            "agent_us_per_step": (spent_ns[0] + threads_ns[0]) / 1000 / n_steps,
+            "boundary_p50_us": median(boundaries_us) if boundaries_us else 0.0,
+            "rss_mb": psutil.Process().memory_info().rss / 2**20,
+            "agent_start_s": sys.modules["agent.activate"].start_s if agent_on else 0.0,
+        }
+        out.write_text(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The one way every benchmark here prints: a readable table and, with --json, one closing JSON line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure. `target` is a limit in words ("<= 100"); `ratio` is value over the named peer's."""
+
+    metric: str
+    value: float
+    unit: str
+    target: str = ""
+    peer: str = ""
+    ratio: float | None = None
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "n_cores": os.cpu_count(),
+        "torch": importlib.metadata.version("torch"),
+        "zerotune": importlib.metadata.version("zerotune"),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
+    """Print the table, then with `as_json` the one line that scripts read."""
+    table = Table("metric", "value", "unit", "target", "peer", "ratio", title=benchmark)
+    for result in results:
+        ratio = "" if result.ratio is None else f"{result.ratio:.3g}"
+        table.add_row(result.metric, f"{result.value:,.4g}", result.unit, result.target, result.peer, ratio)
+    Console(width=140).print(table)
+    if as_json:
+        document = {
+            "benchmark": benchmark,
+            "environment": environment(),
+            "results": [asdict(result) for result in results],
+        }
+        print(json.dumps(document))

@@ -1,0 +1,116 @@
+"""Real daemons and real training processes, as a user would start them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tuner.status import fetch_status
+
+ZEROTUNE = [sys.executable, "-m", "tuner.cli"]
+FABRIC = "ethernet_boxes"
+
+
+class World:
+    """One node of its own: runtime directory, store, daemon, training jobs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runtime = folder / "r"
+        self.store = folder / "store.db"
+        self.endpoint = f"ipc://{self.runtime}/d.sock"
+        self.processes: list[subprocess.Popen] = []
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_RUNTIME_DIR": str(self.runtime)}
+
+    def zerotune(self, *words, timeout=60):
+        return subprocess.run(
+            [*ZEROTUNE, *map(str, words)], capture_output=True, text=True, timeout=timeout, env=self.environment
+        )
+
+    def start(self, *command):
+        log = (self.folder / f"{len(self.processes)}.log").open("wb")
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=log, stderr=log, env=self.environment, start_new_session=True
+        )
+        process.log = Path(log.name)
+        self.processes.append(process)
+        return process
+
+    def start_daemon(self):
+        daemon = self.start(*ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", self.store, "-v")
+        self.wait_for(self.status, "the daemon's answer", daemon)
+        return daemon
+
+    def status(self):
+        return fetch_status(self.endpoint, timeout_s=0.3)
+
+    def train(self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), timeout_s=None):
+        """Start our ZeRO example; returns the process and the path of its loss log."""
+        path = self.folder / losses
+        process = self.start(
+            *ZEROTUNE, "launch", "--fabric", fabric, "--endpoint", self.endpoint,
+            "--agent" if agent else "--no-agent", *launch, "--",
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}",
+            "-m", "zero_runtime.examples.train", "--stage", "3", "--log", path, *words,
+        )  # fmt: skip
+        return process, path
+
+    def wait_for(self, condition, what, process=None, timeout_s=60.0):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            found = condition()
+            if found:
+                return found
+            if process is not None and process.poll() is not None:
+                break
+            time.sleep(0.05)
+        tail = process.log.read_text()[-3000:] if process is not None else ""
+        raise AssertionError(f"waited in vain for {what}\n{tail}")
+
+    def finish(self, process, timeout_s=90):
+        process.wait(timeout=timeout_s)
+        return process.returncode, process.log.read_text()
+
+    def close(self):
+        for process in self.processes:
+            for member in session_members(process.pid):
+                member.kill()
+            process.wait(timeout=10)
+
+
+def session_members(session_id):
+    """Living processes of the session that `start` made, orphans included."""
+    members = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session_id and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return members
+
+
+def losses_of(path):
+    if not path.exists():
+        return []
+    return [json.loads(line)["loss_hex"] for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+@pytest.fixture
+def world(tmp_path_factory):
+    # Unix socket paths hold 107 characters at most: pytest's own folders can be longer.
+    made = World(tmp_path_factory.mktemp("w"))
+    made.runtime.mkdir(mode=0o700)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kill9():
+    return lambda pid: os.kill(pid, signal.SIGKILL)

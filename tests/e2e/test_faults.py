@@ -1,0 +1,71 @@
+"""What must not happen when processes are killed: training stops, losses change, anything is left."""
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import losses_of, session_members
+
+STEPS = 120
+
+
+@pytest.mark.timeout(180)
+def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill9):
+    untuned, reference = world.train("--steps", STEPS, agent=False, losses="reference.jsonl")
+    assert world.finish(untuned)[0] == 0
+
+    daemon = world.start_daemon()
+    training, losses = world.train("--steps", STEPS)
+    world.wait_for(lambda: len(losses_of(losses)) > 15, "training to run", training)
+    world.wait_for(lambda: any(job.step > 3 for job in world.status().jobs), "the daemon to see steps", training)
+    kill9(daemon.pid)
+    at_kill = len(losses_of(losses))
+    world.wait_for(lambda: len(losses_of(losses)) > at_kill + 10, "training to go on", training)
+    world.start_daemon()
+    job = world.wait_for(
+        lambda: next((j for j in world.status().jobs if j.n_observations > 0), None),
+        "tuning to resume", training, timeout_s=5,
+    )  # fmt: skip
+    assert job.n_ranks_seen == 2
+    returncode, output = world.finish(training)
+    assert returncode == 0, output
+    assert losses_of(losses) == losses_of(reference)
+    assert len(losses_of(losses)) == STEPS
+
+
+@pytest.mark.timeout(120)
+def test_kill_9_of_a_rank_ends_the_job_and_leaves_nothing(world, kill9):
+    shared_before = set(os.listdir("/dev/shm"))
+    world.start_daemon()
+    training, losses = world.train("--steps", 100_000)
+    world.wait_for(lambda: len(losses_of(losses)) > 5, "training to run", training)
+    ranks = [p for p in session_members(training.pid) if "RANK" in _environment(p)]
+    victim = next(p for p in ranks if _environment(p)["RANK"] == "1")
+    kill9(victim.pid)
+    returncode, _ = world.finish(training, timeout_s=60)
+    assert returncode != 0
+    world.wait_for(lambda: not session_members(training.pid), "every rank to end")
+    assert set(os.listdir("/dev/shm")) <= shared_before
+    assert {p.name for p in world.runtime.iterdir()} <= {"d.sock", "d.sock.lock"}
+    world.wait_for(lambda: world.status() is not None, "the daemon to live on")
+
+
+def _environment(process):
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+@pytest.mark.timeout(120)
+def test_sigterm_drains_writes_and_exits_0(world):
+    daemon = world.start_daemon()
+    training, losses = world.train("--steps", 30)
+    assert world.finish(training)[0] == 0
+    daemon.terminate()
+    assert world.finish(daemon, timeout_s=10)[0] == 0
+    assert not Path(world.runtime / "d.sock").exists()
+    explained = world.zerotune("explain", "--store", world.store, "--json")
+    assert explained.returncode == 0, explained.stderr
+    assert len(losses_of(losses)) == 30

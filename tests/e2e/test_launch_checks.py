@@ -1,0 +1,76 @@
+"""Each mistake before training: one line with the remedy, exit code 2, no traceback."""
+
+import sys
+
+import pytest
+
+
+def launch(world, *words, fabric="ethernet_boxes", **environment):
+    world.environment.update(environment)
+    options = ["--fabric", fabric] if fabric else []
+    return world.zerotune("launch", "--endpoint", world.endpoint, *options, "--", *words)
+
+
+def refused(done, *words):
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("zerotune:")]
+    assert len(lines) == 1
+    for word in words:
+        assert word in lines[0]
+
+
+def test_unknown_command_and_script(world):
+    refused(launch(world, "no-such-program"), "no-such-program", "PATH")
+    refused(launch(world, sys.executable, "no_such_script.py"), "no_such_script.py")
+
+
+def test_unknown_fabric(world):
+    refused(launch(world, sys.executable, "-c", "0", fabric="no_such_fabric"), "no_such_fabric")
+
+
+@pytest.mark.parametrize("name", ["agent.py", "store/__init__.py", "tuner.py", "zero_runtime/__init__.py"])
+def test_a_user_file_that_hides_a_package(world, name):
+    shadow = world.folder / "project" / name
+    shadow.parent.mkdir(parents=True)
+    shadow.write_text("")
+    script = world.folder / "project" / "train.py"
+    script.write_text("print('trained')")
+    refused(launch(world, sys.executable, script), str(shadow), "rename")
+
+
+def test_another_tuner_plugin(world):
+    done = launch(world, sys.executable, "-c", "0", NCCL_TUNER_PLUGIN="/opt/other.so")
+    refused(done, "NCCL_TUNER_PLUGIN=/opt/other.so", "unset")
+
+
+def test_pinned_settings_and_a_missing_daemon_are_warned_of_and_training_runs(world):
+    done = launch(world, sys.executable, "-c", "print('trained')", NCCL_ALGO="Ring")
+    assert done.returncode == 0
+    assert done.stdout == "trained\n"
+    assert "NCCL_ALGO=Ring" in done.stderr
+    assert "no daemon answers" in done.stderr
+
+
+def test_exit_code_and_arguments_of_the_script_pass_through(world):
+    script = world.folder / "script.py"
+    script.write_text("import sys; print(sys.argv[1:]); sys.exit(7)")
+    done = launch(world, sys.executable, script, "--flag", "-x", "a b")
+    assert done.returncode == 7
+    assert done.stdout == "['--flag', '-x', 'a b']\n"
+
+
+def test_a_sitecustomize_of_the_users_still_runs(world):
+    site = world.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('mine')")
+    done = launch(world, sys.executable, "-c", "print('trained')", PYTHONPATH=str(site))
+    assert done.stdout == "mine\ntrained\n"
+
+
+@pytest.mark.parametrize("command", ["daemon", "launch", "replay", "sweep", "status", "explain", "fabrics"])
+def test_every_help_has_an_example(world, command):
+    done = world.zerotune(command, "--help")
+    assert done.returncode == 0
+    assert "Example" in done.stdout
+    assert f"zerotune {command}" in done.stdout
