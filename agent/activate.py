@@ -5,15 +5,33 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from agent.settings import ENV_FABRIC, AgentSettings
 from store.errors import PluginError
+
+if TYPE_CHECKING:
+    from agent.hooks import StepHooks
+    from agent.session import Session
 
 logger = logging.getLogger("zerotune.agent")
 
 NCCL_PLUGIN_SETTINGS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
 
+
+@dataclass(frozen=True)
+class Installed:
+    """What runs in this process, for those who measure it."""
+
+    session: Session
+    hooks: StepHooks
+    start_s: float
+    """Wall time that activation took."""
+
+
+installed: Installed | None = None
 _active = False
 
 
@@ -30,6 +48,8 @@ def activate(fabric: str | None = None, endpoint: str | None = None) -> None:
 
 
 def _activate(fabric: str | None, endpoint: str | None) -> None:
+    global installed
+    began_s = time.perf_counter()
     settings = AgentSettings.from_environment()
     if endpoint is not None:
         settings = replace(settings, endpoint=endpoint)
@@ -63,3 +83,4 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     atexit.register(session.close)
     # A forked child (a data loader's worker) has no threads of ours: it must not act for the rank.
     os.register_at_fork(after_in_child=lambda: (hooks.remove(), atexit.unregister(session.close)))
+    installed = Installed(session, hooks, time.perf_counter() - began_s)

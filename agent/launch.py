@@ -112,7 +112,9 @@ def environment(request: LaunchRequest) -> dict[str, str]:
 
 def _command_problems(request: LaunchRequest) -> list[Problem]:
     if not request.command:
-        return [Problem("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)]
+        return [
+            Problem("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)
+        ]
     program = request.command[0]
     if shutil.which(program, path=request.environment.get("PATH")) is None:
         return [Problem(f"command {program!r} is not found", "check its spelling and PATH", True)]

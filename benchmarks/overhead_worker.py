@@ -20,26 +20,29 @@ def main() -> None:
     out, sys.argv[1:] = Path(sys.argv[1]), sys.argv[2:]
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    from agent import activate
+
     agent_on = os.environ.get("ZEROTUNE_AGENT") == "1"
     spent_ns, boundaries_us = [0], []
+    installed = activate.installed
     if agent_on:
-        from agent import session
+        assert installed is not None
+        hooks = installed.hooks
+        region, boundary = hooks._on_region, hooks._on_boundary
 
-        region, boundary = session.Session.on_region, session.Session.on_boundary
-
-        def timed_region(self, word):
+        def timed_region(word):
             began = time.perf_counter_ns()
-            region(self, word)
+            region(word)
             spent_ns[0] += time.perf_counter_ns() - began
 
-        def timed_boundary(self):
+        def timed_boundary():
             began = time.perf_counter_ns()
-            boundary(self)
+            boundary()
             took = time.perf_counter_ns() - began
             spent_ns[0] += took
             boundaries_us.append(took / 1000)
 
-        session.Session.on_region, session.Session.on_boundary = timed_region, timed_boundary
+        hooks._on_region, hooks._on_boundary = timed_region, timed_boundary
     ends_ns = []
     register_optimizer_step_post_hook(lambda *_: ends_ns.append(time.perf_counter_ns()))
     threads_ns = [0.0]
@@ -63,7 +66,7 @@ def main() -> None:
             "agent_us_per_step": (spent_ns[0] + threads_ns[0]) / 1000 / n_steps,
             "boundary_p50_us": median(boundaries_us) if boundaries_us else 0.0,
             "rss_mb": psutil.Process().memory_info().rss / 2**20,
-            "agent_start_s": sys.modules["agent.activate"].start_s if agent_on else 0.0,
+            "agent_start_s": installed.start_s if agent_on and installed else 0.0,
         }
         out.write_text(json.dumps(document))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -25,18 +25,25 @@ app = typer.Typer(
 )
 
 Endpoint = Annotated[
-    Optional[str],
-    typer.Option(help="ZeroMQ endpoint of the daemon; default: ipc:// below the runtime directory.",
-                 envvar="ZEROTUNE_ENDPOINT"),
+    str | None,
+    typer.Option(
+        help="ZeroMQ endpoint of the daemon; default: ipc:// below the runtime directory.",
+        envvar="ZEROTUNE_ENDPOINT",
+    ),
 ]
 StorePath = Annotated[
-    Optional[Path],
-    typer.Option("--store", help="The store's SQLite file; default: below the XDG data directory.",
-                 envvar="ZEROTUNE_STORE"),
+    Path | None,
+    typer.Option(
+        "--store",
+        help="The store's SQLite file; default: below the XDG data directory.",
+        envvar="ZEROTUNE_STORE",
+    ),
 ]
 FabricName = Annotated[
-    Optional[str],
-    typer.Option("--fabric", help="Name or path of a fabric file: use the emulated NCCL. See `zerotune fabrics`."),
+    str | None,
+    typer.Option(
+        "--fabric", help="Name or path of a fabric file: use the emulated NCCL. See `zerotune fabrics`."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
@@ -81,19 +88,19 @@ def launch(
     start_daemon: Annotated[bool, typer.Option(help="Start a daemon for this job if none answers.")] = False,
     store: StorePath = None,
     log_trace: Annotated[
-        Optional[Path], typer.Option(help="Log every collective into this folder, for `zerotune replay`.")
+        Path | None, typer.Option(help="Log every collective into this folder, for `zerotune replay`.")
     ] = None,
     plan: Annotated[
-        Optional[Path], typer.Option(help="Run under this plan file, with no daemon at all.")
+        Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")
     ] = None,
-    summary: Annotated[Optional[Path], typer.Option(help="Write step times to this JSON file.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write step times to this JSON file.")] = None,
     agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
 ) -> None:
     """Run an unmodified training command with its collectives tuned.
 
     Example: zerotune launch -- torchrun --nproc-per-node 8 train.py --epochs 3
 
-    Without a GPU: zerotune launch --fabric pcie_ethernet -- torchrun --nproc-per-node 2 train.py
+    Without a GPU: zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 train.py
     """
     from agent import launch as launching
     from tuner.status import fetch_status
@@ -147,10 +154,10 @@ def daemon(
     endpoint: Endpoint = None,
     store: StorePath = None,
     idle_exit: Annotated[
-        Optional[float], typer.Option(help="Leave after this many seconds without a rank; default: never.")
+        float | None, typer.Option(help="Leave after this many seconds without a rank; default: never.")
     ] = None,
     curve_keys: Annotated[
-        Optional[Path], typer.Option(help="Folder with CURVE keys; required for a tcp:// endpoint.")
+        Path | None, typer.Option(help="Folder with CURVE keys; required for a tcp:// endpoint.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
@@ -195,10 +202,10 @@ def status(endpoint: Endpoint = None, as_json: AsJson = False) -> None:
 @app.command()
 def explain(
     store: StorePath = None,
-    job: Annotated[Optional[str], typer.Option(help="Job id; default: the newest job.")] = None,
-    collective: Annotated[Optional[str], typer.Option(help="Only this collective, e.g. all_gather.")] = None,
-    phase: Annotated[Optional[str], typer.Option(help="Only this phase, e.g. forward_gather.")] = None,
-    message_bytes: Annotated[Optional[int], typer.Option(help="Only the size class of this size.")] = None,
+    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job.")] = None,
+    collective: Annotated[str | None, typer.Option(help="Only this collective, e.g. all_gather.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Only this phase, e.g. forward_gather.")] = None,
+    message_bytes: Annotated[int | None, typer.Option(help="Only the size class of this size.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say why each setting is what it is: evidence, prediction, alternatives.
@@ -218,7 +225,9 @@ def explain(
 
 @app.command()
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A trace folder of `launch --log-trace`, or another format's file.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A trace folder of `launch --log-trace`, or another format's file.")
+    ],
     policy: Annotated[
         list[str], typer.Option(help="baseline, table, model or oracle; may be given several times.")
     ] = ["baseline", "table", "model", "oracle"],  # noqa: B006 - typer reads the default, nobody changes it
@@ -256,7 +265,7 @@ def sweep(
 
     Ctrl-C keeps what was measured; the same command goes on from there.
 
-    Example: zerotune sweep --fabric pcie_ethernet --max-bytes 1048576
+    Example: zerotune sweep --fabric ethernet_boxes --max-bytes 1048576
     """
     from tuner import sweep as sweeping
 
@@ -282,7 +291,7 @@ def sweep(
 def report(
     out: Annotated[Path, typer.Argument(help="HTML file to write.")] = Path("report.html"),
     store: StorePath = None,
-    job: Annotated[Optional[str], typer.Option(help="Job id; default: the newest job.")] = None,
+    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job.")] = None,
 ) -> None:
     """Write one self-contained HTML page about a job.
 
@@ -297,7 +306,7 @@ def report(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, the store and the logs.")] = Path("run"),
     fabric: FabricName = None,
-    steps: Annotated[Optional[int], typer.Option(help="Training steps of each run.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps of each run.")] = None,
 ) -> None:
     """Show the whole loop on this machine without a GPU (what `make run` does).
 

@@ -25,7 +25,7 @@ from store.errors import UserError
 from store.records import Decision, size_class_range
 from tuner.background import start_in_background
 
-FABRIC = "ethernet_pcie"
+FABRIC = "ethernet_boxes"
 N_RANKS = 2
 N_STEPS = 240
 SETTLED_SHARE = 0.25
@@ -61,7 +61,9 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         (out / ".writable").write_text("")
         (out / ".writable").unlink()
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}", "choose another folder with --out") from error
+        raise UserError(
+            f"cannot write to {out}: {error.strerror}", "choose another folder with --out"
+        ) from error
     store_path = out / "store.db"
     earlier = _explored_so_far(store_path)
     console.print(
@@ -90,7 +92,9 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     _write_summaries(out, fabric, off, on)
     from tuner.report import write_report
 
-    report = write_report(store_path, out / "report.html", job_id=job_id, summaries=[out / "off.json", out / "on.json"])
+    report = write_report(
+        store_path, out / "report.html", job_id=job_id, summaries=[out / "off.json", out / "on.json"]
+    )
     console.print(f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {store_path})")
     if off.loss_hex != on.loss_hex:
         raise UserError("the loss curves differ", f"please report this with {out}")
@@ -103,7 +107,16 @@ def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, a
     command = [sys.executable, "-m", "tuner.cli", "launch", "--fabric", fabric, "--summary", str(summary)]
     command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent", "--"]
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
-    command += ["-m", "zero_runtime.examples.train", "--stage", "3", "--steps", str(n_steps), "--log", str(losses)]
+    command += [
+        "-m",
+        "zero_runtime.examples.train",
+        "--stage",
+        "3",
+        "--steps",
+        str(n_steps),
+        "--log",
+        str(losses),
+    ]
     began = time.monotonic()
     with log.open("wb") as output:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -175,7 +188,9 @@ def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} us"
 
 
-def _print_checks(console: Console, off: Run, on: Run, decisions: list[Decision], earlier: int | None) -> None:
+def _print_checks(
+    console: Console, off: Run, on: Run, decisions: list[Decision], earlier: int | None
+) -> None:
     same = off.loss_hex == on.loss_hex and len(on.loss_hex) > 0
     n_disagreements = off.n_disagreements + on.n_disagreements
     n_explored = _n_explored(decisions)
@@ -190,9 +205,7 @@ def _print_checks(console: Console, off: Run, on: Run, decisions: list[Decision]
 
 def _write_summaries(out: Path, fabric: str, off: Run, on: Run) -> None:
     for name, run in (("off", off), ("on", on)):
-        steps = [
-            {**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)
-        ]
+        steps = [{**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)]
         document = {
             "label": run.label,
             "emulated": True,

@@ -53,8 +53,14 @@ def channel(endpoint):
         alive, messages, outbox = threading.Event(), [], Outbox()
         hello = wire.Hello("job", 0, 2, 0, "node", 1, "fabric", {}, 0, 5)
         made.append(
-            Channel(endpoint, lambda: hello, outbox, messages.append,
-                    lambda up: alive.set() if up else alive.clear(), tick_ms=5)
+            Channel(
+                endpoint,
+                lambda: hello,
+                outbox,
+                messages.append,
+                lambda up: alive.set() if up else alive.clear(),
+                tick_ms=5,
+            )
         )
         made[-1].start()
         return made[-1], outbox, messages, alive

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from tuner.status import fetch_status
 
 ZEROTUNE = [sys.executable, "-m", "tuner.cli"]
@@ -30,7 +29,11 @@ class World:
 
     def zerotune(self, *words, timeout=60):
         return subprocess.run(
-            [*ZEROTUNE, *map(str, words)], capture_output=True, text=True, timeout=timeout, env=self.environment
+            [*ZEROTUNE, *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=self.environment,
         )
 
     def start(self, *command):
@@ -50,7 +53,9 @@ class World:
     def status(self):
         return fetch_status(self.endpoint, timeout_s=0.3)
 
-    def train(self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), timeout_s=None):
+    def train(
+        self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), timeout_s=None
+    ):
         """Start our ZeRO example; returns the process and the path of its loss log."""
         path = self.folder / losses
         process = self.start(

@@ -18,7 +18,9 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill
     daemon = world.start_daemon()
     training, losses = world.train("--steps", STEPS)
     world.wait_for(lambda: len(losses_of(losses)) > 15, "training to run", training)
-    world.wait_for(lambda: any(job.step > 3 for job in world.status().jobs), "the daemon to see steps", training)
+    world.wait_for(
+        lambda: any(job.step > 3 for job in world.status().jobs), "the daemon to see steps", training
+    )
     kill9(daemon.pid)
     at_kill = len(losses_of(losses))
     world.wait_for(lambda: len(losses_of(losses)) > at_kill + 10, "training to go on", training)
