@@ -1,7 +1,7 @@
 """One training process under tuning: hooks in, plugin and daemon out.
 
-The training thread runs `on_region` and `on_boundary` only. Both swallow every error: the first is
-logged, all are counted, and from then on this rank asks for no change any more.
+The training thread runs `on_region` and `on_boundary` only. What goes wrong in them is logged once and
+counted; only `RankDisagreement` reaches the script, since the job would hang or compute garbage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from agent.settings import AgentSettings
 from agent.summary import RunSummary
 from agent.trace_log import TraceLog
 from store import wire
-from store.errors import RankDisagreement
 from store.records import StepRecord
 
 logger = logging.getLogger("zerotune.agent")
@@ -56,6 +55,7 @@ class Session:
         self._fabric_id = ""
         self._fabric: fabric_identity.Description = {}
         self._step = 0
+        self._epoch = 0
         self._boundary_us = 0.0
         self._boundary_exposed_us: float | None = None
         self._observe_steps = 0
@@ -80,40 +80,36 @@ class Session:
         try:
             if not self._joined:
                 self._join()
-            elif self._agreement is None and self._summary is None:
-                return
             self._finish_step()
-        except RankDisagreement:
-            raise  # the other ranks run under another plan from here on: the job would hang
         except Exception as error:
             self._fail(error)
+        # Apart from the rest: whatever else went wrong on this rank, it crosses every boundary.
+        if self._agreement is not None:
+            epoch = self._agreement.boundary()
+            if epoch != self._epoch:
+                self._epoch = epoch
+                if self._rank == 0 and self._drain is not None:
+                    self._drain.adopted.append(wire.Adopted(self._job_id, epoch, self._step))
 
     def _finish_step(self) -> None:
         now_us, exposed_us = self._clock.now_us(), self._clock.exposed_us()
-        plugin, agreement = self._plugin, self._agreement
-        epoch = plugin.active_epoch() if plugin is not None else 0
         if self._step:
             exposed = None
             if exposed_us is not None and self._boundary_exposed_us is not None:
                 exposed = exposed_us - self._boundary_exposed_us
-            record = StepRecord(self._step, epoch, now_us - self._boundary_us, exposed, self._pressure)
+            record = StepRecord(self._step, self._epoch, now_us - self._boundary_us, exposed, self._pressure)
             if self._drain is not None:
                 self._drain.steps.append(record)
             if self._summary is not None:
                 self._summary.add(record)
         self._boundary_us, self._boundary_exposed_us = now_us, exposed_us
         self._step += 1
-        if plugin is None:
-            return
-        plugin.set_step(self._step)
-        if self._observe_steps:
-            self._observe_steps -= 1
-            if self._observe_steps == 0:
-                plugin.set_observing(False)
-        if agreement is not None:
-            adopted = agreement.boundary()
-            if adopted != epoch and self._drain is not None and self._rank == 0:
-                self._drain.adopted.append(wire.Adopted(self._job_id, adopted, self._step))
+        if self._plugin is not None:
+            self._plugin.set_step(self._step)
+            if self._observe_steps:
+                self._observe_steps -= 1
+                if self._observe_steps == 0:
+                    self._plugin.set_observing(False)
 
     def _join(self) -> None:
         """At the first boundary with a process group: find the other ranks and the daemon."""
@@ -227,7 +223,7 @@ class Session:
     def _fail(self, error: Exception) -> None:
         self.n_errors += 1
         if self.n_errors == 1:
-            logger.warning("zerotune: tuning stops on this rank, training goes on: %s", error, exc_info=True)
+            logger.warning("zerotune: the agent met an error, training goes on: %s", error, exc_info=True)
 
 
 def _follow_runtime_phases(plugin: Plugin) -> None:

@@ -70,9 +70,8 @@ def test_reentrant_backward_does_not_end_the_region():
 
 
 def test_a_failing_backward_leaves_the_region():
-    with Recorder() as seen:
-        with contextlib.suppress(RuntimeError):
-            torch.ones(1).backward()
+    with Recorder() as seen, contextlib.suppress(RuntimeError):
+        torch.ones(1).backward()
     assert seen.events == [Region.backward, Region.forward]
 
 
