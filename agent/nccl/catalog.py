@@ -25,8 +25,8 @@ _NVLS_MULTI_NODE_SINCE = (2, 27)
 
 _RING: Final = tuple((Algorithm.ring, protocol) for protocol in Protocol)
 _TREE: Final = tuple((Algorithm.tree, protocol) for protocol in Protocol)
-_TUNABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
-_RING_ONLY: Final = (Collective.broadcast, Collective.reduce)
+TUNABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
+RING_ONLY: Final = (Collective.broadcast, Collective.reduce)
 
 
 def legal_cells(
@@ -46,9 +46,9 @@ def legal_cells(
     per node. `collnet` says that in-network reduction is configured, `nvls` that NVLink multicast exists.
     """
     version = tuple((nccl_version or NEWEST_MODELLED)[:2])
-    if collective in _RING_ONLY:
+    if collective in RING_ONLY:
         return _RING
-    if collective not in _TUNABLE:
+    if collective not in TUNABLE:
         return ()
     is_all_reduce = collective is Collective.all_reduce
     plain_sum = redop_is_sum or collective is not Collective.reduce_scatter

@@ -1,0 +1,474 @@
+"""Fabric files: what an emulated machine is believed to be, and what it is.
+
+*Belief* feeds NCCL's cost model; *truth* says what a collective costs. Their difference is what a tuner can
+gain. The rest describes compute, contention between compute and collectives, memory and noise.
+Files are TOML, checked strictly: any nonsense is a FabricError that names the key and the value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from agent.nccl import catalog, cost_model
+from agent.nccl.cost_model import IGNORE, Topology
+from agent.nccl.truth import (
+    ChannelFactors,
+    Channels,
+    CurveKey,
+    NotNegative,
+    Positive,
+    RecordedCurve,
+    Span,
+    TruthCell,
+    channel_factor,
+    line,
+    read_points,
+    wire_share,
+)
+from store.errors import FabricError
+from store.records import Algorithm, Collective, CommunicatorClass, Protocol
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FABRICS_DIR: Final = Path(__file__).parent / "fabrics"
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class BelievedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Topology numbers NCCL has for communicators within a node, or across nodes."""
+
+    ring_channels: Channels
+    ring_bw_intra_gbs: Positive
+    tree_channels: Channels
+    tree_bw_intra_gbs: Positive
+    comm_channels: Channels
+    ring_bw_inter_gbs: NotNegative = 0.0
+    tree_bw_inter_gbs: NotNegative = 0.0
+    latency_inter_us: NotNegative = 0.0
+    type_inter: Annotated[int, msgspec.Meta(ge=0, le=11)] = 0
+    plain_tree_pattern: bool = False
+    nvls_gbs: NotNegative = 0.0
+    nvls_latency_us: NotNegative = 0.0
+    nvls_channels: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+
+
+class Belief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What NCCL thinks of the machine; see `cost_model.Topology` for the fields."""
+
+    compute_capability: Annotated[int, msgspec.Meta(ge=50, le=130)]
+    type_intra: Annotated[int, msgspec.Meta(ge=0, le=11)]
+    cpu_is_amd: bool = False
+    one_node: BelievedSpan | None = None
+    many_nodes: BelievedSpan | None = None
+
+
+class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What collectives cost; link rates bound every cell.
+
+    `follows_belief` makes NCCL's own model the truth, so that nothing is to be gained. `recorded` names a
+    CSV of measured points beside the fabric file; cells it lacks come from `cells`.
+    """
+
+    intra_gbs: Positive
+    """Rate of one GPU's links inside the node, one direction."""
+    point_to_point_us: Positive
+    """Latency of send, recv, all_to_all, gather and scatter."""
+    inter_gbs: NotNegative = 0.0
+    """Rate of one node's network, all adapters together, one direction."""
+    follows_belief: bool = False
+    cells: tuple[TruthCell, ...] = ()
+    recorded: str = ""
+    recorded_channel_factors: ChannelFactors = ()
+
+
+class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What computation costs on one rank."""
+
+    tflops: Positive
+    efficiency: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    launch_us: NotNegative
+    memory_gbs: Positive
+
+    def matmul_us(self, n_flops: float) -> float:
+        """Microseconds of dense arithmetic."""
+        return n_flops / (self.tflops * self.efficiency * 1e6)
+
+    def stream_us(self, n_bytes: float) -> float:
+        """Microseconds to read and write `n_bytes` of device memory (optimizer, element-wise work)."""
+        return n_bytes / (self.memory_gbs * 1e3)
+
+
+class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What collectives and computation take from one another."""
+
+    n_sms: Count
+    sms_per_channel: NotNegative
+    sharing: Share
+    """0: overlapping collectives do not disturb each other; 1: they share the links evenly."""
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Device memory that NCCL takes."""
+
+    device_mb: Positive
+    channel_mb: NotNegative
+    algorithm_mb: NotNegative
+    """For connecting an algorithm for the first time."""
+
+
+class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Random disturbance, a pure function of a seed and a key so that all ranks draw the same."""
+
+    sigma: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    """Standard deviation of the logarithm of a duration."""
+    arrival_skew_us: NotNegative
+    """Mean extra delay of a rank on its way to a collective (exponential)."""
+
+    def factor(self, seed: int, *key: int) -> float:
+        """Lognormal factor on a duration, median 1."""
+        radius = math.sqrt(-2.0 * math.log(_uniform(seed, 1, *key)))
+        return math.exp(self.sigma * radius * math.cos(2.0 * math.pi * _uniform(seed, 2, *key)))
+
+    def skew_us(self, seed: int, *key: int) -> float:
+        """Delay of one rank before one collective; put the rank into `key`."""
+        return -self.arrival_skew_us * math.log(_uniform(seed, 3, *key))
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    title: str
+    source: str
+    """Where the numbers come from."""
+    ranks_per_node: Count
+    max_nodes: Count
+    belief: Belief
+    truth: Truth
+    compute: Compute
+    contention: Contention
+    memory: Memory
+    noise: Noise
+
+
+class Fabric:
+    """One machine or cluster, read from a fabric file; immutable. See `load`."""
+
+    def __init__(self, name: str, file: _File, recorded: Mapping[CurveKey, RecordedCurve]) -> None:
+        self.name = name
+        self.title = file.title
+        self.source = file.source
+        self.ranks_per_node = file.ranks_per_node
+        self.max_nodes = file.max_nodes
+        self.belief = file.belief
+        self.truth = file.truth
+        self.compute = file.compute
+        self.contention = file.contention
+        self.memory = file.memory
+        self.noise = file.noise
+        self._recorded = recorded
+        self._cells = {
+            (Collective[collective], Algorithm[cell.algorithm], Protocol[cell.protocol], span): cell
+            for cell in file.truth.cells
+            for collective in cell.collectives
+            for span in cell.spans
+        }
+        content = msgspec.json.encode([file, sorted(recorded.items())])
+        self._digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+        self._topologies: dict[CommunicatorClass, Topology] = {}
+
+    @cached_property
+    def fabric_id(self) -> str:
+        """Identifies the fabric with its contents: a changed file is another fabric."""
+        return f"emulated-{self.name}-{self._digest}"
+
+    @property
+    def max_ranks(self) -> int:
+        """Ranks that fit on the fabric."""
+        return self.ranks_per_node * self.max_nodes
+
+    def n_nodes(self, ranks: Sequence[int]) -> int:
+        """Nodes that the global `ranks` of a communicator touch."""
+        return len({rank // self.ranks_per_node for rank in ranks})
+
+    def communicator(self, ranks: Sequence[int]) -> CommunicatorClass:
+        """Class of the communicator of these global ranks."""
+        return CommunicatorClass(len(ranks), self.n_nodes(ranks))
+
+    def topology(self, communicator: CommunicatorClass) -> Topology:
+        """What NCCL believes for `communicator`; FabricError if it does not fit on the fabric."""
+        known = self._topologies.get(communicator)
+        if known is not None:
+            return known
+        n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
+        if not (1 <= n_nodes <= min(n_ranks, self.max_nodes) and n_ranks <= n_nodes * self.ranks_per_node):
+            raise FabricError(
+                f"fabric {self.name} has {self.max_nodes} nodes of {self.ranks_per_node} ranks, "
+                f"not {n_ranks} ranks on {n_nodes} nodes",
+                "use fewer ranks or a larger fabric (`zerotune fabrics` lists them)",
+            )
+        span = self._believed_span(n_nodes)
+        terms = {name: getattr(span, name) for name in span.__struct_fields__}
+        topology = Topology(
+            n_ranks=n_ranks,
+            n_nodes=n_nodes,
+            compute_capability=self.belief.compute_capability,
+            type_intra=self.belief.type_intra,
+            cpu_is_amd=self.belief.cpu_is_amd,
+            **terms,
+        )
+        self._topologies[communicator] = topology
+        return topology
+
+    def max_channels(self, communicator: CommunicatorClass) -> int:
+        """Channels a communicator has; NCCL clamps every request to it."""
+        return self.topology(communicator).comm_channels
+
+    def truth_us(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        algorithm: Algorithm | None,
+        protocol: Protocol | None,
+        n_channels: int,
+        message_bytes: int,
+    ) -> float:
+        """True microseconds of one collective alone on the fabric, without noise.
+
+        `algorithm` and `protocol` are None for collectives that have none (send, all_to_all ...). As in
+        NCCL, fewer than `n_channels` run when the message is small. Raises FabricError for a cell that
+        does not exist here and ValueError for a channel count outside 1..max_channels.
+        """
+        if communicator.n_ranks == 1:
+            return self.compute.launch_us + self.compute.stream_us(2.0 * message_bytes)
+        if algorithm is None or protocol is None:
+            rate_gbs = self.truth.intra_gbs if communicator.n_nodes == 1 else self._inter_gbs(communicator)
+            wire_bytes = message_bytes * wire_share(communicator, collective)
+            return self.truth.point_to_point_us + wire_bytes / (1000.0 * rate_gbs)
+        topology = self.topology(communicator)
+        most = max(topology.comm_channels, topology.nvls_channels)
+        if not 1 <= n_channels <= most:
+            raise ValueError(f"n_channels {n_channels} is outside 1..{most} of fabric {self.name}")
+        n_channels = cost_model.channels_used(collective, protocol, message_bytes, n_channels)
+        if self.truth.follows_belief:
+            return self._believed_us(topology, collective, algorithm, protocol, n_channels, message_bytes)
+        curve = self._recorded.get((collective, algorithm, protocol))
+        if curve is not None:
+            factor = channel_factor(self.truth.recorded_channel_factors, n_channels)
+            return curve.time_us(collective, communicator.n_ranks, message_bytes, factor)
+        cell = self._cells.get((collective, algorithm, protocol, _span(communicator.n_nodes)))
+        if cell is None:
+            raise FabricError(
+                f"fabric {self.name} has no {algorithm.name}/{protocol.name} for {collective.name} "
+                f"on {communicator.n_nodes} nodes",
+                "add a [[truth.cells]] entry or choose another cell",
+            )
+        fixed_us, us_per_byte = line(cell, communicator, collective, n_channels)
+        return fixed_us + us_per_byte * message_bytes
+
+    def sms_slowdown(self, n_channels: int) -> float:
+        """Factor >= 1 on computation while collectives hold `n_channels` channels."""
+        held = n_channels * self.contention.sms_per_channel / self.contention.n_sms
+        return 1.0 / (1.0 - min(held, 0.9))
+
+    def sharing_slowdown(self, n_collectives: int) -> float:
+        """Factor >= 1 on each of `n_collectives` that overlap."""
+        return 1.0 + self.contention.sharing * (max(n_collectives, 1) - 1)
+
+    def memory_mb(self, n_channels: int, n_algorithms: int) -> float:
+        """Device memory NCCL holds for `n_channels` channels over `n_algorithms` connected algorithms."""
+        return n_channels * self.memory.channel_mb + n_algorithms * self.memory.algorithm_mb
+
+    def describe(self) -> dict[str, str | int | float | bool]:
+        """Facts for the store and for features; `emulated` marks every result drawn from it."""
+        span = self._believed_span(1 if self.ranks_per_node > 1 else 2)
+        return {
+            "emulated": self.name,
+            "title": self.title,
+            "source": self.source,
+            "ranks_per_node": self.ranks_per_node,
+            "max_nodes": self.max_nodes,
+            "compute_capability": self.belief.compute_capability,
+            "type_intra": self.belief.type_intra,
+            "cpu_is_amd": self.belief.cpu_is_amd,
+            "comm_channels": span.comm_channels,
+            "nccl_version": ".".join(map(str, catalog.NEWEST_MODELLED)),
+        }
+
+    def cells(self, communicator: CommunicatorClass, collective: Collective) -> tuple[catalog.Cell, ...]:
+        """Cells that NCCL offers here, i.e. that are not IGNORE in its cost table."""
+        table = cost_model.cost_table(self.topology(communicator), collective, 1 << 20)
+        return tuple((a, p) for a in Algorithm for p in Protocol if table[a, p] != IGNORE)
+
+    def _believed_span(self, n_nodes: int) -> BelievedSpan:
+        span = self.belief.one_node if n_nodes == 1 else self.belief.many_nodes
+        # A fabric of one-rank nodes has single-rank communicators only inside a node, and vice versa.
+        span = span or self.belief.many_nodes or self.belief.one_node
+        assert span is not None
+        return span
+
+    def _inter_gbs(self, communicator: CommunicatorClass) -> float:
+        ranks_on_node = -(-communicator.n_ranks // communicator.n_nodes)
+        return self.truth.inter_gbs / ranks_on_node
+
+    def _believed_us(
+        self,
+        topology: Topology,
+        collective: Collective,
+        algorithm: Algorithm,
+        protocol: Protocol,
+        n_channels: int,
+        message_bytes: int,
+    ) -> float:
+        """NCCL's own prediction; fewer channels than NCCL's default only ever cost."""
+        cost_us = float(cost_model.cost_us(topology, collective, algorithm, protocol, message_bytes))
+        if cost_us < 0:
+            raise FabricError(
+                f"fabric {self.name} has no {algorithm.name}/{protocol.name} for {collective.name}",
+                "choose a cell that the cost table offers",
+            )
+        default = cost_model.default_channels(topology, collective, algorithm, protocol, message_bytes)
+        missing = max(0.0, 1.0 - n_channels / default)
+        return cost_us * (1.0 + missing)
+
+
+def names() -> tuple[str, ...]:
+    """Names of the shipped fabrics."""
+    return tuple(sorted(path.stem for path in FABRICS_DIR.glob("*.toml")))
+
+
+def load(name_or_path: str | Path) -> Fabric:
+    """A shipped fabric by name, or any fabric file by path; FabricError says what is wrong with it."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = FABRICS_DIR / f"{name_or_path}.toml"
+        if str(name_or_path) not in names():
+            raise FabricError(
+                f"there is no fabric {str(name_or_path)!r}",
+                f"use one of {', '.join(names())} or a .toml file",
+            )
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError as error:
+        raise FabricError(f"fabric file {path} cannot be read: {error.strerror}", "check the path") from None
+    return _load(path.resolve(), stamp)
+
+
+@lru_cache(maxsize=64)
+def _load(path: Path, _stamp: int) -> Fabric:
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FabricError(f"fabric file {path} cannot be read: {error.strerror}", "check the path") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FabricError(f"fabric file {path} is not TOML: {error}", "mend the line named") from None
+    try:
+        file = msgspec.convert(raw, _File)
+    except msgspec.ValidationError as error:
+        raise _explain(path, raw, str(error)) from None
+    fabric = Fabric(path.stem, file, _points(path, file.truth))
+    _check(path, fabric)
+    return fabric
+
+
+def _points(path: Path, truth: Truth) -> Mapping[CurveKey, RecordedCurve]:
+    if not truth.recorded:
+        return {}
+    points = path.parent / truth.recorded
+    try:
+        with points.open(encoding="utf-8", newline="") as lines:
+            curves = read_points(lines)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FabricError(
+            f"fabric file {path}: truth.recorded = {truth.recorded!r} cannot be used: {error}",
+            "give a CSV of measured points beside the fabric file",
+        ) from None
+    return curves
+
+
+def _explain(path: Path, raw: Mapping[str, Any], message: str) -> FabricError:
+    """Turns msgspec's message into one that names key, value and remedy."""
+    problem, _, where = message.partition(" - at `$")
+    key = where.removesuffix("`").lstrip(".")
+    value: Any = raw
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", key):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (KeyError, IndexError, TypeError):
+            value = None
+    shown = f"{key} = {value!r}: " if key and not isinstance(value, dict) else f"{key}: " if key else ""
+    return FabricError(f"fabric file {path}: {shown}{problem}", "mend that key (docs/fabrics.md lists them)")
+
+
+def _check(path: Path, fabric: Fabric) -> None:
+    """Refuses what no machine can be: missing spans, more bandwidth than the links, missing cells."""
+
+    def refuse(key: str, value: object, problem: str, remedy: str) -> FabricError:
+        return FabricError(f"fabric file {path}: {key} = {value!r} {problem}", remedy)
+
+    truth, belief = fabric.truth, fabric.belief
+    if fabric.ranks_per_node > 1 and belief.one_node is None:
+        raise refuse("ranks_per_node", fabric.ranks_per_node, "needs belief.one_node", "add that table")
+    if fabric.max_nodes > 1 and belief.many_nodes is None:
+        raise refuse("max_nodes", fabric.max_nodes, "needs belief.many_nodes", "add that table")
+    if fabric.max_nodes > 1 and truth.inter_gbs <= 0:
+        raise refuse("truth.inter_gbs", truth.inter_gbs, "is no network", "give the node's network rate")
+    for index, cell in enumerate(truth.cells):
+        key = f"truth.cells[{index}]"
+        channels = [n_channels for n_channels, _ in cell.channel_factors]
+        if channels != sorted(set(channels)):
+            raise refuse(f"{key}.channel_factors", channels, "does not rise", "order it by channel count")
+        for span in cell.spans:
+            link_gbs = truth.intra_gbs if span == "one_node" else truth.inter_gbs
+            fastest_gbs = max(cell.gbs(n_channels) for n_channels in range(1, 65))
+            if fastest_gbs > link_gbs:
+                raise refuse(
+                    f"{key}.limit_gbs",
+                    cell.limit_gbs,
+                    f"moves {fastest_gbs:.4g} GB/s over {span} links of {link_gbs:.4g} GB/s",
+                    "lower limit_gbs or channel_factors",
+                )
+    for communicator in _probe_classes(fabric):
+        for collective in (*catalog.TUNABLE, *catalog.RING_ONLY):
+            for algorithm, protocol in fabric.cells(communicator, collective):
+                fabric.truth_us(communicator, collective, algorithm, protocol, 1, 1 << 20)
+
+
+def _probe_classes(fabric: Fabric) -> list[CommunicatorClass]:
+    """Small communicators of every kind the fabric has."""
+    probes = []
+    if fabric.ranks_per_node > 1:
+        probes.append(CommunicatorClass(2, 1))
+    if fabric.max_nodes > 1:
+        probes += [CommunicatorClass(2, 2), CommunicatorClass(fabric.max_ranks, fabric.max_nodes)]
+    return probes
+
+
+def _span(n_nodes: int) -> Literal["one_node", "many_nodes"]:
+    span: Span = "one_node" if n_nodes == 1 else "many_nodes"
+    return span
+
+
+def _uniform(*key: int) -> float:
+    """Uniform in (0, 1] from integers: SplitMix64's finaliser over each of them in turn."""
+    state = 0
+    for word in key:
+        state = (state + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return ((state >> 11) + 1) / float(1 << 53)
+
+
+_MASK: Final = (1 << 64) - 1
