@@ -1,0 +1,184 @@
+"""A training job on a fabric's truth, played against a Brain; one process, no sleeping, seeded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.nccl import cost_model, fabric
+from store.measurements import MEASUREMENT
+from store.records import (
+    BASELINE,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    Plan,
+    StepRecord,
+    TimingSource,
+    size_class,
+)
+from tuner.brain import Brain, BrainSettings
+from tuner.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class Call:
+    collective: Collective
+    phase: Phase
+    message_bytes: int
+
+
+def zero3_step(n_layers: int = 4, shard_bytes: int = 1 << 20, n_ranks: int = 16) -> list[Call]:
+    total = shard_bytes * n_ranks
+    forward = [Call(Collective.all_gather, Phase.forward_gather, total)] * n_layers
+    backward = [
+        call
+        for _ in range(n_layers)
+        for call in (
+            Call(Collective.all_gather, Phase.backward_gather, total),
+            Call(Collective.reduce_scatter, Phase.gradient_scatter, total),
+        )
+    ]
+    return [*forward, *backward]
+
+
+@dataclass
+class World:
+    fabric_name: str
+    communicator: CommunicatorClass
+    calls: list[Call]
+    noise: float = 0.02
+    step_noise: float = 0.005
+    compute_us: float = 20_000.0
+    seed: int = 0
+    flat: bool = False
+    """All settings cost the same: nothing to gain."""
+    slowdown: dict[str, float] = field(default_factory=dict)
+    """Factor by collective name: what congestion does."""
+    contention: float = 0.0
+    memory_pressure: float = 0.3
+
+    def __post_init__(self) -> None:
+        self.fabric = fabric.load(self.fabric_name)
+        self.topology = self.fabric.topology(self.communicator)
+        self.rng = np.random.default_rng(self.seed)
+        self.step = 0
+        self.plan = Plan(0)
+        self.n_calls = 0
+        self._truth: dict[tuple[Call, Candidate], tuple[float, Candidate]] = {}
+
+    def setting(self, call: Call, candidate: Candidate) -> Candidate:
+        if candidate.algorithm is None or candidate.protocol is None:
+            return cost_model.default_choice(self.topology, call.collective, call.message_bytes)
+        used = cost_model.channels_used(
+            call.collective, candidate.protocol, call.message_bytes, candidate.n_channels or 64
+        )
+        return Candidate(candidate.algorithm, candidate.protocol, min(used, self.topology.comm_channels))
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        known = self._truth.get((call, candidate))
+        if known is None:
+            ran = self.setting(call, candidate)
+            shown = self.setting(call, BASELINE) if self.flat else ran
+            assert shown.algorithm is not None
+            assert shown.protocol is not None
+            us = self.fabric.truth_us(
+                self.communicator,
+                call.collective,
+                shown.algorithm,
+                shown.protocol,
+                shown.n_channels,
+                call.message_bytes,
+            )
+            known = self._truth[call, candidate] = (us, ran)
+        return known[0] * self.slowdown.get(call.collective.name, 1.0), known[1]
+
+    def chosen(self, call: Call) -> Candidate:
+        for row in self.plan.rows:
+            if (
+                row.collective is call.collective
+                and row.phase is call.phase
+                and row.min_bytes <= call.message_bytes <= row.max_bytes
+            ):
+                return row.candidate
+        return BASELINE
+
+    def best(self, call: Call, candidates: tuple[Candidate, ...]) -> float:
+        return min(self.truth(call, candidate)[0] for candidate in candidates)
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block = np.zeros(len(self.calls), MEASUREMENT)
+        of_step = math.exp(self.rng.normal(0.0, self.step_noise))
+        total_us, channels = 0.0, 0
+        for row, call in zip(block, self.calls, strict=True):
+            candidate = self.chosen(call)
+            us, ran = self.truth(call, candidate)
+            us *= of_step * math.exp(self.rng.normal(0.0, self.noise))
+            total_us += us
+            channels = max(channels, ran.n_channels)
+            row["n_ranks"], row["n_nodes"] = self.communicator.n_ranks, self.communicator.n_nodes
+            row["message_bytes"], row["duration_us"] = call.message_bytes, us
+            row["epoch"], row["step"] = self.plan.epoch, self.step
+            row["memory_pressure"] = self.memory_pressure
+            row["collective"], row["phase"] = call.collective, call.phase
+            row["algorithm"], row["protocol"], row["n_channels"] = ran.algorithm, ran.protocol, ran.n_channels
+            row["is_default"] = candidate.is_baseline
+            row["timing_source"] = TimingSource.emulated
+        self.n_calls += len(self.calls)
+        compute_us = self.compute_us * (1.0 + self.contention * channels)
+        duration = compute_us * math.exp(self.rng.normal(0.0, self.step_noise)) + total_us
+        record = StepRecord(self.step, self.plan.epoch, duration, total_us, self.memory_pressure)
+        self.step += 1
+        return block, record
+
+
+def make_brain(world: World, knowledge: Knowledge | None = None, settings: BrainSettings | None = None) -> Brain:
+    return Brain(
+        "job",
+        world.fabric.fabric_id,
+        world.fabric.describe(),
+        knowledge or Knowledge.empty(),
+        settings or BrainSettings(),
+        clock=lambda: 0.0,
+    )
+
+
+def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1) -> list[Plan]:
+    """Runs the loop; a proposed plan is adopted `latency_steps` boundaries later."""
+    plans: list[Plan] = []
+    on_its_way: list[tuple[int, Plan]] = []
+    for _ in range(n_steps):
+        block, record = world.run_step()
+        brain.observe(block)
+        brain.step_finished(record)
+        plan = brain.propose()
+        if plan is not None:
+            plans.append(plan)
+            on_its_way.append((world.step + latency_steps - 1, plan))
+        while on_its_way and on_its_way[0][0] <= world.step:
+            world.plan = on_its_way.pop(0)[1]
+            brain.adopted(world.plan.epoch, world.step)
+    return plans
+
+
+def gain_share(world: World, brain: Brain) -> dict[Call, tuple[float, float, float]]:
+    """Per distinct call: (baseline, best, chosen incumbents) in noise-free microseconds."""
+    found = {}
+    for call in dict.fromkeys(world.calls):
+        candidates = brain._costs.candidates(world.communicator, call.collective)
+        state = next(
+            s
+            for s in brain._states
+            if s.key.collective is call.collective
+            and s.key.phase is call.phase
+            and s.key.size_class == size_class(call.message_bytes)
+        )
+        found[call] = (
+            world.truth(call, BASELINE)[0],
+            world.best(call, candidates),
+            world.truth(call, state.incumbent)[0],
+        )
+    return found

@@ -1,0 +1,510 @@
+"""One job's brain: measurements in, plans out. Pure: clock, knowledge and settings are passed in.
+
+    observe / step_finished / sequence / cost_tables / adopted   what the job reports
+    propose                                                      a new plan, or None
+    decisions                                                    why, for the store and for people
+
+A plan assigns every key its incumbent or, for a window of steps, the candidate on trial. Measurements are
+attributed by the epoch they ran under, so that what was *asked* is judged, whatever NCCL made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    Outcome,
+    Plan,
+    PlanRow,
+    Protocol,
+    Stage,
+    StepRecord,
+    size_class_range,
+)
+from tuner import explain
+from tuner.features import NO_CELL, CostPrior, Floats, Ints, key_codes, key_of, size_classes
+from tuner.guard import Guard
+from tuner.knowledge import Knowledge
+from tuner.policy.budget import Budget
+from tuner.policy.choice import Event, Policy, PolicySettings
+from tuner.policy.evidence import Evidence
+from tuner.policy.trial import KeyState
+from tuner.regime import ChangeDetector, Regimes
+from tuner.stage import StageFingerprint
+
+MAX_KEYS: Final = 4000
+"""Rows a plan table holds, with some to spare."""
+KEPT_EPOCHS: Final = 64
+OFFER_PATIENCE_STEPS: Final = 50
+PLAN_EXPIRES_AFTER: Final = 100_000
+
+
+class BrainSettings(msgspec.Struct, frozen=True):
+    """What `zerotune daemon` lets people change."""
+
+    budget_fraction: float = 0.01
+    memory_threshold: float = 0.92
+    min_gain: float = 0.005
+    false_promotion: float = 0.01
+    catastrophic_ratio: float = 2.0
+    window_steps: int = 1
+    """Steps a plan runs before the next one may replace it."""
+    explore: bool = True
+
+
+class _PlanInForce(NamedTuple):
+    """What the keys known at that time were asked to run, and which of that was exploration."""
+
+    candidates: list[Candidate]
+    is_trial: npt.NDArray[np.bool_]
+    plan: Plan
+    n_changes: int
+    """Promotions so far when the plan was made."""
+
+
+class _Promotion(NamedTuple):
+    state: KeyState
+    candidate: Candidate
+    previous: Candidate
+    number: int
+
+
+class Brain:
+    """Learns one job and proposes its plans; not thread-safe, raises on programming errors only."""
+
+    def __init__(
+        self,
+        job_id: str,
+        fabric_id: str,
+        fabric: Mapping[str, str | int | float | bool],
+        knowledge: Knowledge,
+        settings: BrainSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self.job_id = job_id
+        self.fabric_id = fabric_id
+        self.settings = settings
+        self._clock = clock
+        self._costs = CostPrior(fabric)
+        self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
+        self._policy = Policy(
+            PolicySettings(
+                false_promotion=settings.false_promotion,
+                min_gain=settings.min_gain,
+                catastrophic_ratio=settings.catastrophic_ratio,
+                memory_threshold=settings.memory_threshold,
+                steps_per_window=settings.window_steps + 2.0,
+            ),
+            self._costs,
+            self.budget,
+            self._report,
+        )
+        self._policy.knowledge = knowledge
+        self._regimes = Regimes()
+        self._changes = ChangeDetector()
+        self._guard = Guard()
+        self._fingerprint = StageFingerprint()
+        self._states: list[KeyState] = []
+        self._index: dict[int, int] = {}
+        self._first_step = np.zeros(0, np.int64)
+        self._n_calls = np.zeros(0, np.int64)
+        self._reference_log = np.zeros(0)
+        self._slope = np.zeros(0)
+        self._active = 0
+        self._offered: int | None = None
+        self._offered_at_step = 0
+        self._next_epoch = 1
+        self._plans: OrderedDict[int, _PlanInForce] = OrderedDict()
+        self._slots: dict[int, Ints] = {}
+        self._plans[0] = _PlanInForce([], np.zeros(0, np.bool_), Plan(0), 0)
+        self._step = 0
+        self._steps_in_epoch = 0
+        self._planned_at_step = -1
+        self._urgent = True
+        self._pending: list[tuple[Event, int]] = []
+        self._promotions: list[_Promotion] = []
+        self._n_promotions = 0
+        self._watched_from = 0
+        self.n_explored = 0
+
+    @property
+    def stage(self) -> Stage:
+        """The kind of training the job's collectives show."""
+        return self._fingerprint.stage
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What is known from earlier runs; assign to swap in what the trainer has just fitted."""
+        return self._policy.knowledge
+
+    @knowledge.setter
+    def knowledge(self, knowledge: Knowledge) -> None:
+        self._policy.knowledge = knowledge
+        self._policy.forget_priors(self._states)
+
+    @property
+    def spent_percent(self) -> float:
+        """Exploration's cost so far in percent of training time."""
+        return self.budget.spent_percent
+
+    @property
+    def regime(self) -> int:
+        """Label of the network regime in force; 0 is the one the job began with."""
+        return self._regimes.label
+
+    @property
+    def n_keys(self) -> int:
+        """Decision keys seen."""
+        return len(self._states)
+
+    # ---- what the job reports -----------------------------------------------------------------
+
+    def observe(self, block: npt.NDArray[np.void]) -> None:
+        """Take in measurements joined over the ranks (MEASUREMENT_FIELDS), in the order they happened."""
+        block = block[(block["outcome"] == Outcome.ok) & (block["duration_us"] > 0) & (block["message_bytes"] > 0)]
+        if not len(block):
+            return
+        keys = self._key_indices(block)
+        known = keys >= 0
+        if not known.all():
+            block, keys = block[known], keys[known]
+        log_bytes = np.log(block["message_bytes"].astype(np.float64))
+        logs = np.log(block["duration_us"]) - self._slope[keys] * (log_bytes - self._reference_log[keys])
+        epochs = block["epoch"].astype(np.int64)
+        for epoch in np.unique(epochs):
+            of_epoch = epochs == epoch
+            if of_epoch.all():
+                self._take_in(int(epoch), block, keys, logs)
+            else:
+                self._take_in(int(epoch), block[of_epoch], keys[of_epoch], logs[of_epoch])
+        if self._regimes.recognise():
+            self._new_evidence(f"the network is as it was in regime {self._regimes.label}")
+
+    def cost_tables(self, block: npt.NDArray[np.void]) -> None:
+        """Take in live cost tables (COST_FIELDS)."""
+        for row in block:
+            if row["collective"] in _COLLECTIVES and row["message_bytes"] > 0:
+                self._costs.learn_live(
+                    CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"])),
+                    Collective(int(row["collective"])),
+                    int(row["message_bytes"]),
+                    row["cost_us"],
+                )
+        if len(block):
+            self._policy.forget_priors(self._states)
+
+    def step_finished(self, step: StepRecord) -> None:
+        """Rank 0 has finished a training step."""
+        self._step = max(self._step, step.step)
+        self.budget.earn(step.duration_us)
+        if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
+            self._policy.memory_pressure = step.memory_pressure
+        if step.epoch == self._active:
+            self._steps_in_epoch += 1
+        if self._guard.step(step.duration_us):
+            self._roll_back()
+
+    def sequence(self, block: npt.NDArray[np.void]) -> None:
+        """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
+        if self._fingerprint.add(
+            block["collective"].astype(np.int64),
+            block["message_bytes"].astype(np.int64),
+            block["step"].astype(np.int64),
+        ):
+            self._urgent = True
+
+    def adopted(self, epoch: int, step: int) -> None:
+        """All ranks run under `epoch` from `step` on."""
+        if epoch < self._active:
+            return
+        self._active = epoch
+        self._steps_in_epoch = 0
+        if self._offered is not None and epoch >= self._offered:
+            self._offered = None
+        self._next_epoch = max(self._next_epoch, epoch + 1)
+        in_force = self._plans.get(epoch)
+        if in_force is not None and in_force.n_changes > self._watched_from:
+            if not self._guard.is_watching:
+                self._promotions = [one for one in self._promotions if one.number > self._watched_from]
+            self._watched_from = in_force.n_changes
+            self._guard.changed()
+
+    # ---- what the job is told ---------------------------------------------------------------------
+
+    def propose(self) -> Plan | None:
+        """The next plan, None while the one in force (or on its way) should run on."""
+        if not self._states:
+            return None
+        if not self._urgent:
+            waiting = self._offered is not None
+            if waiting and self._step - self._offered_at_step < OFFER_PATIENCE_STEPS:
+                return None
+            if self._steps_in_epoch < self.settings.window_steps or self._step == self._planned_at_step:
+                return None
+        self._urgent = False
+        self._planned_at_step = self._step
+        self._count_calls()
+        candidates = self._policy.next_window(self._states, self._regimes.evidence, self._step)
+        if self._unchanged(candidates):
+            return None
+        return self._offer(candidates)
+
+    def decisions(self) -> list[Decision]:
+        """Decisions taken since the last call."""
+        pending, self._pending = self._pending, []
+        evidence, now_s = self._regimes.evidence, self._clock()
+        return [
+            explain.decision(
+                job_id=self.job_id,
+                fabric_id=self.fabric_id,
+                model_id=self._policy.knowledge.model_id,
+                epoch=epoch,
+                now_s=now_s,
+                state=event.state,
+                candidate=event.candidate,
+                kind=event.kind,
+                reason=event.reason,
+                evidence=evidence,
+                posterior=self._policy.posterior(event.state, self._states, evidence),
+            )
+            for event, epoch in pending
+        ]
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _report(self, event: Event) -> None:
+        self._pending.append((event, self._next_epoch))
+        if event.kind == "promote":
+            self._n_promotions += 1
+            previous = event.state.previous
+            self._promotions.append(_Promotion(event.state, event.candidate, previous, self._n_promotions))
+
+    def _key_indices(self, block: npt.NDArray[np.void]) -> Ints:
+        classes = size_classes(block["message_bytes"])
+        codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
+        unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        found = np.array([self._index.get(code, -1) for code in unique.tolist()], dtype=np.int64)
+        for place in np.flatnonzero(found < 0).tolist():
+            if len(self._states) < MAX_KEYS:
+                found[place] = self._new_key(int(unique[place]), block[first[place]])
+        indices: Ints = found[inverse]
+        return indices
+
+    def _new_key(self, code: int, row: np.void) -> int:
+        index = len(self._states)
+        state = KeyState(index, key_of(code), float(row["message_bytes"]))
+        key = state.key
+        self._index[code] = index
+        self._states.append(state)
+        if index >= len(self._n_calls):
+            more = max(64, index)
+            self._first_step = np.concatenate([self._first_step, np.zeros(more, np.int64)])
+            self._n_calls = np.concatenate([self._n_calls, np.zeros(more, np.int64)])
+            self._reference_log = np.concatenate([self._reference_log, np.zeros(more)])
+            self._slope = np.concatenate([self._slope, np.zeros(more)])
+        sizes = np.array([1.0, 1.1]) * state.message_bytes
+        costs = self._costs.log_cost(key.communicator, key.collective, (BASELINE,), sizes)[:, 0]
+        slope = float(np.diff(costs)[0]) / math.log(1.1)
+        self._slope[index] = min(max(slope, 0.0), 1.0) if math.isfinite(slope) else 0.5
+        self._reference_log[index] = math.log(state.message_bytes)
+        self._first_step[index] = int(row["step"])
+        self._policy.register(self._states, state)
+        self._urgent |= state.is_trusted
+        return index
+
+    def _take_in(self, epoch: int, block: npt.NDArray[np.void], keys: Ints, logs: Floats) -> None:
+        in_force = self._plans.get(epoch)
+        if in_force is None:
+            return  # a plan of another daemon's time: what was asked is unknown
+        evidence = self._regimes.evidence
+        slots = self._slots_of(epoch, evidence)[keys]
+        steps = block["step"].astype(np.int64)
+        np.add.at(self._n_calls, keys, 1)
+        last = int(steps.max())
+        self._step = max(self._step, last)
+        self._learn_settings(block, keys)
+        is_trial = np.zeros(len(keys), np.bool_)
+        planned = keys < len(in_force.is_trial)
+        is_trial[planned] = in_force.is_trial[keys[planned]]
+        self._watch_residuals(keys[~is_trial], slots[~is_trial], logs[~is_trial], evidence)
+        if evidence is not self._regimes.evidence:
+            evidence = self._regimes.evidence
+            slots = self._slots_of(epoch, evidence)[keys]
+        if is_trial.any():
+            self._charge(keys[is_trial], slots[is_trial], logs[is_trial], block[is_trial], evidence)
+        evidence.add(slots, logs, steps)
+
+    def _slots_of(self, epoch: int, evidence: Evidence) -> Ints:
+        slots = self._slots.get(epoch)
+        if slots is None or len(slots) < len(self._states):
+            candidates = self._plans[epoch].candidates
+            padding = len(self._states) - len(candidates)
+            slots = np.array(
+                [evidence.slot(i, c) for i, c in enumerate([*candidates, *[BASELINE] * padding])],
+                dtype=np.int64,
+            )
+            self._slots[epoch] = slots
+        return slots
+
+    def _learn_settings(self, block: npt.NDArray[np.void], keys: Ints) -> None:
+        ran = block["algorithm"] != NO_CELL
+        if not ran.any():
+            return
+        for algorithm in np.unique(block["algorithm"][ran]).tolist():
+            self._policy.connected.add(algorithm)
+        defaults = np.flatnonzero(ran & (block["is_default"] > 0))
+        _, first = np.unique(keys[defaults], return_index=True)
+        for place in defaults[first].tolist():
+            row, state = block[place], self._states[keys[place]]
+            if row["algorithm"] not in _ALGORITHMS or row["protocol"] not in _PROTOCOLS:
+                continue
+            setting = Candidate(
+                Algorithm(int(row["algorithm"])),
+                Protocol(int(row["protocol"])),
+                min(int(row["n_channels"]), 64),
+            )
+            self._costs.learn_channels(state.key.communicator, setting.n_channels)
+            if state.default_setting is None:
+                state.default_setting = setting
+                state.prior = None
+
+    def _charge(self, keys: Ints, slots: Ints, logs: Floats, block: npt.NDArray[np.void], evidence: Evidence) -> None:
+        """Account for explored calls, and stop at once what is catastrophically slow."""
+        self.n_explored += len(keys)
+        incumbents = np.array(
+            [
+                -1 if (found := evidence.find(int(key), self._states[key].incumbent)) is None else found
+                for key in keys.tolist()
+            ],
+            dtype=np.int64,
+        )
+        known = incumbents >= 0
+        keys, slots, logs, incumbents = keys[known], slots[known], logs[known], incumbents[known]
+        usual = evidence.centre(incumbents)
+        fine = np.isfinite(usual)
+        keys, slots, logs, usual = keys[fine], slots[fine], logs[fine], usual[fine]
+        if not len(keys):
+            return
+        extra = np.exp(logs) - np.exp(usual)
+        for slot in np.unique(slots).tolist():
+            of_slot = slots == slot
+            before = max(0.0, float(evidence.extra_us[slot]))
+            evidence.extra_us[slot] += float(extra[of_slot].sum())
+            self.budget.spend(max(0.0, float(evidence.extra_us[slot])) - before)
+            ratio = math.exp(float(np.median((logs - usual)[of_slot])))
+            if ratio > self.settings.catastrophic_ratio:
+                state = self._states[int(evidence.key[slot])]
+                candidate = evidence.candidates[slot]
+                if state.trial == candidate:
+                    why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
+                    self._policy.drop_trial(state, why, ban=True)
+                    self._urgent = True
+
+    def _watch_residuals(self, keys: Ints, slots: Ints, logs: Floats, evidence: Evidence) -> None:
+        ripe = evidence.n_units[slots] >= 4
+        if not ripe.any():
+            return
+        keys, slots, logs = keys[ripe], slots[ripe], logs[ripe]
+        residual = logs - evidence.centre(slots)
+        scale = np.maximum(evidence.call_sigma(slots), 0.01)
+        fired = self._changes.update(keys, residual / scale)
+        if len(fired):
+            self._changes.reset()
+            shown = float(np.median(residual[np.isin(keys, fired)])) if np.isin(keys, fired).any() else 0.0
+            self._regimes.begin()
+            self._new_evidence(f"calls take {100 * (math.exp(shown) - 1):+.0f} % of what they took")
+
+    def _new_evidence(self, reason: str) -> None:
+        """The regime changed: verdicts are reopened, what runs stays until measured otherwise."""
+        self._slots.clear()
+        self._changes.reset()
+        for state in self._states:
+            state.reopen()
+        self._urgent = True
+        if self._states:
+            state = self._states[0]
+            self._pending.append((Event(state, state.incumbent, "keep", f"regime change: {reason}"), self._next_epoch))
+
+    def _roll_back(self) -> None:
+        percent = self._guard.slowdown_percent
+        self._guard.rolled_back()
+        for promotion in reversed(self._promotions):
+            state = promotion.state
+            if state.incumbent != promotion.candidate:
+                continue
+            reason = f"steps became {percent:.1f} % slower"
+            state.incumbent, state.incumbent_kind = promotion.previous, "rollback"
+            state.incumbent_reason = reason
+            state.banned[promotion.candidate] = reason
+            self._report(Event(state, promotion.previous, "rollback", f"{promotion.candidate}: {reason}"))
+        self._promotions.clear()
+        self._watched_from = self._n_promotions
+        self._urgent = True
+
+    def _count_calls(self) -> None:
+        n_steps = np.maximum(1, self._step - self._first_step[: len(self._states)] + 1)
+        rates = self._n_calls[: len(self._states)] / n_steps
+        for state, rate in zip(self._states, rates.tolist(), strict=True):
+            state.calls_per_step = max(rate, 0.01)
+
+    def _unchanged(self, candidates: list[Candidate]) -> bool:
+        epoch = self._active if self._offered is None else self._offered
+        in_force = self._plans.get(epoch)
+        if in_force is None:
+            return False
+        old = in_force.candidates
+        padded = [*old, *[BASELINE] * (len(candidates) - len(old))]
+        same_flag = in_force.plan.gathers_after_step == self._fingerprint.gathers_after_step
+        return padded == candidates and same_flag
+
+    def _offer(self, candidates: list[Candidate]) -> Plan:
+        epoch = self._next_epoch
+        self._next_epoch += 1
+        rows = []
+        for state, candidate in zip(self._states, candidates, strict=True):
+            if candidate.is_baseline:
+                continue
+            low, high = size_class_range(state.key.size_class)
+            on_trial = candidate == state.trial
+            rows.append(
+                PlanRow(
+                    state.key.communicator,
+                    state.key.collective,
+                    state.key.phase,
+                    low,
+                    high,
+                    candidate,
+                    state.trial_reason if on_trial else state.incumbent_reason,
+                    self._policy.knowledge.model_id,
+                )
+            )
+        plan = Plan(epoch, tuple(rows), PLAN_EXPIRES_AFTER, self._fingerprint.gathers_after_step)
+        is_trial = np.array(
+            [s.trial == c and not s.is_trusted for s, c in zip(self._states, candidates, strict=True)],
+            dtype=np.bool_,
+        )
+        self._plans[epoch] = _PlanInForce(candidates, is_trial, plan, self._n_promotions)
+        while len(self._plans) > KEPT_EPOCHS:
+            oldest = next(old for old in self._plans if old != self._active)
+            del self._plans[oldest]
+            self._slots.pop(oldest, None)
+        self._offered, self._offered_at_step = epoch, self._step
+        return plan
+
+
+_COLLECTIVES: Final = frozenset(int(member) for member in Collective)
+_ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
+_PROTOCOLS: Final = frozenset(int(member) for member in Protocol)

@@ -1,0 +1,133 @@
+"""What is known before a job measures anything: earlier runs' statistics and the fitted model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from store.records import BASELINE, Candidate, DecisionKey
+from tuner.features import CostPrior, Floats
+from tuner.model import Correction
+
+if TYPE_CHECKING:
+    from store.database import CandidateStatistics, Store
+
+UNKNOWN_STD: Final = 0.5
+"""Standard deviation (log) of NCCL's cost as a prediction, where nothing corrected it yet."""
+RERUN_STD: Final = 0.04
+"""How far a candidate's mean moves between two runs on one fabric."""
+OTHER_PHASE_STD: Final = 0.08
+MIN_COUNT: Final = 4
+DECISIVE_Z: Final = 3.0
+MIN_PRIOR_GAIN: Final = 0.01
+
+
+class Learned(Protocol):
+    """One line of `Store.statistics`."""
+
+    key: DecisionKey
+    candidate: Candidate
+    is_default: bool
+    count: int
+    median_us: float
+    std_us: float
+
+
+class Prior:
+    """Starting guess for one key's candidates: log microseconds, mean and standard deviation [n]."""
+
+    __slots__ = ("mean", "std")
+
+    def __init__(self, mean: Floats, std: Floats) -> None:
+        self.mean = mean
+        self.std = std
+
+
+class Knowledge:
+    """Immutable once built; a job's Brain swaps it for a newer one when the trainer has finished."""
+
+    def __init__(
+        self,
+        statistics: Sequence[Learned | CandidateStatistics] = (),
+        correction: Correction | None = None,
+        model_id: str = "",
+    ) -> None:
+        self.correction = correction
+        self.model_id = model_id
+        self._by_key: dict[DecisionKey, dict[Candidate, tuple[float, float, int]]] = {}
+        self._by_place: dict[tuple[object, ...], dict[Candidate, tuple[float, float, int]]] = {}
+        for line in statistics:
+            if line.count < 1 or not line.median_us > 0:
+                continue
+            candidate = BASELINE if line.is_default else line.candidate
+            spread = max(line.std_us / line.median_us, 0.01)
+            entry = (math.log(line.median_us), min(spread, 1.0), line.count)
+            self._by_key.setdefault(line.key, {})[candidate] = entry
+            place = _place(line.key)
+            known = self._by_place.setdefault(place, {})
+            if candidate not in known or known[candidate][2] < line.count:
+                known[candidate] = entry
+
+    @classmethod
+    def empty(cls) -> Knowledge:
+        """Knows nothing but NCCL's cost."""
+        return cls()
+
+    @classmethod
+    def from_store(cls, store: Store, fabric_id: str) -> Knowledge:
+        """What earlier jobs on this fabric left: statistics, and the model if it still fits."""
+        from tuner.trainer import load_correction
+
+        correction, model_id = load_correction(store, fabric_id)
+        return cls(store.statistics(fabric_id), correction, model_id)
+
+    @property
+    def n_keys(self) -> int:
+        """Keys with statistics of earlier runs."""
+        return len(self._by_key)
+
+    def prior(self, key: DecisionKey, message_bytes: float, candidates: Sequence[Candidate], costs: CostPrior) -> Prior:
+        """Starting guess for `candidates` at `key`; NaN mean = not available."""
+        mean = costs.log_cost(key.communicator, key.collective, candidates, message_bytes)[0]
+        std = np.full(len(candidates), UNKNOWN_STD)
+        if self.correction is not None:
+            shift, spread = self.correction.predict(key.communicator, key.collective, candidates, key.size_class)
+            mean, std = mean + shift, spread
+        own, elsewhere = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
+        for index, candidate in enumerate(candidates):
+            entry, floor = own.get(candidate), RERUN_STD
+            if entry is None:
+                entry, floor = elsewhere.get(candidate), OTHER_PHASE_STD
+            if entry is not None:
+                log_us, spread_of_one, count = entry
+                known_std = math.hypot(floor, spread_of_one / math.sqrt(count))
+                if known_std < std[index]:
+                    mean[index], std[index] = log_us, known_std
+        return Prior(mean, std)
+
+    def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
+        """The candidate that earlier runs showed to beat the baseline at `key`, with the evidence."""
+        known: Mapping[Candidate, tuple[float, float, int]] = self._by_key.get(key, {})
+        if BASELINE not in known or known[BASELINE][2] < MIN_COUNT:
+            return None
+        base_log, base_spread, base_count = known[BASELINE]
+        best: tuple[float, Candidate] | None = None
+        for candidate, (log_us, spread, count) in known.items():
+            if candidate.is_baseline or count < MIN_COUNT:
+                continue
+            gain = base_log - log_us
+            doubt = math.sqrt(spread**2 / count + base_spread**2 / base_count)
+            if gain > max(MIN_PRIOR_GAIN, DECISIVE_Z * doubt) and (best is None or gain > best[0]):
+                best = (gain, candidate)
+        if best is None:
+            return None
+        saved = 100.0 * (1.0 - math.exp(-best[0]))
+        count = known[best[1]][2]
+        return best[1], f"earlier runs measured it {saved:.1f} % faster than the baseline in {count} calls"
+
+
+def _place(key: DecisionKey) -> tuple[object, ...]:
+    return key.communicator, key.collective, key.size_class

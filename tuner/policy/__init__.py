@@ -1,0 +1,1 @@
+"""Choosing: evidence per (key, candidate), the posterior over what was not tried, budget, trials."""

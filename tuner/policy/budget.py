@@ -1,0 +1,32 @@
+"""How much training time exploration may cost, in measured microseconds."""
+
+from __future__ import annotations
+
+
+class Budget:
+    """Earns a fraction of every finished step, pays for what exploration cost over the incumbent."""
+
+    def __init__(self, fraction: float) -> None:
+        if not 0.0 <= fraction <= 1.0:
+            raise ValueError(f"budget fraction {fraction} is outside 0..1")
+        self.fraction = fraction
+        self.training_us = 0.0
+        self.spent_us = 0.0
+
+    def earn(self, step_us: float) -> None:
+        """A training step of `step_us` microseconds has finished."""
+        self.training_us += step_us
+
+    def spend(self, extra_us: float) -> None:
+        """Exploration cost `extra_us` over the incumbents; negative corrects an earlier charge."""
+        self.spent_us = max(0.0, self.spent_us + extra_us)
+
+    @property
+    def remaining_us(self) -> float:
+        """What may still be spent; negative after a costlier surprise than was planned for."""
+        return self.fraction * self.training_us - self.spent_us
+
+    @property
+    def spent_percent(self) -> float:
+        """Spent so far, in percent of training time."""
+        return 100.0 * self.spent_us / self.training_us if self.training_us > 0 else 0.0

@@ -1,0 +1,215 @@
+"""What this job measured, as flat arrays: one *slot* per (key, candidate).
+
+Durations enter as natural logs. One training step's calls of a slot share whatever that step suffered, so
+the unit of evidence is the *step mean*, not the call: a hundred calls of one bad step count once. Single
+calls are clipped around the slot's running centre first, so that a straggler moves a mean by little.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Candidate
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+CLIP: Final = 6.0
+"""Calls further from their slot's centre than this many noise scales are pulled in."""
+CLIP_AT_LEAST: Final = 0.1
+MEMORY: Final = 48
+"""Units after which older ones fade, so that slow drift is followed."""
+CALL_MEMORY: Final = 400.0
+PRIOR_UNITS: Final = 4.0
+PRIOR_SIGMA: Final = 0.04
+"""Noise of a step mean (log) before anything is known, and how many units that opinion weighs."""
+
+
+class Evidence:
+    """Running statistics of all slots of one regime."""
+
+    def __init__(self) -> None:
+        self._index: dict[tuple[int, Candidate], int] = {}
+        self.candidates: list[Candidate] = []
+        self._of_key: dict[int, list[int]] = {}
+        self.key = np.zeros(0, np.int64)
+        self.n_calls = np.zeros(0, np.int64)
+        self.n_units = np.zeros(0, np.int64)
+        self.mean = np.zeros(0)
+        self.spread = np.zeros(0)
+        """Sum of squared deviations of the units."""
+        self.extra_us = np.zeros(0)
+        """Measured microseconds over the incumbent, signed, while the slot was on trial."""
+        self._open_step = np.zeros(0, np.int64)
+        self._open_calls = np.zeros(0, np.int64)
+        self._open_sum = np.zeros(0)
+        self._pooled = (0.0, 0.0)
+        self._call_dof = np.zeros(0)
+        self._call_spread = np.zeros(0)
+        self._pooled_calls = (0.0, 0.0)
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def find(self, key: int, candidate: Candidate) -> int | None:
+        """Slot of `candidate` at key index `key`, None when it was never made."""
+        return self._index.get((key, candidate))
+
+    def slot(self, key: int, candidate: Candidate) -> int:
+        """Slot of `candidate` at key index `key`, made if need be."""
+        found = self._index.get((key, candidate))
+        if found is None:
+            found = len(self.candidates)
+            self._index[key, candidate] = found
+            self._of_key.setdefault(key, []).append(found)
+            self.candidates.append(candidate)
+            if found >= len(self.key):
+                self._grow(max(256, 2 * found))
+            self.key[found] = key
+        return found
+
+    def slots_of(self, key: int) -> Ints:
+        """All slots of key index `key`."""
+        return np.array(self._of_key.get(key, ()), dtype=np.int64)
+
+    def _grow(self, capacity: int) -> None:
+        for name in ("key", "n_calls", "n_units", "_open_step", "_open_calls"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(capacity - len(old), np.int64)]))
+        for name in ("mean", "spread", "extra_us", "_open_sum", "_call_dof", "_call_spread"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(capacity - len(old))]))
+
+    def add(self, slots: Ints, logs: Floats, steps: Ints) -> None:
+        """Take in calls: slot, log duration and step of each, in the order they happened."""
+        if not len(slots):
+            return
+        logs = self._clipped(slots, logs)
+        self._learn_call_noise(slots, logs)
+        for step in np.unique(steps):
+            of_step = steps == step
+            self._add_step(int(step), slots[of_step], logs[of_step])
+
+    def centre(self, slots: Ints) -> Floats:
+        """Best current mean of each slot, the unfinished step included; NaN where nothing is known."""
+        calls = self._open_calls[slots]
+        weight = np.where(calls > 0, 1.0, 0.0)
+        n = self.n_units[slots] + weight
+        with np.errstate(invalid="ignore", divide="ignore"):
+            unit = np.where(calls > 0, self._open_sum[slots] / np.maximum(calls, 1), 0.0)
+            centre: Floats = (self.mean[slots] * self.n_units[slots] + unit * weight) / n
+        return centre
+
+    def units(self, slot: int) -> float:
+        """Units behind `centre`, the unfinished step included."""
+        return float(self.n_units[slot] + (self._open_calls[slot] > 0))
+
+    def sigma(self, key_slots: Ints) -> float:
+        """Noise (log) of one unit at the key whose slots are given, shrunk towards the job's noise."""
+        dof, total = self._pooled
+        overall = (PRIOR_UNITS * PRIOR_SIGMA**2 + total) / (PRIOR_UNITS + dof)
+        own_dof = float(np.maximum(self.n_units[key_slots] - 1, 0).sum())
+        own = float(self.spread[key_slots].sum())
+        return float(np.sqrt((PRIOR_UNITS * overall + own) / (PRIOR_UNITS + own_dof)))
+
+    def call_sigma(self, slots: Ints) -> Floats:
+        """Noise (log) of single calls in each slot, shrunk towards the job's noise, shape [n]."""
+        dof, total = self._pooled_calls
+        overall = (PRIOR_UNITS * PRIOR_SIGMA**2 + total) / (PRIOR_UNITS + dof)
+        own_dof = np.maximum(self._call_dof[slots], 0.0)
+        own: Floats = np.sqrt((8.0 * overall + self._call_spread[slots]) / (8.0 + own_dof))
+        return own
+
+    def forget(self, slots: Ints) -> None:
+        """Drop what was measured in `slots`."""
+        for array in (self.n_calls, self.n_units, self.mean, self.spread, self._open_calls, self._open_sum):
+            array[slots] = 0
+
+    def _learn_call_noise(self, slots: Ints, logs: Floats) -> None:
+        known = self.n_units[slots] >= 2
+        if not known.any():
+            return
+        slots, logs = slots[known], logs[known]
+        squares = (logs - self.centre(slots)) ** 2
+        touched, inverse, counts = np.unique(slots, return_inverse=True, return_counts=True)
+        fade = np.where(self._call_dof[touched] > CALL_MEMORY, 0.5, 1.0)
+        self._call_dof[touched] = self._call_dof[touched] * fade + counts
+        self._call_spread[touched] = self._call_spread[touched] * fade + np.bincount(inverse, squares)
+        dof, total = self._pooled_calls
+        fade_all = 0.5 if dof > 100 * CALL_MEMORY else 1.0
+        self._pooled_calls = (dof * fade_all + len(squares), total * fade_all + float(squares.sum()))
+
+    def _clipped(self, slots: Ints, logs: Floats) -> Floats:
+        centre = self.centre(slots)
+        fresh = np.isnan(centre)
+        if fresh.any():
+            centre = np.where(fresh, _group_median(slots, logs), centre)
+        limit = max(CLIP_AT_LEAST, CLIP * self._typical())
+        # A slot without history has only the block's median to go by: be generous there.
+        limits = np.where(self.n_units[slots] < 2, 4 * limit, limit)
+        clipped: Floats = np.clip(logs, centre - limits, centre + limits)
+        return clipped
+
+    def _typical(self) -> float:
+        dof, total = self._pooled
+        return float(np.sqrt((PRIOR_UNITS * PRIOR_SIGMA**2 + total) / (PRIOR_UNITS + dof)))
+
+    def _add_step(self, step: int, slots: Ints, logs: Floats) -> None:
+        touched, inverse, counts = np.unique(slots, return_inverse=True, return_counts=True)
+        sums = np.bincount(inverse, weights=logs)
+        stale = touched[(self._open_calls[touched] > 0) & (self._open_step[touched] != step)]
+        if len(stale):
+            self._close(stale)
+        self._open_step[touched] = step
+        self._open_calls[touched] += counts
+        self._open_sum[touched] += sums
+        self.n_calls[touched] += counts
+
+    def _close(self, slots: Ints) -> None:
+        unit = self._open_sum[slots] / self._open_calls[slots]
+        n = self.n_units[slots] + 1
+        weight = 1.0 / np.minimum(n, MEMORY)
+        delta = unit - self.mean[slots]
+        self.mean[slots] += delta * weight
+        gained = np.where(n > 1, delta**2 * (1.0 - weight), 0.0)
+        self.spread[slots] = self.spread[slots] * np.where(n > MEMORY, 1.0 - weight, 1.0) + gained
+        self.n_units[slots] = np.minimum(n, MEMORY)
+        self._open_calls[slots] = 0
+        self._open_sum[slots] = 0.0
+        dof, total = self._pooled
+        seen = int((n > 1).sum())
+        dof, total = dof + seen, total + float(gained.sum())
+        if dof > 4000.0:
+            dof, total = dof / 2, total / 2
+        self._pooled = (dof, total)
+
+
+def _group_median(groups: Ints, values: Floats) -> Floats:
+    """Median of `values` within each group, for every entry."""
+    order = np.lexsort((values, groups))
+    ordered = groups[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    lengths = np.diff(np.r_[starts, len(ordered)])
+    medians = values[order][starts + (lengths - 1) // 2]
+    result = np.empty_like(values)
+    result[order] = np.repeat(medians, lengths)
+    return result
+
+
+def radius(n_first: float, n_second: float, sigma: float, alpha: float) -> float:
+    """Half width of an always-valid confidence interval of the difference of two means.
+
+    A normal-mixture confidence sequence (Robbins 1970; Howard et al. 2021) at the harmonic number of
+    pairs: it may be looked at after every unit, the total chance of ever being wrong stays below `alpha`.
+    """
+    if n_first <= 0 or n_second <= 0:
+        return float("inf")
+    pairs = n_first * n_second / (n_first + n_second)
+    grown = pairs * _MIXTURE + 1.0
+    return float(sigma * np.sqrt(grown / (pairs**2 * _MIXTURE) * 2.0 * np.log(np.sqrt(grown) / alpha)))
+
+
+_MIXTURE = 0.5  # tightest near six pairs, where most promotions are decided

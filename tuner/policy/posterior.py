@@ -1,0 +1,87 @@
+"""From what was measured to what was not: kriging of one key's candidates from measured neighbours.
+
+The starting guess (`tuner.knowledge`) gives every candidate a mean and a standard deviation of its log
+duration. Errors of that guess are correlated: all candidates of one size share what the fabric does, a
+protocol or cell shares its own error over neighbouring sizes and channel counts. Conditioning on the slots
+measured near the key turns a handful of calls into an opinion about every candidate. Nothing here assumes
+that durations have one minimum over channels: far-apart rungs are only weakly tied.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+SHARE_ALL: Final = 0.40
+SHARE_PROTOCOL: Final = 0.15
+SHARE_CELL: Final = 0.35
+SHARE_OWN: Final = 0.10
+"""How the variance of the starting guess splits; the last part belongs to one slot alone."""
+OCTAVES: Final = 3.0
+CHANNEL_OCTAVES: Final = 1.5
+MAX_POINTS: Final = 64
+
+
+class Settings(NamedTuple):
+    """Where settings lie: arrays of one length."""
+
+    log2_bytes: Floats
+    log2_channels: Floats
+    algorithm: npt.NDArray[np.int64]
+    protocol: npt.NDArray[np.int64]
+    key: npt.NDArray[np.int64]
+
+    def take(self, index: npt.NDArray[np.int64]) -> Settings:
+        """The settings at `index`."""
+        return Settings(*(column[index] for column in self))
+
+
+def correlation(first: Settings, second: Settings) -> Floats:
+    """Correlation of the starting guess's errors, shape [len(first), len(second)]."""
+
+    def differences(name: str) -> Floats:
+        return getattr(first, name)[:, None] - getattr(second, name)[None, :]  # type: ignore[no-any-return]
+
+    near = _matern(np.abs(differences("log2_bytes")) / OCTAVES)
+    beside = _matern(np.abs(differences("log2_channels")) / CHANNEL_OCTAVES)
+    same_protocol = differences("protocol") == 0
+    same_cell = same_protocol & (differences("algorithm") == 0)
+    same_key = differences("key") == 0
+    same_slot = same_cell & same_key & (differences("log2_channels") == 0)
+    return near * (SHARE_ALL + SHARE_PROTOCOL * same_protocol + SHARE_CELL * same_cell * beside) + SHARE_OWN * same_slot
+
+
+def condition(
+    prior_mean: Floats,
+    prior_std: Floats,
+    targets: Settings,
+    measured: Settings,
+    measured_std: Floats,
+    residual: Floats,
+    noise_variance: Floats,
+) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of the targets' log durations given measured residuals.
+
+    `residual` is measured minus starting guess, `measured_std` that guess's standard deviation and
+    `noise_variance` the variance of the measured mean. Shapes: targets [n], measured [m].
+    """
+    if not len(residual):
+        return prior_mean, prior_std
+    inner = correlation(measured, measured) * measured_std[:, None] * measured_std[None, :]
+    inner[np.diag_indices_from(inner)] += noise_variance + 1e-9
+    cross = correlation(targets, measured) * prior_std[:, None] * measured_std[None, :]
+    lower = np.linalg.cholesky(inner)
+    whitened = np.linalg.solve(lower, cross.T)
+    mean = prior_mean + whitened.T @ np.linalg.solve(lower, residual)
+    variance = prior_std**2 - np.einsum("ij,ij->j", whitened, whitened)
+    return mean, np.sqrt(np.maximum(variance, 1e-8))
+
+
+def _matern(distance: Floats) -> Floats:
+    scaled = np.sqrt(3.0) * distance
+    result: Floats = (1.0 + scaled) * np.exp(-scaled)
+    return result

@@ -1,0 +1,125 @@
+"""State of one key, and the verdict on a candidate that is on trial there."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from store.records import BASELINE, Candidate, DecisionKey
+from tuner.policy.evidence import Evidence, radius
+
+MAX_TRIAL_UNITS: Final = 40
+"""A trial that is still open after so many steps of evidence is a tie: the incumbent stays."""
+PROMISING: Final = 0.02
+
+
+class Verdict(Enum):
+    """What a trial's evidence says so far."""
+
+    open = "open"
+    better = "better"
+    not_better = "not better"
+    catastrophic = "catastrophic"
+
+
+class KeyState:
+    """Everything the policy remembers about one decision key; mutable, one per key and regime."""
+
+    __slots__ = (
+        "banned",
+        "calls_per_step",
+        "default_setting",
+        "incumbent",
+        "incumbent_kind",
+        "incumbent_reason",
+        "index",
+        "is_trusted",
+        "key",
+        "message_bytes",
+        "n_tried",
+        "n_windows",
+        "options",
+        "previous",
+        "prior",
+        "quiet_until",
+        "retired",
+        "trial",
+        "trial_reason",
+    )
+
+    def __init__(self, index: int, key: DecisionKey, message_bytes: float) -> None:
+        self.index = index
+        self.key = key
+        self.message_bytes = message_bytes
+        self.incumbent: Candidate = BASELINE
+        self.incumbent_kind = "keep"
+        self.incumbent_reason = "nothing measured beats NCCL's own choice yet"
+        self.previous: Candidate = BASELINE
+        """What ran before the incumbent was promoted."""
+        self.trial: Candidate | None = None
+        self.trial_reason = ""
+        self.is_trusted = False
+        """The trial comes from earlier runs: it runs at once and is verified on the side."""
+        self.n_tried = 0
+        self.n_windows = 0
+        self.calls_per_step = 1.0
+        self.default_setting: Candidate | None = None
+        """What NCCL ran here when left alone."""
+        self.banned: dict[Candidate, str] = {}
+        self.retired: dict[Candidate, str] = {}
+        self.options: tuple[Candidate, ...] = ()
+        self.prior: object = None
+        self.quiet_until = 0
+
+    def reopen(self) -> None:
+        """Forget verdicts; what runs now stays until evidence speaks against it."""
+        self.trial = None
+        self.is_trusted = False
+        self.n_tried = 0
+        self.banned.clear()
+        self.retired.clear()
+        self.prior = None
+        self.quiet_until = 0
+
+
+def compare(evidence: Evidence, first: int, second: int, key_slots: np.ndarray, alpha: float) -> tuple[float, float]:
+    """(gain, half width): by how much (log) the second slot is faster than the first, always-valid."""
+    pair = np.array([first, second])
+    centres = evidence.centre(pair)
+    half = radius(evidence.units(first), evidence.units(second), evidence.sigma(key_slots), alpha)
+    return float(centres[0] - centres[1]), half
+
+
+def level(false_promotion: float, n_tried: int) -> float:
+    """Error level of the n-th trial at a key (1-based); the levels of all trials sum to `false_promotion`."""
+    return false_promotion / (n_tried * (n_tried + 1))
+
+
+def judge(
+    evidence: Evidence,
+    state: KeyState,
+    key_slots: np.ndarray,
+    *,
+    false_promotion: float,
+    min_gain: float,
+) -> tuple[Verdict, float, float]:
+    """Verdict on the trial of `state`, with the measured gain (log) and its half width."""
+    if state.trial is None:
+        raise ValueError("no trial to judge")
+    trial = evidence.find(state.index, state.trial)
+    incumbent = evidence.find(state.index, state.incumbent)
+    if trial is None or incumbent is None or not evidence.n_calls[trial] or not evidence.n_calls[incumbent]:
+        return Verdict.open, 0.0, float("inf")
+    alpha = 0.2 if state.is_trusted else level(false_promotion, max(1, state.n_tried))
+    gain, half = compare(evidence, incumbent, trial, key_slots, alpha)
+    if gain - half > 0 and gain > min_gain:
+        return Verdict.better, gain, half
+    n_trial, n_incumbent = evidence.units(trial), evidence.units(incumbent)
+    doubt = evidence.sigma(key_slots) * np.sqrt(1.0 / n_trial + 1.0 / n_incumbent)
+    hopeless = gain + 1.6 * doubt < min_gain and n_trial >= 2
+    clearly_slow = gain + 3.0 * doubt < -0.05
+    if hopeless or clearly_slow or n_trial >= MAX_TRIAL_UNITS:
+        return Verdict.not_better, gain, half
+    return Verdict.open, gain, half

@@ -1,0 +1,122 @@
+"""Noticing that the network is not what it was: congestion, a neighbour's job, a recovered link.
+
+Residuals of what runs against what it used to take are standardised, clipped and summed two-sidedly per key
+(Page-Hinkley). A change of one noise scale or more is seen within 50 calls. Old regimes keep their evidence
+under a label; when measurements fit one of them again, it is taken back instead of learned anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.policy.evidence import Evidence
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+ALLOWANCE: Final = 0.5
+LIMIT: Final = 16.0
+CLIP: Final = 2.5
+MIN_UNITS: Final = 3
+MIN_SHIFT: Final = 0.03
+"""Shifts (log) below this are drift: followed by the running means, not called a change."""
+MATCH_CALLS: Final = 6
+MATCH_WITHIN: Final = 0.08
+
+
+class ChangeDetector:
+    """Two-sided sums per key; forgets everything when told that a new regime began."""
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self._limit = limit
+        self._up = np.zeros(0)
+        self._down = np.zeros(0)
+
+    def reset(self) -> None:
+        """A new regime began."""
+        self._up[:] = 0.0
+        self._down[:] = 0.0
+
+    def update(self, keys: Ints, standardised: Floats) -> Ints:
+        """Take in residuals divided by their noise scale; returns the keys that changed, mostly empty."""
+        if not len(keys):
+            return keys
+        n_keys = int(keys.max()) + 1
+        if n_keys > len(self._up):
+            grown = np.zeros(max(n_keys, 2 * len(self._up), 64))
+            grown_down = grown.copy()
+            grown[: len(self._up)], grown_down[: len(self._down)] = self._up, self._down
+            self._up, self._down = grown, grown_down
+        clipped = np.clip(standardised, -CLIP, CLIP)
+        counts = np.bincount(keys, minlength=n_keys)
+        sums = np.bincount(keys, weights=clipped, minlength=n_keys)
+        self._up[:n_keys] = np.maximum(0.0, self._up[:n_keys] + sums - ALLOWANCE * counts)
+        self._down[:n_keys] = np.maximum(0.0, self._down[:n_keys] - sums - ALLOWANCE * counts)
+        fired = np.flatnonzero((self._up[:n_keys] > self._limit) | (self._down[:n_keys] > self._limit))
+        return fired.astype(np.int64)
+
+
+class Regimes:
+    """The evidence of every regime seen so far, the current one by `evidence`."""
+
+    def __init__(self, max_regimes: int = 8) -> None:
+        self._all = [Evidence()]
+        self._labels = [0]
+        self._next_label = 1
+        self._max = max_regimes
+        self.n_changes = 0
+        self._settling = False
+
+    @property
+    def evidence(self) -> Evidence:
+        """Evidence of the regime in force."""
+        return self._all[-1]
+
+    @property
+    def label(self) -> int:
+        """Label of the regime in force; 0 is the one the job began with."""
+        return self._labels[-1]
+
+    def begin(self) -> None:
+        """The network changed: start afresh, keep what was known."""
+        self._all.append(Evidence())
+        self._labels.append(self._next_label)
+        self._next_label += 1
+        self.n_changes += 1
+        self._settling = True
+        if len(self._all) > self._max:
+            del self._all[0], self._labels[0]
+
+    def recognise(self) -> bool:
+        """Whether what was measured since `begin` fits an older regime, which then is in force again."""
+        if not self._settling:
+            return False
+        current = self._all[-1]
+        slots = np.flatnonzero(current.n_calls[: len(current)] > 0)
+        if int(current.n_calls[slots].sum()) < MATCH_CALLS:
+            return False
+        now = current.centre(slots)
+        self._settling = int(current.n_calls[slots].sum()) < 8 * MATCH_CALLS
+        for index in range(len(self._all) - 2, -1, -1):
+            older = self._all[index]
+            pairs = [
+                (at, other)
+                for at, slot in enumerate(slots)
+                if (other := older.find(int(current.key[slot]), current.candidates[slot])) is not None
+                and older.n_units[other] >= MIN_UNITS
+            ]
+            if not pairs:
+                continue
+            here, there = np.array(pairs, dtype=np.int64).T
+            gap = np.abs(now[here] - older.centre(there))
+            if float(np.median(gap)) < MATCH_WITHIN and float(np.mean(gap)) < 2 * MATCH_WITHIN:
+                self._all[-1], self._all[index] = older, current
+                del self._all[index]
+                label = self._labels.pop(index)
+                self._labels[-1] = label
+                self._settling = False
+                return True
+        return False
