@@ -1,0 +1,93 @@
+"""Store I/O of the agreement's background thread: blocking reads that can be called off, one retry.
+
+The store must be a connection of our own (`agent.job_store`), since a blocking read holds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import timedelta
+
+import torch.distributed as dist
+
+logger = logging.getLogger("zerotune.agreement")
+
+FIRST_SLICE_S = 1.0
+LONGEST_SLICE_S = 16.0
+
+
+class Closed(Exception):
+    """The agreement is being closed; the background thread unwinds."""
+
+
+class Exchange:
+    """One rank's view of the store. Used by one thread; only `close` may come from another."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+        self._closing = threading.Event()
+        self.n_requests = 0
+
+    def close(self) -> None:
+        """Make a blocking read give up at the end of its time slice."""
+        self._closing.set()
+
+    def get(self, key: str) -> bytes:
+        """The value of `key`, waiting for it as long as it takes.
+
+        Raises:
+            Closed: `close` was called.
+            RuntimeError: the store is gone.
+        """
+        slice_s = FIRST_SLICE_S
+        may_reconnect = True
+        while not self._closing.is_set():
+            try:
+                self._store.set_timeout(timedelta(seconds=slice_s))
+                self.n_requests += 2  # c10d asks twice: wait for the key, then its value
+                return bytes(self._store.get(key))
+            except dist.DistStoreError:
+                # Nothing wrong, only slow. Growing slices keep thousands of waiting ranks cheap.
+                slice_s = min(2 * slice_s, LONGEST_SLICE_S)
+            except RuntimeError:
+                if self._closing.is_set() or not may_reconnect or not self._reconnect():
+                    raise
+                may_reconnect = False
+        raise Closed
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write `value`; repeated over a fresh connection if this one broke, which changes nothing."""
+        self.n_requests += 1
+        try:
+            self._store.set(key, value)
+        except RuntimeError:
+            if not self._reconnect():
+                raise
+            self._store.set(key, value)
+
+    def add(self, key: str, amount: int = 1) -> int:
+        """Add to a counter; never repeated, since the first attempt may have counted."""
+        self.n_requests += 1
+        return int(self._store.add(key, amount))
+
+    def has(self, key: str) -> bool:
+        """Whether `key` has a value."""
+        self.n_requests += 1
+        return bool(self._store.check([key]))
+
+    def delete(self, key: str) -> None:
+        """Remove `key`; a store that cannot is left as it is."""
+        self.n_requests += 1
+        try:
+            self._store.delete_key(key)
+        except RuntimeError as error:
+            logger.debug("key %s stays in the store: %s", key, error)
+
+    def _reconnect(self) -> bool:
+        """Replace a broken connection, where this torch can open another."""
+        try:
+            self._store = self._store.clone()
+        except (AttributeError, RuntimeError):
+            return False
+        return True

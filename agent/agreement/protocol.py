@@ -1,0 +1,268 @@
+"""The agreement protocol as a pure state machine: no threads, no sockets, no clocks.
+
+A *boundary* is the end of an optimizer step, counted from 1 on each rank. A *turn* is a boundary at
+which all ranks read one value, the `Turn` that rank 0 wrote for exactly that boundary when it
+crossed the turn before. Between turns nothing can change. `Follower` is what every rank knows (rank 0
+too: it obeys what it reads back, never what it wrote), `Leader` is how rank 0 chooses the next value.
+
+The model checker in tests/agreement drives these very classes through every interleaving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from store.errors import WireError
+from store.records import Plan
+
+BASELINE_PLAN: Final = Plan(epoch=0)
+"""What every job starts with and an expired plan gives way to."""
+
+PROMISE_LEAD: Final = 2
+"""Boundaries between a rank's promise and the first one it will not cross without rank 0's word.
+
+One more than the least possible, so that the charter normally arrives while training goes on.
+"""
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """The value for one boundary: what is in force from there, and where the next value is read.
+
+    `plan` is None to keep the plan in force ("keep"). `n_calls` is rank 0's count of collectives on
+    the world communicator at the turn before, counted from the first turn; negative when there was
+    none before.
+    """
+
+    boundary: int
+    next_boundary: int
+    epoch: int
+    n_calls: int
+    plan: Plan | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Turn)
+
+
+def encode_turn(turn: Turn) -> bytes:
+    """The bytes that travel through the store."""
+    return _encoder.encode(turn)
+
+
+def decode_turn(data: bytes) -> Turn:
+    """The turn in `data`.
+
+    Raises:
+        WireError: `data` is not a turn of this version, or contradicts itself.
+    """
+    try:
+        turn = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"turn cannot be decoded: {error}") from error
+    if turn.next_boundary <= turn.boundary or (turn.plan is not None and turn.plan.epoch != turn.epoch):
+        raise WireError(f"turn for boundary {turn.boundary} contradicts itself")
+    return turn
+
+
+@dataclass(slots=True)
+class Crossing:
+    """What a rank learned when it crossed a turn."""
+
+    boundary: int
+    n_calls: int
+    """This rank's own count at this turn, from the first turn."""
+    is_change: bool
+    is_lockstep: bool
+    """False when this rank's count at the turn before was not rank 0's."""
+    is_checked: bool
+    """True when a count over at least one full interval was compared."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """One rank's side: which boundary it is at, and what it may not cross without a word."""
+
+    boundary: int = 0
+    """Boundaries reached so far."""
+    due: int | None = None
+    """The next boundary that needs a word from rank 0; None while the muster is not done."""
+    turn: Turn | None = None
+    """That word, once it is here."""
+    epoch: int = 0
+    n_turns: int = 0
+    """Turns crossed."""
+    n_calls_start: int = 0
+    n_calls: int = 0
+    """Own count at the last turn, from the first."""
+
+    def promise(self) -> int:
+        """From now on stop at the returned boundary until the first turn is known."""
+        self.due = self.boundary + PROMISE_LEAD
+        return self.due
+
+    def receive(self, turn: Turn) -> None:
+        """Take rank 0's word, which must not lie before what this rank promised.
+
+        Raises:
+            WireError: the word is for another boundary than the one due.
+        """
+        is_early = self.due is None or turn.boundary < self.due
+        if is_early or (self.n_turns > 0 and turn.boundary != self.due):
+            raise WireError(f"turn for boundary {turn.boundary} arrived, {self.due} is due")
+        self.due = turn.boundary
+        self.turn = turn
+
+    def arrive(self) -> bool:
+        """Reach the next boundary; True when it is a turn, or one that waits to become one."""
+        self.boundary += 1
+        return self.due is not None and self.boundary >= self.due
+
+    @property
+    def is_blocked(self) -> bool:
+        """The boundary reached needs a word that is not here yet."""
+        return self.due is not None and self.boundary >= self.due and self.turn is None
+
+    @property
+    def is_turn(self) -> bool:
+        """The boundary reached is the one that the word is for."""
+        return self.turn is not None and self.boundary == self.turn.boundary
+
+    def cross(self, n_calls: int) -> Crossing:
+        """Obey the word for the boundary reached; only when `is_turn`.
+
+        `n_calls`: collectives that this rank enqueued on the world communicator since it started.
+        """
+        turn = self.turn
+        if turn is None or turn.boundary != self.boundary:
+            raise ValueError(f"boundary {self.boundary} is no turn")
+        if self.n_turns == 0:
+            self.n_calls_start = n_calls
+        previous = self.n_calls
+        self.n_calls = n_calls - self.n_calls_start
+        crossing = Crossing(
+            boundary=turn.boundary,
+            n_calls=self.n_calls,
+            is_change=turn.epoch != self.epoch,
+            is_lockstep=self.n_turns == 0 or turn.n_calls == previous,
+            is_checked=self.n_turns >= 2,
+        )
+        self.n_turns += 1
+        self.epoch = turn.epoch
+        self.due = turn.next_boundary
+        self.turn = None
+        return crossing
+
+    def abandon(self) -> None:
+        """Never wait again; the plan in force stays."""
+        self.due = None
+        self.turn = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How far turns lie apart, in boundaries.
+
+    `base` while plans are changing; after `n_quiet` turns without news the distance doubles with each
+    turn up to `limit`. Only rank 0 applies this; the others read `next_boundary`.
+    """
+
+    base: int = 1
+    limit: int = 8
+    n_quiet: int = 16
+
+    def interval(self, n_quiet_turns: int) -> int:
+        """Boundaries to the next turn after `n_quiet_turns` turns without news."""
+        doublings = min(max(0, n_quiet_turns - self.n_quiet), 30)
+        return min(self.base << doublings, max(self.base, self.limit))
+
+
+@dataclass(slots=True)
+class Leader:
+    """Rank 0's side: what the next turn says. Takes offers from a daemon, never waits for one."""
+
+    pacing: Pacing = field(default_factory=Pacing)
+    plan: Plan = BASELINE_PLAN
+    """The plan in force at the last turn written."""
+    offered: Plan | None = None
+    is_daemon_alive: bool = False
+    is_confirmed: bool = False
+    """All ranks have counted the same collectives as rank 0 over a whole interval."""
+    is_frozen: bool = False
+    """Ranks were seen out of step: the plan in force stays for good."""
+    renewed_at: int = 0
+    highest: Plan = BASELINE_PLAN
+    next_boundary: int = 0
+    """The boundary of the next turn to write."""
+    n_quiet_turns: int = 0
+
+    def offer(self, plan: Plan) -> bool:
+        """Take the daemon's latest plan; False when its epoch does not rise."""
+        self.is_daemon_alive = True
+        if plan == self.plan:
+            self.offered = None
+            return True
+        if plan.epoch < max(1, self.highest.epoch) or (plan.epoch == self.highest.epoch and plan != self.highest):
+            return False
+        self.offered = plan
+        return True
+
+    def renew(self) -> None:
+        """The daemon is there (again)."""
+        self.is_daemon_alive = True
+
+    def withdraw(self) -> None:
+        """The daemon is gone: forget its offer, let the plan in force run to its expiry."""
+        self.is_daemon_alive = False
+        self.offered = None
+
+    def refuse(self, plan: Plan) -> None:
+        """`plan` cannot be staged here, so nobody is asked to."""
+        if self.offered is plan:
+            self.offered = None
+
+    def freeze(self) -> None:
+        """Change nothing any more."""
+        self.is_frozen = True
+
+    def first_turn(self, promises: Iterable[int]) -> Turn:
+        """The charter: the first turn lies where the last of the ranks has promised to stop."""
+        boundary = max(promises)
+        self.renewed_at = boundary
+        self.next_boundary = boundary + self.pacing.interval(0)
+        return Turn(boundary, self.next_boundary, epoch=0, n_calls=-1)
+
+    def news(self) -> Plan | None:
+        """The plan that the next turn would bring; None to keep. Stage it before `next_turn`."""
+        if self.is_frozen or not self.is_confirmed:
+            return None
+        if self.offered is not None:
+            return self.offered
+        n_boundaries = self.next_boundary - self.renewed_at
+        if not self.is_daemon_alive and self.plan.epoch != 0 and n_boundaries >= self.plan.expires_after:
+            return BASELINE_PLAN
+        return None
+
+    def next_turn(self, n_calls: int, news: Plan | None) -> Turn:
+        """The value for the next turn, to be written when rank 0 has crossed the one before.
+
+        `n_calls` is rank 0's `Crossing.n_calls` there, `news` what `news()` said and could be staged.
+        """
+        boundary = self.next_boundary
+        if self.is_daemon_alive:
+            self.renewed_at = boundary
+        if news is None:
+            self.n_quiet_turns += 1
+        else:
+            self.n_quiet_turns = 0
+            self.plan = news
+            self.renewed_at = boundary
+            if news.epoch > self.highest.epoch:
+                self.highest = news
+            if self.offered is news:
+                self.offered = None
+        self.next_boundary = boundary + self.pacing.interval(self.n_quiet_turns)
+        return Turn(boundary, self.next_boundary, self.plan.epoch, n_calls, news)
