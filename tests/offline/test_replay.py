@@ -1,0 +1,295 @@
+"""Replay: sums of medians where there is evidence, refusal where there is none, intervals that are honest."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from agent.nccl import fabric as fabrics
+from agent.trace_log import TraceLog
+from store.errors import TraceError, UserError
+from store.records import (
+    Algorithm,
+    Candidate,
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+    StepRecord,
+    size_class,
+)
+from store.wire import OBSERVATION_FIELDS
+from tuner.replay import render, replay, replay_table
+from tuner.replay.evidence import Evidence, Grade
+from tuner.replay.loading import load_table
+from tuner.replay.table import CollectiveTable, Shape, from_own
+from tuner.traces.own import read_own
+
+FABRIC = "ethernet_boxes"
+RING_SIMPLE_8 = Candidate(Algorithm.ring, Protocol.simple, 8)
+RING_LL_4 = Candidate(Algorithm.ring, Protocol.ll, 4)
+MIB = 1 << 20
+
+
+def records(
+    n_records: int,
+    duration_us: object,
+    *,
+    candidate: Candidate = RING_SIMPLE_8,
+    collective: Collective = Collective.all_gather,
+    phase: Phase = Phase.forward_gather,
+    message_bytes: int = MIB,
+    is_default: bool = True,
+    first: int = 0,
+) -> np.ndarray:
+    block = np.zeros(n_records, OBSERVATION_FIELDS)
+    block["message_bytes"] = message_bytes
+    block["duration_us"] = duration_us
+    block["sequence"] = first + np.arange(n_records)
+    block["start_ns"] = (first + np.arange(n_records)) * 10_000_000
+    block["step"] = (first + np.arange(n_records)) // 4
+    block["n_ranks"], block["n_nodes"] = 2, 2
+    block["comm_id"] = 5
+    block["collective"], block["phase"] = collective, phase
+    block["algorithm"], block["protocol"] = candidate.algorithm, candidate.protocol
+    block["n_channels"] = candidate.n_channels
+    block["flags"] = 2 if is_default else 3
+    block["timing_source"] = 4
+    return block
+
+
+def write_trace(directory: Path, *ranks: np.ndarray, fabric: str = FABRIC, job_id: str = "job") -> Path:
+    described = fabrics.load(fabric)
+    for rank, block in enumerate(ranks):
+        log = TraceLog(
+            directory,
+            job_id=job_id,
+            rank=rank,
+            n_ranks=len(ranks),
+            fabric_id=described.fabric_id,
+            fabric=described.describe(),
+            version="0",
+        )
+        log.record(block)
+        log.steps([StepRecord(1, 0, 5000.0, 100.0)])
+        log.close()
+    return directory
+
+
+def table_of(tmp_path: Path, *blocks: np.ndarray) -> CollectiveTable:
+    return load_table(write_trace(tmp_path / "trace", np.concatenate(blocks)))
+
+
+def statistics(candidate: Candidate, median_us: float, *, is_default: bool = False, **changes: object):
+    shape = {"phase": Phase.forward_gather, "message_bytes": MIB, "count": 50} | changes
+    key = DecisionKey(
+        CommunicatorClass(2, 2), Collective.all_gather, shape["phase"], size_class(shape["message_bytes"])
+    )
+    return CandidateStatistics(
+        key, candidate, is_default, shape["count"], median_us, median_us, 0.03 * median_us, median_us, 0.0
+    )
+
+
+def verdict_of(result, policy: str):
+    (found,) = [one for one in result.verdicts if one.policy == policy]
+    return found
+
+
+def test_baseline_is_the_sum_of_medians(tmp_path: Path):
+    durations = np.random.default_rng(0).lognormal(math.log(100), 0.05, 40)
+    table = table_of(
+        tmp_path, records(40, durations), records(20, 50.0, collective=Collective.reduce_scatter, first=40)
+    )
+    (total,) = replay_table(table, ["baseline"]).totals
+    assert total.cost_us == pytest.approx(40 * np.median(durations.astype("f4")) + 20 * 50.0, rel=1e-6)
+    assert total.n_judged == 60
+    assert total.n_refused == 0
+    assert (total.gain_low_percent, total.gain_percent, total.gain_high_percent) == (0, 0, 0)
+    assert total.n_by_evidence == {"measured_here": 60, "measured_elsewhere": 0, "predicted": 0}
+
+
+def test_the_last_arrival_counts(tmp_path: Path):
+    """The rank that waited saw 300 us, the one that came last 100 us: the collective took 100."""
+    waited, came_last = records(9, 300.0), records(9, 100.0)
+    came_last = came_last[::-1]
+    table = load_table(write_trace(tmp_path, waited, came_last))
+    assert len(table.rows) == 9
+    assert table.rows["duration_us"].tolist() == [100.0] * 9
+    assert table.rows["sequence"].tolist() == list(range(9))
+    untimed = waited.copy()
+    untimed["flags"] = 0
+    mixed = load_table(write_trace(tmp_path / "mixed", untimed, waited))
+    assert mixed.rows["duration_us"].tolist() == [300.0] * 9
+
+
+def test_jobs_are_not_mixed(tmp_path: Path):
+    write_trace(tmp_path, records(3, 1.0), job_id="a")
+    write_trace(tmp_path, records(3, 1.0), job_id="b")
+    with pytest.raises(TraceError, match="2 jobs"):
+        load_table(tmp_path)
+
+
+def test_oracle_takes_the_best_measured_setting(tmp_path: Path):
+    table = table_of(
+        tmp_path,
+        records(20, 100.0),
+        records(20, 60.0, candidate=RING_LL_4, is_default=False, first=20),
+    )
+    result = replay_table(table, ["baseline", "oracle"])
+    best = verdict_of(result, "oracle")
+    assert best.setting == str(RING_LL_4)
+    assert best.evidence == "measured_here"
+    assert best.cost_us == pytest.approx(60)
+    baseline, oracle = result.totals
+    assert baseline.cost_us == pytest.approx(4000), "all 40, had NCCL's choice run throughout"
+    assert oracle.cost_us == pytest.approx(2400)
+    assert oracle.gain_percent == pytest.approx(40)
+    assert oracle.gain_low_percent < 40 < oracle.gain_high_percent
+
+
+def test_elsewhere_is_carried_over_as_a_ratio(tmp_path: Path):
+    """Elsewhere all is three times as slow; the ratio of 0.5 is what counts here."""
+    table = table_of(tmp_path, records(30, 100.0))
+    known = [statistics(RING_SIMPLE_8, 300.0, is_default=True), statistics(RING_LL_4, 150.0)]
+    best = verdict_of(replay_table(table, ["oracle"], statistics=known), "oracle")
+    assert best.evidence == "measured_elsewhere"
+    assert best.cost_us == pytest.approx(50)
+    assert best.low_us < 47 < 53 < best.high_us
+
+
+def test_a_sweep_of_another_phase_is_evidence_but_another_size_is_not(tmp_path: Path):
+    table = table_of(tmp_path, records(30, 100.0))
+    elsewhere = [
+        statistics(RING_SIMPLE_8, 100.0, is_default=True, phase=Phase.other),
+        statistics(RING_LL_4, 70.0, phase=Phase.other),
+    ]
+    assert verdict_of(replay_table(table, ["oracle"], statistics=elsewhere), "oracle").cost_us == pytest.approx(70)
+    other_size = [
+        statistics(RING_SIMPLE_8, 100.0, is_default=True, message_bytes=4 * MIB),
+        statistics(RING_LL_4, 70.0, message_bytes=4 * MIB),
+    ]
+    assert verdict_of(replay_table(table, ["oracle"], statistics=other_size), "oracle").setting != str(RING_LL_4)
+
+
+def test_refuses_what_it_knows_nothing_of(tmp_path: Path):
+    """No durations, no store, no described fabric: every collective is refused, and that is said."""
+    block = records(8, -1.0)
+    block["flags"] = 0
+    directory = tmp_path / "trace"
+    log = TraceLog(directory, job_id="j", rank=0, n_ranks=2, fabric_id="", fabric={}, version="0")
+    log.record(block)
+    log.close()
+    result = replay(directory, ["baseline", "table", "model", "oracle"])
+    for total in result.totals:
+        assert (total.n_judged, total.n_refused) == (0, 8)
+        assert total.refused_share_percent == 100
+        assert total.cost_us == 0
+    assert all(one.cost_us is None and one.evidence == "none" for one in result.verdicts)
+    assert len(result.notes) == 3
+
+
+def test_partial_refusal_is_measured_by_time(tmp_path: Path):
+    """A candidate without evidence costs the policy a refusal of its share, and leaves the rest judged."""
+    table = table_of(tmp_path, records(10, 100.0), records(10, 300.0, collective=Collective.reduce_scatter, first=10))
+    table = CollectiveTable(**{**vars(table), "fabric": {}})
+    known = [statistics(RING_SIMPLE_8, 100.0, is_default=True), statistics(RING_LL_4, 80.0)]
+    shapes, index = table.shapes()
+    evidence = Evidence(table, shapes, index, known)
+    for shape in shapes:
+        is_gather = shape.collective is Collective.all_gather
+        assert (evidence.estimate(shape, RING_LL_4) is not None) == is_gather
+
+
+def test_predictions_are_wide_and_last(tmp_path: Path):
+    table = table_of(tmp_path, records(30, 100.0))
+    shapes, index = table.shapes()
+    evidence = Evidence(
+        table, shapes, index, (), lambda shape, candidate: (200.0, 0.4) if candidate.is_baseline else (100.0, 0.4)
+    )
+    predicted = evidence.estimate(shapes[0], RING_LL_4)
+    assert predicted is not None
+    assert predicted.grade is Grade.predicted
+    assert predicted.cost_us == pytest.approx(50), "half of the measured baseline, as predicted"
+    assert predicted.high_us > 2 * predicted.cost_us
+    here = evidence.estimate(shapes[0], RING_SIMPLE_8)
+    assert here is not None
+    assert here.grade is Grade.measured_here
+
+
+def test_intervals_cover(tmp_path: Path):
+    """95 % intervals of medians hold the true cost in about 95 of 100 traces."""
+    chance = np.random.default_rng(5)
+    n_covered = 0
+    for _ in range(100):
+        blocks = records(25, chance.lognormal(math.log(100), 0.1, 25))
+        rows = from_own([read_own(path) for path in _one_trace(tmp_path, blocks)])
+        (total,) = replay_table(rows, ["baseline"]).totals
+        n_covered += total.low_us <= 2500 <= total.high_us
+    assert 85 <= n_covered <= 100
+
+
+def _one_trace(tmp_path: Path, block: np.ndarray) -> list[Path]:
+    directory = tmp_path / f"t{len(list(tmp_path.iterdir()))}"
+    write_trace(directory, block)
+    return sorted(directory.iterdir())
+
+
+def test_shapes_count_every_row_once(tmp_path: Path):
+    table = table_of(
+        tmp_path,
+        records(5, 1.0),
+        records(7, 1.0, message_bytes=MIB + 1, first=5),
+        records(3, 1.0, phase=Phase.backward_gather, first=12),
+        records(2, 1.0, collective=Collective.all_reduce, first=15),
+    )
+    shapes, index = table.shapes()
+    counted = {shape: int(count) for shape, count in zip(shapes, np.bincount(index), strict=True)}
+    gather = (2, 2, Collective.all_gather)
+    assert counted == {
+        Shape(*gather, Phase.forward_gather, MIB): 5,
+        Shape(*gather, Phase.forward_gather, MIB + 1): 7,
+        Shape(*gather, Phase.backward_gather, MIB): 3,
+        Shape(2, 2, Collective.all_reduce, Phase.forward_gather, MIB): 2,
+    }
+    for row, at in zip(table.rows, index, strict=True):
+        assert shapes[at].message_bytes == row["message_bytes"]
+
+
+def test_unknown_policy_and_missing_trace(tmp_path: Path):
+    with pytest.raises(UserError, match=r"no policy 'best'.*baseline, table, model, oracle"):
+        replay(tmp_path, ["best"])
+    with pytest.raises(TraceError, match="does not exist"):
+        replay(tmp_path / "none", ["baseline"])
+
+
+def test_an_empty_trace_is_judged_as_nothing(tmp_path: Path):
+    result = replay(write_trace(tmp_path, records(0, 0.0)), ["baseline", "oracle", "model", "table"])
+    assert result.n_collectives == 0
+    render(result, Console(file=open("/dev/null", "w")))  # noqa: SIM115
+
+
+def test_what_is_printed(tmp_path: Path):
+    directory = write_trace(
+        tmp_path,
+        np.concatenate([records(20, 100.0), records(20, 60.0, candidate=RING_LL_4, is_default=False, first=20)]),
+    )
+    result = replay(directory, ["baseline", "oracle"])
+    console = Console(record=True, width=200, file=open("/dev/null", "w"))  # noqa: SIM115
+    render(result, console)
+    text = console.export_text()
+    assert "40 collectives" in text
+    assert f"Emulated fabric {FABRIC}" in text
+    assert "ring/ll/4ch" in text
+    assert "+40.00 %" in text
+    assert "measured here" in text
+    document = json.loads(result.to_json())
+    assert document["totals"][1]["policy"] == "oracle"
+    assert document["emulated"] == FABRIC
+    

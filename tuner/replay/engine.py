@@ -1,0 +1,178 @@
+"""Judges policies on a table of collectives: what each would have cost, and how well that is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from store.records import BASELINE
+from tuner.replay.evidence import NORMAL_95, Estimate, Grade
+from tuner.replay.policies import Context, Policy
+from tuner.replay.table import Shape
+
+
+class ShapeVerdict(msgspec.Struct, frozen=True):
+    """One policy on one shape; None costs: there is no evidence, and nothing is said."""
+
+    policy: str
+    collective: str
+    phase: str
+    message_bytes: int
+    n_ranks: int
+    n_nodes: int
+    n_collectives: int
+    setting: str
+    baseline_us: float | None
+    cost_us: float | None
+    low_us: float | None
+    high_us: float | None
+    evidence: str
+    n_samples: int
+
+
+class PolicyTotal(msgspec.Struct, frozen=True):
+    """One policy over the part of the trace that can be judged; intervals are 95 %."""
+
+    policy: str
+    cost_us: float
+    low_us: float
+    high_us: float
+    baseline_us: float
+    """The baseline's cost of the same collectives."""
+    gain_percent: float
+    gain_low_percent: float
+    gain_high_percent: float
+    n_judged: int
+    n_refused: int
+    refused_share_percent: float
+    """Of the logged communication time; of the bytes moved, when the trace has no times."""
+    n_by_evidence: dict[str, int]
+
+
+class ReplayResult(msgspec.Struct, frozen=True):
+    """What `zerotune replay` found out."""
+
+    trace: str
+    job_id: str
+    fabric_id: str
+    emulated: str
+    """Name of the emulated fabric; empty for a real one."""
+    n_files: int
+    n_collectives: int
+    n_timed: int
+    n_steps: int
+    n_dropped: int
+    logged_us: float
+    """Sum of the durations in the trace."""
+    totals: tuple[PolicyTotal, ...]
+    verdicts: tuple[ShapeVerdict, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """One JSON document."""
+        return msgspec.json.encode(self).decode()
+
+
+@dataclass
+class _Sums:
+    """Running totals of one policy: costs, and errors that do or do not cancel between shapes."""
+
+    cost_us: float = 0.0
+    baseline_us: float = 0.0
+    own_variance: float = 0.0
+    difference_variance: float = 0.0
+    shared_error_us: float = 0.0
+
+    def add(self, count: int, cost: Estimate, baseline: Estimate, is_same: bool) -> None:
+        """A shape of `count` collectives. Predictions share their model's error: those add up linearly."""
+        self.cost_us += count * cost.cost_us
+        self.baseline_us += count * baseline.cost_us
+        error_us = count * cost.cost_us * cost.error
+        baseline_error_us = count * baseline.cost_us * baseline.error
+        if cost.grade is Grade.predicted:
+            self.shared_error_us += error_us
+        else:
+            self.own_variance += error_us**2
+            if not is_same:
+                self.difference_variance += error_us**2 + baseline_error_us**2
+
+
+def judge(
+    shapes: Sequence[Shape],
+    counts: Sequence[int],
+    logged_us: Sequence[float],
+    policies: dict[str, Policy],
+    context: Context,
+) -> tuple[tuple[PolicyTotal, ...], tuple[ShapeVerdict, ...]]:
+    """Every policy on every shape. `counts` and `logged_us` [n_shapes]: collectives, and their time."""
+    weights = np.asarray(logged_us, np.float64)
+    if not weights.any():
+        weights = np.array([shape.message_bytes for shape in shapes], np.float64) * np.asarray(counts)
+    totals, verdicts = [], []
+    for name, policy in policies.items():
+        sums = _Sums()
+        n_refused, refused_weight = 0, 0.0
+        n_by_evidence = {grade.name: 0 for grade in Grade}
+        for at, shape in enumerate(shapes):
+            candidate = policy(context, shape)
+            baseline = context.evidence.estimate(shape, BASELINE)
+            cost = baseline if candidate.is_baseline else context.evidence.estimate(shape, candidate)
+            verdicts.append(_verdict(name, shape, counts[at], str(candidate), cost, baseline))
+            if cost is None or baseline is None:
+                n_refused += counts[at]
+                refused_weight += float(weights[at])
+                continue
+            n_by_evidence[cost.grade.name] += counts[at]
+            sums.add(counts[at], cost, baseline, candidate.is_baseline)
+        refused_share = refused_weight / float(weights.sum()) if weights.sum() > 0 else 0.0
+        n_all = int(sum(counts))
+        totals.append(_total(name, sums, n_all - n_refused, n_refused, 100 * refused_share, n_by_evidence))
+    return tuple(totals), tuple(verdicts)
+
+
+def _verdict(
+    policy: str, shape: Shape, count: int, setting: str, cost: Estimate | None, baseline: Estimate | None
+) -> ShapeVerdict:
+    return ShapeVerdict(
+        policy=policy,
+        collective=shape.collective.name,
+        phase=shape.phase.name,
+        message_bytes=shape.message_bytes,
+        n_ranks=shape.n_ranks,
+        n_nodes=shape.n_nodes,
+        n_collectives=count,
+        setting=setting,
+        baseline_us=None if baseline is None else baseline.cost_us,
+        cost_us=None if cost is None else cost.cost_us,
+        low_us=None if cost is None else cost.low_us,
+        high_us=None if cost is None else cost.high_us,
+        evidence="none" if cost is None else cost.grade.name,
+        n_samples=0 if cost is None else cost.n_samples,
+    )
+
+
+def _total(
+    name: str, sums: _Sums, n_judged: int, n_refused: int, refused_percent: float, n_by_evidence: dict[str, int]
+) -> PolicyTotal:
+    half_us = NORMAL_95 * (math.sqrt(sums.own_variance) + sums.shared_error_us)
+    half_difference_us = NORMAL_95 * (math.sqrt(sums.difference_variance) + sums.shared_error_us)
+    saved_us = sums.baseline_us - sums.cost_us
+    percent = 100 / sums.baseline_us if sums.baseline_us > 0 else 0.0
+    return PolicyTotal(
+        policy=name,
+        cost_us=sums.cost_us,
+        low_us=max(sums.cost_us - half_us, 0.0),
+        high_us=sums.cost_us + half_us,
+        baseline_us=sums.baseline_us,
+        gain_percent=percent * saved_us,
+        gain_low_percent=percent * (saved_us - half_difference_us),
+        gain_high_percent=percent * (saved_us + half_difference_us),
+        n_judged=n_judged,
+        n_refused=n_refused,
+        refused_share_percent=refused_percent,
+        n_by_evidence=n_by_evidence,
+    )

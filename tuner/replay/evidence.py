@@ -1,0 +1,209 @@
+"""What is known of a shape's cost under a candidate, and from where; nothing is invented.
+
+Three grades, best first: measured in this trace, measured elsewhere on the same fabric (the store),
+predicted. A figure from elsewhere or from a model is carried over as a *ratio to the baseline*, when
+the baseline's cost is known at both ends: sizes within a size class, other load on the machine and a
+phase's contention then cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from store.records import BASELINE, Algorithm, Candidate, CandidateStatistics, DecisionKey, Phase, Protocol
+from tuner.replay.table import UNKNOWN, CollectiveTable, Shape
+
+NORMAL_95: Final = 1.96
+MEDIAN_OVER_MEAN_ERROR: Final = 1.2533
+"""Standard error of a normal sample's median over that of its mean, sqrt(pi/2)."""
+LEAST_NOISE: Final = 0.02
+"""Relative spread assumed where too few samples show their own."""
+CARRIED_NOISE: Final = 0.05
+"""Relative standard error added when a ratio is carried from another place, phase or size in the class."""
+MAD_TO_SIGMA: Final = 1.4826
+
+
+class Grade(IntEnum):
+    """Where an estimate comes from, best first."""
+
+    measured_here = 0
+    measured_elsewhere = 1
+    predicted = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost of one collective: `cost_us` with the standard error `error` relative to it."""
+
+    cost_us: float
+    error: float
+    grade: Grade
+    n_samples: int = 0
+
+    @property
+    def low_us(self) -> float:
+        """Lower end of the 95 % interval (log-normal)."""
+        return self.cost_us * math.exp(-NORMAL_95 * self.error)
+
+    @property
+    def high_us(self) -> float:
+        """Upper end of the 95 % interval (log-normal)."""
+        return self.cost_us * math.exp(NORMAL_95 * self.error)
+
+
+Prediction = tuple[float, float]
+"""(cost_us, relative standard error)."""
+Predictor = Callable[[Shape, Candidate], Prediction | None]
+
+
+class Evidence:
+    """Estimates by shape and candidate, from a trace, the store's statistics and a predictor."""
+
+    def __init__(
+        self,
+        table: CollectiveTable,
+        shapes: Sequence[Shape],
+        shape_index: np.ndarray[Any, Any],
+        statistics: Iterable[CandidateStatistics] = (),
+        predictor: Predictor | None = None,
+    ) -> None:
+        self._here = _measured_here(table, shapes, shape_index)
+        self._elsewhere = _by_key(statistics)
+        self._predictor = predictor
+        self._known: dict[tuple[Shape, Candidate], Estimate | None] = {}
+
+    def estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        """The best estimate there is, or None: nothing is known."""
+        if (shape, candidate) not in self._known:
+            self._known[shape, candidate] = (
+                self._here.get((shape, candidate))
+                or self._from_elsewhere(shape, candidate)
+                or self._predicted(shape, candidate)
+            )
+        return self._known[shape, candidate]
+
+    def measured_candidates(self, shape: Shape) -> list[Candidate]:
+        """Candidates with measurements for `shape`, here or elsewhere; in a fixed order."""
+        here = {candidate for known, candidate in self._here if known == shape}
+        elsewhere = set(self._elsewhere_of(shape))
+        return sorted(here | elsewhere, key=str)
+
+    def _elsewhere_of(self, shape: Shape) -> dict[Candidate, Estimate]:
+        """The store's estimates under the shape's own phase, or the phase with the most samples."""
+        key = shape.key
+        own = self._elsewhere.get(key)
+        if own is not None and len(own) > 1:
+            return own
+        phases = [found for phase in Phase if (found := self._elsewhere.get(_with_phase(key, phase))) is not None]
+        return max(phases, key=lambda found: sum(one.n_samples for one in found.values()), default={})
+
+    def _from_elsewhere(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        known = self._elsewhere_of(shape)
+        found = known.get(candidate)
+        if found is None:
+            return None
+        return self._carried(shape, found, known.get(BASELINE))
+
+    def _predicted(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        if self._predictor is None:
+            return None
+        predicted = self._predictor(shape, candidate)
+        if predicted is None:
+            return None
+        baseline = self._predictor(shape, BASELINE)
+        return self._carried(shape, _as_prediction(predicted), None if baseline is None else _as_prediction(baseline))
+
+    def _carried(self, shape: Shape, there: Estimate, baseline_there: Estimate | None) -> Estimate:
+        """`there` brought to this trace by way of the baseline, where both ends know that."""
+        baseline_here = self._here.get((shape, BASELINE))
+        if baseline_here is None or baseline_there is None:
+            return Estimate(there.cost_us, math.hypot(there.error, CARRIED_NOISE), there.grade, there.n_samples)
+        error = math.hypot(there.error, CARRIED_NOISE, baseline_here.error)
+        cost_us = baseline_here.cost_us * there.cost_us / baseline_there.cost_us
+        return Estimate(cost_us, error, there.grade, there.n_samples)
+
+
+def _as_prediction(prediction: Prediction) -> Estimate:
+    return Estimate(prediction[0], prediction[1], Grade.predicted)
+
+
+def _with_phase(key: DecisionKey, phase: Phase) -> DecisionKey:
+    return DecisionKey(key.communicator, key.collective, phase, key.size_class)
+
+
+def _by_key(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict[Candidate, Estimate]]:
+    """Estimates by key; what NCCL chose by itself counts for the baseline and for the setting it ran."""
+    found: dict[DecisionKey, dict[Candidate, Estimate]] = {}
+    for one in statistics:
+        if one.count < 1 or not one.median_us > 0:
+            continue
+        spread = max(one.std_us / one.mean_us if one.count > 1 and one.mean_us > 0 else 0.0, LEAST_NOISE)
+        error = MEDIAN_OVER_MEAN_ERROR * spread / math.sqrt(one.count)
+        estimate = Estimate(one.median_us, error, Grade.measured_elsewhere, one.count)
+        known = found.setdefault(one.key, {})
+        for candidate in {one.candidate, BASELINE} if one.is_default else {one.candidate}:
+            if candidate not in known or known[candidate].n_samples < one.count:
+                known[candidate] = estimate
+    return found
+
+
+def _measured_here(
+    table: CollectiveTable, shapes: Sequence[Shape], shape_index: np.ndarray[Any, Any]
+) -> dict[tuple[Shape, Candidate], Estimate]:
+    """Medians of the trace's own timed rows by shape and setting, and of NCCL's own choice as baseline."""
+    rows = table.rows
+    timed = np.flatnonzero(rows["duration_us"] > 0)
+    rows, index = rows[timed], shape_index[timed]
+    settings = (
+        (rows["algorithm"].astype(np.int64) << 16) | (rows["protocol"].astype(np.int64) << 8) | rows["n_channels"]
+    )
+    found: dict[tuple[Shape, Candidate], Estimate] = {}
+    group = (index << 24) | settings
+    for code, estimate in _medians(group, rows["duration_us"]):
+        candidate = _candidate((code >> 16) & 255, (code >> 8) & 255, code & 255)
+        if candidate is not None:
+            found[shapes[code >> 24], candidate] = estimate
+    default = rows["is_default"] == 1
+    for code, estimate in _medians(index[default], rows["duration_us"][default]):
+        found[shapes[code], BASELINE] = estimate
+    return found
+
+
+def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
+    if algorithm == UNKNOWN or protocol == UNKNOWN or n_channels > 64:
+        return None
+    return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)
+
+
+def _medians(group: np.ndarray[Any, Any], duration_us: np.ndarray[Any, Any]) -> list[tuple[int, Estimate]]:
+    """(group, median with its error) for each group; the spread is the median absolute deviation."""
+    if not len(group):
+        return []
+    order = np.lexsort((duration_us, group))
+    groups, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
+    median_us = _sorted_medians(duration_us[order].astype(np.float64), starts, counts)
+    deviation = np.abs(duration_us[order] - np.repeat(median_us, counts))
+    deviation = deviation[np.lexsort((deviation, group[order]))]
+    spread = MAD_TO_SIGMA * _sorted_medians(deviation, starts, counts) / median_us
+    typical = float(np.median(spread[counts >= 5])) if bool((counts >= 5).any()) else LEAST_NOISE
+    spread = np.maximum(np.where(counts >= 5, spread, np.maximum(typical, spread)), LEAST_NOISE)
+    error = MEDIAN_OVER_MEAN_ERROR * spread / np.sqrt(counts)
+    return [
+        (int(code), Estimate(float(cost), float(wrong), Grade.measured_here, int(count)))
+        for code, cost, wrong, count in zip(groups, median_us, error, counts, strict=True)
+    ]
+
+
+def _sorted_medians(
+    values: np.ndarray[Any, Any], starts: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Median of each run of sorted `values`."""
+    below = values[starts + (counts - 1) // 2]
+    above = values[starts + counts // 2]
+    return np.asarray((below + above) / 2)

@@ -1,0 +1,113 @@
+"""The policies that replay can judge: each names a setting for every shape of the trace.
+
+A policy is a function of a `Context` and a shape, registered under its name; a new one is a function
+and a decorator. Policies see what a live one would: the oracle alone looks at this trace's durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from store.errors import UserError
+from store.records import BASELINE, Candidate, CandidateStatistics, PlanRow
+from tuner.features import CostPrior
+from tuner.knowledge import Knowledge
+from tuner.replay.evidence import Evidence
+from tuner.replay.table import Shape
+
+DOUBT_Z: Final = 1.0
+"""The model's gain must exceed this many of its own standard deviations before its setting is taken."""
+MIN_GAIN: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Context:
+    """What policies may look at."""
+
+    evidence: Evidence
+    statistics: Sequence[CandidateStatistics] = ()
+    """Of earlier runs on this fabric."""
+    knowledge: Knowledge = field(default_factory=Knowledge.empty)
+    costs: CostPrior | None = None
+    """NCCL's own cost; None when nobody described the fabric."""
+    plan: Sequence[PlanRow] | None = None
+    """A static table given by the user."""
+    gathers_after_step: bool = False
+
+
+Policy = Callable[[Context, Shape], Candidate]
+POLICIES: Final[dict[str, Policy]] = {}
+
+
+def named(names: Sequence[str]) -> dict[str, Policy]:
+    """The policies called `names`, in that order.
+
+    Raises:
+        UserError: a name is none of POLICIES.
+    """
+    for name in names:
+        if name not in POLICIES:
+            raise UserError(f"there is no policy {name!r}", f"use one of {', '.join(POLICIES)}")
+    return {name: POLICIES[name] for name in names}
+
+
+def register(name: str) -> Callable[[Policy], Policy]:
+    """Decorator: make a policy known under `name`."""
+
+    def add(policy: Policy) -> Policy:
+        POLICIES[name] = policy
+        return policy
+
+    return add
+
+
+@register("baseline")
+def baseline(context: Context, shape: Shape) -> Candidate:
+    """Leave NCCL alone."""
+    del context, shape
+    return BASELINE
+
+
+@register("table")
+def table(context: Context, shape: Shape) -> Candidate:
+    """A static table: the plan given, else the setting that earlier runs showed to beat the baseline."""
+    if context.plan is None:
+        decided = context.knowledge.decided(shape.key)
+        return decided[0] if decided is not None else BASELINE
+    for row in context.plan:
+        place = (row.communicator, row.collective, row.phase)
+        is_for_shape = place == (shape.communicator, shape.collective, shape.phase)
+        if is_for_shape and row.min_bytes <= shape.message_bytes <= row.max_bytes:
+            return row.candidate
+    return BASELINE
+
+
+@register("model")
+def model(context: Context, shape: Shape) -> Candidate:
+    """The setting predicted cheapest before this job measured anything, if its gain exceeds its doubt."""
+    if context.costs is None:
+        return BASELINE
+    candidates = context.costs.candidates(shape.communicator, shape.collective)
+    prior = context.knowledge.prior(shape.key, shape.message_bytes, candidates, context.costs)
+    mean = np.where(np.isfinite(prior.mean), prior.mean, np.inf)
+    at_baseline = candidates.index(BASELINE)
+    gain = mean[at_baseline] - mean
+    sure = gain > np.maximum(DOUBT_Z * prior.std, MIN_GAIN)
+    sure[at_baseline] = True
+    return candidates[int(np.argmin(np.where(sure, mean, np.inf)))]
+
+
+@register("oracle")
+def oracle(context: Context, shape: Shape) -> Candidate:
+    """The best *measured* setting, in hindsight; with few samples its gain is flattered by chance."""
+    known = [BASELINE, *context.evidence.measured_candidates(shape)]
+    judged = [
+        (estimate.cost_us, candidate)
+        for candidate in known
+        if (estimate := context.evidence.estimate(shape, candidate))
+    ]
+    return min(judged, key=lambda one: one[0])[1] if judged else BASELINE

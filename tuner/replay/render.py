@@ -1,0 +1,93 @@
+"""Replay's result on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from tuner.replay.engine import PolicyTotal, ReplayResult, ShapeVerdict
+
+MAX_ROWS = 30
+_EVIDENCE = {
+    "measured_here": "measured here",
+    "measured_elsewhere": "measured elsewhere",
+    "predicted": "predicted",
+    "none": "[red]none[/]",
+}
+
+
+def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) -> None:
+    """Print what was replayed, each policy by (collective, phase, size), and the totals."""
+    console.print(
+        f"[bold]{result.trace}[/]: {result.n_collectives:,} collectives, {result.n_timed:,} of them timed,"
+        f" in {result.n_steps:,} steps of {result.n_files} rank file(s); {result.logged_us / 1e3:,.1f} ms as logged"
+    )
+    if result.emulated:
+        console.print(
+            f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."
+        )
+    if result.n_dropped:
+        console.print(f"[yellow]{result.n_dropped:,} records were lost before they were logged.[/]")
+    _render_shapes(result, console, max_rows)
+    table = Table(
+        "policy", "cost", "95 %", "gain", "95 %", "judged by", "refused", title="Totals of communication time"
+    )
+    for total in result.totals:
+        table.add_row(*_total_row(total))
+    console.print(table)
+    for note in result.notes:
+        console.print(f"[dim]{note}[/]")
+
+
+def _render_shapes(result: ReplayResult, console: Console, max_rows: int) -> None:
+    judged = [one for one in result.verdicts if one.policy != "baseline"] or list(result.verdicts)
+    by_weight = sorted(judged, key=lambda one: -(one.baseline_us or 0.0) * one.n_collectives)
+    shown = sorted(by_weight[:max_rows], key=_place)
+    table = Table("collective", "phase", "bytes", "calls", "baseline", "policy", "setting", "cost", "95 %", "evidence")
+    before = None
+    for one in shown:
+        place = _place(one)[:5]
+        head = (
+            ("", "", "", "", "")
+            if place == before
+            else (one.collective, one.phase, f"{one.message_bytes:,}", f"{one.n_collectives:,}", _us(one.baseline_us))
+        )
+        before = place
+        interval = (
+            f"{one.low_us:,.1f}..{one.high_us:,.1f}" if one.low_us is not None and one.high_us is not None else "-"
+        )
+        table.add_row(*head, one.policy, one.setting, _us(one.cost_us), interval, _evidence(one))
+    console.print(table)
+    if len(judged) > max_rows:
+        console.print(f"[dim]the {max_rows} rows of most time; {len(judged) - max_rows} more with --json[/]")
+
+
+def _place(one: ShapeVerdict) -> tuple[str, str, int, int, int, str]:
+    return one.collective, one.phase, one.n_ranks, one.n_nodes, one.message_bytes, one.policy
+
+
+def _evidence(one: ShapeVerdict) -> str:
+    samples = f" ({one.n_samples})" if one.n_samples else ""
+    return _EVIDENCE[one.evidence] + samples
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f} us"
+
+
+def _total_row(total: PolicyTotal) -> tuple[str, ...]:
+    if total.n_judged == 0:
+        return (total.policy, "-", "-", "-", "-", "nothing", f"all {total.n_refused:,} calls")
+    parts = [f"{count:,} {_EVIDENCE[name]}" for name, count in total.n_by_evidence.items() if count]
+    refused = "none"
+    if total.n_refused:
+        refused = f"[red]{total.n_refused:,} calls, {total.refused_share_percent:.1f} % of the time[/]"
+    return (
+        total.policy,
+        f"{total.cost_us / 1e3:,.2f} ms",
+        f"{total.low_us / 1e3:,.2f}..{total.high_us / 1e3:,.2f}",
+        f"{total.gain_percent:+.2f} %",
+        f"{total.gain_low_percent:+.2f}..{total.gain_high_percent:+.2f}",
+        ", ".join(parts),
+        refused,
+    )
