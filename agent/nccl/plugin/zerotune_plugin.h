@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#pragma GCC visibility push(default) /* the rest of the library is hidden */
+
 #define ZT_LAYOUT_VERSION 1u
 #define ZT_MAX_PLAN_ROWS 4096u
 #define ZT_RING_RECORDS 65536u /* power of two */
@@ -106,6 +108,7 @@ typedef struct {
 /* All words are read by getCollInfo with relaxed or acquire atomics and written by Python through
  * the setters; none ever blocks. */
 uint32_t zerotune_layout_version(void);
+const char *zerotune_source_hash(void);
 void zerotune_set_phase(uint32_t phase_word);
 void zerotune_set_step(uint32_t step);
 void zerotune_set_memory_pressure(float pressure); /* 0..1, negative = unknown */
@@ -120,8 +123,10 @@ void zerotune_set_timing_source_override(uint32_t timing_source);
 void zerotune_set_channel_limit(uint32_t n_ranks, uint32_t n_nodes, uint32_t n_channels);
 
 /* Build the inactive table. Returns 0, or a negative code and leaves everything as it was:
- * -1 too many rows, -2 overlapping ranges, -3 illegal value. */
+ * -1 too many rows, -2 overlapping ranges, -3 illegal value, -4 too many communicator classes.
+ * Lookups go on meanwhile; what was staged before and not flipped is gone. */
 int zerotune_plan_stage(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step);
+int zerotune_plan_row_is_legal(const zt_plan_row *row); /* what -3 is about */
 /* Make the staged table active; -1 if the staged epoch is not `epoch`. One atomic store. */
 int zerotune_plan_flip(uint32_t epoch);
 uint32_t zerotune_active_epoch(void);
@@ -134,5 +139,7 @@ size_t zerotune_drain(zt_record *out, size_t max_records);
 size_t zerotune_drain_costs(zt_cost_record *out, size_t max_records);
 void zerotune_counters(zt_counters *out);
 void zerotune_reset(void); /* for tests: forget plans, records, counters, communicators */
+
+#pragma GCC visibility pop
 
 #endif

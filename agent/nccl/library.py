@@ -1,0 +1,357 @@
+"""The plugin as Python sees it: built when need be, loaded once, bound with ctypes.
+
+NCCL opens the same file (NCCL_TUNER_PLUGIN, NCCL_PROFILER_PLUGIN), and the dynamic loader gives it
+the same instance, so that what is set here is what `getCollInfo` reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import itertools
+import os
+import shlex
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.errors import PlanError, PluginError
+from store.records import CommunicatorClass, Plan, PlanRow, TimingSource
+from store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
+
+LIBRARY_NAME: Final = "libnccl-tuner-zerotune.so"
+LAYOUT_VERSION: Final = 1
+MAX_PLAN_ROWS: Final = 4096
+RING_RECORDS: Final = 65536
+COST_RING_RECORDS: Final = 512
+REGION_FORWARD: Final = 16
+REGION_BACKWARD: Final = 17
+REGION_STEP: Final = 18
+FLAG_MATCHED: Final = 1
+FLAG_TIMED: Final = 2
+FLAG_REGISTERED: Final = 4
+FLAG_CAPTURED: Final = 8
+FLAG_FUSED: Final = 16
+NO_OPINION: Final = 255
+
+OBSERVATION_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
+COST_DTYPE: Final = np.dtype(COST_FIELDS)
+PLAN_ROW_DTYPE: Final = np.dtype(
+    [
+        ("min_bytes", "<u8"),
+        ("max_bytes", "<u8"),
+        ("n_ranks", "<u4"),
+        ("n_nodes", "<u4"),
+        ("collective", "u1"),
+        ("phase", "u1"),
+        ("algorithm", "u1"),
+        ("protocol", "u1"),
+        ("n_channels", "u1"),
+        ("reserved", "u1", (3,)),
+    ]
+)
+
+_SOURCES: Final = Path(__file__).parent / "plugin"
+_HASH_MARK: Final = b"zerotune-source:"
+_REMEDY: Final = "install gcc or clang (Debian: apt install gcc libc6-dev) or name one in CC"
+_load_lock = threading.Lock()
+_loaded: Plugin | None = None
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the plugin counted since it was loaded; fields are those of `zt_counters`."""
+
+    n_calls: int
+    n_matched: int
+    n_ignored_cells: int
+    n_clamped_channels: int
+    n_dropped_records: int
+    n_dropped_costs: int
+    n_communicators: int
+    n_timed: int
+    n_lost_events: int
+    n_abandoned_events: int
+
+
+class _CounterWords(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in Counters.__dataclass_fields__]
+
+
+def _source_files() -> list[Path]:
+    return sorted([*_SOURCES.glob("*.c"), *_SOURCES.glob("*.h"), _SOURCES / "compile_flags.txt"])
+
+
+def _source_hash() -> str:
+    digest = hashlib.sha256()
+    for file in _source_files():
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _cache_folder(source_hash: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "zerotune" / f"plugin-{source_hash}"
+
+
+def _is_current(library: Path, source_hash: str) -> bool:
+    try:
+        return _HASH_MARK + source_hash.encode() in library.read_bytes()
+    except OSError:
+        return False
+
+
+def plugin_path() -> Path | None:
+    """The library built from exactly these sources: beside them or in the user's cache; None = not built."""
+    source_hash = _source_hash()
+    for folder in (_SOURCES, _cache_folder(source_hash)):
+        if _is_current(folder / LIBRARY_NAME, source_hash):
+            return folder / LIBRARY_NAME
+    return None
+
+
+def build(force: bool = False) -> Path:
+    """Compile the plugin unless a current one is there; returns its path.
+
+    It goes beside its sources, or below `$XDG_CACHE_HOME/zerotune` where that folder is read-only.
+    Safe against other processes building at the same time; a library in use is never written to.
+
+    Raises:
+        PluginError: there is no compiler, it failed, or neither folder can be written.
+    """
+    source_hash = _source_hash()
+    if not force and (current := plugin_path()) is not None:
+        return current
+    folder = _SOURCES if os.access(_SOURCES, os.W_OK) else _cache_folder(source_hash)
+    library = folder / LIBRARY_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f".{LIBRARY_NAME}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if force or not _is_current(library, source_hash):
+                _compile(library, source_hash)
+    except OSError as error:
+        raise PluginError(f"the tuner plugin cannot be written to {folder}: {error}") from error
+    return library
+
+
+def _compiler() -> list[str]:
+    named = shlex.split(os.environ.get("CC", ""))
+    for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(command[0]) is not None:
+            return command
+    found = f"CC names {named[0]}, which is not there" if named else "no C compiler found"
+    raise PluginError(f"the tuner plugin cannot be built: {found}; {_REMEDY}")
+
+
+def _compile(library: Path, source_hash: str) -> None:
+    """Compile to a temporary name and rename, so that no other process sees half a library."""
+    temporary = library.with_name(f".{library.name}.{os.getpid()}")
+    command = [
+        *_compiler(),
+        f"@{_SOURCES / 'compile_flags.txt'}",
+        f'-DZT_SOURCE_HASH="{source_hash}"',
+        *("-shared", "-Wl,-z,nodelete", "-o", str(temporary)),
+        *(str(file) for file in _source_files() if file.suffix == ".c"),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            detail = (done.stderr.strip() or f"exit status {done.returncode}")[-2000:]
+            raise PluginError(f"the tuner plugin cannot be built: {command[0]} failed: {detail}; {_REMEDY}")
+        temporary.replace(library)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load() -> Plugin:
+    """The plugin of this process, built if need be; the same object each time.
+
+    Raises:
+        PluginError: it cannot be built or loaded.
+    """
+    global _loaded
+    with _load_lock:
+        if _loaded is None:
+            _loaded = Plugin(build())
+        return _loaded
+
+
+class Plugin:
+    """The loaded plugin. Setters cost well under a microsecond, take no lock, and may be called anywhere.
+
+    Raises:
+        PluginError: the library cannot be opened or is of another layout.
+    """
+
+    path: Final[Path]
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            library = ctypes.CDLL(str(path))
+            quick = ctypes.PyDLL(str(path))  # keeps the GIL: for calls too short to be worth releasing it
+            version = library.zerotune_layout_version()
+        except (OSError, AttributeError) as error:
+            raise PluginError(f"the tuner plugin cannot be loaded: {error}") from error
+        if version != LAYOUT_VERSION:
+            raise PluginError(f"{path} has layout {version}, this zerotune needs {LAYOUT_VERSION}; rebuild it")
+        if OBSERVATION_DTYPE.itemsize != OBSERVATION_BYTES or COST_DTYPE.itemsize != COST_BYTES:
+            raise PluginError("numpy lays the plugin's records out otherwise than C")
+        u32, f32, pointer, count = ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p, ctypes.c_size_t
+        self._set_phase = _bind(quick, "set_phase", None, u32)
+        self._set_step = _bind(quick, "set_step", None, u32)
+        self._set_memory_pressure = _bind(quick, "set_memory_pressure", None, f32)
+        self._set_recording = _bind(quick, "set_recording", None, u32)
+        self._set_observing = _bind(quick, "set_observing", None, u32)
+        self._set_timing_source_override = _bind(quick, "set_timing_source_override", None, u32)
+        self._set_channel_limit = _bind(quick, "set_channel_limit", None, u32, u32, u32)
+        self._channels_seen = _bind(quick, "channels_seen", u32, u32, u32)
+        self._flip = _bind(quick, "plan_flip", ctypes.c_int, u32)
+        self._active_epoch = _bind(quick, "active_epoch", u32)
+        self._row_is_legal = _bind(library, "plan_row_is_legal", ctypes.c_int, pointer)
+        self._stage = _bind(library, "plan_stage", ctypes.c_int, pointer, u32, u32, u32)
+        self._drain = _bind(library, "drain", count, pointer, count)
+        self._drain_costs = _bind(library, "drain_costs", count, pointer, count)
+        self._counters = _bind(library, "counters", None, pointer)
+        self._reset = _bind(library, "reset", None)
+
+    def set_phase(self, phase_word: int) -> None:
+        """Say where in the step training is: a Phase's value, or one of the REGION_ codes."""
+        self._set_phase(phase_word)
+
+    def set_step(self, step: int) -> None:
+        """Number of the training step, as records carry it."""
+        self._set_step(step)
+
+    def set_memory_pressure(self, pressure: float) -> None:
+        """Device memory used over total, 0 to 1; negative = unknown."""
+        self._set_memory_pressure(pressure)
+
+    def set_recording(self, on: bool) -> None:
+        """A record of every decision into the ring, or none."""
+        self._set_recording(1 if on else 0)
+
+    def set_observing(self, on: bool) -> None:
+        """NCCL's profiler events, and thereby timed records, on or off."""
+        self._set_observing(1 if on else 0)
+
+    def set_timing_source_override(self, source: TimingSource) -> None:
+        """What kernel-channel times are reported as: `emulated` by a stand-in for NCCL, `none` = as they are."""
+        self._set_timing_source_override(int(source))
+
+    def set_channel_limit(self, communicator: CommunicatorClass, n_channels: int) -> None:
+        """Channels that communicators of this class have, 0 = unknown; must be alike on all ranks."""
+        self._set_channel_limit(communicator.n_ranks, communicator.n_nodes, n_channels)
+
+    def channels_seen(self, communicator: CommunicatorClass) -> int:
+        """Most channels a timed collective of this class ran with; 0 = none was timed."""
+        return int(self._channels_seen(communicator.n_ranks, communicator.n_nodes))
+
+    def stage_plan(self, plan: Plan) -> None:
+        """Write `plan` beside the active one; lookups go on meanwhile. `flip` makes it active.
+
+        Raises:
+            PlanError: too many rows, an illegal cell or count, or overlapping ranges; nothing has changed.
+        """
+        if not 0 <= plan.epoch < 2**32:
+            raise PlanError(f"epoch {plan.epoch} is outside 0..2^32-1")
+        rows = _plan_rows(plan.rows)
+        fault = self._stage(rows.ctypes.data, len(rows), plan.epoch, int(plan.gathers_after_step))
+        if fault == -1:
+            raise PlanError(f"plan of {len(rows)} rows", f"a plan has at most {MAX_PLAN_ROWS}")
+        if fault == -2:
+            raise PlanError(_overlap(plan.rows), "ranges of one communicator, collective and phase must be disjoint")
+        if fault == -3:
+            legal = (self._row_is_legal(rows[i : i + 1].ctypes.data) for i in range(len(rows)))
+            row = plan.rows[[bool(each) for each in legal].index(False)]
+            raise PlanError(f"illegal plan row: {_describe(row)}", "NCCL has no such setting for this collective")
+        if fault != 0:
+            raise PlanError("the plan names more than 256 shapes of communicators", "leave out those not in use")
+
+    def flip(self, epoch: int) -> bool:
+        """Make the staged plan active; False when it is not of this epoch or was replaced. Under 1 µs."""
+        return bool(self._flip(epoch) == 0)
+
+    def active_epoch(self) -> int:
+        """Epoch of the plan in force."""
+        return int(self._active_epoch())
+
+    def drain(self, max_records: int = RING_RECORDS) -> NDArray[np.void]:
+        """Oldest records first, at most `max_records`, as an array of OBSERVATION_FIELDS.
+
+        For one consumer: while another thread drains, there is nothing for this one.
+        """
+        records = np.empty(max_records, OBSERVATION_DTYPE)
+        return records[: self._drain(records.ctypes.data, max_records)]
+
+    def drain_costs(self, max_records: int = COST_RING_RECORDS) -> NDArray[np.void]:
+        """Live cost tables not seen yet, as an array of COST_FIELDS."""
+        records = np.empty(max_records, COST_DTYPE)
+        return records[: self._drain_costs(records.ctypes.data, max_records)]
+
+    def counters(self) -> Counters:
+        """Counts since the plugin was loaded, over all communicators of this process."""
+        words = _CounterWords()
+        self._counters(ctypes.byref(words))
+        return Counters(*(int(getattr(words, name)) for name, _ in _CounterWords._fields_))
+
+    def reset(self) -> None:
+        """Forget plans, records, counters, words and the history of communicators: for tests."""
+        self._reset()
+
+
+def _bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+    function = getattr(library, f"zerotune_{name}")
+    function.restype = result
+    function.argtypes = arguments
+    return function
+
+
+def _describe(row: PlanRow) -> str:
+    return (
+        f"{row.candidate} for {row.collective.name} in {row.phase.name}, {row.min_bytes}..{row.max_bytes} bytes, "
+        f"{row.communicator.n_ranks} ranks on {row.communicator.n_nodes} nodes"
+    )
+
+
+def _plan_rows(rows: Sequence[PlanRow]) -> NDArray[np.void]:
+    """Rows as PLAN_ROW_DTYPE.
+
+    Raises:
+        PlanError: a number that C's types cannot hold.
+    """
+    table = np.zeros(len(rows), PLAN_ROW_DTYPE)
+    for i, row in enumerate(rows):
+        shape = row.communicator
+        if not 0 <= row.min_bytes <= row.max_bytes < 2**64:
+            raise PlanError(f"range {row.min_bytes}..{row.max_bytes} of {_describe(row)}", "give 0 <= min <= max")
+        if not (0 < shape.n_nodes <= shape.n_ranks < 2**32):
+            raise PlanError(f"{shape.n_ranks} ranks on {shape.n_nodes} nodes", "give 1 <= n_nodes <= n_ranks")
+        candidate = row.candidate
+        table[i] = (
+            *(row.min_bytes, row.max_bytes, shape.n_ranks, shape.n_nodes, row.collective, row.phase),
+            NO_OPINION if candidate.algorithm is None else candidate.algorithm,
+            NO_OPINION if candidate.protocol is None else candidate.protocol,
+            *(candidate.n_channels, 0),
+        )
+    return table
+
+
+def _overlap(rows: Sequence[PlanRow]) -> str:
+    ordered = sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase, row.min_bytes))
+    for before, after in itertools.pairwise(ordered):
+        same = (before.communicator, before.collective, before.phase) == (
+            *(after.communicator, after.collective, after.phase),
+        )
+        if same and after.min_bytes <= before.max_bytes:
+            return f"overlapping plan rows: {_describe(before)} and {_describe(after)}"
+    return "overlapping plan rows"

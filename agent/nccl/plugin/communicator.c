@@ -1,0 +1,143 @@
+#include "communicator.h"
+
+#include <stdlib.h>
+
+#include "plan.h"
+
+static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
+static zt_communicator *newest;
+static uint64_t n_created;
+static uint64_t next_owner = 1;
+static zt_counters of_the_dead;
+
+#define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+
+static bool fits(const zt_communicator *communicator, enum zt_role role, uint64_t comm_id, const zt_class *its_class) {
+  if (communicator->roles_had & role || !pthread_equal(communicator->creator, pthread_self())) return false;
+  const uint64_t known_id = READ(communicator->comm_id);
+  const zt_class *known_class = READ(communicator->its_class);
+  return (comm_id == 0 || known_id == 0 || comm_id == known_id) &&
+         (its_class == NULL || known_class == NULL || its_class == known_class);
+}
+
+static zt_communicator *create(void) {
+  zt_communicator *communicator = calloc(1, sizeof *communicator);
+  if (communicator == NULL) return NULL;
+  communicator->creator = pthread_self();
+  communicator->owner = next_owner++;
+  WRITE(communicator->rank, ZT_RANK_UNKNOWN);
+  communicator->next = newest;
+  newest = communicator;
+  n_created++;
+  return communicator;
+}
+
+zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, uint32_t n_ranks, uint32_t n_nodes, uint32_t rank) {
+  zt_class *its_class = zt_class_of(n_ranks, n_nodes);
+  pthread_mutex_lock(&registry);
+  zt_communicator *found = newest;
+  while (found != NULL && !fits(found, role, comm_id, its_class)) found = found->next;
+  if (found == NULL) found = create();
+  if (found != NULL) {
+    found->roles |= role;
+    found->roles_had |= role;
+    if (comm_id != 0) WRITE(found->comm_id, comm_id);
+    if (its_class != NULL) WRITE(found->its_class, its_class);
+    if (rank != ZT_RANK_UNKNOWN) WRITE(found->rank, rank);
+  }
+  pthread_mutex_unlock(&registry);
+  return found;
+}
+
+static void add(zt_counters *sum, const zt_communicator *communicator) {
+  sum->n_calls += READ(communicator->n_calls);
+  sum->n_matched += READ(communicator->n_matched);
+  sum->n_ignored_cells += READ(communicator->n_ignored_cells);
+  sum->n_clamped_channels += READ(communicator->n_clamped_channels);
+}
+
+void zt_detach(zt_communicator *communicator, enum zt_role role) {
+  pthread_mutex_lock(&registry);
+  communicator->roles &= ~(unsigned)role;
+  if (communicator->roles == 0) {
+    zt_communicator **link = &newest;
+    while (*link != communicator) link = &(*link)->next;
+    *link = communicator->next;
+    add(&of_the_dead, communicator);
+    free(communicator);
+  }
+  pthread_mutex_unlock(&registry);
+}
+
+void zt_communicators_count(zt_counters *out) {
+  pthread_mutex_lock(&registry);
+  add(out, &(zt_communicator){.n_calls = of_the_dead.n_calls,
+                              .n_matched = of_the_dead.n_matched,
+                              .n_ignored_cells = of_the_dead.n_ignored_cells,
+                              .n_clamped_channels = of_the_dead.n_clamped_channels});
+  for (const zt_communicator *each = newest; each != NULL; each = each->next) add(out, each);
+  out->n_communicators = n_created;
+  pthread_mutex_unlock(&registry);
+}
+
+static void forget_history(zt_communicator *communicator) {
+  WRITE(communicator->n_calls, 0);
+  WRITE(communicator->n_matched, 0);
+  WRITE(communicator->n_ignored_cells, 0);
+  WRITE(communicator->n_clamped_channels, 0);
+  for (uint32_t i = 0; i < ZT_N_COLLECTIVE_CODES; i++) {
+    WRITE(communicator->sequence[i], 0);
+    for (uint32_t word = 0; word < 4; word++) WRITE(communicator->costs_reported[i][word], 0);
+  }
+  WRITE(communicator->n_decisions, 0);
+  WRITE(communicator->group_begin, 0);
+  WRITE(communicator->group_consumed, 0);
+}
+
+void zt_communicators_reset(void) {
+  pthread_mutex_lock(&registry);
+  for (zt_communicator *each = newest; each != NULL; each = each->next) forget_history(each);
+  of_the_dead = (zt_counters){0};
+  n_created = 0;
+  zt_plan_reset();
+  zt_classes_reset(newest == NULL);
+  pthread_mutex_unlock(&registry);
+}
+
+void zt_decision_note(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes,
+                      uint32_t epoch, uint8_t phase, uint8_t flags) {
+  const uint32_t index = READ(communicator->n_decisions);
+  if (READ(communicator->group_consumed)) {
+    WRITE(communicator->group_begin, index);
+    WRITE(communicator->group_consumed, 0);
+  }
+  zt_decision *decision = &communicator->decisions[index % ZT_N_DECISIONS];
+  WRITE(decision->message_bytes, message_bytes);
+  WRITE(decision->epoch, epoch);
+  WRITE(decision->what, collective | (uint32_t)phase << 8 | (uint32_t)flags << 16);
+  WRITE(communicator->n_decisions, index + 1);
+}
+
+bool zt_decision_find(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes,
+                      uint32_t *epoch, uint8_t *phase, uint8_t *flags) {
+  const uint32_t end = READ(communicator->n_decisions), begin = READ(communicator->group_begin);
+  const uint32_t n_kept = end - begin < ZT_N_DECISIONS ? end - begin : ZT_N_DECISIONS;
+  WRITE(communicator->group_consumed, 1);
+  const zt_decision *best = NULL;
+  uint64_t best_bytes = UINT64_MAX;
+  for (uint32_t back = 1; back <= n_kept && best_bytes != message_bytes; back++) {
+    const zt_decision *decision = &communicator->decisions[(end - back) % ZT_N_DECISIONS];
+    const uint64_t bytes = READ(decision->message_bytes);
+    if ((READ(decision->what) & 0xFFu) != collective || bytes < message_bytes) continue;
+    if (best != NULL && bytes >= best_bytes) continue;
+    best = decision;
+    best_bytes = bytes;
+  }
+  if (best == NULL) return false;
+  const uint32_t what = READ(best->what);
+  *epoch = READ(best->epoch);
+  *phase = (uint8_t)(what >> 8);
+  *flags = (uint8_t)(what >> 16 | (best_bytes > message_bytes ? ZT_FLAG_FUSED : 0));
+  return true;
+}

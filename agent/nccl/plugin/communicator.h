@@ -1,0 +1,81 @@
+/* One communicator as both plugins see it.
+ *
+ * NCCL initialises a communicator's tuner and profiler apart, but on one thread. Whichever comes
+ * second joins what the first made, so that the profiler knows what the tuner decided, and the tuner
+ * of NCCL 2.27 and older gets the identity that its ABI does not give it. The two may be finalized in
+ * any order; the last one frees.
+ */
+#ifndef ZEROTUNE_COMMUNICATOR_H
+#define ZEROTUNE_COMMUNICATOR_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "classes.h"
+#include "zerotune_plugin.h"
+
+#define ZT_N_COLLECTIVE_CODES 16u
+#define ZT_N_DECISIONS 64u
+#define ZT_N_RECENT_EVENTS 64u
+#define ZT_RANK_UNKNOWN UINT32_MAX
+
+enum zt_role { ZT_TUNER = 1, ZT_PROFILER = 2 };
+
+/* What getCollInfo answered, kept for the profiler's events of the same group. */
+typedef struct {
+  _Atomic uint64_t message_bytes;
+  _Atomic uint32_t epoch;
+  _Atomic uint32_t what; /* collective | phase << 8 | flags << 16 */
+} zt_decision;
+
+typedef struct zt_communicator {
+  struct zt_communicator *next;
+  pthread_t creator;
+  unsigned roles;     /* attached now */
+  unsigned roles_had; /* ever attached */
+  uint64_t owner;     /* unique in this process, never used again */
+
+  _Atomic uint64_t comm_id;      /* 0 = not known */
+  _Atomic(zt_class *) its_class; /* NULL = not known (profiler v1-v3 before its tuner) or too many */
+  _Atomic uint32_t rank;
+  bool leave_alone; /* tuner v2 under the user's NCCL_ALGO or NCCL_PROTO */
+
+  /* The tuner's: NCCL calls a communicator from one thread at a time, so that a load and a store do. */
+  _Atomic uint64_t n_calls, n_matched, n_ignored_cells, n_clamped_channels;
+  _Atomic uint32_t sequence[ZT_N_COLLECTIVE_CODES];
+  _Atomic uint64_t costs_reported[ZT_N_COLLECTIVE_CODES][4]; /* a bit per size class */
+
+  zt_decision decisions[ZT_N_DECISIONS];
+  _Atomic uint32_t n_decisions;
+  _Atomic uint32_t group_begin;    /* first decision of the group now being enqueued */
+  _Atomic uint32_t group_consumed; /* the profiler has seen an event of it */
+
+  int *mask;                 /* the profiler's: NCCL's event mask */
+  _Atomic uint32_t n_events; /* and the latest events, for v3, which does not say when one is over */
+  _Atomic uint64_t recent_events[ZT_N_RECENT_EVENTS];
+} zt_communicator;
+
+/* comm_id 0, n_ranks 0 and rank ZT_RANK_UNKNOWN = this ABI does not say. NULL when out of memory. */
+zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, uint32_t n_ranks, uint32_t n_nodes, uint32_t rank);
+void zt_detach(zt_communicator *communicator, enum zt_role role);
+
+/* Sums over the living and the dead. */
+void zt_communicators_count(zt_counters *out);
+void zt_communicators_reset(void);
+
+/* A counter that one thread at a time writes and any may read. */
+#define ZT_BUMP(counter)                                                                              \
+  atomic_store_explicit(&(counter), atomic_load_explicit(&(counter), memory_order_relaxed) + 1,       \
+                        memory_order_relaxed)
+
+/* Remember a decision; and, for a member of `message_bytes`, find the one it came under: of the group
+ * now being enqueued the newest for exactly so many bytes, else the smallest larger one (a fused run
+ * is decided for its sum). Returns false when none fits. */
+void zt_decision_note(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes,
+                      uint32_t epoch, uint8_t phase, uint8_t flags);
+bool zt_decision_find(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes,
+                      uint32_t *epoch, uint8_t *phase, uint8_t *flags);
+
+#endif

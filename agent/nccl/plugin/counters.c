@@ -1,0 +1,18 @@
+/* Counting and forgetting across all parts. */
+#include "communicator.h"
+#include "events.h"
+#include "records.h"
+#include "words.h"
+
+void zerotune_counters(zt_counters *out) {
+  *out = (zt_counters){.n_dropped_records = zt_records_dropped(), .n_dropped_costs = zt_costs_dropped()};
+  zt_communicators_count(out);
+  zt_events_count(out);
+}
+
+void zerotune_reset(void) {
+  zt_words_reset();
+  zt_communicators_reset();
+  zt_events_reset();
+  zt_records_reset();
+}

@@ -1,0 +1,278 @@
+#include "events.h"
+
+#include <stdatomic.h>
+#include <time.h>
+
+#include "nccl_abi.h"
+#include "records.h"
+#include "words.h"
+
+#define N_EVENTS 1024u
+#define N_CHANNELS NCCL_MAX_CHANNELS
+
+/* TimingSource of store/records.py */
+enum { TIMING_NONE = 0, TIMING_GPU_KERNEL = 1, TIMING_CPU_KERNEL = 2, TIMING_CPU_COLLECTIVE = 3 };
+
+enum { IDLE = 0, STARTED_BY_CPU, STARTED_BY_GPU, HAS_GPU_STOP, STOPPED_BY_CPU, STOPPED_BY_GPU, NOT_TIMED };
+
+typedef struct {
+  _Atomic uint64_t tag; /* generation << 8 | one of the above */
+  _Atomic uint64_t start_ns;
+  _Atomic uint64_t stop_ns;
+} channel_slot;
+
+typedef struct {
+  _Atomic uint64_t pending;   /* generation << 32 | parts not over yet: host, kernel; 0 parts = free */
+  _Atomic uint64_t host_part; /* generation << 8 | 1 when over */
+  _Atomic uint64_t kernel_part;
+  _Atomic uint64_t n_started, n_stopped; /* generation << 32 | channels */
+  _Atomic uint64_t group;
+  _Atomic uint32_t n_expected;
+  _Atomic uint32_t next_free; /* 1 + index */
+  _Atomic uint64_t owner;
+  uint64_t host_start_ns, host_stop_ns;
+  zt_event_start start;
+  channel_slot channels[N_CHANNELS];
+} event;
+
+static event pool[N_EVENTS];
+static _Atomic uint64_t free_list;   /* uses << 32 | 1 + index of the first free event that was used before */
+static _Atomic uint32_t n_ever_used; /* events beyond were never used */
+static _Atomic uint64_t n_timed, n_lost, n_abandoned;
+
+#define READ(word) atomic_load_explicit(&(word), memory_order_acquire)
+#define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_release)
+
+static uint64_t cpu_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* ---- handles: generation << 32 | 1 + channel, 0 for the event itself, << 16 | 1 + index ---- */
+
+static zt_handle handle_of(const event *its, uint32_t generation, uint32_t one_plus_channel) {
+  return (uint64_t)generation << 32 | (uint64_t)one_plus_channel << 16 | (uint64_t)(its - pool + 1);
+}
+
+static uint32_t generation_of(zt_handle handle) { return (uint32_t)(handle >> 32); }
+
+static uint32_t parts(uint64_t pending) { return (uint32_t)pending; }
+
+/* The event while it is in use and the handle is of this use; else NULL. */
+static event *event_of(zt_handle handle) {
+  const uint64_t index = handle & 0xFFFFu;
+  if (index == 0 || index > N_EVENTS) return NULL;
+  event *its = &pool[index - 1];
+  const uint64_t pending = READ(its->pending);
+  return pending >> 32 == generation_of(handle) && parts(pending) != 0 ? its : NULL;
+}
+
+static channel_slot *channel_of(event *its, zt_handle handle) {
+  return &its->channels[((handle >> 16 & 0xFFu) - 1) % N_CHANNELS];
+}
+
+/* Count one more channel of this generation; returns how many now, 0 when the event is another's. */
+static uint32_t count_up(_Atomic uint64_t *count, uint32_t generation) {
+  uint64_t now = READ(*count);
+  do {
+    if (now >> 32 != generation) return 0;
+  } while (!atomic_compare_exchange_weak(count, &now, now + 1));
+  return (uint32_t)now + 1;
+}
+
+/* ---- the pool ---- */
+
+static event *take(void) {
+  uint64_t head = READ(free_list);
+  while ((uint32_t)head != 0) {
+    event *first = &pool[(uint32_t)head - 1];
+    const uint64_t rest = ((head >> 32) + 1) << 32 | READ(first->next_free);
+    if (atomic_compare_exchange_weak(&free_list, &head, rest)) return first;
+  }
+  const uint32_t index = atomic_fetch_add(&n_ever_used, READ(n_ever_used) < N_EVENTS ? 1 : 0);
+  return index < N_EVENTS ? &pool[index] : NULL;
+}
+
+static void give_back(event *its) {
+  uint64_t head = READ(free_list), mine;
+  do {
+    WRITE(its->next_free, (uint32_t)head);
+    mine = ((head >> 32) + 1) << 32 | (uint64_t)(its - pool + 1);
+  } while (!atomic_compare_exchange_weak(&free_list, &head, mine));
+}
+
+/* ---- the end of an event ---- */
+
+/* First start to last stop over the channels, when all are timed by one clock. */
+static bool kernel_times(event *its, uint32_t generation, uint64_t *start_ns, uint64_t *stop_ns, uint8_t *source) {
+  *start_ns = UINT64_MAX;
+  *stop_ns = 0;
+  const uint32_t n_over = (uint32_t)READ(its->n_stopped);
+  if (n_over == 0 || (its->start.channels_are_certain && n_over < its->start.n_channels)) return false;
+  uint32_t n_gpu = 0, n_cpu = 0, n_untimed = 0;
+  for (uint32_t i = 0; i < N_CHANNELS; i++) {
+    channel_slot *slot = &its->channels[i];
+    const uint64_t tag = READ(slot->tag);
+    if (tag >> 8 != generation) continue;
+    const uint32_t state = tag & 0xFFu;
+    n_gpu += state == STOPPED_BY_GPU;
+    n_cpu += state == STOPPED_BY_CPU;
+    n_untimed += state != STOPPED_BY_GPU && state != STOPPED_BY_CPU;
+    const uint64_t start = READ(slot->start_ns), stop = READ(slot->stop_ns);
+    if (start < *start_ns) *start_ns = start;
+    if (stop > *stop_ns) *stop_ns = stop;
+  }
+  const uint32_t override = zt_word(&zt_the_words.timing_source_override);
+  *source = n_cpu > 0 ? TIMING_CPU_KERNEL : override != 0 ? (uint8_t)override : TIMING_GPU_KERNEL;
+  return n_untimed == 0 && (n_gpu == 0) != (n_cpu == 0) && *stop_ns >= *start_ns;
+}
+
+/* Both parts are over, or the communicator is gone: the caller alone owns the event. */
+static void finish(event *its, uint32_t generation) {
+  zt_record *record = &its->start.record;
+  uint64_t start_ns, stop_ns;
+  const bool host_is_over = READ(its->host_part) == ((uint64_t)generation << 8 | 1);
+  if (kernel_times(its, generation, &start_ns, &stop_ns, &record->timing_source)) {
+    if (!its->start.channels_are_certain) record->n_channels = (uint8_t)READ(its->n_stopped);
+    if (its->start.its_class != NULL) zt_class_saw_channels(its->start.its_class, record->n_channels);
+  } else {
+    start_ns = its->host_start_ns;
+    stop_ns = its->host_stop_ns;
+    record->timing_source = TIMING_CPU_COLLECTIVE;
+  }
+  if (host_is_over) {
+    record->start_ns = (int64_t)start_ns;
+    record->duration_us = (float)((double)(stop_ns - start_ns) * 1e-3);
+    record->flags |= ZT_FLAG_TIMED;
+    atomic_fetch_add_explicit(&n_timed, 1, memory_order_relaxed);
+    zt_record_push(record);
+  } else {
+    atomic_fetch_add_explicit(&n_abandoned, 1, memory_order_relaxed);
+  }
+  WRITE(its->owner, 0);
+  give_back(its);
+}
+
+/* One part is over: by the first caller that says so for this generation. */
+static void part_is_over(event *its, _Atomic uint64_t *part, uint32_t generation) {
+  uint64_t open = (uint64_t)generation << 8;
+  if (!atomic_compare_exchange_strong(part, &open, open | 1)) return;
+  uint64_t pending = READ(its->pending);
+  do {
+    if (pending >> 32 != generation || parts(pending) == 0) return;
+  } while (!atomic_compare_exchange_weak(&its->pending, &pending, pending - 1));
+  if (parts(pending) == 1) finish(its, generation);
+}
+
+/* ---- events ---- */
+
+zt_handle zt_event_begin(const zt_event_start *start) {
+  event *its = take();
+  if (its == NULL) {
+    atomic_fetch_add_explicit(&n_lost, 1, memory_order_relaxed);
+    return 0;
+  }
+  const uint32_t generation = (uint32_t)(READ(its->pending) >> 32) + 1;
+  its->start = *start;
+  its->host_start_ns = cpu_ns();
+  WRITE(its->n_started, (uint64_t)generation << 32);
+  WRITE(its->n_stopped, (uint64_t)generation << 32);
+  WRITE(its->group, start->group);
+  WRITE(its->n_expected, start->n_channels);
+  WRITE(its->host_part, (uint64_t)generation << 8);
+  WRITE(its->kernel_part, (uint64_t)generation << 8);
+  WRITE(its->owner, start->owner);
+  WRITE(its->pending, (uint64_t)generation << 32 | (start->n_channels > 0 ? 2 : 1));
+  return handle_of(its, generation, 0);
+}
+
+static void host_stop(zt_handle handle) {
+  event *its = event_of(handle);
+  if (its == NULL || READ(its->host_part) != (uint64_t)generation_of(handle) << 8) return;
+  its->host_stop_ns = cpu_ns();
+  part_is_over(its, &its->host_part, generation_of(handle));
+}
+
+zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time, uint64_t gpu_ns) {
+  event *its = event_of(handle);
+  if (its == NULL || channel >= N_CHANNELS) return 0;
+  const uint32_t generation = generation_of(handle);
+  channel_slot *slot = &its->channels[channel];
+  uint64_t tag = READ(slot->tag);
+  const uint64_t started = (uint64_t)generation << 8 | (has_gpu_time ? STARTED_BY_GPU : STARTED_BY_CPU);
+  if (tag >> 8 == generation || !atomic_compare_exchange_strong(&slot->tag, &tag, started)) return 0;
+  WRITE(slot->start_ns, has_gpu_time ? gpu_ns : cpu_ns());
+  count_up(&its->n_started, generation);
+  return handle_of(its, generation, channel + 1);
+}
+
+void zt_channel_gpu_stop(zt_handle handle, uint64_t gpu_ns) {
+  event *its = event_of(handle);
+  if (its == NULL) return;
+  channel_slot *slot = channel_of(its, handle);
+  uint64_t tag = (uint64_t)generation_of(handle) << 8 | STARTED_BY_GPU;
+  if (READ(slot->tag) != tag) return;
+  WRITE(slot->stop_ns, gpu_ns);
+  atomic_compare_exchange_strong(&slot->tag, &tag, (tag & ~UINT64_C(0xFF)) | HAS_GPU_STOP);
+}
+
+static void channel_stop(zt_handle handle) {
+  event *its = event_of(handle);
+  if (its == NULL) return;
+  channel_slot *slot = channel_of(its, handle);
+  const uint32_t generation = generation_of(handle);
+  uint64_t tag = READ(slot->tag);
+  const uint32_t state = tag & 0xFFu;
+  if (tag >> 8 != generation || state >= STOPPED_BY_CPU) return;
+  if (state == STARTED_BY_CPU) WRITE(slot->stop_ns, cpu_ns());
+  const uint32_t stopped = state == HAS_GPU_STOP     ? STOPPED_BY_GPU
+                           : state == STARTED_BY_CPU ? STOPPED_BY_CPU
+                                                     : NOT_TIMED;
+  if (!atomic_compare_exchange_strong(&slot->tag, &tag, (uint64_t)generation << 8 | stopped)) return;
+  if (count_up(&its->n_stopped, generation) == READ(its->n_expected)) part_is_over(its, &its->kernel_part, generation);
+}
+
+void zt_event_stop(zt_handle handle) {
+  if (handle >> 16 & 0xFFu)
+    channel_stop(handle);
+  else
+    host_stop(handle);
+}
+
+bool zt_event_settle(zt_handle handle, zt_handle running) {
+  event *its = event_of(handle), *other = event_of(running);
+  if (its == NULL) return true;
+  if (other == NULL || READ(its->group) == READ(other->group)) return false;
+  const uint64_t stopped = READ(its->n_stopped);
+  if ((uint32_t)stopped == 0 || stopped != READ(its->n_started)) return false;
+  part_is_over(its, &its->kernel_part, generation_of(handle));
+  return true;
+}
+
+void zt_events_end(uint64_t owner) {
+  const uint32_t n_used = READ(n_ever_used) < N_EVENTS ? READ(n_ever_used) : N_EVENTS;
+  for (uint32_t i = 0; i < n_used; i++) {
+    event *its = &pool[i];
+    if (READ(its->owner) != owner) continue;
+    uint64_t pending = READ(its->pending);
+    while (parts(pending) != 0 && READ(its->owner) == owner) {
+      const uint64_t over = pending & ~UINT64_C(0xFFFFFFFF);
+      if (!atomic_compare_exchange_weak(&its->pending, &pending, over)) continue;
+      finish(its, (uint32_t)(over >> 32));
+      break;
+    }
+  }
+}
+
+void zt_events_count(zt_counters *out) {
+  out->n_timed = READ(n_timed);
+  out->n_lost_events = READ(n_lost);
+  out->n_abandoned_events = READ(n_abandoned);
+}
+
+void zt_events_reset(void) {
+  WRITE(n_timed, 0);
+  WRITE(n_lost, 0);
+  WRITE(n_abandoned, 0);
+}

@@ -1,0 +1,46 @@
+/* Collectives being timed: a fixed pool, no allocation, no lock.
+ *
+ * An event is over when the host has stopped it and its kernel part is over; whoever brings about the
+ * second of the two reports it. Handles carry the pool index and a generation, so that a late or
+ * doubled call for an event that is over finds another generation and does nothing.
+ */
+#ifndef ZEROTUNE_EVENTS_H
+#define ZEROTUNE_EVENTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "classes.h"
+#include "zerotune_plugin.h"
+
+/* 0 = none. Handles whose low 16 bits are ZT_FOREIGN or more are never an event's. */
+typedef uint64_t zt_handle;
+#define ZT_FOREIGN 0xFF00u
+
+typedef struct {
+  zt_record record;          /* what is known at the start: all but times, n_channels where not certain */
+  zt_class *its_class;       /* may be NULL */
+  uint64_t owner;            /* the communicator */
+  uint64_t group;            /* collectives of one group share a kernel */
+  uint32_t n_channels;       /* kernel-channel events to expect; 0 = none will come */
+  bool channels_are_certain; /* false: fewer than n_channels may come (profiler v3) */
+} zt_event_start;
+
+zt_handle zt_event_begin(const zt_event_start *start); /* 0 when the pool is exhausted (counted) */
+void zt_event_stop(zt_handle handle);                  /* an event's or a channel's */
+
+/* A kernel channel of `event` starts. `gpu_ns` is the GPU's time; has_gpu_time false takes the CPU's.
+ * Returns the channel's handle, 0 when the event is over or the channel has started before. */
+zt_handle zt_channel_begin(zt_handle event, uint32_t channel, bool has_gpu_time, uint64_t gpu_ns);
+void zt_channel_gpu_stop(zt_handle channel, uint64_t gpu_ns);
+
+/* The kernel part of `event` is over if all channels that started have stopped, at least one did, and
+ * `running` is of another group. Returns false when it must be asked again later. */
+bool zt_event_settle(zt_handle event, zt_handle running);
+/* A communicator goes away: what is timed is reported, the rest abandoned and counted. */
+void zt_events_end(uint64_t owner);
+
+void zt_events_count(zt_counters *out);
+void zt_events_reset(void);
+
+#endif

@@ -1,0 +1,53 @@
+#include "observing.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "words.h"
+#include "zerotune_plugin.h"
+
+#define N_MASKS 64 /* one in practice: NCCL has a single mask, a stand-in may have one per communicator */
+
+static struct {
+  _Atomic(int *) mask;
+  _Atomic int events;
+  int n_users;
+} masks[N_MASKS];
+
+static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER; /* init and finalize only */
+
+static void write_mask(int *mask, int events) { __atomic_store_n(mask, events, __ATOMIC_RELAXED); }
+
+void zt_mask_add(int *mask, int events) {
+  pthread_mutex_lock(&adding);
+  int chosen = -1;
+  for (int i = N_MASKS - 1; i >= 0; i--)
+    if (masks[i].n_users == 0 ? chosen < 0 || masks[chosen].n_users == 0 : atomic_load(&masks[i].mask) == mask)
+      chosen = i;
+  if (chosen >= 0) {
+    masks[chosen].n_users++;
+    atomic_store(&masks[chosen].events, events);
+    atomic_store(&masks[chosen].mask, mask);
+  }
+  write_mask(mask, chosen >= 0 && zt_word(&zt_the_words.observing) ? events : 0);
+  pthread_mutex_unlock(&adding);
+}
+
+void zt_mask_remove(int *mask) {
+  pthread_mutex_lock(&adding);
+  for (int i = 0; i < N_MASKS; i++)
+    if (masks[i].n_users > 0 && atomic_load(&masks[i].mask) == mask) {
+      if (--masks[i].n_users == 0) atomic_store(&masks[i].mask, NULL);
+      break;
+    }
+  pthread_mutex_unlock(&adding);
+}
+
+void zerotune_set_observing(uint32_t on) {
+  atomic_store_explicit(&zt_the_words.observing, on != 0, memory_order_relaxed);
+  for (int i = 0; i < N_MASKS; i++) {
+    int *mask = atomic_load(&masks[i].mask);
+    if (mask != NULL) write_mask(mask, on ? atomic_load(&masks[i].events) : 0);
+  }
+}

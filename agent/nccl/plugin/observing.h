@@ -1,0 +1,12 @@
+/* Observation on and off at run time, through NCCL's own event mask.
+ *
+ * Every init hands in the address of NCCL's mask (one int in libnccl, the same each time); NCCL reads
+ * it atomically at each call, so a store switches all communicators and costs NCCL nothing while off.
+ */
+#ifndef ZEROTUNE_OBSERVING_H
+#define ZEROTUNE_OBSERVING_H
+
+void zt_mask_add(int *mask, int events); /* what to ask for while observing */
+void zt_mask_remove(int *mask);          /* undoes one zt_mask_add */
+
+#endif

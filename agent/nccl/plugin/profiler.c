@@ -1,0 +1,296 @@
+/* The profiler plugin: six ABI versions over one body.
+ *
+ * Only collectives and (v3 and newer) their kernel channels are asked for. NCCL 2.27 and older start a
+ * collective's event only under a group event whose handle is not NULL, so every event that is not
+ * followed still gets a handle, one that leads nowhere.
+ */
+#include "communicator.h"
+#include "events.h"
+#include "names.h"
+#include "nccl_abi.h"
+#include "observing.h"
+#include "plan.h"
+#include "words.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* handles of what is not followed */
+#define UNTRACKED ((zt_handle)0xFFFF)
+#define CAPTURED ((zt_handle)0xFFFE) /* an API call under CUDA-graph capture: v5 and newer tell */
+#define GROUP_MARK 0xFFFDu           /* below a running number: v1-v3 tell groups apart by it */
+
+/* ---- one collective, whatever the version ---- */
+
+typedef struct {
+  uint64_t sequence;
+  uint64_t count; /* all_gather, broadcast: bytes per rank; the others: elements */
+  uint8_t collective, datatype, algorithm, protocol;
+  uint32_t n_channels;
+  uint32_t rank;
+  bool has_kernel_events;
+  bool channels_are_certain;
+  uint64_t group;
+  uint8_t flags;
+} seen;
+
+/* NCCL's nBytes: total over ranks for all_gather and reduce_scatter. NCCL hands all_gather and
+ * broadcast to its kernels as bytes, so that their count is in bytes whatever the datatype. */
+static uint64_t total_bytes(const seen *coll, uint32_t n_ranks) {
+  switch (coll->collective) {
+  case NCCL_ALL_GATHER:
+    return coll->count * n_ranks;
+  case NCCL_BROADCAST:
+    return coll->count;
+  case NCCL_REDUCE_SCATTER:
+    return coll->count * zt_datatype_bytes(coll->datatype) * n_ranks;
+  default:
+    return coll->count * zt_datatype_bytes(coll->datatype);
+  }
+}
+
+static zt_handle begin(zt_communicator *communicator, const seen *coll) {
+  zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
+  if (its_class == NULL || coll->collective >= NCCL_N_COLLECTIVES) return UNTRACKED;
+  const uint64_t bytes = total_bytes(coll, zt_class_n_ranks(its_class));
+  if (bytes == 0) return UNTRACKED;
+
+  uint32_t epoch;
+  uint8_t phase, flags;
+  if (!zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags)) {
+    const zt_choice here = zt_plan_lookup(ZT_MAX_CLASSES, coll->collective, bytes, zt_word(&zt_the_words.phase_word));
+    epoch = here.epoch;
+    phase = here.phase;
+    flags = 0; /* the tuner was not asked: NCCL's own choice */
+  }
+  const zt_event_start start = {
+      .record = {.comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
+                 .message_bytes = bytes,
+                 .sequence = (uint32_t)coll->sequence,
+                 .epoch = epoch,
+                 .n_ranks = zt_class_n_ranks(its_class),
+                 .n_nodes = zt_class_n_nodes(its_class),
+                 .rank = coll->rank,
+                 .collective = coll->collective,
+                 .algorithm = coll->algorithm,
+                 .protocol = coll->protocol,
+                 .n_channels = (uint8_t)coll->n_channels,
+                 .phase = phase,
+                 .datatype = coll->datatype,
+                 .flags = (uint8_t)(flags | coll->flags),
+                 .memory_pressure = zt_memory_pressure(),
+                 .step = zt_word(&zt_the_words.step)},
+      .its_class = its_class,
+      .owner = communicator->owner,
+      .group = coll->group,
+      .n_channels = coll->has_kernel_events ? coll->n_channels : 0,
+      .channels_are_certain = coll->channels_are_certain,
+  };
+  const zt_handle handle = zt_event_begin(&start);
+  return handle != 0 ? handle : UNTRACKED;
+}
+
+static void *pointer(zt_handle handle) { return (void *)(uintptr_t)handle; }
+
+static zt_handle handle_in(const void *pointer) { return (zt_handle)(uintptr_t)pointer; }
+
+static zt_handle next_group(void) {
+  static _Atomic uint64_t n_groups;
+  return atomic_fetch_add_explicit(&n_groups, 1, memory_order_relaxed) << 16 | GROUP_MARK;
+}
+
+/* ---- kernel channels ---- */
+
+static zt_handle begin_channel(const void *parent, uint32_t channel, bool has_gpu_time, uint64_t gpu_ns) {
+  const zt_handle handle = zt_channel_begin(handle_in(parent), channel, has_gpu_time, gpu_ns);
+  return handle != 0 ? handle : UNTRACKED;
+}
+
+/* v3 announces the most channels a collective could use, not how many it does. Kernels of one
+ * communicator run one after another, so when one starts, those of earlier groups are over. */
+static void settle_earlier(zt_communicator *communicator, const void *running) {
+  for (uint32_t i = 0; i < ZT_N_RECENT_EVENTS; i++) {
+    uint64_t handle = atomic_load(&communicator->recent_events[i]);
+    if (handle != 0 && zt_event_settle(handle, handle_in(running)))
+      atomic_compare_exchange_strong(&communicator->recent_events[i], &handle, 0);
+  }
+}
+
+static void remember_event(zt_communicator *communicator, zt_handle handle) {
+  const uint32_t index = atomic_fetch_add(&communicator->n_events, 1) % ZT_N_RECENT_EVENTS;
+  atomic_store(&communicator->recent_events[index], handle);
+}
+
+/* ---- startEvent by version ---- */
+
+static void learn_id(zt_communicator *communicator, uint64_t comm_hash) {
+  atomic_store_explicit(&communicator->comm_id, comm_hash, memory_order_relaxed);
+}
+
+static nccl_result start_v1(void *context, void **handle, nccl_event_v1 *event) {
+  zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
+  if (context != NULL && event->type == NCCL_PROFILE_COLL) {
+    const nccl_coll_v1 *coll = &event->coll;
+    learn_id(context, coll->comm_hash);
+    made = begin(context, &(seen){.sequence = coll->sequence,
+                                  .count = coll->count,
+                                  .collective = coll->collective,
+                                  .datatype = coll->datatype,
+                                  .algorithm = coll->algorithm,
+                                  .protocol = coll->protocol,
+                                  .n_channels = coll->n_max_channels,
+                                  .rank = (uint32_t)event->rank});
+  }
+  *handle = pointer(made);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result start_v2(void *context, void **handle, nccl_event_v2 *event) {
+  zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
+  if (context != NULL && event->type == NCCL_PROFILE_COLL) {
+    const nccl_coll_v2 *coll = &event->coll;
+    learn_id(context, coll->comm_hash);
+    made = begin(context, &(seen){.sequence = coll->sequence,
+                                  .count = coll->count,
+                                  .collective = zt_collective_named(coll->collective),
+                                  .datatype = zt_datatype_named(coll->datatype),
+                                  .algorithm = zt_algorithm_named(coll->algorithm),
+                                  .protocol = zt_protocol_named(coll->protocol),
+                                  .n_channels = coll->n_max_channels,
+                                  .rank = (uint32_t)event->rank});
+  }
+  *handle = pointer(made);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result start_v3(void *context, void **handle, nccl_event_v3 *event) {
+  zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
+  if (context != NULL && event->type == NCCL_PROFILE_COLL) {
+    const nccl_coll_v3 *coll = &event->coll;
+    learn_id(context, coll->comm_hash);
+    made = begin(context, &(seen){.sequence = coll->sequence,
+                                  .count = coll->count,
+                                  .collective = zt_collective_named(coll->collective),
+                                  .datatype = zt_datatype_named(coll->datatype),
+                                  .algorithm = zt_algorithm_named(coll->algorithm),
+                                  .protocol = zt_protocol_named(coll->protocol),
+                                  .n_channels = coll->n_max_channels,
+                                  .rank = (uint32_t)event->rank,
+                                  .has_kernel_events = true,
+                                  .group = handle_in(event->parent)});
+    if (made != UNTRACKED) remember_event(context, made);
+  } else if (context != NULL && event->type == NCCL_PROFILE_KERNEL_CHANNEL) {
+    made = begin_channel(event->parent, event->kernel_channel, false, 0);
+    settle_earlier(context, event->parent);
+  }
+  *handle = pointer(made);
+  return NCCL_SUCCESS;
+}
+
+/* v4 and newer: one collective, its channel count certain, timed by the GPU */
+static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *coll, int rank, uint8_t flags) {
+  return begin(communicator, &(seen){.sequence = coll->sequence,
+                                     .count = coll->count,
+                                     .collective = zt_collective_named(coll->collective),
+                                     .datatype = zt_datatype_named(coll->datatype),
+                                     .algorithm = zt_algorithm_named(coll->algorithm),
+                                     .protocol = zt_protocol_named(coll->protocol),
+                                     .n_channels = coll->n_channels,
+                                     .rank = (uint32_t)rank,
+                                     .has_kernel_events = true,
+                                     .channels_are_certain = true,
+                                     .flags = flags});
+}
+
+/* A GPU that does not write the globaltimer leaves 0; a stand-in's clock may start there. */
+static zt_handle begin_channel_v4(const void *parent, const nccl_kernel_channel_v4 *channel) {
+  const bool has_gpu_time = channel->start_ns != 0 || zt_word(&zt_the_words.timing_source_override) != 0;
+  return begin_channel(parent, channel->channel, has_gpu_time, channel->start_ns);
+}
+
+static nccl_result start_v4(void *context, void **handle, nccl_event_v4 *event) {
+  zt_handle made = UNTRACKED;
+  if (context != NULL && event->type == NCCL_PROFILE_COLL)
+    made = begin_v4(context, &event->coll, event->rank, 0);
+  else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
+    made = begin_channel_v4(event->parent, &event->kernel_channel);
+  *handle = pointer(made);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) {
+  zt_handle made = UNTRACKED;
+  if (event->type == NCCL_PROFILE_COLL_API && event->coll_api.graph_captured)
+    made = CAPTURED;
+  else if (context != NULL && event->type == NCCL_PROFILE_COLL)
+    made = begin_v4(context, &event->coll.coll, event->rank,
+                    handle_in(event->parent) == CAPTURED ? ZT_FLAG_CAPTURED : 0);
+  else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
+    made = begin_channel_v4(event->parent, &event->kernel_channel);
+  *handle = pointer(made);
+  return NCCL_SUCCESS;
+}
+
+/* ---- the rest ---- */
+
+static nccl_result stop(void *handle) {
+  zt_event_stop(handle_in(handle));
+  return NCCL_SUCCESS;
+}
+
+static nccl_result record_nothing(void *handle, int state, nccl_event_state_args *args) {
+  (void)handle, (void)state, (void)args;
+  return NCCL_SUCCESS;
+}
+
+static nccl_result record_stop(void *handle, int state, nccl_event_state_args *args) {
+  if (state == NCCL_STATE_KERNEL_CHANNEL_STOP && args != NULL &&
+      (args->kernel_channel_stop_ns != 0 || zt_word(&zt_the_words.timing_source_override) != 0))
+    zt_channel_gpu_stop(handle_in(handle), args->kernel_channel_stop_ns);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result attach(void **context, int *mask, int events, uint64_t comm_id, int n_ranks, int n_nodes,
+                          uint32_t rank) {
+  zt_communicator *communicator = zt_attach(ZT_PROFILER, comm_id, (uint32_t)n_ranks, (uint32_t)n_nodes, rank);
+  *context = communicator;
+  if (communicator == NULL) return NCCL_SUCCESS;
+  communicator->mask = mask;
+  zt_mask_add(mask, events);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result init_v1(void **context, int *mask) {
+  return attach(context, mask, NCCL_PROFILE_COLL, 0, 0, 0, ZT_RANK_UNKNOWN);
+}
+
+static nccl_result init_v3(void **context, int *mask) {
+  return attach(context, mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL, 0, 0, 0, ZT_RANK_UNKNOWN);
+}
+
+static nccl_result init_v5(void **context, uint64_t comm_id, int *mask, const char *comm_name, int n_nodes,
+                           int n_ranks, int rank, nccl_logger log) {
+  (void)comm_name, (void)log;
+  return attach(context, mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL, comm_id, n_ranks, n_nodes,
+                (uint32_t)rank);
+}
+
+static nccl_result init_v4(void **context, int *mask, const char *comm_name, uint64_t comm_id, int n_nodes,
+                           int n_ranks, int rank, nccl_logger log) {
+  return init_v5(context, comm_id, mask, comm_name, n_nodes, n_ranks, rank, log);
+}
+
+static nccl_result finalize(void *context) {
+  zt_communicator *communicator = context;
+  if (communicator == NULL) return NCCL_SUCCESS;
+  zt_mask_remove(communicator->mask);
+  zt_events_end(communicator->owner);
+  zt_detach(communicator, ZT_PROFILER);
+  return NCCL_SUCCESS;
+}
+
+EXPORT const nccl_profiler_v1 ncclProfiler_v1 = {"zerotune", init_v1, start_v1, stop, record_nothing, finalize};
+EXPORT const nccl_profiler_v2 ncclProfiler_v2 = {"zerotune", init_v1, start_v2, stop, record_nothing, finalize};
+EXPORT const nccl_profiler_v3 ncclProfiler_v3 = {"zerotune", init_v3, start_v3, stop, record_nothing, finalize};
+EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {"zerotune", init_v4, start_v4, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {"zerotune", init_v5, start_v5, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v6 ncclProfiler_v6 = {"zerotune", init_v5, start_v5, stop, record_stop, finalize};

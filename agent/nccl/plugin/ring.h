@@ -1,0 +1,69 @@
+/* A bounded queue of fixed-size records: many producers, one consumer, no lock, no allocation.
+ *
+ * D. Vyukov's bounded queue: each slot carries a turn. Producers of lap n may fill a slot whose turn
+ * is 2n, which makes it 2n+1; the consumer empties it, which makes it 2n+2, lap n+1's. A slot that
+ * was not emptied yet has a smaller turn than a producer wants: the ring is full, the record is
+ * dropped and counted. All-zero memory is an empty ring, so untouched slots cost no memory.
+ */
+#ifndef ZEROTUNE_RING_H
+#define ZEROTUNE_RING_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+  _Alignas(64) _Atomic uint64_t tail; /* next position to fill */
+  _Alignas(64) _Atomic uint64_t head; /* next position to empty: the consumer's */
+  atomic_flag draining;
+  _Atomic uint64_t n_dropped;
+} zt_ring;
+
+/* Slots are arrays of { _Atomic uint64_t turn; record }, declared by the ring's owner. */
+static inline bool zt_ring_push(zt_ring *ring, void *slots, uint64_t n_slots, const void *record,
+                                size_t record_bytes) {
+  const size_t slot_bytes = sizeof(uint64_t) + record_bytes;
+  uint64_t position = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+  for (;;) {
+    unsigned char *slot = (unsigned char *)slots + (position % n_slots) * slot_bytes;
+    _Atomic uint64_t *turn = (_Atomic uint64_t *)(void *)slot;
+    const uint64_t wanted = 2 * (position / n_slots);
+    const int64_t ahead = (int64_t)(atomic_load_explicit(turn, memory_order_acquire) - wanted);
+    if (ahead == 0) {
+      if (atomic_compare_exchange_weak_explicit(&ring->tail, &position, position + 1, memory_order_relaxed,
+                                                memory_order_relaxed)) {
+        memcpy(slot + sizeof(uint64_t), record, record_bytes);
+        atomic_store_explicit(turn, wanted + 1, memory_order_release);
+        return true;
+      }
+    } else if (ahead < 0) {
+      atomic_fetch_add_explicit(&ring->n_dropped, 1, memory_order_relaxed);
+      return false;
+    } else {
+      position = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+    }
+  }
+}
+
+/* Move up to max_records out, oldest first. A second consumer at the same time gets none. */
+static inline size_t zt_ring_drain(zt_ring *ring, void *slots, uint64_t n_slots, void *out, size_t max_records,
+                                   size_t record_bytes) {
+  if (atomic_flag_test_and_set_explicit(&ring->draining, memory_order_acquire)) return 0;
+  const size_t slot_bytes = sizeof(uint64_t) + record_bytes;
+  uint64_t position = atomic_load_explicit(&ring->head, memory_order_relaxed);
+  size_t n_records = 0;
+  for (; n_records < max_records; n_records++, position++) {
+    unsigned char *slot = (unsigned char *)slots + (position % n_slots) * slot_bytes;
+    _Atomic uint64_t *turn = (_Atomic uint64_t *)(void *)slot;
+    const uint64_t filled = 2 * (position / n_slots) + 1;
+    if (atomic_load_explicit(turn, memory_order_acquire) != filled) break;
+    memcpy((unsigned char *)out + n_records * record_bytes, slot + sizeof(uint64_t), record_bytes);
+    atomic_store_explicit(turn, filled + 1, memory_order_release);
+  }
+  atomic_store_explicit(&ring->head, position, memory_order_relaxed);
+  atomic_flag_clear_explicit(&ring->draining, memory_order_release);
+  return n_records;
+}
+
+#endif

@@ -1,0 +1,274 @@
+/* The tuner plugin: five ABI versions over one body.
+ *
+ * In getCollInfo: no lock, no allocation, no system call, never an error (NCCL would fail the
+ * collective), and where no row of the plan applies nothing is touched, the channel count neither.
+ */
+#include <stdlib.h>
+
+#include "communicator.h"
+#include "nccl_abi.h"
+#include "plan.h"
+#include "records.h"
+#include "size_class.h"
+#include "words.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* NCCL's cost table: contiguous although its type says float**; negative = IGNORE. */
+typedef struct {
+  float *cost_us;
+  int n_algorithms;
+  int n_protocols;
+} cost_table;
+
+typedef struct {
+  uint32_t collective;
+  uint64_t message_bytes;
+  int n_pipe_ops;
+  bool registered;
+  bool has_costs;  /* false: v2, whose table is of our own making */
+  bool in_network; /* v2 only: NCCL could choose CollNet or NVLS by itself */
+} call;
+
+static float *cell_of(const cost_table *table, uint32_t algorithm, uint32_t protocol) {
+  if (algorithm >= (uint32_t)table->n_algorithms || protocol >= (uint32_t)table->n_protocols) return NULL;
+  return &table->cost_us[algorithm * (uint32_t)table->n_protocols + protocol];
+}
+
+static bool is_legal(const float *cell) { return cell != NULL && *cell >= 0.0f; /* false for NaN too */ }
+
+/* ---- channels ---- */
+
+/* NCCL caps a tuner's channel count to the communicator's, except for these algorithms, which use it
+ * as it comes (multi-node NVLS runs as CollNet). */
+static bool takes_channels_raw(uint32_t algorithm, uint32_t n_nodes) {
+  switch (algorithm) {
+  case NCCL_COLLNET_DIRECT:
+  case NCCL_COLLNET_CHAIN:
+  case NCCL_NVLS_TREE:
+    return true;
+  case NCCL_NVLS:
+    return n_nodes > 1;
+  default:
+    return false;
+  }
+}
+
+/* Could NCCL's own choice be an algorithm that takes channels raw? */
+static bool may_take_channels_raw(const cost_table *table, uint32_t n_nodes) {
+  for (uint32_t algorithm = 0; algorithm < NCCL_MAX_ALGORITHMS; algorithm++)
+    if (takes_channels_raw(algorithm, n_nodes) && is_legal(cell_of(table, algorithm, NCCL_SIMPLE))) return true;
+  return false;
+}
+
+/* The channel count to hand NCCL for a row's; 0 = leave NCCL's. */
+static int clamp_channels(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
+                          const cost_table *table, bool in_network) {
+  const uint32_t n_nodes = zt_class_n_nodes(its_class);
+  const uint32_t limit = atomic_load_explicit(&its_class->channel_limit, memory_order_relaxed);
+  if (limit == 0) {
+    const bool raw = choice->algorithm == ZT_NO_OPINION ? in_network || may_take_channels_raw(table, n_nodes)
+                                                        : takes_channels_raw(choice->algorithm, n_nodes);
+    if (raw) ZT_BUMP(communicator->n_clamped_channels);
+    return raw ? 0 : choice->n_channels;
+  }
+  if (choice->n_channels > limit) ZT_BUMP(communicator->n_clamped_channels);
+  return (int)(choice->n_channels > limit ? limit : choice->n_channels);
+}
+
+/* ---- records ---- */
+
+__attribute__((noinline)) static void report_costs(zt_communicator *communicator, const zt_class *its_class,
+                                                   const call *asked, const cost_table *table) {
+  zt_cost_record record = {
+      .comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
+      .message_bytes = asked->message_bytes,
+      .n_ranks = zt_class_n_ranks(its_class),
+      .n_nodes = zt_class_n_nodes(its_class),
+      .collective = (uint8_t)asked->collective,
+      .n_algorithms = (uint8_t)table->n_algorithms,
+      .n_protocols = (uint8_t)table->n_protocols,
+      .n_pipe_ops = (uint32_t)asked->n_pipe_ops,
+  };
+  for (uint32_t algorithm = 0; algorithm < NCCL_MAX_ALGORITHMS; algorithm++)
+    for (uint32_t protocol = 0; protocol < NCCL_N_PROTOCOLS; protocol++) {
+      const float *cell = cell_of(table, algorithm, protocol);
+      record.cost_us[algorithm][protocol] = is_legal(cell) ? *cell : -1.0f;
+    }
+  if (!zt_cost_push(&record)) return; /* dropped: the next such call tries again */
+  const uint32_t index = zt_size_class(asked->message_bytes);
+  atomic_fetch_or_explicit(&communicator->costs_reported[asked->collective][index / 64], UINT64_C(1) << index % 64,
+                           memory_order_relaxed);
+}
+
+static bool costs_are_news(const zt_communicator *communicator, const call *asked) {
+  const uint32_t index = zt_size_class(asked->message_bytes);
+  return !(atomic_load_explicit(&communicator->costs_reported[asked->collective][index / 64],
+                                memory_order_relaxed) >>
+               index % 64 &
+           1u);
+}
+
+/* The cell NCCL will take: smallest cost that is not IGNORE, the first on ties. */
+static void cheapest(const cost_table *table, uint8_t *algorithm, uint8_t *protocol) {
+  float lowest = 3.4e38f;
+  for (int a = 0; a < table->n_algorithms; a++)
+    for (int p = 0; p < table->n_protocols; p++) {
+      const float cost = table->cost_us[a * table->n_protocols + p];
+      if (!(cost >= 0.0f && cost < lowest)) continue;
+      lowest = cost;
+      *algorithm = (uint8_t)a;
+      *protocol = (uint8_t)p;
+    }
+}
+
+static void record_decision(zt_communicator *communicator, const zt_class *its_class, const call *asked,
+                            const zt_choice *choice, const cost_table *table, uint8_t flags, uint32_t sequence,
+                            int n_channels) {
+  zt_record record = {
+      .comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
+      .message_bytes = asked->message_bytes,
+      .duration_us = -1.0f,
+      .sequence = sequence,
+      .epoch = choice->epoch,
+      .n_ranks = zt_class_n_ranks(its_class),
+      .n_nodes = zt_class_n_nodes(its_class),
+      .rank = atomic_load_explicit(&communicator->rank, memory_order_relaxed),
+      .collective = (uint8_t)asked->collective,
+      .algorithm = ZT_NO_OPINION,
+      .protocol = ZT_NO_OPINION,
+      .n_channels = (uint8_t)n_channels,
+      .phase = choice->phase,
+      .datatype = 255,
+      .flags = flags,
+      .memory_pressure = zt_memory_pressure(),
+      .step = zt_word(&zt_the_words.step),
+  };
+  if (asked->has_costs) cheapest(table, &record.algorithm, &record.protocol);
+  if (!asked->has_costs && flags & ZT_FLAG_MATCHED) {
+    record.algorithm = choice->algorithm;
+    record.protocol = choice->protocol;
+  }
+  zt_record_push(&record);
+}
+
+/* ---- the body ---- */
+
+/* Carry the row out, if that is legal here. Returns whether anything was asked of NCCL; what was asked
+ * of channels goes to *asked_channels. */
+static bool apply(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
+                  const call *asked, const cost_table *table, int *asked_channels) {
+  const bool names_cell = choice->algorithm != ZT_NO_OPINION;
+  float *cell = names_cell ? cell_of(table, choice->algorithm, choice->protocol) : NULL;
+  if (names_cell && !is_legal(cell)) {
+    ZT_BUMP(communicator->n_ignored_cells);
+    return false;
+  }
+  if (choice->n_channels > 0)
+    *asked_channels = clamp_channels(communicator, its_class, choice, table, asked->in_network);
+  if (names_cell) *cell = 0.0f;
+  return names_cell || *asked_channels > 0;
+}
+
+static bool decide(zt_communicator *communicator, const call *asked, const cost_table *table, int *n_channels,
+                   zt_choice *choice) {
+  const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
+  ZT_BUMP(communicator->n_calls);
+  if (its_class == NULL || asked->collective >= ZT_N_COLLECTIVE_CODES || asked->message_bytes == 0) return false;
+  if (asked->has_costs && costs_are_news(communicator, asked)) report_costs(communicator, its_class, asked, table);
+
+  *choice = zt_plan_lookup(zt_class_index(its_class), asked->collective, asked->message_bytes,
+                           zt_word(&zt_the_words.phase_word));
+  int asked_channels = 0;
+  bool matched = choice->found && !communicator->leave_alone &&
+                 apply(communicator, its_class, choice, asked, table, &asked_channels);
+  if (asked_channels > 0) *n_channels = asked_channels;
+  if (matched) ZT_BUMP(communicator->n_matched);
+
+  const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
+  atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
+  const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0));
+  if (zt_word(&zt_the_words.observing))
+    zt_decision_note(communicator, asked->collective, asked->message_bytes, choice->epoch, choice->phase, flags);
+  if (zt_word(&zt_the_words.recording))
+    record_decision(communicator, its_class, asked, choice, table, flags, sequence, asked_channels);
+  return matched;
+}
+
+/* ---- v3 to v6: NCCL hands its cost table in ---- */
+
+static nccl_result coll_info_v4(void *context, int collective, size_t n_bytes, int n_pipe_ops, float **costs,
+                                int n_algorithms, int n_protocols, int registered_buffers, int *n_channels) {
+  if (context == NULL || costs == NULL || n_channels == NULL) return NCCL_SUCCESS;
+  const cost_table table = {(float *)(void *)costs, n_algorithms, n_protocols};
+  const call asked = {.collective = (uint32_t)collective,
+                      .message_bytes = n_bytes,
+                      .n_pipe_ops = n_pipe_ops,
+                      .registered = registered_buffers != 0,
+                      .has_costs = true};
+  zt_choice choice;
+  (void)decide(context, &asked, &table, n_channels, &choice);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result coll_info_v3(void *context, int collective, size_t n_bytes, int n_pipe_ops, float **costs,
+                                int n_algorithms, int n_protocols, int *n_channels) {
+  return coll_info_v4(context, collective, n_bytes, n_pipe_ops, costs, n_algorithms, n_protocols, 0, n_channels);
+}
+
+/* ---- v2: NCCL 2.21 takes whatever is answered, unchecked ---- */
+
+/* So only what every fabric has counts as legal: ring and (all_reduce) tree with LL and Simple. LL128
+ * corrupts data where the links do not keep 128-byte stores whole, and v2 does not say where. */
+static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, int collnet_support,
+                                int nvls_support, int n_pipe_ops, int *algorithm, int *protocol, int *n_channels) {
+  if (context == NULL || algorithm == NULL || protocol == NULL || n_channels == NULL) return NCCL_SUCCESS;
+  const float tree = collective == NCCL_ALL_REDUCE ? 1.0f : -1.0f;
+  float cells[2 * NCCL_N_PROTOCOLS] = {tree, -1.0f, tree, 1.0f, -1.0f, 1.0f};
+  const cost_table table = {cells, 2, NCCL_N_PROTOCOLS};
+  const call asked = {.collective = (uint32_t)collective,
+                      .message_bytes = n_bytes,
+                      .n_pipe_ops = n_pipe_ops,
+                      .in_network = collnet_support != 0 || nvls_support != 0};
+  zt_choice choice;
+  if (decide(context, &asked, &table, n_channels, &choice) && choice.algorithm != ZT_NO_OPINION) {
+    *algorithm = choice.algorithm;
+    *protocol = choice.protocol;
+  }
+  return NCCL_SUCCESS;
+}
+
+/* ---- init and finalize ---- */
+
+static nccl_result init_v3(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
+  (void)log;
+  *context = zt_attach(ZT_TUNER, 0, (uint32_t)n_ranks, (uint32_t)n_nodes, ZT_RANK_UNKNOWN);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result init_v2(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
+  const nccl_result result = init_v3(n_ranks, n_nodes, log, context);
+  zt_communicator *communicator = *context;
+  if (communicator != NULL) communicator->leave_alone = getenv("NCCL_ALGO") != NULL || getenv("NCCL_PROTO") != NULL;
+  return result;
+}
+
+static nccl_result init_v5(void **context, uint64_t comm_id, size_t n_ranks, size_t n_nodes, nccl_logger log,
+                           nccl_nvl_domain_info *domain, nccl_tuner_constants *constants) {
+  (void)log, (void)domain, (void)constants;
+  *context = zt_attach(ZT_TUNER, comm_id, (uint32_t)n_ranks, (uint32_t)n_nodes, ZT_RANK_UNKNOWN);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result finalize(void *context) {
+  if (context != NULL) zt_detach(context, ZT_TUNER);
+  return NCCL_SUCCESS;
+}
+
+EXPORT const nccl_tuner_v2 ncclTunerPlugin_v2 = {"zerotune", init_v2, coll_info_v2, finalize};
+EXPORT const nccl_tuner_v3 ncclTunerPlugin_v3 = {"zerotune", init_v3, coll_info_v3, finalize};
+EXPORT const nccl_tuner_v4 ncclTunerPlugin_v4 = {"zerotune", init_v3, coll_info_v4, finalize};
+EXPORT const nccl_tuner_v5 ncclTunerPlugin_v5 = {"zerotune", init_v5, coll_info_v4, finalize};
+EXPORT const nccl_tuner_v6 ncclTunerPlugin_v6 = {"zerotune", init_v5, coll_info_v4, finalize, NULL};
+
+uint32_t zerotune_size_class(uint64_t message_bytes) { return message_bytes == 0 ? 0 : zt_size_class(message_bytes); }

@@ -1,0 +1,8 @@
+/* Which sources this library was built from: library.py finds it in the file's bytes, without loading. */
+#include "zerotune_plugin.h"
+
+#ifndef ZT_SOURCE_HASH
+#define ZT_SOURCE_HASH "by hand"
+#endif
+
+const char *zerotune_source_hash(void) { return "zerotune-source:" ZT_SOURCE_HASH; }

@@ -1,0 +1,70 @@
+#include "words.h"
+
+#include <string.h>
+
+#include "nccl_abi.h"
+#include "zerotune_plugin.h"
+
+enum { OTHER = 0, FORWARD_GATHER, BACKWARD_GATHER, GRADIENT_SCATTER, POST_STEP_GATHER };
+#define UNKNOWN_PRESSURE (-1.0f)
+
+zt_words zt_the_words = {.pressure_bits = 0xBF800000u /* -1.0f */};
+
+uint8_t zt_phase(uint32_t phase_word, uint32_t collective, bool gathers_after_step) {
+  const bool gathers = collective == NCCL_ALL_GATHER;
+  const bool reduces = collective == NCCL_REDUCE_SCATTER || collective == NCCL_ALL_REDUCE;
+  switch (phase_word) {
+  case FORWARD_GATHER:
+  case BACKWARD_GATHER:
+  case POST_STEP_GATHER:
+    return gathers ? (uint8_t)phase_word : OTHER;
+  case GRADIENT_SCATTER:
+    return reduces ? GRADIENT_SCATTER : OTHER;
+  case ZT_REGION_FORWARD:
+    return !gathers ? OTHER : gathers_after_step ? POST_STEP_GATHER : FORWARD_GATHER;
+  case ZT_REGION_BACKWARD:
+    return gathers ? BACKWARD_GATHER : reduces ? GRADIENT_SCATTER : OTHER;
+  case ZT_REGION_STEP:
+    return gathers ? POST_STEP_GATHER : OTHER;
+  default:
+    return OTHER;
+  }
+}
+
+float zt_memory_pressure(void) {
+  const uint32_t bits = zt_word(&zt_the_words.pressure_bits);
+  float pressure;
+  memcpy(&pressure, &bits, sizeof pressure);
+  return pressure;
+}
+
+static void set(_Atomic uint32_t *word, uint32_t value) {
+  atomic_store_explicit(word, value, memory_order_relaxed);
+}
+
+void zt_words_reset(void) {
+  zerotune_set_phase(OTHER);
+  zerotune_set_step(0);
+  zerotune_set_memory_pressure(UNKNOWN_PRESSURE);
+  zerotune_set_recording(0);
+  zerotune_set_observing(0);
+  zerotune_set_timing_source_override(0);
+}
+
+uint32_t zerotune_layout_version(void) { return ZT_LAYOUT_VERSION; }
+
+void zerotune_set_phase(uint32_t phase_word) { set(&zt_the_words.phase_word, phase_word); }
+
+void zerotune_set_step(uint32_t step) { set(&zt_the_words.step, step); }
+
+void zerotune_set_memory_pressure(float pressure) {
+  uint32_t bits;
+  memcpy(&bits, &pressure, sizeof bits);
+  set(&zt_the_words.pressure_bits, bits);
+}
+
+void zerotune_set_recording(uint32_t decisions_on) { set(&zt_the_words.recording, decisions_on != 0); }
+
+void zerotune_set_timing_source_override(uint32_t timing_source) {
+  set(&zt_the_words.timing_source_override, timing_source);
+}
