@@ -145,7 +145,14 @@ class Session:
         self._drain = RecordDrain(plugin, self._job_id, rank, self._trace_log)
         plugin.set_recording(rank == 0 or self._trace_log is not None)
         plugin.set_observing(self._trace_log is not None)
-        self._agreement = Agreement(store, rank, world_size, PlanTable(plugin), plugin.calls_on_world)
+        self._agreement = Agreement(
+            store,
+            rank,
+            world_size,
+            PlanTable(plugin),
+            lambda: plugin.calls_with_ranks(world_size),
+            fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={plugin.layout_version()}",
+        )
         settings = self._settings
         self._channel = Channel(
             settings.endpoint, self._hello, self, self._on_message, self._on_alive, settings.tick_ms
@@ -189,8 +196,10 @@ class Session:
         )
 
     def _on_message(self, message: wire.DaemonMessage) -> None:
+        if self._agreement is not None:
+            self._agreement.renew()  # a daemon that speaks keeps the plan in force from expiring
         if isinstance(message, wire.PlanOffer) and self._agreement is not None:
-            if self._rank == 0 and message.job_id == self._job_id:
+            if message.job_id == self._job_id:
                 self._agreement.offer(message.plan)
         elif isinstance(message, wire.Observe) and self._plugin is not None:
             if self._trace_log is None:
@@ -201,7 +210,7 @@ class Session:
 
     def _on_alive(self, alive: bool) -> None:
         logger.info("zerotune: daemon at %s %s", self._settings.endpoint, "answers" if alive else "is silent")
-        if not alive and self._agreement is not None and self._rank == 0:
+        if not alive and self._agreement is not None:
             self._agreement.withdraw()
 
     # ---- end ---------------------------------------------------------------------------------
