@@ -212,15 +212,15 @@ def explain(
 
     Example: zerotune explain --collective all_gather --message-bytes 1048576
     """
-    from tuner.explain import explain_decisions, render_explanations
+    from tuner import explanations
 
-    explained = explain_decisions(_store_path(store), job, collective, phase, message_bytes)
+    explained = explanations.explain(_store_path(store), job, collective, phase, message_bytes)
     if as_json:
         import msgspec
 
         print(msgspec.json.encode(explained).decode())
         return
-    render_explanations(explained, _console())
+    explanations.render(explained, _console())
 
 
 @app.command()
