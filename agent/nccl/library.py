@@ -217,6 +217,8 @@ class Plugin:
         self._channels_seen = _bind(quick, "channels_seen", u32, u32, u32)
         self._flip = _bind(quick, "plan_flip", ctypes.c_int, u32)
         self._active_epoch = _bind(quick, "active_epoch", u32)
+        self._tuner_abi = _bind(quick, "tuner_abi", u32)
+        self._calls_with_ranks = _bind(library, "calls_with_ranks", ctypes.c_uint64, u32)
         self._row_is_legal = _bind(library, "plan_row_is_legal", ctypes.c_int, pointer)
         self._stage = _bind(library, "plan_stage", ctypes.c_int, pointer, u32, u32, u32)
         self._drain = _bind(library, "drain", count, pointer, count)
@@ -302,7 +304,23 @@ class Plugin:
         """Counts since the plugin was loaded, over all communicators of this process."""
         words = _CounterWords()
         self._counters(ctypes.byref(words))
-        return Counters(*(int(getattr(words, name)) for name, _ in _CounterWords._fields_))
+        return Counters(*(int(getattr(words, name)) for name in Counters.__dataclass_fields__))
+
+    def n_dropped(self) -> int:
+        """Records lost to a full ring so far."""
+        return self.counters().n_dropped_records
+
+    def calls_with_ranks(self, n_ranks: int) -> int:
+        """getCollInfo calls so far on all communicators of `n_ranks` ranks."""
+        return int(self._calls_with_ranks(n_ranks))
+
+    def tuner_abi(self) -> int:
+        """Version of the tuner ABI that NCCL uses; 0 before the first communicator."""
+        return int(self._tuner_abi())
+
+    def layout_version(self) -> int:
+        """Version of the memory layout shared with C."""
+        return LAYOUT_VERSION
 
     def reset(self) -> None:
         """Forget plans, records, counters, words and the history of communicators: for tests."""

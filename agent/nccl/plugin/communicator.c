@@ -65,6 +65,8 @@ void zt_detach(zt_communicator *communicator, enum zt_role role) {
     while (*link != communicator) link = &(*link)->next;
     *link = communicator->next;
     add(&of_the_dead, communicator);
+    zt_class *its_class = READ(communicator->its_class);
+    if (its_class != NULL) atomic_fetch_add(&its_class->n_past_calls, READ(communicator->n_calls));
     free(communicator);
   }
   pthread_mutex_unlock(&registry);
@@ -79,6 +81,17 @@ void zt_communicators_count(zt_counters *out) {
   for (const zt_communicator *each = newest; each != NULL; each = each->next) add(out, each);
   out->n_communicators = n_created;
   pthread_mutex_unlock(&registry);
+}
+
+uint64_t zerotune_calls_with_ranks(uint32_t n_ranks) {
+  pthread_mutex_lock(&registry);
+  uint64_t n_calls = zt_class_past_calls(n_ranks);
+  for (const zt_communicator *each = newest; each != NULL; each = each->next) {
+    const zt_class *its_class = READ(each->its_class);
+    if (its_class != NULL && zt_class_n_ranks(its_class) == n_ranks) n_calls += READ(each->n_calls);
+  }
+  pthread_mutex_unlock(&registry);
+  return n_calls;
 }
 
 static void forget_history(zt_communicator *communicator) {

@@ -240,24 +240,44 @@ static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, i
 
 /* ---- init and finalize ---- */
 
-static nccl_result init_v3(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
-  (void)log;
-  *context = zt_attach(ZT_TUNER, 0, (uint32_t)n_ranks, (uint32_t)n_nodes, ZT_RANK_UNKNOWN);
+static _Atomic uint32_t abi_in_use;
+
+uint32_t zerotune_tuner_abi(void) { return atomic_load_explicit(&abi_in_use, memory_order_relaxed); }
+
+static nccl_result attach(uint32_t abi, uint64_t comm_id, size_t n_ranks, size_t n_nodes, void **context) {
+  atomic_store_explicit(&abi_in_use, abi, memory_order_relaxed);
+  *context = zt_attach(ZT_TUNER, comm_id, (uint32_t)n_ranks, (uint32_t)n_nodes, ZT_RANK_UNKNOWN);
   return NCCL_SUCCESS;
 }
 
 static nccl_result init_v2(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
-  const nccl_result result = init_v3(n_ranks, n_nodes, log, context);
+  (void)log;
+  const nccl_result result = attach(2, 0, n_ranks, n_nodes, context);
   zt_communicator *communicator = *context;
   if (communicator != NULL) communicator->leave_alone = getenv("NCCL_ALGO") != NULL || getenv("NCCL_PROTO") != NULL;
   return result;
 }
 
+static nccl_result init_v3(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
+  (void)log;
+  return attach(3, 0, n_ranks, n_nodes, context);
+}
+
+static nccl_result init_v4(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
+  (void)log;
+  return attach(4, 0, n_ranks, n_nodes, context);
+}
+
 static nccl_result init_v5(void **context, uint64_t comm_id, size_t n_ranks, size_t n_nodes, nccl_logger log,
                            nccl_nvl_domain_info *domain, nccl_tuner_constants *constants) {
   (void)log, (void)domain, (void)constants;
-  *context = zt_attach(ZT_TUNER, comm_id, (uint32_t)n_ranks, (uint32_t)n_nodes, ZT_RANK_UNKNOWN);
-  return NCCL_SUCCESS;
+  return attach(5, comm_id, n_ranks, n_nodes, context);
+}
+
+static nccl_result init_v6(void **context, uint64_t comm_id, size_t n_ranks, size_t n_nodes, nccl_logger log,
+                           nccl_nvl_domain_info *domain, nccl_tuner_constants *constants) {
+  (void)log, (void)domain, (void)constants;
+  return attach(6, comm_id, n_ranks, n_nodes, context);
 }
 
 static nccl_result finalize(void *context) {
@@ -267,8 +287,8 @@ static nccl_result finalize(void *context) {
 
 EXPORT const nccl_tuner_v2 ncclTunerPlugin_v2 = {"zerotune", init_v2, coll_info_v2, finalize};
 EXPORT const nccl_tuner_v3 ncclTunerPlugin_v3 = {"zerotune", init_v3, coll_info_v3, finalize};
-EXPORT const nccl_tuner_v4 ncclTunerPlugin_v4 = {"zerotune", init_v3, coll_info_v4, finalize};
+EXPORT const nccl_tuner_v4 ncclTunerPlugin_v4 = {"zerotune", init_v4, coll_info_v4, finalize};
 EXPORT const nccl_tuner_v5 ncclTunerPlugin_v5 = {"zerotune", init_v5, coll_info_v4, finalize};
-EXPORT const nccl_tuner_v6 ncclTunerPlugin_v6 = {"zerotune", init_v5, coll_info_v4, finalize, NULL};
+EXPORT const nccl_tuner_v6 ncclTunerPlugin_v6 = {"zerotune", init_v6, coll_info_v4, finalize, NULL};
 
 uint32_t zerotune_size_class(uint64_t message_bytes) { return message_bytes == 0 ? 0 : zt_size_class(message_bytes); }

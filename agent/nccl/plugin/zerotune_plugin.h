@@ -133,6 +133,9 @@ uint32_t zerotune_active_epoch(void);
 
 /* Most channels any timed collective of the class was seen to use; 0 = none yet. */
 uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
+/* getCollInfo calls so far on all communicators of n_ranks ranks, also those that are gone. */
+uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
+uint32_t zerotune_tuner_abi(void); /* version NCCL initialised a communicator's tuner by; 0 = none yet */
 uint32_t zerotune_size_class(uint64_t message_bytes); /* store.records.size_class */
 
 size_t zerotune_drain(zt_record *out, size_t max_records);
