@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from agent.nccl.library import COST_RING_RECORDS, FLAG_TIMED, RING_RECORDS, Counters
 from store import wire
 from store.records import StepRecord
 
-FLAG_TIMED = 2
 UNKNOWN_RANK = 0xFFFFFFFF
-MAX_BLOCK_RECORDS = wire.MAX_RECORDS_BYTES // wire.OBSERVATION_BYTES
-MAX_COST_RECORDS = wire.MAX_RECORDS_BYTES // wire.COST_BYTES
 MAX_QUEUED_STEPS = 4096
 
 Message = tuple[wire.AgentMessage, Any]
@@ -23,20 +22,20 @@ Message = tuple[wire.AgentMessage, Any]
 class Rings(Protocol):
     """The part of agent.nccl.library.Plugin that is read here."""
 
-    def drain(self, max_records: int) -> np.ndarray:
+    def drain(self, max_records: int) -> NDArray[np.void]:
         """Take finished records out of the ring."""
 
-    def drain_costs(self, max_records: int) -> np.ndarray:
+    def drain_costs(self, max_records: int) -> NDArray[np.void]:
         """Take live cost tables out of their ring."""
 
-    def n_dropped(self) -> int:
-        """Records lost to a full ring so far."""
+    def counters(self) -> Counters:
+        """What the plugin counted so far."""
 
 
 class BlockLog(Protocol):
     """The part of agent.trace_log.TraceLog that is written to here."""
 
-    def record(self, block: np.ndarray, *, n_dropped: int = 0) -> None:
+    def record(self, block: NDArray[np.void], *, n_dropped: int = 0) -> None:
         """Log a block of records."""
 
     def steps(self, steps: Sequence[StepRecord]) -> None:
@@ -67,17 +66,17 @@ class RecordDrain:
     def collect(self) -> list[Message]:
         """Everything new since the last call, oldest first."""
         messages: list[Message] = []
-        block = self._rings.drain(MAX_BLOCK_RECORDS)
+        block = self._rings.drain(RING_RECORDS)
         if len(block):
             block["rank"][block["rank"] == UNKNOWN_RANK] = self._rank
             if self._log is not None:
-                self._log.record(block, n_dropped=self._rings.n_dropped())
+                self._log.record(block, n_dropped=self._rings.counters().n_dropped_records)
             if self._rank != 0:
                 block = block[(block["flags"] & FLAG_TIMED) != 0]
         if len(block):
-            head = wire.Observations(self._job_id, self._rank, len(block), self._rings.n_dropped())
+            head = wire.Observations(self._job_id, self._rank, len(block), self._rings.counters().n_dropped_records)
             messages.append((head, block.tobytes()))
-        costs = self._rings.drain_costs(MAX_COST_RECORDS)
+        costs = self._rings.drain_costs(COST_RING_RECORDS)
         if len(costs) and self._rank == 0:
             messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))
         # The daemon learns of an epoch before it reads of the steps that ran under it.

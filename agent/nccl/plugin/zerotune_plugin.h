@@ -141,6 +141,8 @@ uint32_t zerotune_size_class(uint64_t message_bytes); /* store.records.size_clas
 size_t zerotune_drain(zt_record *out, size_t max_records);
 size_t zerotune_drain_costs(zt_cost_record *out, size_t max_records);
 void zerotune_counters(zt_counters *out);
+/* getCollInfo calls of the living communicators with so many ranks: equal on ranks in lockstep. */
+uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 void zerotune_reset(void); /* for tests: forget plans, records, counters, communicators */
 
 #pragma GCC visibility pop
