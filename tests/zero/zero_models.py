@@ -1,0 +1,123 @@
+"""Small models and the single-process training that sharded training must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zero_runtime.examples.gpt import GPT, GPTShape
+
+TINY = GPTShape(n_tokens=61, n_context=8, n_layers=3, n_heads=2, width=12)
+
+
+class Odd(nn.Module):
+    """Odd shapes, a scalar, a tie, a frozen weight and one that the forward never touches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([nn.Linear(7, 7), nn.Linear(7, 7), nn.Linear(7, 7, bias=False)])
+        self.inner[2].weight = self.inner[0].weight
+        self.gain = nn.Parameter(torch.tensor(1.5))
+        self.frozen = nn.Linear(7, 5)
+        self.frozen.requires_grad_(False)
+        self.last = nn.Linear(5, 3)
+        self.unused = nn.Parameter(torch.ones(13))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.inner:
+            x = torch.tanh(layer(x)) * self.gain
+        return self.last(self.frozen(x)).float().square().mean()
+
+
+def make_gpt() -> nn.Module:
+    torch.manual_seed(7)
+    return GPT(TINY)
+
+
+def gpt_batch(rank: int, step: int) -> tuple[Tensor, ...]:
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    rows = torch.randint(TINY.n_tokens, (2, TINY.n_context + 1), generator=draw)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def make_odd() -> nn.Module:
+    torch.manual_seed(7)
+    return Odd()
+
+
+def odd_batch(rank: int, step: int) -> tuple[Tensor, ...]:
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    return (torch.randn(4, 7, generator=draw),)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tensor, ...]]]] = {
+    "gpt": (make_gpt, gpt_batch),
+    "odd": (make_odd, odd_batch),
+}
+DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def to_dtype(batch: tuple[Tensor, ...], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+    return tuple(t.to(dtype) if dtype and t.is_floating_point() else t for t in batch)
+
+
+def reference(
+    name: str,
+    n_ranks: int,
+    n_steps: int,
+    *,
+    precision: str | None = None,
+    reduce_precision: str | None = None,
+    n_micro: int = 1,
+    sync_every: bool = True,
+    max_norm: float | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    skip_unused: bool = False,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Trains in one process what `n_ranks` ranks would: their gradients one by one, added in rank order."""
+    make, batch = MODELS[name]
+    model = make()
+    masters = [p.detach().clone().requires_grad_(p.requires_grad) for p in model.parameters()]
+    compute, summed = DTYPES[precision], DTYPES[reduce_precision or precision]
+    if compute:
+        model.to(compute)
+    step = optimizer([m for m in masters if m.requires_grad], **options)
+    for n in range(n_steps):
+        totals: list[Tensor | None] = [None] * len(masters)
+        rounds = [[m] for m in range(n_micro)] if sync_every else [list(range(n_micro))]
+        for micros in rounds:
+            sums: list[Tensor | None] = [None] * len(masters)
+            for rank in range(n_ranks):
+                local: list[Tensor | None] = [None] * len(masters)
+                for micro in micros:
+                    model(*to_dtype(batch(rank, n * n_micro + micro), compute)).backward()
+                    for i, p in enumerate(model.parameters()):
+                        if p.grad is not None:
+                            grad = p.grad.to(summed or p.dtype)
+                            if grad.dtype == torch.float16:
+                                grad = grad * (1.0 / n_ranks)  # before the sum, lest it overflow
+                            local[i] = grad if local[i] is None else local[i] + grad
+                        p.grad = None
+                for i, found in enumerate(local):
+                    if found is not None:
+                        sums[i] = found.clone() if sums[i] is None else sums[i] + found
+            for i, found in enumerate(sums):
+                if found is not None:
+                    # the runtime multiplies when it sets and fuses multiply and add when it accumulates
+                    scale = 1.0 if found.dtype == torch.float16 else 1.0 / n_ranks
+                    totals[i] = found * scale if totals[i] is None else totals[i].add(found, alpha=scale)
+        for master, total in zip(masters, totals, strict=True):
+            if master.requires_grad and (total is not None or not skip_unused):
+                master.grad = (torch.zeros_like(master) if total is None else total.to(master.dtype)).clone()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_([m for m in masters if m.grad is not None], max_norm)
+        step.step()
+        step.zero_grad()
+        with torch.no_grad():
+            for p, master in zip(model.parameters(), masters, strict=True):
+                p.copy_(master)
+    return {name: m.detach() for (name, _), m in zip(model.named_parameters(), masters, strict=True)}

@@ -1,0 +1,77 @@
+"""One world of four gloo processes for a whole test session; smaller worlds are its subgroups."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+N_RANKS = 4
+_groups: dict[int, Any] = {}
+
+
+def group_of(n_ranks: int) -> Any:
+    """Inside a rank: the process group of the first `n_ranks` ranks."""
+    return _groups[n_ranks]
+
+
+def _serve(rank: int, store: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=N_RANKS)
+    for n in range(1, N_RANKS + 1):
+        _groups[n] = dist.new_group(list(range(n)))
+    while True:
+        job = pipe.recv()
+        if job is None:
+            break
+        function, args = job
+        try:
+            pipe.send((True, function(*args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class World:
+    """Runs a module-level function on the first n ranks and returns what each of them returned."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        store = os.path.join(self._folder.name, "store")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(N_RANKS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, store, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, n_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        for pipe in self._pipes[:n_ranks]:
+            pipe.send((function, args))
+        answers = []
+        for rank, pipe in enumerate(self._pipes[:n_ranks]):
+            assert pipe.poll(60), f"rank {rank} hangs in {function.__name__}"
+            answers.append(pipe.recv())
+        for ok, value in answers:
+            assert ok, value
+        return [value for _, value in answers]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+        self._folder.cleanup()

@@ -1,0 +1,91 @@
+"""The only place that talks to torch.distributed during a step: three small callables, chosen by backend.
+
+A backend may have a better way to do one of them. On gloo a reduce-scatter is an all-reduce inside, which
+moves 2(n−1) shards per rank; an all-to-all and a sum on the spot move n−1, and add in the order of ranks, so
+that the result does not depend on how a ring was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object:
+        """Returns once the result may be used on the current stream."""
+
+
+Gather = Callable[[Tensor, Tensor, dist.ProcessGroup], Work]
+Reduce = Callable[[Tensor, dist.ProcessGroup], Work]
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """How to gather, scatter and reduce; every call returns at once.
+
+    all_gather(whole, shard, group): whole has n_ranks × shard's elements.
+    reduce_scatter(shard, whole, group): SUM, never AVG, so that NCCL keeps PAT and NVLS as candidates.
+    all_reduce(whole, group): SUM in place.
+    """
+
+    all_gather: Gather
+    reduce_scatter: Gather
+    all_reduce: Reduce
+
+
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def _plain_all_gather(whole: Tensor, shard: Tensor, group: dist.ProcessGroup) -> Work:
+    work: Work = _all_gather(whole, shard, group=group, async_op=True)
+    return work
+
+
+def _plain_reduce_scatter(shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> Work:
+    work: Work = _reduce_scatter(shard, whole, op=dist.ReduceOp.SUM, group=group, async_op=True)
+    return work
+
+
+def _plain_all_reduce(whole: Tensor, group: dist.ProcessGroup) -> Work:
+    work = dist.all_reduce(whole, op=dist.ReduceOp.SUM, group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+class _ExchangedSum:
+    """A reduce-scatter made of an all-to-all and a sum in the order of ranks, taken when waited for."""
+
+    def __init__(self, shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
+        self._shard = shard
+        self._parts = torch.empty_like(whole)
+        self._whole = whole  # gloo reads it until the work is done
+        self._work = dist.all_to_all_single(self._parts, whole, group=group, async_op=True)
+
+    def wait(self) -> None:
+        assert self._work is not None
+        self._work.wait()
+        first, *others = torch.split(self._parts, self._shard.numel())
+        if not others:
+            self._shard.copy_(first)
+            return
+        torch.add(first, others[0], out=self._shard)
+        for part in others[1:]:
+            self._shard.add_(part)
+
+
+PLAIN = Collectives(_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce)
+EXCHANGED = Collectives(_plain_all_gather, _ExchangedSum, _plain_all_reduce)
+
+
+def for_group(group: dist.ProcessGroup) -> Collectives:
+    """The collectives that suit `group`'s backend."""
+    return EXCHANGED if dist.get_backend(group) == "gloo" else PLAIN

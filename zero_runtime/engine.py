@@ -1,0 +1,307 @@
+"""`shard`: from a plain module to a ZeRO-sharded one, in place; the module is called as before.
+
+engine = zero_runtime.shard(model, stage=3)
+optimizer = engine.optimizer(torch.optim.AdamW, lr=3e-4)
+model(tokens).backward()
+optimizer.step()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zero_runtime import collectives as backends
+from zero_runtime import phases
+from zero_runtime.backward import BackwardPass
+from zero_runtime.discovery import agree_on_model, assign, default_layers
+from zero_runtime.errors import LifecycleError, SettingsError
+from zero_runtime.flat import Flat, Managed
+from zero_runtime.gradients import FlatGradients, Flights, ReduceSettings, Schedule
+from zero_runtime.lifecycle import State
+from zero_runtime.optimizer import ShardedGradients, build_optimizer
+from zero_runtime.partitioned import PartitionedParameters
+from zero_runtime.replicated import ReplicatedParameters
+from zero_runtime.settings import Settings
+from zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict
+from zero_runtime.unit import Unit
+
+
+class Engine:
+    """A sharded model's runtime; made by `shard`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        layers: Sequence[nn.Module] | None,
+        group: dist.ProcessGroup,
+        replicate_group: dist.ProcessGroup | None,
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.group = group
+        self.replicate_group = replicate_group
+        self.collectives = backends.for_group(group)
+        chosen = default_layers(model) if layers is None else list(layers)
+        parts = assign(model, chosen)
+        if not parts:
+            raise SettingsError(f"{type(model).__name__} has no parameters; there is nothing to shard")
+        self._agree(parts)
+        self._flights = Flights(settings.n_buckets_in_flight)
+        self._positions = {id(p): position for position, p in enumerate(model.parameters())}
+        if settings.stage < 3:
+            everything = [managed for _, _, part in parts for managed in part]
+            everything.sort(key=lambda managed: self._positions[id(managed.parameter)])
+            parts = [("(all)", model, everything)]
+        self.units = [self._unit(*part) for part in parts]
+        self.flats: list[Flat] = [flat for unit in self.units for flat in unit.flats]
+        self.gradients: list[FlatGradients] = [g for unit in self.units for g in unit.gradients]
+        self._adopt_values()
+        self._parameters: PartitionedParameters | ReplicatedParameters
+        if settings.stage == 3:
+            self._parameters = PartitionedParameters(
+                model, self.units, settings.prefetch, settings.reshard_after_forward
+            )
+        else:
+            self._parameters = ReplicatedParameters(
+                model, self.units[0], chosen, settings.overlap_post_step_gather
+            )
+        self._backward = BackwardPass(
+            self.units, self._flights, self._parameters.on_unit_done, self._parameters.end_backward
+        )
+        self._parameters.backward = self._backward
+        self.sharded = ShardedGradients(
+            self.gradients, self._flights, self.collectives, settings.find_unused_parameters
+        )
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    # construction
+
+    def _agree(self, parts: Sequence[tuple[str, nn.Module, list[Managed]]]) -> None:
+        lines = [repr(sorted(asdict(self.settings).items()))]
+        for name, _, part in parts:
+            for managed in part:
+                p = managed.parameter
+                lines.append(f"{name} {managed.name} {tuple(p.shape)} {p.dtype} {p.requires_grad}")
+        agree_on_model("\n".join(lines), self._world(), parts[0][2][0].parameter.device)
+
+    def _world(self) -> dist.ProcessGroup:
+        """All ranks that hold this model: the shard group, and its replicas."""
+        return self.group if self.replicate_group is None else dist.group.WORLD  # type: ignore[return-value]
+
+    def _unit(self, name: str, module: nn.Module, managed: Sequence[Managed]) -> Unit:
+        settings = self.settings
+
+        def kind(m: Managed) -> tuple[str, bool]:
+            return str(m.parameter.dtype), m.parameter.requires_grad
+
+        flats, gradients = [], []
+        for _, members in groupby(sorted(managed, key=kind), key=kind):
+            part = list(members)
+            compute = settings.compute_dtype(part[0].parameter.dtype)
+            trainable = part[0].parameter.requires_grad
+            if not trainable and settings.stage < 3:
+                for m in part:  # frozen parameters have no states to shard
+                    m.parameter.data = m.parameter.data.to(compute)
+                continue
+            flat = Flat(
+                part, self.group, self.collectives, compute, settings.stage == 3, settings.bucket_bytes
+            )
+            flats.append(flat)
+            if trainable:
+                gradients.append(
+                    FlatGradients(flat, self.collectives, self._flights, self._reduce_settings(compute))
+                )
+        unit = Unit(name, module, flats, gradients)
+        unit.schedule = Schedule(gradients, self._positions)
+        return unit
+
+    def _reduce_settings(self, compute: torch.dtype) -> ReduceSettings:
+        dtype = self.settings.reduce_dtype(compute)
+        replicas = 1 if self.replicate_group is None else dist.get_world_size(self.replicate_group)
+        return ReduceSettings(
+            dtype=dtype,
+            keep_local=self.settings.stage == 1,
+            all_reduce=self.settings.all_reduce_gradients,
+            prescale=dtype == torch.float16,
+            n_replicas=replicas,
+            replicate_group=self.replicate_group,
+        )
+
+    def _adopt_values(self) -> None:
+        source = self._world() if self.settings.broadcast_initial_values else None
+        if source is not None:
+            frozen = [p for p in self.model.parameters() if not p.requires_grad and self.settings.stage < 3]
+            for value in [*self.model.buffers(), *frozen]:
+                phases.announce(phases.OTHER)
+                dist.broadcast(value.detach(), group=source, group_src=0)
+        for flat in self.flats:
+            flat.adopt(source)
+
+    # training
+
+    def optimizer(
+        self,
+        cls: type[torch.optim.Optimizer],
+        groups: Sequence[Mapping[str, Any]] | None = None,
+        **defaults: Any,
+    ) -> torch.optim.Optimizer:
+        """A genuine `cls` whose state is sharded; `step()` consumes the gradients.
+
+        Args:
+            groups: torch's param groups over the model's parameters, e.g. to decay some weights only.
+            defaults: the optimizer's own arguments.
+
+        Raises:
+            SettingsError: `cls` needs whole tensors, the groups are not a partition, or one exists already.
+        """
+        if self._optimizer is not None:
+            raise SettingsError(
+                "this model has an optimizer already; use param groups instead of a second one"
+            )
+        optimizer = build_optimizer(
+            cls, self.sharded, self.gradients, groups, self.settings.find_unused_parameters, defaults
+        )
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        setattr(optimizer, "zero_grad", self.zero_grad)  # noqa: B010  (an instance attribute, on purpose)
+        self._optimizer = optimizer
+        return optimizer
+
+    def _before_step(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(value is not None for value in [*args[1:], *kwargs.values()]):
+            raise LifecycleError(
+                "step(closure) would compute gradients too late; call backward before step()"
+            )
+        self.sharded.finish()
+
+    def _after_step(self, *_: Any) -> None:
+        self.sharded.clear()
+        for flat in self.flats:
+            flat.publish_master()
+        if isinstance(self._parameters, ReplicatedParameters):
+            self._parameters.after_step()
+        else:
+            for unit in self.units:
+                unit.free()
+                unit.life.to(State.UPDATED)
+                unit.life.to(State.PARTITIONED)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops every gradient, reduced or not."""
+        self.sharded.clear()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside accumulate on this rank only; the next one outside reduces the sum."""
+        self._backward.sync = False
+        try:
+            yield
+        finally:
+            self._backward.sync = True
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scales all gradients so that their global norm is at most `max_norm`; returns the norm before.
+
+        As `torch.nn.utils.clip_grad_norm_` over the whole model, by one all-reduce of one number.
+        """
+        gradients = self.sharded.finish()
+        device = self.flats[0].device
+        if norm_type == float("inf"):
+            local = (
+                torch.stack([g.abs().max() for g in gradients]).max()
+                if gradients
+                else torch.zeros((), device=device)
+            )
+            everyone = [torch.zeros_like(local) for _ in range(dist.get_world_size(self.group))]
+            phases.announce(phases.OTHER)
+            dist.all_gather(everyone, local, group=self.group)
+            total = torch.stack(everyone).max()
+        else:
+            norms = [torch.linalg.vector_norm(g, norm_type) ** norm_type for g in gradients]
+            powers = torch.stack(norms).sum() if norms else torch.zeros((), device=device)
+            phases.announce(phases.OTHER)
+            self.collectives.all_reduce(powers, self.group).wait()
+            total = powers ** (1.0 / norm_type)
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        torch._foreach_mul_(gradients, factor)
+        return total
+
+    # whole values
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A plain state dict in master precision, on the CPU, the same on every rank (a collective call)."""
+        return full_state_dict(self)
+
+    def load_state_dict(self, values: Mapping[str, Tensor]) -> None:
+        """Loads a plain state dict; every rank passes the same.
+
+        Raises:
+            CheckpointError: it is of another model; nothing was changed then.
+        """
+        load_full_state_dict(self, values)
+
+    @contextmanager
+    def full_parameters(self, write: bool = False) -> Iterator[None]:
+        """Whole parameters inside the block, to read, or with `write` to change alike on every rank."""
+        self.synchronize()
+        if self.settings.stage == 3:
+            for unit in self.units:
+                unit.ensure_whole(phases.OTHER)
+        try:
+            yield
+        finally:
+            if write:
+                values = {m.name: m.parameter.detach().clone() for f in self.flats for m in f.managed}
+                for flat in self.flats:
+                    assign_pieces(flat, values)
+                    flat.accept_writes()
+            if self.settings.stage == 3:
+                for unit in self.units:
+                    unit.free()
+
+    def synchronize(self) -> None:
+        """Waits until every parameter of stages 1 and 2 is up to date."""
+        if isinstance(self._parameters, ReplicatedParameters):
+            self._parameters.finish()
+
+
+def shard(
+    model: nn.Module,
+    *,
+    layers: Sequence[nn.Module] | None = None,
+    group: dist.ProcessGroup | None = None,
+    replicate_group: dist.ProcessGroup | None = None,
+    **settings: Any,
+) -> Engine:
+    """Shards `model` in place over `group` and returns its engine; call on every rank of the group.
+
+    Args:
+        model: any module; its parameters keep their identity.
+        layers: modules that are gathered one by one in stage 3; by default the members of the model's
+            module lists, or its children.
+        group: ranks to shard over; by default all.
+        replicate_group: hybrid sharding: ranks that hold the same shard, one in each `group`.
+        settings: see `Settings`; `stage=3` unless said otherwise.
+
+    Raises:
+        SettingsError: on every rank, when settings, model and world do not fit, or ranks differ.
+    """
+    if not dist.is_initialized():
+        raise SettingsError("there is no process group; call torch.distributed.init_process_group() first")
+    try:
+        chosen = Settings(**settings)
+    except TypeError as error:
+        raise SettingsError(f"unknown setting ({error}); see zero_runtime.Settings") from None
+    world = dist.group.WORLD if group is None else group
+    assert world is not None
+    return Engine(model, chosen, layers, world, replicate_group)

@@ -1,0 +1,25 @@
+"""What can go wrong, as a tree; each message is one sentence that names the value found and the remedy.
+
+ZeroError
+├── SettingsError     a wrong stage, precision, world or model, found when the model is sharded
+├── LifecycleError    a parameter was used, moved or replaced outside its life cycle
+└── CheckpointError   a checkpoint that is missing, incomplete or of another model
+"""
+
+from __future__ import annotations
+
+
+class ZeroError(Exception):
+    """Root of every error that this runtime raises."""
+
+
+class SettingsError(ZeroError, ValueError):
+    """The model, the world and the settings do not fit together; raised alike on every rank."""
+
+
+class LifecycleError(ZeroError, RuntimeError):
+    """A parameter was asked to do what its place in the life cycle forbids."""
+
+
+class CheckpointError(ZeroError, RuntimeError):
+    """A checkpoint cannot be read, is incomplete, or belongs to another model."""

@@ -1,0 +1,1 @@
+"""A small GPT and the script that trains it."""

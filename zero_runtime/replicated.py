@@ -1,0 +1,119 @@
+"""Stages 1 and 2: every rank keeps whole parameters and updates its slices; a gather after the step shares them.
+
+The gather is issued chunk by chunk in the model's order right after the optimizer step and runs on while the
+next forward begins: a layer waits only for the chunks that hold its own parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from zero_runtime import phases
+from zero_runtime.backward import BackwardPass
+from zero_runtime.errors import LifecycleError
+from zero_runtime.flat import Flat
+from zero_runtime.lifecycle import State
+from zero_runtime.partitioned import differentiable
+from zero_runtime.unit import Unit
+
+
+class ReplicatedParameters:
+    """Publishes updated slices after a step and holds each layer back until its parameters are there.
+
+    Args:
+        unit: all sharded parameters of the model.
+        layers: modules that wait for their own parameters only.
+        overlap: False waits for everything within the step.
+    """
+
+    def __init__(self, root: nn.Module, unit: Unit, layers: Sequence[nn.Module], overlap: bool) -> None:
+        self._unit = unit
+        self._overlap = overlap
+        self.backward: BackwardPass
+        unit.life.state = State.MATERIALISED
+        slot_of = {id(p): (flat, i) for flat in unit.flats for i, p in enumerate(flat.parameters)}
+        inside = {id(p) for layer in layers for p in layer.parameters()}
+        self._handles: list[Any] = [root.register_forward_pre_hook(self._begin_forward, prepend=True)]
+        for layer in layers:
+            self._hold(layer, self._needs(slot_of, [p for p in layer.parameters() if id(p) in slot_of]))
+        rest = [p for p in root.parameters() if id(p) not in inside and id(p) in slot_of]
+        self._root_needs = self._needs(slot_of, rest)
+        self._handles.append(root.register_forward_hook(self._end_forward))
+
+    @staticmethod
+    def _needs(
+        slot_of: dict[int, tuple[Flat, int]], parameters: Sequence[nn.Parameter]
+    ) -> list[tuple[Flat, list[int]]]:
+        chunks: dict[int, tuple[Flat, set[int]]] = {}
+        for parameter in parameters:
+            flat, slot = slot_of[id(parameter)]
+            chunks.setdefault(id(flat), (flat, set()))[1].update(
+                flat.layout.chunks_of(flat.layout.slots[slot])
+            )
+        return [(flat, sorted(indices)) for flat, indices in chunks.values()]
+
+    def _hold(self, layer: nn.Module, needs: list[tuple[Flat, list[int]]]) -> None:
+        def before(*_: Any) -> None:
+            if self._unit.life.state is State.GATHERING:
+                for flat, chunks in needs:
+                    flat.finish_gather(chunks)
+
+        self._handles.append(layer.register_forward_pre_hook(before, prepend=True))
+
+    def _begin_forward(self, *_: Any) -> None:
+        if self.backward.active:
+            return
+        for flat in self._unit.flats:
+            if what := flat.intruder():
+                raise LifecycleError(
+                    f"parameter {what} outside the runtime; change parameters through "
+                    "engine.full_parameters() or engine.load_state_dict()"
+                )
+        for flat, chunks in self._root_needs:
+            flat.finish_gather(chunks)
+
+    def _end_forward(self, _: nn.Module, __: Any, output: Any) -> None:
+        if self.backward.active:
+            return
+        self.finish()
+        self._unit.use()
+
+        def before_backward(_: Any) -> None:
+            self.backward.begin()
+
+        for tensor in differentiable(output):
+            tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+    def on_unit_done(self, unit: Unit) -> None:
+        """All gradients are there; parameters stay as they are."""
+
+    def end_backward(self) -> None:
+        """Nothing to free: parameters stay whole."""
+        if self._unit.life.state is State.IN_USE:
+            self._unit.life.to(State.MATERIALISED)
+
+    def after_step(self) -> None:
+        """Begins to share the updated slices."""
+        unit = self._unit
+        self.finish()
+        unit.life.to(State.UPDATED)
+        unit.life.to(State.GATHERING)
+        for flat in unit.flats:
+            flat.start_gather(phases.POST_STEP_GATHER)
+        if not self._overlap:
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until every parameter is whole and up to date."""
+        if self._unit.life.state is State.GATHERING:
+            for flat in self._unit.flats:
+                flat.finish_gather()
+            self._unit.life.to(State.MATERIALISED)
+
+    def remove(self) -> None:
+        """Takes the hooks off the modules."""
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,72 @@
+"""What a user may choose, checked once, before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from zero_runtime.errors import SettingsError
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a model is sharded.
+
+    Attributes:
+        stage: 1 shards optimizer states, 2 also gradients, 3 also parameters.
+        precision: of parameters and activations: "fp32", "bf16" or "fp16", the last two with fp32 master
+            weights; None leaves every parameter in its own dtype.
+        reduce_precision: of gradients in buckets, sums and shards; None: as `precision`.
+        bucket_bytes: C_B, the most that one collective moves, whatever the model.
+        n_buckets_in_flight: reductions under way at a time.
+        prefetch: layers gathered ahead of the one in use, forward and backward (stage 3).
+        reshard_after_forward: stage 3 frees a layer after its forward and gathers it again for its backward;
+            False keeps it, for fewer gathers and more memory.
+        overlap_post_step_gather: stages 1 and 2 gather updated parameters while the next forward begins.
+        all_reduce_gradients: stage 1 as articles draw it: all-reduce, then use one's own slice.
+        find_unused_parameters: agree, by one small all-reduce per step, on parameters without a gradient on
+            any rank, which the optimizer then skips as it does in one process; otherwise they get zeros.
+        broadcast_initial_values: start from rank 0's parameters and buffers.
+    """
+
+    stage: int = 3
+    precision: str | None = None
+    reduce_precision: str | None = None
+    bucket_bytes: int = 32 * 2**20
+    n_buckets_in_flight: int = 2
+    prefetch: int = 1
+    reshard_after_forward: bool = True
+    overlap_post_step_gather: bool = True
+    all_reduce_gradients: bool = False
+    find_unused_parameters: bool = False
+    broadcast_initial_values: bool = True
+
+    def __post_init__(self) -> None:
+        if self.stage not in (1, 2, 3) or isinstance(self.stage, bool):
+            raise SettingsError(f"stage is {self.stage!r}; it must be 1, 2 or 3")
+        for field in ("precision", "reduce_precision"):
+            value = getattr(self, field)
+            if value is not None and value not in _DTYPES:
+                raise SettingsError(f"{field} is {value!r}; it must be one of {', '.join(_DTYPES)} or None")
+        for field, least in (("bucket_bytes", 1), ("n_buckets_in_flight", 1), ("prefetch", 0)):
+            if getattr(self, field) < least:
+                raise SettingsError(f"{field} is {getattr(self, field)!r}; it must be at least {least}")
+        if self.all_reduce_gradients and self.stage != 1:
+            raise SettingsError(
+                f"all_reduce_gradients is for stage 1, not {self.stage}: the others never hold whole gradients"
+            )
+
+    def compute_dtype(self, parameter_dtype: torch.dtype) -> torch.dtype:
+        """Of whole parameters and activations, for parameters of the given dtype."""
+        return _DTYPES[self.precision] if self.precision else parameter_dtype
+
+    def reduce_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
+        """Of gradients on their way to the shard."""
+        return _DTYPES[self.reduce_precision] if self.reduce_precision else compute_dtype
