@@ -81,6 +81,11 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     hooks = StepHooks(session.on_region, session.on_boundary)
     hooks.install()
     atexit.register(session.close)
+
     # A forked child (a data loader's worker) has no threads of ours: it must not act for the rank.
-    os.register_at_fork(after_in_child=lambda: (hooks.remove(), atexit.unregister(session.close)))
+    def leave_child_alone() -> None:
+        hooks.remove()
+        atexit.unregister(session.close)
+
+    os.register_at_fork(after_in_child=leave_child_alone)
     installed = Installed(session, hooks, time.perf_counter() - began_s)

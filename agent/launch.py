@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,20 @@ def check(request: LaunchRequest, *, daemon_answers: bool) -> list[Problem]:
 def endpoint(request: LaunchRequest) -> str:
     """The daemon's endpoint this launch will use."""
     return request.endpoint or settings.AgentSettings.from_environment(request.environment).endpoint
+
+
+def make_writable(folder: Path) -> None:
+    """Create `folder` if need be and see that a file can be written there.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
 
 
 def environment(request: LaunchRequest) -> dict[str, str]:

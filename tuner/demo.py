@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from agent.launch import make_writable
 from store.database import Store
 from store.errors import UserError
 from store.records import Decision, size_class_range
@@ -56,14 +57,7 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     Raises:
         UserError: `out` cannot be written, or a run failed (its last words are in the message).
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".writable").write_text("")
-        (out / ".writable").unlink()
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {out}: {error.strerror}", "choose another folder with --out"
-        ) from error
+    make_writable(out)
     store_path = out / "store.db"
     earlier = _explored_so_far(store_path)
     console.print(
