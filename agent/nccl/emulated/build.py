@@ -1,0 +1,46 @@
+"""Compiles the emulated NCCL's C sources on first use."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from platformdirs import user_cache_path
+
+from store.errors import PluginError
+
+SOURCES: Final = ("rendezvous.c", "host.c")
+FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+
+
+def build() -> Path:
+    """Path of the compiled library, which is built when its sources have changed.
+
+    Raises:
+        PluginError: no C compiler, or it refuses the sources.
+    """
+    folder = Path(__file__).parent
+    sources = [folder / name for name in SOURCES]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    name = f"emulated-{digest}.so"
+    places = [folder, user_cache_path("zerotune")]
+    for place in places:
+        if (place / name).exists():
+            return place / name
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    if compiler is None:
+        raise PluginError("no C compiler found; the emulated NCCL needs one: install gcc or set CC")
+    place = folder if os.access(folder, os.W_OK) else places[1]
+    place.mkdir(parents=True, exist_ok=True)
+    draft = place / f"{name}.{os.getpid()}"  # ranks may build at once: each its own, then one atomic rename
+    run = subprocess.run(
+        [compiler, *FLAGS, *map(str, sources), "-o", str(draft)], capture_output=True, text=True, check=False
+    )
+    if run.returncode != 0:
+        raise PluginError(f"{compiler} cannot compile the emulated NCCL: {run.stderr.strip()[:2000]}")
+    draft.replace(place / name)
+    return place / name

@@ -1,0 +1,120 @@
+"""Which setting a collective runs with: NCCL's model, NCCL_ALGO and NCCL_PROTO, the tuner plugin, the clamps."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final, TypeVar
+
+import numpy as np
+
+from agent.nccl import catalog, cost_model
+from agent.nccl.emulated.errors import EmulatedNcclError
+from agent.nccl.emulated.plugin_host import CommunicatorPlugins, plugin_host
+from agent.nccl.fabric import Fabric
+from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+
+IGNORE: Final = cost_model.IGNORE
+_Costs = ctypes.c_float * (cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS)
+"""Microseconds by algorithm and protocol, flat, as NCCL hands them to a plugin."""
+_NEVER_WINS: Final = 3.6e9
+"""NCCL before 2.29 starts its search for the smallest cost here."""
+
+
+class Chooser:
+    """One communicator's decisions.
+
+    Raises:
+        FabricError: the communicator does not fit on the fabric.
+        UserError: NCCL_ALGO or NCCL_PROTO name what does not exist.
+    """
+
+    def __init__(self, fabric: Fabric, communicator: CommunicatorClass, plugins: CommunicatorPlugins | None) -> None:
+        self._fabric = fabric
+        self._communicator = communicator
+        self._topology = fabric.topology(communicator)
+        self._plugins = plugins if plugins is not None and plugins.has_tuner else None
+        self._forbidden = _forbidden_by_environment()
+        self._limit = _NEVER_WINS if plugin_host().version < (2, 29) else float("inf")
+        self._costs: dict[tuple[Collective, int, bool, int], _Costs] = {}
+        self._table = _Costs()
+        self._table_address = ctypes.addressof(self._table)
+        self._candidates: dict[tuple[Collective, int, int, int], Candidate] = {}
+
+    def choose(
+        self, collective: Collective, message_bytes: int, *, average: bool, n_pipe_ops: int, captured: bool
+    ) -> Candidate:
+        """The setting of one collective of `message_bytes` (total, of the whole fused run).
+
+        Raises:
+            EmulatedNcclError: the plugin failed, or nothing is left to choose from.
+        """
+        key = (collective, message_bytes, average, n_pipe_ops)
+        costs = self._costs.get(key)
+        if costs is None:
+            if len(self._costs) > 4096:
+                self._costs.clear()
+            costs = self._costs[key] = self._filled(*key)
+        if self._plugins is None:
+            return self._cheapest(collective, message_bytes, costs, 0)
+        self._table[:] = costs
+        nvls = self._topology.nvls_gbs > 0
+        asked = self._plugins.ask(int(collective), message_bytes, n_pipe_ops, self._table_address, nvls, captured)
+        return self._cheapest(collective, message_bytes, self._table, asked)
+
+    def _filled(self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int) -> _Costs:
+        """The table as NCCL fills it before the plugin sees it."""
+        table = np.array(cost_model.cost_table(self._topology, collective, message_bytes, n_pipe_ops), np.float32)
+        if collective is Collective.reduce_scatter and average:
+            table[[Algorithm.pat, Algorithm.nvls]] = IGNORE
+        table[plugin_host().n_algorithms :] = IGNORE
+        for algorithm, protocol in self._forbidden:
+            table[algorithm, protocol] = IGNORE
+        return _Costs(*table.ravel().tolist())
+
+    def _cheapest(self, collective: Collective, message_bytes: int, costs: _Costs, asked: int) -> Candidate:
+        best, winner = self._limit, -1
+        for cell, cost in enumerate(costs):
+            if 0 <= cost < best:
+                best, winner = cost, cell
+        key = (collective, message_bytes, winner, asked)
+        known = self._candidates.get(key)
+        if known is None:
+            if winner < 0:
+                reason = "NCCL_ALGO and NCCL_PROTO leave none" if self._forbidden else "every cell is IGNORE"
+                raise EmulatedNcclError(f"no algorithm for {collective.name} of {message_bytes} bytes: {reason}")
+            if len(self._candidates) > 8192:
+                self._candidates.clear()
+            known = self._candidates[key] = self._with_channels(collective, message_bytes, winner, asked)
+        return known
+
+    def _with_channels(self, collective: Collective, message_bytes: int, winner: int, asked: int) -> Candidate:
+        algorithm, protocol = Algorithm(winner // cost_model.N_PROTOCOLS), Protocol(winner % cost_model.N_PROTOCOLS)
+        if asked <= 0:
+            n_channels = cost_model.default_channels(self._topology, collective, algorithm, protocol, message_bytes)
+        else:
+            most = self._topology.comm_channels
+            if algorithm is Algorithm.nvls and self._communicator.n_nodes == 1:
+                most = max(1, self._topology.nvls_channels)
+            n_channels = cost_model.channels_used(collective, protocol, message_bytes, min(asked, most))
+        return Candidate(algorithm, protocol, max(1, n_channels))
+
+
+def _forbidden_by_environment() -> tuple[tuple[Algorithm, Protocol], ...]:
+    """Cells that NCCL_ALGO and NCCL_PROTO (lists, or with ^ what to leave out) take away."""
+    algorithms = _named("NCCL_ALGO", Algorithm, catalog.parse_algorithm)
+    protocols = _named("NCCL_PROTO", Protocol, catalog.parse_protocol)
+    return tuple((a, p) for a in Algorithm for p in Protocol if a not in algorithms or p not in protocols)
+
+
+_Member = TypeVar("_Member", bound=IntEnum)
+
+
+def _named(variable: str, members: type[_Member], parse: Callable[[str], _Member]) -> frozenset[_Member]:
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return frozenset(members)
+    named = frozenset(parse(name) for name in text.removeprefix("^").split(",") if name.strip())
+    return frozenset(members) - named if text.startswith("^") else named

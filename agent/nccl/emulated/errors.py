@@ -1,0 +1,31 @@
+"""What the emulated NCCL raises; everything descends from RuntimeError, as torch's own errors do."""
+
+from __future__ import annotations
+
+import torch
+
+from store.errors import RankDisagreement, ZerotuneError
+
+
+class EmulatedNcclError(ZerotuneError, RuntimeError):
+    """A collective cannot be carried out."""
+
+
+class SettingDisagreement(RankDisagreement, EmulatedNcclError):
+    """`RankDisagreement` as the emulated NCCL raises it."""
+
+
+class CallMismatch(EmulatedNcclError):
+    """Ranks called different collectives, or one collective with different arguments."""
+
+
+class PeerLost(EmulatedNcclError):
+    """A rank ended before it took part in a collective."""
+
+
+class CollectiveTimeout(EmulatedNcclError):
+    """Not all ranks joined a collective within the process group's timeout."""
+
+
+class DeviceOutOfMemory(EmulatedNcclError, torch.OutOfMemoryError):
+    """The emulated device has no memory left for another connection."""

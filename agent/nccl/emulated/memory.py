@@ -1,0 +1,84 @@
+"""The emulated device's memory: what NCCL takes for channels and for connecting algorithms."""
+
+from __future__ import annotations
+
+import threading
+
+from agent.nccl.emulated.errors import DeviceOutOfMemory
+from agent.nccl.fabric import Fabric
+from store.records import Algorithm, Candidate
+
+
+class DeviceMemory:
+    """One rank's device; `reserve_mb` stands for what training itself holds there."""
+
+    def __init__(self) -> None:
+        self.reserve_mb = 0.0
+        self._nccl_mb = 0.0
+        self._device_mb = float("inf")
+        self._lock = threading.Lock()
+
+    def pressure(self) -> float:
+        """Memory used over memory there is, 0 to 1."""
+        return min(1.0, (self.reserve_mb + self._nccl_mb) / self._device_mb)
+
+    def take(self, wanted_mb: float, purpose: str, device_mb: float) -> None:
+        """Reserve memory for NCCL; raises DeviceOutOfMemory when the device is full."""
+        with self._lock:
+            self._device_mb = device_mb
+            used_mb = self.reserve_mb + self._nccl_mb
+            if used_mb + wanted_mb > device_mb:
+                raise DeviceOutOfMemory(
+                    f"emulated device out of memory: {purpose} needs {wanted_mb:.0f} MB, "
+                    f"{device_mb - used_mb:.0f} of {device_mb:.0f} MB are free"
+                )
+            self._nccl_mb += wanted_mb
+
+    def give_back(self, freed_mb: float) -> None:
+        """A communicator is gone."""
+        with self._lock:
+            self._nccl_mb = max(0.0, self._nccl_mb - freed_mb)
+
+
+_device = DeviceMemory()
+
+
+def device() -> DeviceMemory:
+    """This process's emulated device."""
+    return _device
+
+
+def memory_pressure() -> float:
+    """Emulated device memory in use, 0 to 1."""
+    return _device.pressure()
+
+
+class CommunicatorMemory:
+    """What one communicator has connected so far; an algorithm is connected at its first use."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._n_channels = 0
+        self._algorithms: set[Algorithm] = set()
+        self._taken_mb = 0.0
+        self._seen: set[tuple[Algorithm | None, int]] = set()
+
+    def connect(self, candidate: Candidate) -> None:
+        """Make sure that `candidate` can run; raises DeviceOutOfMemory."""
+        key = (candidate.algorithm, candidate.n_channels)
+        if key in self._seen or candidate.algorithm is None:
+            return
+        n_channels = max(self._n_channels, candidate.n_channels)
+        algorithms = self._algorithms | {candidate.algorithm}
+        wanted_mb = self._fabric.memory_mb(n_channels, len(algorithms)) - self._taken_mb
+        if wanted_mb > 0:
+            purpose = f"connecting {candidate.algorithm.name} with {candidate.n_channels} channels"
+            _device.take(wanted_mb, purpose, self._fabric.memory.device_mb)
+            self._taken_mb += wanted_mb
+        self._n_channels, self._algorithms = n_channels, algorithms
+        self._seen.add(key)
+
+    def release(self) -> None:
+        """The communicator is destroyed."""
+        _device.give_back(self._taken_mb)
+        self._taken_mb = 0.0

@@ -1,0 +1,69 @@
+"""What the environment says about the emulation, read once per process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from agent.nccl import fabric as fabrics
+from agent.nccl.emulated import clock
+from agent.nccl.emulated.compute import ComputeModel
+from agent.nccl.fabric import Fabric
+from store.errors import UserError
+
+DEFAULT_FABRIC: Final = "ethernet_boxes"
+
+_log = logging.getLogger("zerotune")
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """The fabric and the seed that all of this process's communicators share."""
+
+    fabric: Fabric
+    seed: int
+
+
+@lru_cache(maxsize=1)
+def emulation() -> Emulation:
+    """Read ZEROTUNE_FABRIC, ZEROTUNE_SEED and ZEROTUNE_COMPUTE, and set the clock going.
+
+    Raises:
+        FabricError, UserError: a value makes no sense.
+    """
+    name = os.environ.get("ZEROTUNE_FABRIC") or DEFAULT_FABRIC
+    fabric = fabrics.load(name)
+    seed_text = os.environ.get("ZEROTUNE_SEED", "0")
+    mode = os.environ.get("ZEROTUNE_COMPUTE", "model")
+    try:
+        seed = int(seed_text)
+    except ValueError:
+        raise UserError(f"ZEROTUNE_SEED={seed_text!r} is no integer", "say 0, for example") from None
+    kind, _, scale_text = mode.partition(":")
+    try:
+        scale = float(scale_text or 1.0)
+    except ValueError:
+        scale = -1.0
+    if kind not in ("model", "measured", "none") or scale <= 0:
+        raise UserError(f"ZEROTUNE_COMPUTE={mode!r} is unknown", "say model, measured, measured:SCALE or none")
+    current = clock.current()
+    current.sms_slowdown = fabric.sms_slowdown
+    if kind == "measured":
+        current.measured_scale = scale
+        current.skip_cpu()
+    elif kind == "model":
+        ComputeModel(fabric.compute).install()
+    return Emulation(fabric, seed)
+
+
+@lru_cache(maxsize=1)
+def announce() -> None:
+    """Say once per run that its times are no real ones."""
+    settings = emulation()
+    _log.warning(
+        "emulated NCCL: collectives run on fabric %s (%s); all times are those of a virtual clock, seed %d",
+        settings.fabric.name, settings.fabric.title, settings.seed,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Handles of issued collectives, as torch.distributed hands them out."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from agent.nccl.emulated import clock
+from agent.nccl.emulated.communicator import Call
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class EmulatedWork(Work):
+    """One or more issued calls and the tensors they fill."""
+
+    def __init__(self, calls: Sequence[Call], outputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._calls = calls
+        self._outputs = outputs
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Finish the calls and let this rank's compute stream wait for their virtual end."""
+        current = clock.current()
+        current.arrival_us()
+        current.wait_until(self._complete(timeout))
+        current.skip_cpu()
+        return True
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether all ranks have issued the calls; what is ready is finished, the clock does not move."""
+        if not all(call.communicator.is_ready(call) for call in self._calls):
+            return False
+        try:
+            self._complete(_NO_TIMEOUT)
+        except Exception:
+            return True  # as torch: completed, not successful
+        return True
+
+    def is_success(self) -> bool:
+        """Whether the calls are finished without error."""
+        return all(call.end_us is not None and call.error is None for call in self._calls)
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, if anything."""
+        return next((call.error for call in self._calls if call.error is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that the calls fill."""
+        return list(self._outputs)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Completed by a thread of the process; the virtual clock catches up where a script must have waited."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+            clock.current().owe(lambda: self._complete(_NO_TIMEOUT))
+            _progress.submit(self, self._future)
+        return self._future
+
+    def _complete(self, timeout: timedelta) -> float:
+        timeout_us = int(timeout.total_seconds() * 1e6)
+        end_us = 0.0
+        for call in self._calls:
+            end_us = max(end_us, call.communicator.complete(call, timeout_us or None))
+        return end_us
+
+    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
+        try:
+            self._complete(_NO_TIMEOUT)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(list(self._outputs))
+
+
+class _Progress:
+    """Completes works whose future somebody may wait for in C++, where we do not see the wait."""
+
+    def __init__(self) -> None:
+        self._works: queue.SimpleQueue[tuple[EmulatedWork, torch.futures.Future[Any]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: EmulatedWork, future: torch.futures.Future[Any]) -> None:
+        if self._thread is None or not self._thread.is_alive():  # a forked child has no thread
+            self._thread = threading.Thread(target=self._run, name="emulated-nccl", daemon=True)
+            self._thread.start()
+        self._works.put((work, future))
+
+    def _run(self) -> None:
+        while True:
+            work, future = self._works.get()
+            work._fulfil(future)
+            del work, future
+
+
+_progress = _Progress()
