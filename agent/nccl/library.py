@@ -224,7 +224,6 @@ class Plugin:
         self._drain = _bind(library, "drain", count, pointer, count)
         self._drain_costs = _bind(library, "drain_costs", count, pointer, count)
         self._counters = _bind(library, "counters", None, pointer)
-        self._calls_with_ranks = _bind(quick, "calls_with_ranks", ctypes.c_uint64, u32)
         self._reset = _bind(library, "reset", None)
 
     def set_phase(self, phase_word: int) -> None:
@@ -322,10 +321,6 @@ class Plugin:
     def layout_version(self) -> int:
         """Version of the memory layout shared with C."""
         return LAYOUT_VERSION
-
-    def calls_with_ranks(self, n_ranks: int) -> int:
-        """getCollInfo calls of the living communicators of `n_ranks` ranks: equal on ranks in lockstep."""
-        return int(self._calls_with_ranks(n_ranks))
 
     def reset(self) -> None:
         """Forget plans, records, counters, words and the history of communicators: for tests."""

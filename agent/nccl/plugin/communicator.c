@@ -94,17 +94,6 @@ uint64_t zerotune_calls_with_ranks(uint32_t n_ranks) {
   return n_calls;
 }
 
-uint64_t zerotune_calls_with_ranks(uint32_t n_ranks) {
-  uint64_t n_calls = 0;
-  pthread_mutex_lock(&registry);
-  for (zt_communicator *each = newest; each != NULL; each = each->next) {
-    const zt_class *its_class = READ(each->its_class);
-    if (its_class != NULL && zt_class_n_ranks(its_class) == n_ranks) n_calls += READ(each->n_calls);
-  }
-  pthread_mutex_unlock(&registry);
-  return n_calls;
-}
-
 static void forget_history(zt_communicator *communicator) {
   WRITE(communicator->n_calls, 0);
   WRITE(communicator->n_matched, 0);

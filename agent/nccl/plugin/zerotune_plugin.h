@@ -133,7 +133,8 @@ uint32_t zerotune_active_epoch(void);
 
 /* Most channels any timed collective of the class was seen to use; 0 = none yet. */
 uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
-/* getCollInfo calls so far on all communicators of n_ranks ranks, also those that are gone. */
+/* getCollInfo calls so far on all communicators of n_ranks ranks, also those that are gone: equal on
+ * ranks in lockstep. */
 uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 uint32_t zerotune_tuner_abi(void); /* version NCCL initialised a communicator's tuner by; 0 = none yet */
 uint32_t zerotune_size_class(uint64_t message_bytes); /* store.records.size_class */
@@ -141,8 +142,6 @@ uint32_t zerotune_size_class(uint64_t message_bytes); /* store.records.size_clas
 size_t zerotune_drain(zt_record *out, size_t max_records);
 size_t zerotune_drain_costs(zt_cost_record *out, size_t max_records);
 void zerotune_counters(zt_counters *out);
-/* getCollInfo calls of the living communicators with so many ranks: equal on ranks in lockstep. */
-uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 void zerotune_reset(void); /* for tests: forget plans, records, counters, communicators */
 
 #pragma GCC visibility pop
