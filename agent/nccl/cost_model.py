@@ -162,9 +162,7 @@ def cost_table(
     table[bandwidth <= 0] = IGNORE
     if collective is Collective.all_reduce:
         for algorithm, protocol in _TERMS_DEPEND_ON_BYTES:
-            table[algorithm, protocol] = cost_us(
-                topology, collective, algorithm, protocol, message_bytes, n_pipe_ops
-            )
+            table[algorithm, protocol] = cost_us(topology, collective, algorithm, protocol, message_bytes, n_pipe_ops)
     return table
 
 
@@ -213,9 +211,14 @@ def default_channels(
 
 def channels_used(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> int:
     """Channels that really run when `n_channels` are asked for: fewer when there is little traffic."""
+    return math.ceil(channels_filled(collective, protocol, message_bytes, n_channels))
+
+
+def channels_filled(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> float:
+    """Like `channels_used`, but the last channel counts by its share of traffic; at least 1."""
     traffic_bytes = message_bytes * (2 if collective is Collective.all_reduce else 1)
     traffic_bytes *= 4 if protocol is Protocol.ll else 1
-    return max(1, min(n_channels, -(-traffic_bytes // TRAFFIC_PER_CHANNEL_BYTES)))
+    return max(1.0, min(float(n_channels), traffic_bytes / TRAFFIC_PER_CHANNEL_BYTES))
 
 
 def _max_threads(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> int:
@@ -302,9 +305,7 @@ def _n_steps(topology: Topology, collective: Collective) -> int:
 
 
 def _ring_gbs(topology: Topology, collective: Collective, protocol: Protocol) -> float:
-    gbs = _search_gbs(
-        topology, topology.ring_channels, topology.ring_bw_intra_gbs, topology.ring_bw_inter_gbs
-    )
+    gbs = _search_gbs(topology, topology.ring_channels, topology.ring_bw_intra_gbs, topology.ring_bw_inter_gbs)
     if protocol is Protocol.ll:
         gbs = min(_ll_max_gbs(topology), 0.5 * gbs)
     elif protocol is Protocol.ll128:
@@ -316,10 +317,7 @@ def _ring_gbs(topology: Topology, collective: Collective, protocol: Protocol) ->
 def _tree_gbs(topology: Topology, protocol: Protocol) -> float:
     generation, scale = _generation(topology), _scale(topology)
     gbs = min(
-        0.92
-        * _search_gbs(
-            topology, topology.tree_channels, topology.tree_bw_intra_gbs, topology.tree_bw_inter_gbs
-        ),
+        0.92 * _search_gbs(topology, topology.tree_channels, topology.tree_bw_intra_gbs, topology.tree_bw_inter_gbs),
         topology.tree_channels * _TREE_GBS[generation][scale],
     )
     if protocol is Protocol.ll:

@@ -162,6 +162,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     noise: Noise
 
 
+_BELIEVED_RATES: Final = ("ring_bw_intra_gbs", "ring_bw_inter_gbs", "tree_bw_intra_gbs", "tree_bw_inter_gbs")
+
+
 class Fabric:
     """One machine or cluster, read from a fabric file; immutable. See `load`."""
 
@@ -220,6 +223,9 @@ class Fabric:
             )
         span = self._believed_span(n_nodes)
         terms = {name: getattr(span, name) for name in span.__struct_fields__}
+        share = self._adapter_share(communicator)
+        for name in _BELIEVED_RATES:
+            terms[name] *= share
         topology = Topology(
             n_ranks=n_ranks,
             n_nodes=n_nodes,
@@ -253,19 +259,24 @@ class Fabric:
         if communicator.n_ranks == 1:
             return self.compute.launch_us + self.compute.stream_us(2.0 * message_bytes)
         if algorithm is None or protocol is None:
-            rate_gbs = self.truth.intra_gbs if communicator.n_nodes == 1 else self._inter_gbs(communicator)
+            rate_gbs = self.truth.intra_gbs
+            if communicator.n_nodes > 1:
+                rate_gbs = min(rate_gbs, self.truth.inter_gbs / self.ranks_per_node)
             wire_bytes = message_bytes * wire_share(communicator, collective)
             return self.truth.point_to_point_us + wire_bytes / (1000.0 * rate_gbs)
         topology = self.topology(communicator)
         most = max(topology.comm_channels, topology.nvls_channels)
         if not 1 <= n_channels <= most:
             raise ValueError(f"n_channels {n_channels} is outside 1..{most} of fabric {self.name}")
-        n_channels = cost_model.channels_used(collective, protocol, message_bytes, n_channels)
+        if algorithm is Algorithm.nvls:
+            n_channels = min(n_channels, max(1, topology.nvls_channels))
         if self.truth.follows_belief:
             return self._believed_us(topology, collective, algorithm, protocol, n_channels, message_bytes)
+        # Counting the last channel by its share keeps times rising with the bytes.
+        n_filled = cost_model.channels_filled(collective, protocol, message_bytes, n_channels)
         curve = self._recorded.get((collective, algorithm, protocol))
         if curve is not None:
-            factor = channel_factor(self.truth.recorded_channel_factors, n_channels)
+            factor = channel_factor(self.truth.recorded_channel_factors, n_filled)
             return curve.time_us(collective, communicator.n_ranks, message_bytes, factor)
         cell = self._cells.get((collective, algorithm, protocol, _span(communicator.n_nodes)))
         if cell is None:
@@ -274,8 +285,8 @@ class Fabric:
                 f"on {communicator.n_nodes} nodes",
                 "add a [[truth.cells]] entry or choose another cell",
             )
-        fixed_us, us_per_byte = line(cell, communicator, collective, n_channels)
-        return fixed_us + us_per_byte * message_bytes
+        fixed_us, us_per_byte = line(cell, communicator, collective, n_filled)
+        return fixed_us + us_per_byte * message_bytes / self._adapter_share(communicator)
 
     def sms_slowdown(self, n_channels: int) -> float:
         """Factor >= 1 on computation while collectives hold `n_channels` channels."""
@@ -318,9 +329,11 @@ class Fabric:
         assert span is not None
         return span
 
-    def _inter_gbs(self, communicator: CommunicatorClass) -> float:
-        ranks_on_node = -(-communicator.n_ranks // communicator.n_nodes)
-        return self.truth.inter_gbs / ranks_on_node
+    def _adapter_share(self, communicator: CommunicatorClass) -> float:
+        """Share of a node's network adapters that the communicator's ranks on it reach: each GPU has its own."""
+        if communicator.n_nodes == 1:
+            return 1.0
+        return min(1.0, communicator.n_ranks / (communicator.n_nodes * self.ranks_per_node))
 
     def _believed_us(
         self,
@@ -339,8 +352,7 @@ class Fabric:
                 "choose a cell that the cost table offers",
             )
         default = cost_model.default_channels(topology, collective, algorithm, protocol, message_bytes)
-        missing = max(0.0, 1.0 - n_channels / default)
-        return cost_us * (1.0 + missing)
+        return cost_us * max(1.0, default / n_channels)
 
 
 def names() -> tuple[str, ...]:
@@ -373,6 +385,7 @@ def _load(path: Path, _stamp: int) -> Fabric:
         raise FabricError(f"fabric file {path} cannot be read: {error.strerror}", "check the path") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise FabricError(f"fabric file {path} is not TOML: {error}", "mend the line named") from None
+    _refuse_infinities(path, raw)
     try:
         file = msgspec.convert(raw, _File)
     except msgspec.ValidationError as error:
@@ -380,6 +393,18 @@ def _load(path: Path, _stamp: int) -> Fabric:
     fabric = Fabric(path.stem, file, _points(path, file.truth))
     _check(path, fabric)
     return fabric
+
+
+def _refuse_infinities(path: Path, value: object, key: str = "") -> None:
+    """TOML knows `inf` and `nan`; no machine does."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FabricError(f"fabric file {path}: {key.lstrip('.')} = {value!r} is not finite", "give a number")
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_infinities(path, inner, f"{key}.{name}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _refuse_infinities(path, inner, f"{key}[{index}]")
 
 
 def _points(path: Path, truth: Truth) -> Mapping[CurveKey, RecordedCurve]:
@@ -442,7 +467,10 @@ def _check(path: Path, fabric: Fabric) -> None:
     for communicator in _probe_classes(fabric):
         for collective in (*catalog.TUNABLE, *catalog.RING_ONLY):
             for algorithm, protocol in fabric.cells(communicator, collective):
-                fabric.truth_us(communicator, collective, algorithm, protocol, 1, 1 << 20)
+                try:
+                    fabric.truth_us(communicator, collective, algorithm, protocol, 1, 1 << 20)
+                except FabricError as error:
+                    raise FabricError(f"fabric file {path}: {error.problem}", error.remedy) from None
 
 
 def _probe_classes(fabric: Fabric) -> list[CommunicatorClass]:

@@ -54,20 +54,20 @@ class TruthCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     channel_factors: ChannelFactors = ()
     """(n_channels, factor on the bandwidth), linear in between, constant outside."""
 
-    def gbs(self, n_channels: int) -> float:
+    def gbs(self, n_channels: float) -> float:
         """Bus bandwidth with `n_channels`, GB/s."""
         by_channels = n_channels * self.channel_gbs
-        bent = (by_channels**-_SATURATION + self.limit_gbs**-_SATURATION) ** (-1 / _SATURATION)
+        bent: float = (by_channels**-_SATURATION + self.limit_gbs**-_SATURATION) ** (-1 / _SATURATION)
         return bent * channel_factor(self.channel_factors, n_channels)
 
-    def fixed_us(self, communicator: CommunicatorClass, collective: Collective, n_channels: int) -> float:
+    def fixed_us(self, communicator: CommunicatorClass, collective: Collective, n_channels: float) -> float:
         """Microseconds that do not depend on the bytes."""
         n_intra, n_inter = hops(communicator, collective, Algorithm[self.algorithm])
         hops_us = n_intra * self.intra_us + n_inter * self.inter_us
         return self.base_us + hops_us + n_channels * self.channel_us
 
 
-def channel_factor(factors: ChannelFactors, n_channels: int) -> float:
+def channel_factor(factors: ChannelFactors, n_channels: float) -> float:
     """Piecewise linear value of a channel table at `n_channels`; 1 for an empty table."""
     if not factors:
         return 1.0
@@ -115,19 +115,21 @@ class RecordedCurve(NamedTuple):
     def time_us(self, collective: Collective, n_ranks: int, message_bytes: float, factor: float) -> float:
         """Microseconds for `n_ranks`: as many steps of as many bytes each as the recorded ones had.
 
-        `factor` scales the bandwidth (channel count); the shortest recorded time is taken as latency.
+        With fewer channels the bandwidth of the largest recorded message shrinks by `factor`, while what is
+        not limited by bandwidth keeps its time.
         """
         steps_ratio = (n_ranks - 1) / (self.n_ranks - 1)
         step_bytes = message_bytes * self.n_ranks / n_ranks
         if collective in (Collective.broadcast, Collective.reduce):
             step_bytes = message_bytes
             steps_ratio = 1.0
-        floor_us = self.duration_us[0]
         duration_us = self._interpolate(step_bytes)
-        return steps_ratio * (floor_us + (duration_us - floor_us) / factor)
+        if factor < 1.0:
+            duration_us = max(duration_us, step_bytes * self.duration_us[-1] / self.message_bytes[-1] / factor)
+        return steps_ratio * duration_us
 
     def _interpolate(self, message_bytes: float) -> float:
-        """Log-log between points, constant below, the last slope (at least linear) above."""
+        """Log-log between points, constant below, linear in bytes above."""
         xs, ys = self.message_bytes, self.duration_us
         if message_bytes <= xs[0]:
             return ys[0]
@@ -178,7 +180,7 @@ class Line(NamedTuple):
 
 
 @lru_cache(maxsize=8192)
-def line(cell: TruthCell, communicator: CommunicatorClass, collective: Collective, n_channels: int) -> Line:
+def line(cell: TruthCell, communicator: CommunicatorClass, collective: Collective, n_channels: float) -> Line:
     """The line of `cell` for one communicator class, collective and channel count."""
     share = wire_share(communicator, collective)
     return Line(cell.fixed_us(communicator, collective, n_channels), share / (1000.0 * cell.gbs(n_channels)))
