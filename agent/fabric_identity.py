@@ -46,14 +46,6 @@ def nccl_version() -> int:
     return int(major * 10000 + minor * 100 + patch)
 
 
-def tuner_abi(version: int) -> int:
-    """Newest tuner ABI that this NCCL version asks our plugin for (reference: NCCL src/plugin/tuner.cc)."""
-    for oldest, abi in ((23000, 6), (22800, 5), (22400, 4), (22200, 3), (22100, 2)):
-        if version >= oldest:
-            return abi
-    return 0
-
-
 def _hardware() -> Description:
     world_size = dist.get_world_size()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.nccl.library import COST_RING_RECORDS, FLAG_TIMED, RING_RECORDS, Counters
+from agent.nccl.library import COST_RING_RECORDS, FLAG_TIMED, RING_RECORDS
 from store import wire
 from store.records import StepRecord
 
@@ -28,8 +28,8 @@ class Rings(Protocol):
     def drain_costs(self, max_records: int) -> NDArray[np.void]:
         """Take live cost tables out of their ring."""
 
-    def counters(self) -> Counters:
-        """What the plugin counted so far."""
+    def n_dropped(self) -> int:
+        """Records lost to a full ring so far."""
 
 
 class BlockLog(Protocol):
@@ -70,11 +70,11 @@ class RecordDrain:
         if len(block):
             block["rank"][block["rank"] == UNKNOWN_RANK] = self._rank
             if self._log is not None:
-                self._log.record(block, n_dropped=self._rings.counters().n_dropped_records)
+                self._log.record(block, n_dropped=self._rings.n_dropped())
             if self._rank != 0:
                 block = block[(block["flags"] & FLAG_TIMED) != 0]
         if len(block):
-            head = wire.Observations(self._job_id, self._rank, len(block), self._rings.counters().n_dropped_records)
+            head = wire.Observations(self._job_id, self._rank, len(block), self._rings.n_dropped())
             messages.append((head, block.tobytes()))
         costs = self._rings.drain_costs(COST_RING_RECORDS)
         if len(costs) and self._rank == 0:

@@ -20,7 +20,7 @@ from agent.channel import Channel
 from agent.clock import TrainingClock, WallClock, training_clock
 from agent.emulation import BACKEND
 from agent.job_store import open_job_store
-from agent.nccl.library import LAYOUT_VERSION, Plugin
+from agent.nccl.library import Plugin
 from agent.plan_table import PlanTable
 from agent.ring import RecordDrain
 from agent.settings import AgentSettings
@@ -151,7 +151,7 @@ class Session:
             world_size,
             PlanTable(plugin),
             lambda: plugin.calls_with_ranks(world_size),
-            fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={LAYOUT_VERSION}",
+            fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={plugin.layout_version()} abi={plugin.tuner_abi()}",
         )
         settings = self._settings
         self._channel = Channel(
@@ -191,7 +191,7 @@ class Session:
             fabric_id=self._fabric_id,
             fabric=self._fabric,
             nccl_version=fabric_identity.nccl_version(),
-            tuner_abi=fabric_identity.tuner_abi(fabric_identity.nccl_version()),
+            tuner_abi=plugin.tuner_abi() if plugin is not None else 0,
             epoch=plugin.active_epoch() if plugin is not None else 0,
         )
 
