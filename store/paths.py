@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import platformdirs
@@ -16,7 +17,11 @@ APP_NAME = "zerotune"
 def runtime_dir() -> Path:
     """The directory of sockets and locks; not created here (the daemon does, with mode 0700)."""
     override = os.environ.get("ZEROTUNE_RUNTIME_DIR")
-    return Path(override) if override else Path(platformdirs.user_runtime_dir(APP_NAME, appauthor=False))
+    if override:
+        return Path(override)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a machine without XDG_RUNTIME_DIR is no news to anyone
+        return Path(platformdirs.user_runtime_dir(APP_NAME, appauthor=False))
 
 
 def default_endpoint() -> str:

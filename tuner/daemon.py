@@ -1,0 +1,270 @@
+"""Sockets in, sockets out: the process around the service."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import signal
+import socket as sockets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import psutil
+import zmq
+
+from store import wire
+from store.database import Retention, Store
+from store.errors import WireError
+from tuner.endpoint import BoundEndpoint
+from tuner.join import OBSERVATION
+from tuner.learner import Learner, Loader
+from tuner.service import BrainFactory, Reply, Service
+
+_log = logging.getLogger("zerotune.daemon")
+
+JOIN_EVERY_S: Final = 0.02
+TICK_EVERY_S: Final = 0.5
+MESSAGES_PER_TURN: Final = 64
+RECEIVE_QUEUE_MESSAGES: Final = 64
+"""Per rank; what does not fit stays with the agent, which drops and counts."""
+SEND_QUEUE_MESSAGES: Final = 256
+COST: Final = np.dtype(wire.COST_FIELDS)
+
+
+class Daemon:
+    """One loop over the socket: receive a few messages, let the service think, send its answers."""
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], service: Service, describe: Callable[[int], wire.StatusReply]
+    ) -> None:
+        self._socket = socket
+        self._service = service
+        self._describe = describe
+        self._woken, self._waker = sockets.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self.n_errors = 0
+        """Frames refused, and failures of our own."""
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` on the loop's thread; may be called from any."""
+        self._calls.append(call)
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b"c")
+
+    def stop(self) -> None:
+        """Leave the loop soon; may be called from a signal handler or any thread."""
+        self._stopping = True
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b"s")
+
+    def run(self, idle_exit_s: float | None = None) -> None:
+        """Serve until `stop`, or until no rank has been connected for `idle_exit_s`."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        next_tick_s = busy_at_s = time.monotonic()
+        while not self._stopping:
+            n_received = self._receive()
+            now_s = time.monotonic()
+            if self._service.n_sessions:
+                busy_at_s = now_s
+            elif idle_exit_s is not None and now_s - busy_at_s >= idle_exit_s:
+                _log.info("no rank for %.0f s: leaving", idle_exit_s)
+                return
+            if now_s >= next_tick_s:
+                self._send(self._guarded(self._service.tick))
+                next_tick_s = now_s + TICK_EVERY_S
+            if self._service.n_pending:
+                next_tick_s = min(next_tick_s, now_s + JOIN_EVERY_S)
+            while self._calls:
+                self._calls.popleft()()
+            if n_received < MESSAGES_PER_TURN:
+                poller.poll(self._wait_ms(now_s, next_tick_s, busy_at_s, idle_exit_s))
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
+
+    def drain(self) -> None:
+        """Take in what has arrived already, and join and record all of it."""
+        while self._receive():
+            pass
+        self._guarded(self._service.close)
+
+    def close(self) -> None:
+        """Free the wake-up sockets."""
+        self._woken.close()
+        self._waker.close()
+
+    def _wait_ms(self, now_s: float, next_tick_s: float, busy_at_s: float, idle_exit_s: float | None) -> int | None:
+        """How long nothing is due; None = for ever: an idle daemon sleeps."""
+        if self._service.n_sessions or self._service.n_pending:
+            return max(0, int((next_tick_s - now_s) * 1000) + 1)
+        if idle_exit_s is not None:
+            return max(0, int((busy_at_s + idle_exit_s - now_s) * 1000) + 1)
+        return None
+
+    def _receive(self) -> int:
+        for n_received in range(MESSAGES_PER_TURN):
+            try:
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return n_received
+            self._take(sender, frames)
+        return MESSAGES_PER_TURN
+
+    def _take(self, sender: bytes, frames: list[bytes]) -> None:
+        try:
+            message, raw = wire.decode_agent(frames)
+        except WireError as error:
+            self.n_errors += 1
+            self._send([(sender, wire.ErrorReply(type(error).__name__, str(error)))])
+            return
+        if isinstance(message, wire.StatusRequest):
+            self._send([(sender, self._describe(self.n_errors + self._service.n_refused))])
+            return
+        records = None
+        if raw is not None:
+            records = np.frombuffer(raw, OBSERVATION if isinstance(message, wire.Observations) else COST)
+        self._send(self._guarded(lambda: self._service.handle(sender, message, records)))
+
+    def _guarded(self, call: Callable[[], list[Reply] | None]) -> list[Reply]:
+        """A failure of ours costs one message, not the daemon."""
+        try:
+            return call() or []
+        except Exception:
+            self.n_errors += 1
+            _log.exception("the daemon goes on after a failure of its own")
+            return []
+
+    def _send(self, replies: list[Reply]) -> None:
+        for receiver, message in replies:
+            # A receiver that has left or does not read costs itself the message.
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send_multipart([receiver, *wire.encode(message)], zmq.NOBLOCK)
+
+
+def run_daemon(
+    endpoint: str,
+    store_path: Path | str,
+    *,
+    idle_exit_s: float | None = None,
+    curve_dir: Path | None = None,
+    retention: Retention | None = None,
+    brains: BrainFactory | None = None,
+    load_knowledge: Loader | None = None,
+) -> int:
+    """Serve `endpoint` until SIGTERM or SIGINT, then drain, write and return 0.
+
+    `brains` and `load_knowledge` are for tests; by default `tuner.brain` and `tuner.knowledge`.
+
+    Raises:
+        UserError: the endpoint is taken or unsafe.
+        StoreError: the store cannot be used, or another daemon has it.
+    """
+    started_s = time.monotonic()
+    wall_s = time.time() - started_s
+    version = _version()
+    context = zmq.Context()
+    socket = _router(context)
+    bound = None
+    try:
+        bound = BoundEndpoint(socket, endpoint, curve_dir)
+        with Store.open(store_path, retention=retention) as store:
+
+            def clock() -> float:
+                return wall_s + time.monotonic()  # wall time that never jumps
+
+            def describe(n_errors: int) -> wire.StatusReply:
+                return wire.StatusReply(
+                    daemon_pid=os.getpid(),
+                    version=version,
+                    endpoint=endpoint,
+                    store_path=str(store.path),
+                    uptime_s=time.monotonic() - started_s,
+                    resident_bytes=psutil.Process().memory_info().rss,
+                    n_errors=n_errors + store.n_dropped,
+                    jobs=service.jobs(),
+                )
+
+            welcome = wire.Welcome(os.getpid(), version)
+            service = Service(store, brains or _brains(clock), clock, welcome)
+            daemon = Daemon(socket, service, describe)
+            learner = Learner(
+                store,
+                load_knowledge or _load_knowledge,
+                None,
+                lambda fabric_id, knowledge: daemon.call_soon(lambda: service.model_ready(fabric_id, knowledge)),
+            )
+            service.on_request = learner.ask
+            try:
+                with _signals(daemon.stop):
+                    daemon.run(idle_exit_s)
+                daemon.drain()
+            finally:
+                learner.close()
+                daemon.close()
+        return 0
+    finally:
+        if bound is not None:
+            bound.stop_authenticator()
+        socket.close(linger=200)
+        context.term()  # only then is the socket's file gone and the address another's to take
+        if bound is not None:
+            bound.release()
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("zerotune")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(wire.MAX_BODY_BYTES, wire.MAX_RECORDS_BYTES))
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+    return socket
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Let SIGTERM and SIGINT stop the loop; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _brains(clock: Callable[[], float]) -> BrainFactory:
+    from tuner.brain import Brain, BrainSettings
+    from tuner.knowledge import Knowledge
+
+    settings = BrainSettings()
+
+    def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
+        known = knowledge if isinstance(knowledge, Knowledge) else Knowledge.empty()
+        return Brain(job_id, fabric_id, fabric, known, settings, clock)
+
+    return make
+
+
+def _load_knowledge(store: Store, fabric_id: str) -> object:
+    from tuner.knowledge import Knowledge
+
+    return Knowledge.from_store(store, fabric_id)

@@ -1,0 +1,138 @@
+"""The daemon's address: who may reach it, and that only one daemon has it.
+
+`ipc://` is a file that only its owner may connect to. `tcp://` is encrypted and authenticated with
+CURVE, or refused. Keys are ZeroMQ certificates in one folder:
+
+    server.key_secret     the daemon's key pair (mode 0600)
+    server.key            its public half, for clients
+    client.key_secret     a client's key pair
+    clients/*.key         public keys of the clients that may connect
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+
+from store.errors import UserError
+from store.lockfile import LockFile, LockHeld
+from store.paths import runtime_dir
+
+MAX_IPC_PATH_BYTES: Final = 107
+"""Longest path of a Unix domain socket on Linux."""
+_REMEDY: Final = "give another with --endpoint or ZEROTUNE_ENDPOINT"
+
+
+class BoundEndpoint:
+    """Holds `socket` bound to `endpoint`, alone, until `release`.
+
+    Raises:
+        UserError: another daemon has it, others could reach it, or it cannot be bound.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> None:
+        self._lock: LockFile | None = None
+        self._socket_path: Path | None = None
+        self._authenticator: ThreadAuthenticator | None = None
+        scheme, _, place = endpoint.partition("://")
+        if scheme == "ipc" and place:
+            self._socket_path = Path(place)
+            self._lock = _lock(self._socket_path)
+        elif scheme == "tcp" and place:
+            self._authenticator = _serve_curve(socket, endpoint, curve_dir)
+        else:
+            raise UserError(f"endpoint {endpoint!r} is neither ipc:// nor tcp://", _REMEDY)
+        try:
+            # The socket file is created without rights for others; a stale one is replaced.
+            umask = os.umask(0o177)
+            try:
+                socket.bind(endpoint)
+            finally:
+                os.umask(umask)
+        except zmq.ZMQError as error:
+            self.stop_authenticator()
+            self.release()
+            raise UserError(f"endpoint {endpoint} cannot be bound: {error}", _REMEDY) from error
+
+    def stop_authenticator(self) -> None:
+        """Before the socket's context ends."""
+        if self._authenticator is not None:
+            self._authenticator.stop()
+
+    def release(self) -> None:
+        """Free the address for others, after the socket's context has ended."""
+        if self._lock is not None and self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)  # ours for as long as we hold the lock
+            self._lock.release()
+
+
+def use_client_keys(socket: zmq.Socket[Any], curve_dir: Path) -> None:
+    """Make `socket` a CURVE client of the daemon whose public key is in `curve_dir`.
+
+    Raises:
+        UserError: a key is missing or malformed.
+    """
+    socket.curve_publickey, socket.curve_secretkey = _key_pair(curve_dir / "client.key_secret")
+    try:
+        socket.curve_serverkey, _ = zmq.auth.load_certificate(curve_dir / "server.key")
+    except (OSError, ValueError) as error:
+        raise UserError(f"key {curve_dir / 'server.key'} cannot be read: {error}", "copy it from the daemon") from error
+
+
+def _lock(path: Path) -> LockFile:
+    if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
+        raise UserError(f"socket path {path} is longer than {MAX_IPC_PATH_BYTES} bytes", _REMEDY)
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+        _check_folder(folder, found)
+        return LockFile(path.with_name(path.name + ".lock"))
+    except LockHeld as held:
+        raise UserError(
+            f"a daemon is running at ipc://{path} already: `{held.command}` (pid {held.pid})", f"stop it, or {_REMEDY}"
+        ) from held
+    except OSError as error:
+        raise UserError(f"socket directory {folder} cannot be written: {error.strerror}", _REMEDY) from error
+
+
+def _check_folder(folder: Path, found: os.stat_result) -> None:
+    """Refuse a folder in which others could put their socket in the place of ours."""
+    mode = stat.S_IMODE(found.st_mode)
+    if folder == runtime_dir() and (found.st_uid != os.getuid() or mode & 0o077):
+        raise UserError(f"runtime directory {folder} is open to others (mode {mode:04o})", f"run `chmod 700 {folder}`")
+    if found.st_uid not in (0, os.getuid()) or (mode & 0o022 and not mode & stat.S_ISVTX):
+        raise UserError(f"other users may write to socket directory {folder} (mode {mode:04o})", _REMEDY)
+
+
+def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> ThreadAuthenticator:
+    if curve_dir is None:
+        raise UserError(f"endpoint {endpoint} would be open to the network", "give --curve-keys, or use ipc://")
+    secret = curve_dir / "server.key_secret"
+    public_key, secret_key = _key_pair(secret)
+    if stat.S_IMODE(secret.stat().st_mode) & 0o077:
+        raise UserError(f"key {secret} can be read by others", f"run `chmod 600 {secret}`")
+    if not (curve_dir / "clients").is_dir():
+        raise UserError(f"no client may connect: {curve_dir / 'clients'} is missing", "put clients' public keys there")
+    authenticator = ThreadAuthenticator(socket.context)
+    authenticator.start()
+    authenticator.configure_curve(domain="*", location=curve_dir / "clients")
+    socket.curve_publickey, socket.curve_secretkey = public_key, secret_key
+    socket.curve_server = True
+    return authenticator
+
+
+def _key_pair(path: Path) -> tuple[bytes, bytes]:
+    try:
+        public_key, secret_key = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"key {path} cannot be read: {error}", "make keys with zmq.auth.create_certificates") from error
+    if secret_key is None:
+        raise UserError(f"key {path} has no secret half", "make keys with zmq.auth.create_certificates")
+    return public_key, secret_key

@@ -1,0 +1,232 @@
+"""One job as the service sees it: who reports, what is pending, and its brain."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from store.measurements import MEASUREMENT
+from store.records import Decision, Plan, Stage, StepRecord, size_class_floor
+from store.wire import Hello, JobStatus
+from tuner.join import OBSERVATION, Joiner
+from tuner.windows import ObservationWindows
+
+_log = logging.getLogger("zerotune.service")
+
+MAX_BACKLOG: Final = 10_000
+RATE_PERIOD_S: Final = 2.0
+
+
+class BrainLike(Protocol):
+    """What the service asks of `tuner.brain.Brain`."""
+
+    knowledge: Any
+    n_explored: int
+
+    @property
+    def stage(self) -> Stage:
+        """The kind of workload recognised so far."""
+
+    @property
+    def spent_percent(self) -> float:
+        """Exploration's cost in percent of step time."""
+
+    def observe(self, block: NDArray[np.void]) -> None:
+        """Joined measurements."""
+
+    def cost_tables(self, block: NDArray[np.void]) -> None:
+        """Live cost tables of rank 0."""
+
+    def step_finished(self, step: StepRecord) -> None:
+        """A step of rank 0."""
+
+    def sequence(self, block: NDArray[np.void]) -> None:
+        """Rank 0's records in the order it enqueued them."""
+
+    def adopted(self, epoch: int, step: int) -> None:
+        """All ranks run under this epoch."""
+
+    def propose(self) -> Plan | None:
+        """A new plan, if there is one."""
+
+    def decisions(self) -> list[Decision]:
+        """Decisions since the last call."""
+
+
+class RankSession(msgspec.Struct):
+    """One connected rank."""
+
+    hello: Hello
+    heard_at_s: float
+    n_dropped: int = 0
+
+
+class Job:
+    """State of one job; its methods never raise on what ranks send.
+
+    What arrives before the brain exists waits in a bounded backlog. A brain that raises is let go:
+    the job runs on at the plan in force, and its health says so.
+    """
+
+    def __init__(self, hello: Hello, now_s: float) -> None:
+        self.job_id = hello.job_id
+        self.fabric_id = hello.fabric_id
+        self.fabric = hello.fabric
+        self.n_ranks = hello.n_ranks
+        self.ranks: dict[int, tuple[bytes, RankSession]] = {}
+        self.joiner = Joiner()
+        self.windows = ObservationWindows()
+        self.changed_at_s = now_s
+        """When a rank came or went last."""
+        self.epoch = hello.epoch
+        self.step = 0
+        self.offer: Plan | None = None
+        """The newest plan that rank 0 has not adopted yet."""
+        self.stage = Stage.unknown
+        self.n_observations = 0
+        self.n_gone_drops = 0
+        self.trouble = ""
+        self._brain: BrainLike | None = None
+        self._backlog: list[Callable[[BrainLike], None]] = []
+        self._step_us: deque[float] = deque(maxlen=64)
+        self._last_decisions: deque[str] = deque(maxlen=5)
+        self._n_explored = 0
+        self._spent_percent = 0.0
+        self._rate_at_s, self._n_at_rate, self._rate = now_s, 0, 0.0
+
+    @property
+    def lead_rank(self) -> int:
+        """The rank whose steps and sequence stand for the job here."""
+        return min(self.ranks, default=0)
+
+    @property
+    def has_brain(self) -> bool:
+        """Whether a brain thinks about this job."""
+        return self._brain is not None
+
+    def give_brain(self, brain: BrainLike) -> None:
+        """The brain is ready: tell it what happened meanwhile."""
+        self._brain = brain
+        if self.epoch:
+            self.tell(lambda brain: brain.adopted(self.epoch, self.step))
+        backlog, self._backlog = self._backlog, []
+        for event in backlog:
+            self.tell(event)
+
+    def tell(self, event: Callable[[BrainLike], None]) -> None:
+        """Let the brain know of something; if it fails, tuning of this job stops."""
+        if self._brain is None:
+            if not self.trouble and len(self._backlog) < MAX_BACKLOG:
+                self._backlog.append(event)
+            return
+        try:
+            event(self._brain)
+        except Exception as error:
+            _log.exception("tuning of job %s stops: its brain failed", self.job_id)
+            self.trouble = f"tuning stopped: {type(error).__name__}: {error}"
+            self._brain = None
+
+    def think(self) -> tuple[Plan | None, list[Decision]]:
+        """A new plan to offer, if any, and the decisions since the last call."""
+        proposed: list[Plan] = []
+        decided: list[Decision] = []
+
+        def ask(brain: BrainLike) -> None:
+            plan = brain.propose()
+            if plan is not None:
+                proposed.append(plan)
+            decided.extend(brain.decisions())
+            self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
+
+        if self._brain is not None:
+            self.tell(ask)
+        self._last_decisions.extend(_headline(decision) for decision in decided)
+        if proposed:
+            self.offer = proposed[0]
+            self.windows.plan_offered(self.step)
+        return self.offer if proposed else None, decided
+
+    def set_knowledge(self, knowledge: object) -> None:
+        """Earlier runs have been learned from anew."""
+
+        def swap(brain: BrainLike) -> None:
+            brain.knowledge = knowledge
+
+        self.tell(swap)
+
+    def observe(self, rank: int, records: NDArray[np.void]) -> None:
+        """Records (OBSERVATION, shape [n]) that `rank` sent."""
+        self.n_observations += len(records)
+        self.joiner.add(rank, records)
+        if rank == self.lead_rank:
+            sane = (records["message_bytes"] > 0) & (records["message_bytes"] < 2**62)
+            block = records[sane]
+            self.tell(lambda brain: brain.sequence(block))
+
+    def join(self, now_s: float, *, give_up: bool = False) -> NDArray[np.void]:
+        """Measurements (MEASUREMENT, shape [n]) that are complete; the brain has seen them."""
+        if not self.joiner.n_pending:
+            return np.empty(0, MEASUREMENT)
+        block, _ = self.joiner.join(now_s, len(self.ranks), give_up=give_up)
+        if len(block):
+            self.tell(lambda brain: brain.observe(block))
+        return block
+
+    def finish_step(self, step: StepRecord) -> None:
+        """The leading rank has finished a step."""
+        self.step = max(self.step, step.step)
+        self._step_us.append(step.duration_us)
+        self.tell(lambda brain: brain.step_finished(step))
+
+    def adopt(self, epoch: int, step: int) -> None:
+        """All ranks run under `epoch`."""
+        self.epoch = epoch
+        if self.offer is not None and self.offer.epoch <= epoch:
+            self.offer = None
+        self.tell(lambda brain: brain.adopted(epoch, step))
+
+    def measure_rate(self, now_s: float) -> None:
+        """Update the rate of observations, every RATE_PERIOD_S."""
+        elapsed_s = now_s - self._rate_at_s
+        if elapsed_s >= RATE_PERIOD_S:
+            self._rate = (self.n_observations - self._n_at_rate) / elapsed_s
+            self._rate_at_s, self._n_at_rate = now_s, self.n_observations
+
+    def status(self) -> JobStatus:
+        """As `zerotune status` shows it."""
+        health = self.trouble or ("ok" if len(self.ranks) else "no rank connected")
+        return JobStatus(
+            job_id=self.job_id,
+            fabric_id=self.fabric_id,
+            stage=self.stage,
+            n_ranks=self.n_ranks,
+            n_ranks_seen=len(self.ranks),
+            epoch=self.epoch,
+            step=self.step,
+            n_observations=self.n_observations,
+            n_dropped=self.n_gone_drops + sum(session.n_dropped for _, session in self.ranks.values()),
+            n_explored=self._n_explored,
+            observations_per_s=self._rate,
+            step_us=float(median(self._step_us)) if self._step_us else 0.0,
+            exploration_spent_percent=self._spent_percent,
+            last_decisions=tuple(self._last_decisions),
+            health=health,
+        )
+
+
+def _headline(decision: Decision) -> str:
+    key = decision.key
+    what = f"{key.collective.name} {key.phase.name} from {size_class_floor(key.size_class)} bytes"
+    return f"epoch {decision.epoch}: {decision.kind} {decision.candidate} for {what}: {decision.reason}"
+
+
+def observations(raw: bytes) -> NDArray[np.void]:
+    """A records frame as an array (OBSERVATION, shape [n])."""
+    return np.frombuffer(raw, OBSERVATION)

@@ -1,0 +1,307 @@
+"""The daemon's mind: messages in, messages out. Pure: clock, store and brains are passed in.
+
+Slow work is asked for, not done: `on_request` is told what a learner should load or fit, and
+`model_ready` takes its result. Until a fabric's knowledge is there, its jobs are observed and stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records import Decision, Stage, StepRecord
+from store.wire import (
+    Adopted,
+    AgentMessage,
+    CostTables,
+    DaemonMessage,
+    ErrorReply,
+    Goodbye,
+    Hello,
+    JobStatus,
+    Observations,
+    Observe,
+    PlanOffer,
+    Steps,
+    Welcome,
+)
+from tuner.job import BrainLike, Job, RankSession
+
+_log = logging.getLogger("zerotune.service")
+
+SILENCE_S: Final = 10.0
+"""A rank greets every second; one that has not for so long is gone."""
+SETTLE_S: Final = 1.0
+"""Windows open when all ranks are here, or none has come or gone for so long."""
+TRAIN_EVERY_MEASUREMENTS: Final = 5_000
+TRAIN_PAUSE_S: Final = 60.0
+MAX_SESSIONS: Final = 4096
+MAX_RANK: Final = 65_535
+MAX_ID_LENGTH: Final = 256
+
+Reply = tuple[bytes, DaemonMessage]
+
+
+class StoreLike(Protocol):
+    """What the service asks of `store.database.Store`."""
+
+    def record_job(
+        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int
+    ) -> None:
+        """A job has started."""
+
+    def update_job(self, job_id: str, *, stage: Stage | None = None, ended_at_s: float | None = None) -> None:
+        """News of a job."""
+
+    def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
+        """Joined measurements."""
+
+    def record_steps(self, job_id: str, steps: Sequence[StepRecord]) -> None:
+        """Finished steps."""
+
+    def record_decisions(self, decisions: Sequence[Decision]) -> None:
+        """Decisions taken."""
+
+
+BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object], BrainLike]
+"""(job_id, fabric_id, fabric, knowledge) -> brain."""
+
+
+class RequestKind(Enum):
+    """What a learner can be asked for."""
+
+    load = "load"
+    train = "train"
+
+
+class Request(NamedTuple):
+    """Load what is known of a fabric, or fit its model anew first."""
+
+    kind: RequestKind
+    fabric_id: str
+
+
+class _FabricLearning(msgspec.Struct):
+    knowledge: object | None = None
+    asked_at_s: float = float("-inf")
+    n_new: int = 0
+    """Measurements since the model was last fitted."""
+
+
+class Service:
+    """All jobs of one daemon.
+
+    Args:
+        store: where everything is recorded.
+        brains: makes a job's brain once its fabric's knowledge is there.
+        clock: seconds, rising; wall time is the same for the fake and the real one.
+        welcome: the answer to every Hello.
+    """
+
+    def __init__(self, store: StoreLike, brains: BrainFactory, clock: Callable[[], float], welcome: Welcome) -> None:
+        self._store = store
+        self._brains = brains
+        self._clock = clock
+        self._welcome = welcome
+        self._jobs: dict[str, Job] = {}
+        self._senders: dict[bytes, tuple[str, int]] = {}
+        self._learning: dict[str, _FabricLearning] = {}
+        self.on_request: Callable[[Request], None] = lambda _: None
+        """Called with work for the learner; must not block."""
+        self.n_refused = 0
+        """Messages answered with an error."""
+        self.n_unannounced = 0
+        """Messages of ranks that had not said hello, as after a restart of the daemon."""
+
+    @property
+    def n_sessions(self) -> int:
+        """Ranks connected."""
+        return len(self._senders)
+
+    @property
+    def n_pending(self) -> int:
+        """Observations that wait to be joined."""
+        return sum(job.joiner.n_pending for job in self._jobs.values())
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """Every job that has a rank here."""
+        return tuple(job.status() for job in self._jobs.values())
+
+    def handle(self, sender: bytes, message: AgentMessage, records: NDArray[np.void] | None) -> list[Reply]:
+        """One message of one rank; `records` are those of Observations or CostTables."""
+        if isinstance(message, Hello):
+            return self._hello(sender, message)
+        owner = self._senders.get(sender)
+        if owner is None:
+            self.n_unannounced += 1
+            return []
+        job = self._jobs[owner[0]]
+        rank, session = owner[1], job.ranks[owner[1]][1]
+        if getattr(message, "job_id", job.job_id) != job.job_id or getattr(message, "rank", rank) != rank:
+            return self._refuse(sender, "NotYours", f"this connection is rank {rank} of job {job.job_id}")
+        session.heard_at_s = self._clock()
+        if isinstance(message, Observations) and records is not None:
+            session.n_dropped = message.n_dropped
+            job.observe(rank, records)
+        elif isinstance(message, CostTables) and records is not None and rank == job.lead_rank:
+            job.tell(lambda brain: brain.cost_tables(records))
+        elif isinstance(message, Steps) and rank == job.lead_rank:
+            return self._steps(job, message.steps)
+        elif isinstance(message, Adopted) and rank == job.lead_rank:
+            job.adopt(message.epoch, message.step)
+        elif isinstance(message, Goodbye):
+            self._leave(sender)
+        return []
+
+    def tick(self, *, give_up: bool = False) -> list[Reply]:
+        """What is due by now: joins, plans, lost ranks; `give_up` waits for no rank's records."""
+        now_s = self._clock()
+        replies: list[Reply] = []
+        for job in self._jobs.values():
+            block = job.join(now_s, give_up=give_up)
+            if len(block):
+                self._record(job, block)
+                replies += self._think(job)
+            job.measure_rate(now_s)
+            replies += self._windows(job)
+        for sender, (job_id, rank) in list(self._senders.items()):
+            if now_s - self._jobs[job_id].ranks[rank][1].heard_at_s > SILENCE_S:
+                _log.info("rank %d of job %s is silent: taken as gone", rank, job_id)
+                self._leave(sender)
+        return replies
+
+    def close(self) -> None:
+        """The daemon stops: join and record what is there; the jobs go on without it."""
+        self.tick(give_up=True)
+
+    def model_ready(self, fabric_id: str, knowledge: object) -> None:
+        """The learner has loaded or fitted: jobs of the fabric think with it from now on."""
+        self._learning.setdefault(fabric_id, _FabricLearning()).knowledge = knowledge
+        for job in self._jobs.values():
+            if job.fabric_id == fabric_id:
+                if job.has_brain:
+                    job.set_knowledge(knowledge)
+                else:
+                    self._give_brain(job)
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _hello(self, sender: bytes, hello: Hello) -> list[Reply]:
+        now_s = self._clock()
+        if (problem := _problem(hello)) or (sender not in self._senders and self.n_sessions >= MAX_SESSIONS):
+            return self._refuse(sender, "BadHello", problem or f"{MAX_SESSIONS} ranks are connected already")
+        job = self._jobs.get(hello.job_id)
+        if self._senders.get(sender) == (hello.job_id, hello.rank) and job is not None:
+            job.ranks[hello.rank][1].heard_at_s = now_s
+            return [(sender, self._welcome)]
+        if sender in self._senders:
+            self._leave(sender)
+            job = self._jobs.get(hello.job_id)
+        if job is None:
+            job = self._jobs[hello.job_id] = Job(hello, now_s)
+            self._store.record_job(hello.job_id, hello.fabric_id, hello.fabric, hello.n_ranks)
+            _log.info("job %s with %d ranks on fabric %s", hello.job_id, hello.n_ranks, hello.fabric_id)
+        previous = job.ranks.pop(hello.rank, None)
+        if previous is not None:
+            self._senders.pop(previous[0], None)
+        self._senders[sender] = hello.job_id, hello.rank
+        job.ranks[hello.rank] = sender, RankSession(hello, now_s)
+        job.changed_at_s = now_s
+        job.joiner.members_changed()
+        replies: list[Reply] = [(sender, self._welcome)]
+        if hello.rank == 0:
+            job.epoch = max(job.epoch, hello.epoch)
+            self._give_brain(job)
+            if job.offer is not None:
+                replies.append((sender, PlanOffer(job.job_id, job.offer)))
+        if remaining := job.windows.remaining(job.step):
+            replies.append((sender, Observe(job.job_id, remaining)))
+        return replies
+
+    def _give_brain(self, job: Job) -> None:
+        """Make the job's brain, or ask for the knowledge it needs; only where its rank 0 is."""
+        if job.has_brain or job.trouble or 0 not in job.ranks:
+            return
+        learning = self._learning.setdefault(job.fabric_id, _FabricLearning())
+        if learning.knowledge is None:
+            if learning.asked_at_s == float("-inf"):
+                learning.asked_at_s = self._clock()
+                self.on_request(Request(RequestKind.load, job.fabric_id))
+            return
+        job.give_brain(self._brains(job.job_id, job.fabric_id, job.fabric, learning.knowledge))
+
+    def _steps(self, job: Job, steps: Sequence[StepRecord]) -> list[Reply]:
+        for step in steps:
+            job.finish_step(step)
+        self._store.record_steps(job.job_id, steps)
+        return self._think(job) + self._windows(job)
+
+    def _think(self, job: Job) -> list[Reply]:
+        stage = job.stage
+        plan, decided = job.think()
+        if decided:
+            self._store.record_decisions(decided)
+            for decision in decided:
+                _log.info("job %s: %s", job.job_id, decision)
+        if job.stage != stage:
+            self._store.update_job(job.job_id, stage=job.stage)
+        if plan is None or 0 not in job.ranks:
+            return []
+        return [(job.ranks[0][0], PlanOffer(job.job_id, plan))]
+
+    def _windows(self, job: Job) -> list[Reply]:
+        settled = len(job.ranks) >= job.n_ranks or self._clock() - job.changed_at_s >= SETTLE_S
+        if not settled or not (n_steps := job.windows.due(job.step)):
+            return []
+        return [(sender, Observe(job.job_id, n_steps)) for sender, _ in job.ranks.values()]
+
+    def _record(self, job: Job, block: NDArray[np.void]) -> None:
+        self._store.record_measurements(job.fabric_id, job.job_id, block)
+        learning = self._learning.setdefault(job.fabric_id, _FabricLearning())
+        learning.n_new += len(block)
+        if learning.n_new >= TRAIN_EVERY_MEASUREMENTS and self._clock() - learning.asked_at_s >= TRAIN_PAUSE_S:
+            self._ask_to_train(job.fabric_id)
+
+    def _ask_to_train(self, fabric_id: str) -> None:
+        learning = self._learning[fabric_id]
+        learning.n_new = 0
+        learning.asked_at_s = self._clock()
+        self.on_request(Request(RequestKind.train, fabric_id))
+
+    def _leave(self, sender: bytes) -> None:
+        job_id, rank = self._senders.pop(sender)
+        job = self._jobs[job_id]
+        _, session = job.ranks.pop(rank)
+        job.n_gone_drops += session.n_dropped
+        job.changed_at_s = self._clock()
+        job.joiner.members_changed()
+        if job.ranks:
+            return
+        block = job.join(self._clock(), give_up=True)
+        if len(block):
+            self._record(job, block)
+        self._think(job)
+        self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())
+        del self._jobs[job_id]
+        if self._learning.get(job.fabric_id, _FabricLearning()).n_new:
+            self._ask_to_train(job.fabric_id)
+        _log.info("job %s ended", job_id)
+
+    def _refuse(self, sender: bytes, code: str, text: str) -> list[Reply]:
+        self.n_refused += 1
+        return [(sender, ErrorReply(code, text))]
+
+
+def _problem(hello: Hello) -> str:
+    """Why this Hello cannot be of a rank of ours; empty when it can."""
+    if not 0 < len(hello.job_id) <= MAX_ID_LENGTH or not len(hello.fabric_id) <= MAX_ID_LENGTH:
+        return f"job_id and fabric_id have 1 to {MAX_ID_LENGTH} characters"
+    if not 0 <= hello.rank < hello.n_ranks or hello.rank > MAX_RANK:
+        return f"rank {hello.rank} of {hello.n_ranks} is impossible"
+    return ""

@@ -1,0 +1,66 @@
+"""Asking a daemon how it is, and showing the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from store import wire
+from store.errors import WireError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | None = None) -> wire.StatusReply | None:
+    """The state of the daemon at `endpoint`; None when none answers in time.
+
+    Raises:
+        UserError: `curve_dir` lacks a key.
+    """
+    scheme, _, place = endpoint.partition("://")
+    if scheme == "ipc" and not Path(place).exists():
+        return None
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        if curve_dir is not None:
+            from tuner.endpoint import use_client_keys
+
+            use_client_keys(socket, curve_dir)
+        try:
+            socket.connect(endpoint)
+            socket.send_multipart(wire.encode(wire.StatusRequest()))
+            if not socket.poll(int(timeout_s * 1000)):
+                return None
+            reply = wire.decode_daemon(socket.recv_multipart())
+        except (zmq.ZMQError, WireError):
+            return None
+    return reply if isinstance(reply, wire.StatusReply) else None
+
+
+def render_status(reply: wire.StatusReply, console: Console) -> None:
+    """Print the daemon's state as tables."""
+    from rich.table import Table
+
+    console.print(
+        f"daemon {reply.version} (pid {reply.daemon_pid}) at {reply.endpoint}, up {reply.uptime_s:.0f} s,"
+        f" {reply.resident_bytes / 2**20:.0f} MiB, {reply.n_errors} errors\nstore {reply.store_path}",
+        highlight=False,
+    )
+    if not reply.jobs:
+        console.print("no job is connected")
+        return
+    table = Table("job", "fabric", "stage", "ranks", "epoch", "step", "step ms", "obs/s", "dropped", "explored",
+                  "budget spent %", "health")  # fmt: skip
+    for job in reply.jobs:
+        table.add_row(
+            job.job_id, job.fabric_id[:16], job.stage.name, f"{job.n_ranks_seen}/{job.n_ranks}", str(job.epoch),
+            str(job.step), f"{job.step_us / 1000:.2f}", f"{job.observations_per_s:.0f}", str(job.n_dropped),
+            str(job.n_explored), f"{job.exploration_spent_percent:.2f}", job.health,
+        )  # fmt: skip
+    console.print(table)
+    for job in reply.jobs:
+        for line in job.last_decisions:
+            console.print(f"{job.job_id}: {line}", highlight=False, soft_wrap=True)

@@ -1,0 +1,28 @@
+"""Child of the daemon: fits one fabric's model and writes it to stdout as msgpack.
+
+python -m tuner.training_process STORE FABRIC_ID
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from store.database import Store
+from tuner.trainer import train
+
+
+def main(store_path: str, fabric_id: str) -> int:
+    """Write the model, or nothing when there is too little to learn from."""
+    os.nice(10)
+    with Store.open(store_path, read_only=True) as store:
+        model = train(store, fabric_id)
+    if model is not None:
+        sys.stdout.buffer.write(msgspec.msgpack.encode(model))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""When the ranks time their collectives: always while something is being learned, else a sample."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WINDOW_STEPS: Final = 20
+BUSY_STEPS: Final = 200
+"""How long after the last new plan every step is still observed."""
+QUIET_PERIOD_STEPS: Final = 200
+"""After that, one window in so many steps, to notice a change."""
+
+
+class ObservationWindows:
+    """One job's schedule, driven by the leading rank's steps."""
+
+    def __init__(self) -> None:
+        self._ends_at_step = 0
+        self._next_at_step = 0
+        self._busy_until_step = BUSY_STEPS
+
+    def plan_offered(self, step: int) -> None:
+        """Something new is being tried."""
+        self._busy_until_step = max(self._busy_until_step, step + BUSY_STEPS)
+        self._next_at_step = min(self._next_at_step, self._ends_at_step)
+
+    def remaining(self, step: int) -> int:
+        """Steps that the open window still has; 0 = none is open."""
+        return max(0, self._ends_at_step - step)
+
+    def due(self, step: int) -> int:
+        """Steps for which the ranks should observe from now on; 0 = nothing to tell them.
+
+        A window is renewed half-way, so that busy times have no gaps.
+        """
+        busy = step < self._busy_until_step
+        if step < self._next_at_step and not (busy and self.remaining(step) <= WINDOW_STEPS // 2):
+            return 0
+        self._ends_at_step = step + WINDOW_STEPS
+        self._next_at_step = step + (WINDOW_STEPS if busy else QUIET_PERIOD_STEPS)
+        return WINDOW_STEPS
