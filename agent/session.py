@@ -151,7 +151,7 @@ class Session:
             world_size,
             PlanTable(plugin),
             lambda: plugin.calls_with_ranks(world_size),
-            fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={plugin.layout_version()} abi={plugin.tuner_abi()}",
+            fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={plugin.layout_version()}/{plugin.tuner_abi()}",
         )
         settings = self._settings
         self._channel = Channel(

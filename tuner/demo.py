@@ -108,7 +108,7 @@ def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, a
         "3",
         "--steps",
         str(n_steps),
-        "--log",
+        "--losses",
         str(losses),
     ]
     began = time.monotonic()

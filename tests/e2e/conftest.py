@@ -62,7 +62,7 @@ class World:
             *ZEROTUNE, "launch", "--fabric", fabric, "--endpoint", self.endpoint,
             "--agent" if agent else "--no-agent", *launch, "--",
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}",
-            "-m", "zero_runtime.examples.train", "--stage", "3", "--log", path, *words,
+            "-m", "zero_runtime.examples.train", "--stage", "3", "--losses", path, *words,
         )  # fmt: skip
         return process, path
 

@@ -1,6 +1,6 @@
 """Trains the small GPT on CPython's own documentation:
 
-torchrun --nproc-per-node 2 zero_runtime/examples/train.py --stage 3 --steps 20 --log losses.jsonl
+torchrun --nproc-per-node 2 zero_runtime/examples/train.py --stage 3 --steps 20 --losses losses.jsonl
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log", help="file for one JSON line per step, written by rank 0")
+    parser.add_argument("--losses", help="file for one JSON line per step, written by rank 0")
     options = parser.parse_args()
 
     dist.init_process_group()
@@ -39,7 +39,7 @@ def main() -> None:
     engine = zero_runtime.shard(model, stage=options.stage, precision=options.precision)
     optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
     draw = torch.Generator().manual_seed(options.seed * 1000 + dist.get_rank())
-    path = options.log if options.log and dist.get_rank() == 0 else os.devnull
+    path = options.losses if options.losses and dist.get_rank() == 0 else os.devnull
     with open(path, "w", buffering=1) as log:
         for step in range(options.steps):
             starts = torch.randint(len(data) - shape.n_context - 1, (options.batch,), generator=draw)
