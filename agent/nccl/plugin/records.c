@@ -22,6 +22,13 @@ _Static_assert(sizeof cost_slots[0] == sizeof(uint64_t) + sizeof(zt_cost_record)
 static zt_ring record_ring = {.draining = ATOMIC_FLAG_INIT};
 static zt_ring cost_ring = {.draining = ATOMIC_FLAG_INIT};
 
+void zt_records_prepare(void) {
+  static _Atomic bool done;
+  if (atomic_exchange(&done, true)) return;
+  zt_ring_touch(record_slots, ZT_RING_RECORDS, sizeof(zt_record));
+  zt_ring_touch(cost_slots, ZT_COST_RING_RECORDS, sizeof(zt_cost_record));
+}
+
 bool zt_record_push(const zt_record *record) {
   return zt_ring_push(&record_ring, record_slots, ZT_RING_RECORDS, record, sizeof *record);
 }

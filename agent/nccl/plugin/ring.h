@@ -3,7 +3,7 @@
  * D. Vyukov's bounded queue: each slot carries a turn. Producers of lap n may fill a slot whose turn
  * is 2n, which makes it 2n+1; the consumer empties it, which makes it 2n+2, lap n+1's. A slot that
  * was not emptied yet has a smaller turn than a producer wants: the ring is full, the record is
- * dropped and counted. All-zero memory is an empty ring, so untouched slots cost no memory.
+ * dropped and counted. All-zero memory is an empty ring.
  */
 #ifndef ZEROTUNE_RING_H
 #define ZEROTUNE_RING_H
@@ -20,6 +20,8 @@ typedef struct {
   _Atomic uint64_t n_dropped;
 } zt_ring;
 
+#define ZT_RING_PREFETCH 6u
+
 /* Slots are arrays of { _Atomic uint64_t turn; record }, declared by the ring's owner. */
 static inline bool zt_ring_push(zt_ring *ring, void *slots, uint64_t n_slots, const void *record,
                                 size_t record_bytes) {
@@ -33,6 +35,10 @@ static inline bool zt_ring_push(zt_ring *ring, void *slots, uint64_t n_slots, co
     if (ahead == 0) {
       if (atomic_compare_exchange_weak_explicit(&ring->tail, &position, position + 1, memory_order_relaxed,
                                                 memory_order_relaxed)) {
+        /* The slot of a few records on is out of every cache by now: have it on its way. */
+        const uint64_t later = (position + ZT_RING_PREFETCH) % n_slots;
+        __builtin_prefetch((unsigned char *)slots + later * slot_bytes, 1);
+        __builtin_prefetch((unsigned char *)slots + later * slot_bytes + slot_bytes - 1, 1);
         memcpy(slot + sizeof(uint64_t), record, record_bytes);
         atomic_store_explicit(turn, wanted + 1, memory_order_release);
         return true;
@@ -44,6 +50,14 @@ static inline bool zt_ring_push(zt_ring *ring, void *slots, uint64_t n_slots, co
       position = atomic_load_explicit(&ring->tail, memory_order_relaxed);
     }
   }
+}
+
+/* Have the slots' pages in memory, so that no producer ever waits for one. */
+static inline void zt_ring_touch(void *slots, uint64_t n_slots, size_t record_bytes) {
+  const size_t slot_bytes = sizeof(uint64_t) + record_bytes, step = 4096 / slot_bytes;
+  for (uint64_t position = 0; position < n_slots; position += step)
+    atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)((unsigned char *)slots + position * slot_bytes), 0,
+                              memory_order_relaxed);
 }
 
 /* Move up to max_records out, oldest first. A second consumer at the same time gets none. */

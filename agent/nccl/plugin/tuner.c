@@ -246,6 +246,7 @@ uint32_t zerotune_tuner_abi(void) { return atomic_load_explicit(&abi_in_use, mem
 
 static nccl_result attach(uint32_t abi, uint64_t comm_id, size_t n_ranks, size_t n_nodes, void **context) {
   atomic_store_explicit(&abi_in_use, abi, memory_order_relaxed);
+  zt_records_prepare();
   *context = zt_attach(ZT_TUNER, comm_id, (uint32_t)n_ranks, (uint32_t)n_nodes, ZT_RANK_UNKNOWN);
   return NCCL_SUCCESS;
 }
