@@ -7,7 +7,6 @@ the virtual start and end follow from them alike on all ranks, and the results a
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import threading
 from collections import Counter, deque
@@ -124,6 +123,7 @@ class Communicator:
     ) -> None:
         fabric = emulation.fabric
         self.rank, self.n_ranks = rank, len(ranks)
+        self._global_rank = ranks[rank]
         self.timeout_us = int(timeout.total_seconds() * 1e6)
         self._emulation = emulation
         self._fabric = fabric
@@ -202,7 +202,7 @@ class Communicator:
         candidate = self._chooser.choose(
             call.collective, call.message_bytes, average=average, n_pipe_ops=n_pipe_ops, captured=captured
         )
-        candidate = faults.forced(candidate, dist.get_rank() if dist.is_initialized() else self.rank)
+        candidate = faults.forced(candidate, self._global_rank)
         faults.check(candidate)
         self._memory.connect(candidate)
         return candidate
