@@ -292,4 +292,3 @@ def test_what_is_printed(tmp_path: Path):
     document = json.loads(result.to_json())
     assert document["totals"][1]["policy"] == "oracle"
     assert document["emulated"] == FABRIC
-    

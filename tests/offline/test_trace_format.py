@@ -64,9 +64,7 @@ def typical_records(n_records: int) -> np.ndarray:
 
 @settings(max_examples=40, deadline=None)
 @given(blocks=st.lists(st.tuples(st.integers(0, 2**32), st.integers(0, 300)), max_size=5), data=st.data())
-def test_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[int, int]], data: st.DataObject
-):
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[int, int]], data: st.DataObject):
     steps = data.draw(
         st.lists(
             st.builds(

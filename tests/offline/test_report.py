@@ -1,0 +1,202 @@
+"""The report: one self-contained page that says what is known, and how far to trust it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_material import FABRIC, make_store, make_summaries
+
+from store.database import Store
+from store.errors import UserError
+from tuner import plots
+from tuner.report import gather, write_report
+from tuner.report.facts import trust
+from tuner.report.page import pictures, regret_by_step
+
+VOID = {"meta", "br", "link", "hr", "img", "input"}
+
+
+class Balance(HTMLParser):
+    """Fails on tags that do not close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open, f"</{tag}> closes nothing"
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store") / "store.db")
+
+
+@pytest.fixture(scope="module")
+def page_path(tmp_path_factory: pytest.TempPathFactory, store_path: Path) -> Path:
+    directory = tmp_path_factory.mktemp("report")
+    return write_report(store_path, directory / "report.html", summaries=make_summaries(directory))
+
+
+def test_the_page_says_what_it_must(page_path: Path):
+    text = page_path.read_text()
+    for words in (
+        f"Emulated fabric {FABRIC}.",
+        "workload zero3",
+        "step time",
+        "exposed communication",
+        "ring/ll/8ch",
+        "measured 21.3 % faster than baseline",
+        "identical to the last bit",
+        "0 calls on which ranks disagreed",
+        "2 alternatives",
+        "memory pressure",
+        "regret over time",
+    ):
+        assert words in text, words
+
+
+def test_the_page_stands_alone_and_is_well_formed(page_path: Path):
+    text = page_path.read_text()
+    assert not re.search(r'(?:src|href)="(?!#)', text), "something is fetched from elsewhere"
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    balance = Balance()
+    balance.feed(text)
+    assert balance.open == []
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids)), "two pictures share an id"
+    for target in re.findall(r'(?:href="#|url\(#)([^")]+)', text):
+        assert target in ids
+
+
+def test_pictures_follow_the_theme(page_path: Path):
+    text = page_path.read_text()
+    svg = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert svg.count("<svg") == 5
+    for colour in plots.THEME:
+        assert colour not in svg
+    assert "var(--ink)" in svg
+    assert "<text" in svg, "text must stay text"
+
+
+def test_gain_and_its_interval(store_path: Path, tmp_path: Path):
+    facts = gather(store_path, summaries=make_summaries(tmp_path, gain=0.2))
+    change = facts.changes[0]
+    assert change.low_percent < -20 < change.high_percent
+    assert change.percent == pytest.approx(-20, abs=2)
+    assert change.is_beyond_noise
+
+
+def test_no_change_is_called_noise(store_path: Path, tmp_path: Path):
+    facts = gather(store_path, summaries=make_summaries(tmp_path, gain=0.0))
+    assert not facts.changes[0].is_beyond_noise
+
+
+def test_without_summaries_the_job_is_compared_with_its_start(store_path: Path, tmp_path: Path):
+    facts = gather(store_path)
+    assert facts.changes[0].percent == pytest.approx(-30, abs=3)
+    assert "own choice at its start" in dict(trust(facts))["Comparison"]
+    assert "agent off" not in write_report(store_path, tmp_path / "r.html").read_text()
+
+
+def test_different_losses_are_shouted(store_path: Path, tmp_path: Path):
+    paths = make_summaries(tmp_path)
+    paths[1].write_text(paths[1].read_text().replace((5.0).hex(), (5.1).hex()))
+    assert "DIFFERENT" in dict(trust(gather(store_path, summaries=paths)))["Loss"]
+
+
+def test_regret_falls_when_the_better_setting_takes_over(store_path: Path):
+    found = regret_by_step(gather(store_path).measurements)
+    assert found is not None
+    steps, percent = found
+    early, late = percent[steps < 50], percent[steps > 100]
+    assert np.median(late) < np.median(early)
+    assert abs(np.median(late)) < 3
+
+
+def test_what_strangers_wrote_is_escaped(tmp_path: Path):
+    evil = "<script>alert(1)</script>"
+    text = write_report(make_store(tmp_path / "s.db", reason=evil), tmp_path / "r.html").read_text()
+    assert evil not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_an_empty_job_still_gets_a_page(tmp_path: Path):
+    with Store.open(tmp_path / "s.db") as store:
+        store.record_job("bare", "f", {}, 2)
+        store.flush()
+    text = write_report(tmp_path / "s.db", tmp_path / "r.html").read_text()
+    assert "too few steps to compare" in text
+    assert "own choice ran throughout" in text
+
+
+def test_mistakes_are_told_in_one_sentence(store_path: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="no store at"):
+        write_report(tmp_path / "none.db", tmp_path / "r.html")
+    with pytest.raises(UserError, match="no job 'x'"):
+        write_report(store_path, tmp_path / "r.html", job_id="x")
+    with pytest.raises(UserError, match="cannot write"):
+        write_report(store_path, tmp_path / "no" / "r.html")
+    (tmp_path / "bad.json").write_text('{"label": 3}')
+    with pytest.raises(UserError, match="not a run summary"):
+        gather(store_path, summaries=[tmp_path / "bad.json"] * 2)
+    with pytest.raises(UserError, match="before and after"):
+        gather(store_path, summaries=make_summaries(tmp_path)[:1])
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_single_pictures(tmp_path: Path, suffix: str):
+    figure = plots.over_steps("t", "y", np.arange(20), np.linspace(1, 2, 20))
+    path = tmp_path / f"x{suffix}"
+    plots.save(figure, path)
+    assert path.stat().st_size > 1000
+    with pytest.raises(UserError, match=r"use \.png or \.svg"):
+        plots.save(figure, tmp_path / "x.bmp")
+
+
+def test_pictures_are_the_same_each_time(store_path: Path):
+    facts = gather(store_path)
+    assert [one.svg for one in pictures(facts)] == [one.svg for one in pictures(facts)]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [360, 1200])
+def test_in_a_real_browser(page_path: Path, tmp_path: Path, width: int):
+    """The page renders, without anything sticking out of a phone's screen."""
+    probe = tmp_path / "probe.html"
+    probe.write_text(
+        f'<iframe id="page" style="border:0;width:{width}px;height:3000px" srcdoc="" ></iframe>'
+        f"<script>const f = document.getElementById('page'); f.srcdoc = {_js(page_path.read_text())};"
+        "f.onload = () => { document.body.dataset.width = f.contentDocument.documentElement.scrollWidth;"
+        "document.body.dataset.pictures = f.contentDocument.querySelectorAll('figure svg text').length; };</script>"
+    )
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-quic"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,3200", "--virtual-time-budget=4000"]
+    done = subprocess.run(
+        [*command, "--dump-dom", probe.as_uri()], capture_output=True, text=True, timeout=60, check=True
+    )
+    scrolled = re.search(r'data-width="(\d+)"', done.stdout)
+    n_texts = re.search(r'data-pictures="(\d+)"', done.stdout)
+    assert scrolled is not None
+    assert int(scrolled[1]) <= width
+    assert n_texts is not None
+    assert int(n_texts[1]) > 20
+
+
+def _js(text: str) -> str:
+    import json
+
+    return json.dumps(text).replace("</", "<\\/")

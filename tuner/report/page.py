@@ -1,0 +1,207 @@
+"""Facts and pictures to one self-contained HTML page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from store.errors import UserError
+from store.records import DecisionKey, Outcome, size_class_floor, size_class_range
+from tuner import plots
+from tuner.report.facts import Facts, alternatives_of, trust
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of the page."""
+
+    name: str
+    title: str
+    caption: str
+    svg: Markup
+
+
+def write_page(facts: Facts, out: Path) -> Path:
+    """Write the page to `out` in one piece.
+
+    Raises:
+        UserError: `out` cannot be written.
+    """
+    text = page(facts)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    return out
+
+
+def page(facts: Facts) -> str:
+    """The whole page as text."""
+    template = resources.files("tuner.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["us"] = _us
+    environment.filters["percent"] = lambda value: f"{value:+.1f} %".replace("-", "−")
+    return environment.from_string(template).render(
+        facts=facts,
+        pictures=pictures(facts),
+        decisions=_decision_rows(facts),
+        trust=trust(facts),
+        written=time.strftime("%Y-%m-%d %H:%M", time.localtime()),
+        started=time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.job.started_at_s)),
+    )
+
+
+def pictures(facts: Facts) -> list[Picture]:
+    """Every picture there is data for, in the page's order."""
+    found = [
+        _step_picture(facts, "duration_us", "step time", "steps"),
+        _step_picture(facts, "exposed_us", "exposed communication", "exposed"),
+        _winners_picture(facts),
+        _regret_picture(facts),
+        _memory_picture(facts),
+    ]
+    return [one for one in found if one is not None]
+
+
+def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture | None:
+    if facts.before is not None and facts.after is not None:
+        runs: list[tuple[str, Sequence[Any]]] = [(run.label, run.steps) for run in (facts.before, facts.after)]
+    else:
+        runs = [(facts.job.job_id, facts.steps)]
+    lines = []
+    for label, steps in runs:
+        values = np.array([np.nan if (v := getattr(one, column)) is None else v for one in steps], np.float64)
+        if len(values) < 2 or not np.isfinite(values).all():
+            return None
+        lines.append((label, np.array([one.step for one in steps]), values))
+    caption = (
+        "Thin: every step; thick: running median. Right: the last quarter of the steps, sorted; dotted: its median."
+    )
+    return _picture(plots.step_times(lines, title), name, title, caption)
+
+
+def _winners_picture(facts: Facts) -> Picture | None:
+    settled = facts.settled()
+    if not settled:
+        return None
+    rows = sorted({(key.collective, key.phase, key.communicator) for key in settled})
+    octaves = sorted({_octave(key) for key in settled})
+    gains = np.full((len(rows), len(octaves)), np.nan)
+    settings = [[""] * len(octaves) for _ in rows]
+    for key, decision in sorted(settled.items()):
+        row, column = rows.index((key.collective, key.phase, key.communicator)), octaves.index(_octave(key))
+        gain = 0.0
+        if not decision.candidate.is_baseline and decision.baseline_us and decision.predicted_us:
+            gain = 100 * (1 - decision.predicted_us / decision.baseline_us)
+        if not gain <= gains[row, column]:
+            gains[row, column], settings[row][column] = gain, str(decision.candidate).replace("baseline", "NCCL's own")
+    labels = [f"{collective.name}\n{phase.name}" for collective, phase, _ in rows]
+    figure = plots.winners(labels, [_bytes(1 << octave) for octave in octaves], gains, settings)
+    caption = (
+        "Percentages are the gain over NCCL's own choice. Size classes of one octave share a cell:"
+        " the one of most gain is shown, the table below has all."
+    )
+    return _picture(figure, "winners", "Winners", caption)
+
+
+def _regret_picture(facts: Facts) -> Picture | None:
+    regret = regret_by_step(facts.measurements)
+    if regret is None:
+        return None
+    steps, percent = regret
+    figure = plots.over_steps("regret over time", "% over the best measured", steps, percent)
+    caption = "What a step's measured collectives took beyond the best setting this job measured for each."
+    return _picture(figure, "regret", "Regret", caption)
+
+
+def regret_by_step(measurements: Array) -> tuple[Array, Array] | None:
+    """(steps [n], regret in percent [n]) against the best median per shape with 3 or more samples."""
+    ok = measurements[(measurements["outcome"] == Outcome.ok) & (measurements["duration_us"] > 0)]
+    if not len(ok):
+        return None
+    place_columns = ["n_ranks", "n_nodes", "message_bytes", "collective", "phase"]
+    setting_columns = ["algorithm", "protocol", "n_channels"]
+    _, place = np.unique(ok[place_columns], return_inverse=True)
+    _, setting = np.unique(ok[[*place_columns, *setting_columns]], return_inverse=True)
+    best = np.full(int(place.max()) + 1, np.inf)
+    order = np.argsort(setting, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(setting[order])) + 1):
+        if len(rows) >= 3:
+            at = place[rows[0]]
+            best[at] = min(best[at], float(np.median(ok["duration_us"][rows])))
+    judged = np.isfinite(best[place])
+    if not judged.any():
+        return None
+    steps, index = np.unique(ok["step"][judged], return_inverse=True)
+    took = np.bincount(index, weights=ok["duration_us"][judged])
+    could = np.bincount(index, weights=best[place][judged])
+    return (steps, 100 * (took / could - 1)) if len(steps) > 1 else None
+
+
+def _memory_picture(facts: Facts) -> Picture | None:
+    known = [(one.step, one.memory_pressure) for one in facts.steps if one.memory_pressure is not None]
+    if len(known) < 2:
+        return None
+    steps, pressure = np.array(known, np.float64).T
+    figure = plots.over_steps("memory pressure", "% used", steps, 100 * pressure, top=100)
+    caption = "Device memory used; without a GPU the memory of the process or its container."
+    return _picture(figure, "memory", "Memory pressure", caption)
+
+
+def _picture(figure: Any, name: str, title: str, caption: str) -> Picture:
+    return Picture(name, title, caption, Markup(plots.inline_svg(figure, name, title)))
+
+
+def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
+    rows = []
+    for key, decision in sorted(facts.settled().items()):
+        low, high = size_class_range(key.size_class)
+        rows.append(
+            {
+                "place": f"{key.collective.name}, {key.phase.name}",
+                "ranks": f"{key.communicator.n_ranks} ranks on {key.communicator.n_nodes} node(s)",
+                "bytes": f"{_bytes(low)} to {_bytes(high + 1)}",
+                "decision": decision,
+                "alternatives": alternatives_of(decision)[:12],
+            }
+        )
+    return rows
+
+
+def _octave(key: DecisionKey) -> int:
+    return size_class_floor(key.size_class).bit_length() - 1
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def _us(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value / 1e3:,.2f} ms" if value >= 1000 else f"{value:,.1f} µs"
+
+
+def plot_names(facts: Facts) -> Sequence[str]:
+    """Names of the pictures there is data for, as `zerotune plot` takes them."""
+    return [one.name for one in pictures(facts)]
