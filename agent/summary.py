@@ -29,12 +29,12 @@ class RunSummary:
         self._steps.append(step)
 
     def write(self) -> None:
-        """Write the file, on rank 0 only.
+        """Write the file, on rank 0 only; a process that never joined a job (torchrun itself) writes none.
 
         Raises:
             OSError: the path cannot be written.
         """
-        if os.environ.get("RANK", "0") != "0":
+        if self._n_ranks == 0 or os.environ.get("RANK", "0") != "0":
             return
         summary: dict[str, Any] = {
             "emulated": self._fabric is not None,
