@@ -42,7 +42,7 @@ def nccl_version() -> int:
     """NCCL's version as NCCL encodes it (22809 for 2.28.9); 0 where there is none."""
     if not torch.cuda.is_available():
         return 0
-    major, minor, patch = torch.cuda.nccl.version()[:3]
+    major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
     return int(major * 10000 + minor * 100 + patch)
 
 

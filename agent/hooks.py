@@ -56,11 +56,11 @@ class StepHooks:
             finally:
                 self._leave_backward()
 
-        torch.autograd.backward = backward  # type: ignore[assignment]
+        torch.autograd.backward = backward
 
         def restore() -> None:
             if torch.autograd.backward is backward:
-                torch.autograd.backward = original  # type: ignore[assignment]
+                torch.autograd.backward = original
 
         self._undo.append(restore)
 

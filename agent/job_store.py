@@ -36,8 +36,6 @@ def _second_connection(store: Any) -> Any:
         store = store.underlying_store
     if isinstance(store, dist.TCPStore):
         return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-    if isinstance(store, dist.FileStore):
-        return dist.FileStore(store.path, -1)
     if isinstance(store, dist.HashStore):
         return store  # one process only: nobody else blocks in it
     raise RuntimeError(f"the job's store is a {type(store).__name__}, which cannot be opened a second time")
