@@ -68,8 +68,7 @@ class Agreement:
         self._world_size = world_size
         self._plan_table = plan_table
         self._calls_on_world = calls_on_world
-        version = importlib.metadata.version("zerotune")
-        self._fingerprint = f"{version} wire={WIRE_VERSION} world={world_size} {fingerprint}"
+        self._fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
         # A peer that has the word goes on, and its next collective waits for us: after two timeouts
         # its watchdog has ended the job. Whoever still lives then knows that no rank has the word.
         self._patience_s = 2 * timeout_s + 60.0
@@ -309,6 +308,13 @@ class Agreement:
                 self._exchange.delete(_turn_key(read.popleft()))
             self._exchange.delete(f"read/{block}")
             n_open = len(read)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("zerotune")
+    except importlib.metadata.PackageNotFoundError:
+        return "uninstalled"
 
 
 def _turn_key(boundary: int) -> str:

@@ -1,0 +1,343 @@
+"""An explicit-state model of a job under agreement, around the real `Follower` and `Leader`.
+
+Each rank has two threads. The training thread runs steps, reaches boundaries and enqueues one
+collective per step; the background thread does one store operation at a time. Any thread may be
+arbitrarily slow: every interleaving of their actions is explored, and the daemon offers, dies and
+returns whenever it likes. Ranks never wait for each other here (NCCL enqueues asynchronously), which is
+harsher than a real job.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from agent.agreement.protocol import Follower, Leader, Pacing, Turn
+from store.errors import WireError
+from store.records import Plan
+
+FIRST = "first"
+EVERY_BOUNDARY = Pacing(base=1, limit=1)
+
+
+class Violation(AssertionError):
+    """A property does not hold; the message ends in the actions that lead there."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    n_ranks: int = 2
+    n_boundaries: int = 7
+    n_daemon_events: int = 2
+    n_restarts: int = 0
+    pacing: Pacing = EVERY_BOUNDARY
+    expires_after: int = 2
+    skips_boundary: int | None = None
+    """The last rank's program leaves one boundary out after this many: ranks out of step."""
+    muster: bool = True
+    """False starts from a finished muster and confirmed lockstep, to spend the bounds on turns."""
+
+
+@dataclass
+class Rank:
+    follower: Follower
+    background: str = "register"
+    n_calls: int = 0
+    """Collectives enqueued; also the number of boundaries in the program so far."""
+    n_calls_at_turn: int = 0
+    has_confirmed: bool = False
+    must_report: bool = False
+    must_confirm: bool = False
+
+    def key(self) -> tuple[object, ...]:
+        return (*_flat(self.follower), *(v for k, v in self.__dict__.items() if k != "follower"))
+
+
+@dataclass
+class State:
+    ranks: list[Rank]
+    leader: Leader
+    store: dict[tuple[object, ...], object] = field(default_factory=dict)
+    attempt: int = 0
+    n_daemon_events: int = 0
+    n_offers: int = 0
+    epochs: dict[int, int] = field(default_factory=dict)
+    """Epoch of call k, as the first rank to enqueue it saw it."""
+    deadline: tuple[int, int] | None = None
+    """An offer's epoch, and the boundary at which rank 0 must have adopted it or a later one."""
+
+    def key(self) -> tuple[object, ...]:
+        """Everything that the future depends on; ranks other than 0 are interchangeable."""
+        slowest = min(rank.n_calls for rank in self.ranks)
+        return (
+            self.ranks[0].key(),
+            frozenset(Counter(rank.key() for rank in self.ranks[1:]).items()),
+            _flat(self.leader),
+            frozenset(self.store.items()),
+            self.attempt,
+            self.n_daemon_events,
+            tuple(sorted((k, e) for k, e in self.epochs.items() if k > slowest)),
+            self.deadline,
+        )
+
+
+_follower_fields = attrgetter(*Follower.__dataclass_fields__)
+_leader_fields = attrgetter(*Leader.__dataclass_fields__)
+
+
+def _flat(machine: Follower | Leader) -> tuple[object, ...]:
+    return (_follower_fields if isinstance(machine, Follower) else _leader_fields)(machine)  # type: ignore[no-any-return]
+
+
+Action = tuple[str, Callable[["State"], None]]
+
+
+class Model:
+    """What may happen next in a state; mutants override one method."""
+
+    follower_type: type[Follower] = Follower
+    leader_type: type[Leader] = Leader
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+
+    def initial(self) -> State:
+        state = State(
+            [Rank(self.follower_type()) for _ in range(self.bounds.n_ranks)],
+            self.leader_type(self.bounds.pacing),
+        )
+        if not self.bounds.muster:
+            for rank in state.ranks:
+                rank.follower.due = 1
+                rank.background = "receive"
+                rank.has_confirmed = True
+            state.store[self.key(state, "confirmed")] = self.bounds.n_ranks
+            state.leader.is_confirmed = True
+            state.store[self.key(state, FIRST)] = state.leader.first_turn([1] * self.bounds.n_ranks)
+        return state
+
+    def key(self, state: State, name: object) -> tuple[object, ...]:
+        return (state.attempt, name)
+
+    def actions(self, state: State) -> Iterator[Action]:
+        """Everything but the daemon and restarts: what must make progress alone."""
+        for index, rank in enumerate(state.ranks):
+            if rank.follower.is_blocked or rank.follower.is_turn:
+                if rank.follower.is_turn and rank.background == "idle":
+                    yield f"rank {index} crosses", lambda s, i=index: self.cross(s, i)  # type: ignore[misc]
+            elif rank.n_calls < self.bounds.n_boundaries:
+                yield f"rank {index} steps", lambda s, i=index: self.step(s, i)  # type: ignore[misc]
+            if self.can_work(state, index):
+                name = f"rank {index} background {rank.background}"
+                yield name, lambda s, i=index: self.work(s, i)  # type: ignore[misc]
+
+    def outside_actions(self, state: State) -> Iterator[Action]:
+        """What the daemon and the launcher may do at any moment."""
+        if state.n_daemon_events < self.bounds.n_daemon_events:
+            yield "daemon offers", self.offer
+            if state.leader.is_daemon_alive:
+                yield "daemon dies", self.die
+            elif state.n_offers:
+                yield "daemon returns", self.come_back
+        if state.attempt < self.bounds.n_restarts:
+            yield "job restarts", self.restart
+
+    def is_final(self, state: State) -> bool:
+        return all(rank.n_calls >= self.bounds.n_boundaries for rank in state.ranks)
+
+    # the training thread
+
+    def step(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        rank.n_calls += 1
+        self.enqueue(state, index)
+        skips = self.bounds.skips_boundary
+        if index == self.bounds.n_ranks - 1 and skips is not None and rank.n_calls == skips + 1:
+            return
+        rank.follower.arrive()
+
+    def enqueue(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        first = state.epochs.setdefault(rank.n_calls, rank.follower.epoch)
+        if first != rank.follower.epoch and self.bounds.skips_boundary is None:
+            raise Violation(f"call {rank.n_calls} under epochs {first} and {rank.follower.epoch}")
+        if index == 0 and state.deadline and rank.follower.boundary >= state.deadline[1]:
+            if state.ranks[0].follower.epoch < state.deadline[0]:
+                raise Violation(f"epoch {state.deadline[0]} not adopted by boundary {state.deadline[1]}")
+            state.deadline = None
+
+    def cross(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        crossing = rank.follower.cross(rank.n_calls)
+        rank.n_calls_at_turn = crossing.n_calls
+        rank.must_report = not crossing.is_lockstep
+        rank.must_confirm = crossing.is_lockstep and crossing.is_checked and not rank.has_confirmed
+        next_step = "receive" if index else "publish"
+        rank.background = "report" if rank.must_report or rank.must_confirm else next_step
+
+    # the background thread: one store operation per action
+
+    def can_work(self, state: State, index: int) -> bool:
+        rank = state.ranks[index]
+        has = lambda name: self.key(state, name) in state.store  # noqa: E731
+        if rank.background == "verdict":
+            return state.store.get(self.key(state, "registered")) == self.bounds.n_ranks
+        if rank.background == "charter":
+            return len(state.store[self.key(state, "promises")]) == self.bounds.n_ranks  # type: ignore[arg-type]
+        if rank.background == "receive":
+            first = rank.follower.n_turns == 0
+            return rank.follower.turn is None and has(FIRST if first else rank.follower.due)
+        return rank.background != "idle"
+
+    def work(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        getattr(self, rank.background)(state, index)
+
+    def register(self, state: State, index: int) -> None:
+        key = self.key(state, "registered")
+        state.store[key] = state.store.get(key, 0) + 1  # type: ignore[operator]
+        state.ranks[index].background = "verdict"
+
+    def verdict(self, state: State, index: int) -> None:
+        state.ranks[index].background = "promise"
+
+    def promise(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        key = self.key(state, "promises")
+        promises = (*state.store.get(key, ()), rank.follower.promise())  # type: ignore[misc]
+        state.store[key] = tuple(sorted(promises))
+        rank.background = "receive" if index else "charter"
+
+    def charter(self, state: State, index: int) -> None:
+        promises = state.store.pop(self.key(state, "promises"))
+        state.store[self.key(state, FIRST)] = state.leader.first_turn(promises)  # type: ignore[arg-type]
+        state.ranks[index].background = "receive"
+
+    def receive(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        name = FIRST if rank.follower.n_turns == 0 else rank.follower.due
+        turn = state.store[self.key(state, name)]
+        assert isinstance(turn, Turn)
+        rank.follower.receive(turn)
+        rank.background = "idle"
+        self.forget_read(state, name)
+
+    def forget_read(self, state: State, name: object) -> None:
+        """Keep states small: a value that every rank has moved past is gone, as acknowledged reads do."""
+        done = all(
+            r.follower.n_turns > 0 and r.follower.due is not None and r.follower.due > name
+            for r in state.ranks
+            if isinstance(name, int)
+        )
+        if isinstance(name, int) and done:
+            del state.store[self.key(state, name)]
+
+    def report(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        if rank.must_report:
+            state.store[self.key(state, "mismatch")] = True
+        if rank.must_confirm:
+            key = self.key(state, "confirmed")
+            state.store[key] = state.store.get(key, 0) + 1  # type: ignore[operator]
+            rank.has_confirmed = True
+        rank.must_report = rank.must_confirm = False
+        rank.background = "receive" if index else "publish"
+
+    def publish(self, state: State, index: int) -> None:
+        leader, rank = state.leader, state.ranks[index]
+        leader.is_confirmed = state.store.get(self.key(state, "confirmed")) == self.bounds.n_ranks
+        if self.key(state, "mismatch") in state.store:
+            leader.freeze()
+        news = leader.news()
+        if news is not None and not leader.is_confirmed:
+            raise Violation("a plan was published before all ranks confirmed lockstep")
+        before = leader.plan
+        turn = leader.next_turn(rank.n_calls_at_turn, news)
+        if leader.is_frozen and leader.plan != before:
+            raise Violation("the plan changed although ranks are out of step")
+        state.store[self.key(state, turn.boundary)] = turn
+        rank.background = "receive"
+
+    # outside
+
+    def offer(self, state: State) -> None:
+        state.n_daemon_events += 1
+        state.n_offers += 1
+        plan = Plan(epoch=state.n_offers, expires_after=self.bounds.expires_after)
+        if not state.leader.offer(plan):
+            raise Violation(f"a rising epoch {plan.epoch} was refused")
+        is_every_boundary = self.bounds.pacing.limit == 1 and self.bounds.skips_boundary is None
+        if state.leader.is_confirmed and is_every_boundary:
+            state.deadline = (plan.epoch, state.ranks[0].follower.boundary + 2)
+
+    def die(self, state: State) -> None:
+        state.n_daemon_events += 1
+        state.deadline = None
+        state.leader.withdraw()
+
+    def come_back(self, state: State) -> None:
+        state.n_daemon_events += 1
+        state.leader.renew()
+
+    def restart(self, state: State) -> None:
+        """All processes are replaced; the store, with what the last attempt left in it, is not."""
+        state.attempt += 1
+        state.ranks = [Rank(self.follower_type()) for _ in state.ranks]
+        state.leader = self.leader_type(self.bounds.pacing)
+        state.epochs = {}
+        state.deadline = None
+        state.n_offers = 0
+
+
+def _copy(state: State) -> State:
+    after = copy.copy(state)
+    after.ranks = []
+    for rank in state.ranks:
+        rank = copy.copy(rank)
+        rank.follower = copy.copy(rank.follower)
+        after.ranks.append(rank)
+    after.leader = copy.copy(state.leader)
+    after.store = dict(state.store)
+    after.epochs = dict(state.epochs)
+    return after
+
+
+def explore(model: Model, max_states: int = 2_000_000) -> int:
+    """Visit every reachable state and return their number.
+
+    Raises:
+        Violation: two ranks enqueued one call under different epochs, a rank waits for ever with the
+            daemon silent, or an offer was not adopted in time.
+    """
+    start = model.initial()
+    seen = {start.key()}
+    frontier: list[tuple[State, tuple[object, ...] | None]] = [(start, None)]
+    while frontier:
+        state, path = frontier.pop()
+        inside = list(model.actions(state))
+        if not inside and not model.is_final(state):
+            raise Violation(f"all ranks wait, and no daemon can be waited for\n{_trail(path)}")
+        for name, act in [*inside, *model.outside_actions(state)]:
+            after = _copy(state)
+            try:
+                act(after)
+            except (Violation, WireError) as violation:
+                raise Violation(f"{violation}\n{_trail((name, path))}") from None
+            key = after.key()
+            if key not in seen:
+                seen.add(key)
+                frontier.append((after, (name, path)))
+        if len(seen) > max_states:
+            raise RuntimeError(f"more than {max_states} states")
+    return len(seen)
+
+
+def _trail(path: tuple[object, ...] | None) -> str:
+    names = []
+    while path is not None:
+        names.append(str(path[0]))
+        path = path[1]  # type: ignore[assignment]
+    return "\n".join(reversed(names))
