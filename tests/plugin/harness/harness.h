@@ -1,0 +1,99 @@
+/* A stand-in for NCCL's side of the plugin ABI: opens the library as NCCL does and calls each version
+ * through that version's own symbol. */
+#ifndef HARNESS_H
+#define HARNESS_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nccl_abi.h"
+#include "zerotune_plugin.h"
+
+#define CHECK(condition)                                                                     \
+  do {                                                                                       \
+    if (!(condition)) {                                                                      \
+      fprintf(stderr, "%s:%d: %s: failed: %s\n", __FILE__, __LINE__, __func__, #condition);  \
+      abort();                                                                               \
+    }                                                                                        \
+  } while (0)
+
+#define CHECK_EQUAL(found, wanted)                                                                         \
+  do {                                                                                                     \
+    const long long found_ = (long long)(found), wanted_ = (long long)(wanted);                            \
+    if (found_ != wanted_) {                                                                               \
+      fprintf(stderr, "%s:%d: %s: %s is %lld, not %lld\n", __FILE__, __LINE__, __func__, #found, found_,   \
+              wanted_);                                                                                    \
+      abort();                                                                                             \
+    }                                                                                                      \
+  } while (0)
+
+/* The library, by the names NCCL and Python look up. */
+typedef struct {
+  const nccl_tuner_v2 *tuner_v2;
+  const nccl_tuner_v3 *tuner_v3;
+  const nccl_tuner_v4 *tuner_v4;
+  const nccl_tuner_v5 *tuner_v5;
+  const nccl_tuner_v6 *tuner_v6;
+  const nccl_profiler_v1 *profiler_v1;
+  const nccl_profiler_v2 *profiler_v2;
+  const nccl_profiler_v3 *profiler_v3;
+  const nccl_profiler_v4 *profiler_v4;
+  const nccl_profiler_v5 *profiler_v5;
+  const nccl_profiler_v6 *profiler_v6;
+  __typeof__(&zerotune_set_phase) set_phase;
+  __typeof__(&zerotune_set_step) set_step;
+  __typeof__(&zerotune_set_memory_pressure) set_memory_pressure;
+  __typeof__(&zerotune_set_recording) set_recording;
+  __typeof__(&zerotune_set_observing) set_observing;
+  __typeof__(&zerotune_set_timing_source_override) set_timing_source_override;
+  __typeof__(&zerotune_set_channel_limit) set_channel_limit;
+  __typeof__(&zerotune_channels_seen) channels_seen;
+  __typeof__(&zerotune_calls_with_ranks) calls_with_ranks;
+  __typeof__(&zerotune_tuner_abi) tuner_abi;
+  __typeof__(&zerotune_plan_stage) stage;
+  __typeof__(&zerotune_plan_flip) flip;
+  __typeof__(&zerotune_active_epoch) active_epoch;
+  __typeof__(&zerotune_drain) drain;
+  __typeof__(&zerotune_drain_costs) drain_costs;
+  __typeof__(&zerotune_counters) counters;
+  __typeof__(&zerotune_reset) reset;
+} plugin;
+
+extern plugin the;
+
+/* NCCL's side of one tuner version: a communicator and the answer to one question. */
+typedef struct {
+  int version;
+  void *context;
+} tuned;
+
+typedef struct {
+  int collective;
+  size_t n_bytes;
+  int n_algorithms; /* rows of the cost table: 5, 6 or 7 */
+  int registered;
+  float cost[7][3];
+  int algorithm, protocol, n_channels; /* v2's answer; channels of all */
+} question;
+
+tuned tuner_init(int version, uint64_t comm_id, size_t n_ranks, size_t n_nodes);
+void tuner_ask(tuned tuner, question *asked);
+void tuner_finalize(tuned tuner);
+
+/* A question as NCCL asks it for a fabric with ring x 3 and PAT: everything else is IGNORE. */
+question ordinary_question(int collective, size_t n_bytes);
+/* The cell NCCL takes: v2's answer, or the cheapest that is not IGNORE. */
+void chosen(const question *answered, int *algorithm, int *protocol);
+
+void adopt(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step);
+zt_counters counted(void);
+size_t drained(zt_record *out, size_t max_records);
+
+void test_tuner(void);
+void test_costs_and_records(void);
+void test_profiler(void);
+void test_lifetimes(void);
+void test_threads(void);
+
+#endif

@@ -1,0 +1,163 @@
+/* Communicators and events that come and go in any order. */
+#include "nccl_profiling.h"
+
+#define N_POOL 1024
+
+static const launched reduce = {.collective = NCCL_REDUCE_SCATTER, .count = 64, .n_channels = 2, .algorithm = NCCL_RING,
+                                .protocol = NCCL_SIMPLE};
+
+/* Two communicators of one shape, created and destroyed in every order, tuner and profiler apart. */
+static void any_order_of_ends(void) {
+  static const int orders[][4] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 0, 3, 2}, {2, 0, 3, 1}, {0, 2, 1, 3}, {3, 1, 2, 0}};
+  for (size_t i = 0; i < sizeof orders / sizeof orders[0]; i++) {
+    the.reset();
+    profiled profilers[2];
+    tuned tuners[2];
+    for (int c = 0; c < 2; c++) {
+      const uint64_t id = 70 + (uint64_t)c;
+      if (i % 2) tuners[c] = tuner_init(5, id, 8, 1);
+      profilers[c] = profiler_init(5, id, 8, 1, c);
+      if (!(i % 2)) tuners[c] = tuner_init(5, id, 8, 1);
+      CHECK(tuners[c].context == profilers[c].context);
+    }
+    CHECK(tuners[0].context != tuners[1].context);
+    CHECK_EQUAL(counted().n_communicators, 2);
+    the.set_observing(1);
+    for (int step = 0; step < 4; step++) {
+      for (int c = 0; c < 2; c++) { /* whoever is left still works */
+        int tuner_left = 0, profiler_left = 0;
+        for (int later = step; later < 4; later++) {
+          tuner_left |= orders[i][later] == c;
+          profiler_left |= orders[i][later] == 2 + c;
+        }
+        question asked = ordinary_question(NCCL_REDUCE_SCATTER, 1024);
+        if (tuner_left) tuner_ask(tuners[c], &asked);
+        zt_record record;
+        if (!profiler_left) continue;
+        run_collective(profilers[c], &reduce, 2, 100, 200);
+        CHECK_EQUAL(drained(&record, 1), 1);
+        CHECK_EQUAL(record.comm_id, 70 + c);
+        CHECK_EQUAL(record.rank, c);
+      }
+      const int end = orders[i][step];
+      if (end < 2)
+        tuner_finalize(tuners[end]);
+      else
+        profiler_finalize(profilers[end - 2]);
+    }
+    event_mask = 0;
+    the.set_observing(0);
+    event_mask = 5;
+    the.set_observing(1);
+    CHECK_EQUAL(event_mask, 5); /* nobody's any more */
+  }
+}
+
+/* Ranks in one process share commId: each pairs on its own thread, here by turns on one. */
+static void equal_ids_pair_in_turn(void) {
+  profiled first = profiler_init(5, 9, 2, 1, 0);
+  tuned first_tuner = tuner_init(5, 9, 2, 1);
+  profiled second = profiler_init(5, 9, 2, 1, 1);
+  tuned second_tuner = tuner_init(5, 9, 2, 1);
+  CHECK(first.context == first_tuner.context && second.context == second_tuner.context);
+  CHECK(first.context != second.context);
+  tuner_finalize(first_tuner);
+  profiler_finalize(second);
+  tuner_finalize(second_tuner);
+  profiler_finalize(first);
+}
+
+static void other_shapes_and_ids_do_not_pair(void) {
+  profiled profiler = profiler_init(4, 5, 8, 1, 0);
+  tuned other_shape = tuner_init(4, 0, 16, 2), same = tuner_init(4, 0, 8, 1);
+  CHECK(other_shape.context != profiler.context && same.context == profiler.context);
+  tuned other_id = tuner_init(5, 6, 8, 1);
+  CHECK(other_id.context != profiler.context);
+  tuner_finalize(other_shape);
+  tuner_finalize(same);
+  tuner_finalize(other_id);
+  profiler_finalize(profiler);
+}
+
+/* Collectives in flight when their communicator goes: counted, and their late ends touch nobody else. */
+static void ends_with_events_in_flight(void) {
+  profiled dying = profiler_init(5, 1, 8, 1, 0), living = profiler_init(5, 2, 8, 1, 0);
+  the.set_observing(1);
+  zt_record record;
+  void *half = start_coll(dying, NULL, &reduce);
+  void *channel = start_kernel_channel(dying, half, 0, 100), *never_stopped = start_coll(dying, NULL, &reduce);
+  stop_event(dying, half);
+  profiler_finalize(dying);
+  CHECK_EQUAL(drained(&record, 1), 1); /* the half that the host had stopped */
+  CHECK_EQUAL(record.timing_source, 3);
+  CHECK_EQUAL(counted().n_abandoned_events, 1);
+  void *reused[2] = {start_coll(living, NULL, &reduce), start_coll(living, NULL, &reduce)};
+  stop_kernel_channel(dying, channel, 200);
+  stop_event(dying, half);
+  stop_event(dying, never_stopped);
+  CHECK(start_kernel_channel(dying, half, 1, 100) != NULL);
+  CHECK_EQUAL(drained(&record, 1), 0);
+  for (int i = 0; i < 2; i++) {
+    stop_event(living, reused[i]);
+    for (int c = 0; c < 2; c++) stop_kernel_channel(living, start_kernel_channel(living, reused[i], c, 100), 300);
+    CHECK_EQUAL(drained(&record, 1), 1);
+    CHECK_EQUAL(record.comm_id, 2);
+    CHECK(record.duration_us == 0.2f);
+  }
+  profiler_finalize(living);
+}
+
+/* Kernel channels may be over before the host has stopped the event. */
+static void kernel_first(void) {
+  profiled profiler = profiler_init(5, 1, 8, 1, 0);
+  the.set_observing(1);
+  zt_record record;
+  void *coll = start_coll(profiler, NULL, &reduce);
+  for (int c = 0; c < 2; c++) stop_kernel_channel(profiler, start_kernel_channel(profiler, coll, c, 100), 300);
+  CHECK_EQUAL(drained(&record, 1), 0);
+  stop_event(profiler, coll);
+  CHECK_EQUAL(drained(&record, 1), 1);
+  CHECK_EQUAL(record.timing_source, 1);
+  profiler_finalize(profiler);
+}
+
+static void exhausted_pool_is_counted(void) {
+  static void *handles[N_POOL + 10];
+  profiled profiler = profiler_init(5, 1, 8, 1, 0);
+  the.set_observing(1);
+  for (int lap = 0; lap < 3; lap++) {
+    for (int i = 0; i < N_POOL + 10; i++) handles[i] = start_coll(profiler, NULL, &reduce);
+    CHECK_EQUAL(counted().n_lost_events, 10 * (lap + 1));
+    for (int i = 0; i < N_POOL + 10; i++) {
+      stop_event(profiler, handles[i]);
+      for (int c = 0; c < 2; c++) stop_kernel_channel(profiler, start_kernel_channel(profiler, handles[i], c, 1), 2);
+    }
+    static zt_record records[2 * N_POOL];
+    CHECK_EQUAL(drained(records, 2 * N_POOL), N_POOL);
+  }
+  profiler_finalize(profiler);
+}
+
+static void no_context_does_no_harm(void) {
+  for (int version = 2; version <= 6; version++) {
+    tuned none = {.version = version};
+    question asked = ordinary_question(NCCL_ALL_GATHER, 4096);
+    tuner_ask(none, &asked);
+    tuner_finalize(none);
+  }
+  for (int version = 1; version <= 6; version++) {
+    profiled none = {.version = version};
+    run_collective(none, &reduce, 1, 100, 200);
+    profiler_finalize(none);
+  }
+}
+
+void test_lifetimes(void) {
+  static void (*const each[])(void) = {any_order_of_ends,  equal_ids_pair_in_turn,    other_shapes_and_ids_do_not_pair,
+                                       ends_with_events_in_flight, kernel_first,      exhausted_pool_is_counted,
+                                       no_context_does_no_harm};
+  for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
+    the.reset();
+    each[i]();
+  }
+}

@@ -1,0 +1,243 @@
+/* getCollInfo of every tuner version: what is touched, and above all what is not. */
+#include "harness.h"
+
+static const zt_plan_row any_gather = {.min_bytes = 1024,
+                                       .max_bytes = 4095,
+                                       .n_ranks = 16,
+                                       .n_nodes = 2,
+                                       .collective = NCCL_ALL_GATHER,
+                                       .phase = 0,
+                                       .algorithm = NCCL_RING,
+                                       .protocol = NCCL_LL,
+                                       .n_channels = 4};
+
+static void check_untouched(tuned tuner, question asked) {
+  asked.n_channels = 77;
+  const question before = asked;
+  tuner_ask(tuner, &asked);
+  CHECK(memcmp(asked.cost, before.cost, sizeof asked.cost) == 0);
+  CHECK_EQUAL(asked.n_channels, 77);
+  CHECK_EQUAL(asked.algorithm, -1);
+  CHECK_EQUAL(asked.protocol, -1);
+}
+
+static void check_setting(tuned tuner, question asked, int algorithm, int protocol, int n_channels) {
+  tuner_ask(tuner, &asked);
+  int found_algorithm, found_protocol;
+  chosen(&asked, &found_algorithm, &found_protocol);
+  CHECK_EQUAL(found_algorithm, algorithm);
+  CHECK_EQUAL(found_protocol, protocol);
+  CHECK_EQUAL(asked.n_channels, n_channels);
+}
+
+static void matches_by_key_only(int version) {
+  tuned tuner = tuner_init(version, 0xABC, 16, 2), other_shape = tuner_init(version, 0xABD, 16, 4);
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 2048)); /* the empty plan */
+  adopt(&any_gather, 1, 1, 0);
+  check_setting(tuner, ordinary_question(NCCL_ALL_GATHER, 1024), NCCL_RING, NCCL_LL, 4);
+  check_setting(tuner, ordinary_question(NCCL_ALL_GATHER, 4095), NCCL_RING, NCCL_LL, 4);
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 1023));
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 4096));
+  check_untouched(tuner, ordinary_question(NCCL_REDUCE_SCATTER, 2048));
+  check_untouched(other_shape, ordinary_question(NCCL_ALL_GATHER, 2048));
+  for (int collective = 5; collective < 20; collective++) /* newer NCCL's enum goes on to 14 */
+    check_untouched(tuner, ordinary_question(collective, 2048));
+  check_untouched(tuner, ordinary_question(-1, 2048));
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 0));
+  the.set_phase(1);
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 2048));
+  the.set_phase(0);
+  tuner_finalize(other_shape);
+  tuner_finalize(tuner);
+}
+
+static void never_revives_ignored_cells(int version) {
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  zt_plan_row row = any_gather;
+  row.algorithm = NCCL_NVLS;
+  row.protocol = NCCL_SIMPLE;
+  adopt(&row, 1, 1, 0);
+  const zt_counters before = counted();
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 2048));
+  CHECK_EQUAL(counted().n_ignored_cells, before.n_ignored_cells + 1);
+  CHECK_EQUAL(counted().n_matched, before.n_matched);
+  if (version > 2) {
+    row.algorithm = NCCL_RING;
+    row.protocol = NCCL_LL;
+    adopt(&row, 1, 2, 0);
+    question asked = ordinary_question(NCCL_ALL_GATHER, 2048); /* NCCL_PROTO=Simple set by the user */
+    asked.cost[NCCL_RING][NCCL_LL] = asked.cost[NCCL_RING][NCCL_LL128] = -1.0f;
+    check_untouched(tuner, asked);
+    memset(asked.cost[NCCL_RING], 0xFF, sizeof asked.cost[NCCL_RING]); /* NaN is no cost either */
+    check_untouched(tuner, asked);
+  }
+  tuner_finalize(tuner);
+}
+
+/* NCCL up to 2.22 has no PAT row (6), the first had no NVLS tree either (5). */
+static void stays_inside_small_tables(int version) {
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  zt_plan_row row = any_gather;
+  row.algorithm = NCCL_PAT;
+  row.protocol = NCCL_SIMPLE;
+  adopt(&row, 1, 1, 0);
+  for (int n_algorithms = 5; n_algorithms <= 7; n_algorithms++) {
+    question asked = ordinary_question(NCCL_ALL_GATHER, 2048);
+    asked.n_algorithms = n_algorithms;
+    if (n_algorithms == 7)
+      check_setting(tuner, asked, NCCL_PAT, NCCL_SIMPLE, 4);
+    else
+      check_untouched(tuner, asked);
+  }
+  tuner_finalize(tuner);
+}
+
+static void clamps_channels(int version) {
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  zt_plan_row row = any_gather;
+  row.n_channels = 32;
+  adopt(&row, 1, 1, 0);
+  check_setting(tuner, ordinary_question(NCCL_ALL_GATHER, 2048), NCCL_RING, NCCL_LL, 32); /* NCCL caps a ring's */
+  the.set_channel_limit(16, 2, 12);
+  check_setting(tuner, ordinary_question(NCCL_ALL_GATHER, 2048), NCCL_RING, NCCL_LL, 12);
+  the.set_channel_limit(16, 2, 64);
+  check_setting(tuner, ordinary_question(NCCL_ALL_GATHER, 2048), NCCL_RING, NCCL_LL, 32);
+  the.set_channel_limit(16, 2, 0);
+
+  row.n_channels = 0; /* no opinion: NCCL's stays */
+  adopt(&row, 1, 2, 0);
+  question asked = ordinary_question(NCCL_ALL_GATHER, 2048);
+  asked.n_channels = 5;
+  check_setting(tuner, asked, NCCL_RING, NCCL_LL, 5);
+
+  row.n_channels = 8; /* channels alone */
+  row.algorithm = row.protocol = ZT_NO_OPINION;
+  adopt(&row, 1, 3, 0);
+  asked = ordinary_question(NCCL_ALL_GATHER, 2048);
+  tuner_ask(tuner, &asked);
+  CHECK_EQUAL(asked.n_channels, 8);
+  CHECK_EQUAL(asked.algorithm, -1);
+  CHECK(asked.cost[NCCL_RING][NCCL_SIMPLE] == 98.0f);
+  if (version > 2) { /* CollNet would take the count as it comes: not without a known limit */
+    row.algorithm = NCCL_COLLNET_DIRECT;
+    row.protocol = NCCL_SIMPLE;
+    asked = ordinary_question(NCCL_ALL_GATHER, 2048);
+    asked.cost[NCCL_COLLNET_DIRECT][NCCL_SIMPLE] = 200.0f;
+    check_untouched(tuner, asked);
+    adopt(&row, 1, 4, 0);
+    check_setting(tuner, asked, NCCL_COLLNET_DIRECT, NCCL_SIMPLE, 0);
+    the.set_channel_limit(16, 2, 6);
+    check_setting(tuner, asked, NCCL_COLLNET_DIRECT, NCCL_SIMPLE, 6);
+    the.set_channel_limit(16, 2, 0);
+  }
+  tuner_finalize(tuner);
+}
+
+static void leaves_baseline_rows_alone(int version) {
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  zt_plan_row row = any_gather;
+  row.algorithm = row.protocol = ZT_NO_OPINION;
+  row.n_channels = 0;
+  adopt(&row, 1, 1, 0);
+  const zt_counters before = counted();
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 2048));
+  CHECK_EQUAL(counted().n_matched, before.n_matched);
+  tuner_finalize(tuner);
+}
+
+/* NCCL 2.21 does not check what v2 answers, nor does its tuner know of NCCL_ALGO. */
+static void v2_asks_only_for_what_every_fabric_has(void) {
+  tuned tuner = tuner_init(2, 0, 16, 2);
+  zt_plan_row rows[] = {any_gather, any_gather, any_gather};
+  rows[0].protocol = NCCL_LL128;
+  rows[1].collective = NCCL_ALL_REDUCE;
+  rows[1].algorithm = NCCL_TREE;
+  rows[1].protocol = NCCL_SIMPLE;
+  rows[2].collective = NCCL_REDUCE_SCATTER;
+  rows[2].algorithm = NCCL_PAT;
+  rows[2].protocol = NCCL_SIMPLE;
+  adopt(rows, 3, 1, 0);
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 2048));
+  check_setting(tuner, ordinary_question(NCCL_ALL_REDUCE, 2048), NCCL_TREE, NCCL_SIMPLE, 4);
+  check_untouched(tuner, ordinary_question(NCCL_REDUCE_SCATTER, 2048));
+  setenv("NCCL_ALGO", "Ring", 1);
+  tuned by_user = tuner_init(2, 0, 16, 2);
+  unsetenv("NCCL_ALGO");
+  check_untouched(by_user, ordinary_question(NCCL_ALL_REDUCE, 2048));
+  tuner_finalize(by_user);
+  tuner_finalize(tuner);
+}
+
+static void phases_follow_the_word(void) {
+  enum { OTHER, FORWARD, BACKWARD, SCATTER, POST_STEP };
+  static const struct {
+    uint32_t word;
+    int collective;
+    uint32_t gathers_after_step;
+    int phase;
+  } cases[] = {
+      {0, 2, 0, OTHER},   {1, 2, 0, FORWARD},    {1, 3, 0, OTHER},    {2, 2, 0, BACKWARD},  {3, 3, 0, SCATTER},
+      {3, 4, 0, SCATTER}, {3, 2, 0, OTHER},      {4, 2, 0, POST_STEP}, {4, 4, 0, OTHER},    {16, 2, 0, FORWARD},
+      {16, 2, 1, POST_STEP}, {16, 3, 0, OTHER},  {17, 2, 0, BACKWARD}, {17, 2, 1, BACKWARD}, {17, 3, 0, SCATTER},
+      {17, 4, 1, SCATTER}, {18, 2, 0, POST_STEP}, {18, 3, 0, OTHER},   {17, 0, 0, OTHER},   {99, 2, 0, OTHER},
+  };
+  tuned tuner = tuner_init(5, 9, 16, 2);
+  the.set_recording(1);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    adopt(NULL, 0, (uint32_t)i + 1, cases[i].gathers_after_step);
+    the.set_phase(cases[i].word);
+    question asked = ordinary_question(cases[i].collective, 2048);
+    tuner_ask(tuner, &asked);
+    zt_record record;
+    CHECK_EQUAL(drained(&record, 1), 1);
+    CHECK_EQUAL(record.phase, cases[i].phase);
+    CHECK_EQUAL(record.epoch, i + 1);
+  }
+  tuner_finalize(tuner);
+}
+
+static void flips_only_what_is_staged(void) {
+  zt_plan_row row = any_gather;
+  CHECK_EQUAL(the.flip(5), -1);
+  CHECK_EQUAL(the.stage(&row, 1, 5, 0), 0);
+  CHECK_EQUAL(the.flip(6), -1);
+  CHECK_EQUAL(the.active_epoch(), 0);
+  CHECK_EQUAL(the.flip(5), 0);
+  CHECK_EQUAL(the.flip(5), -1);
+  CHECK_EQUAL(the.active_epoch(), 5);
+  row.collective = 7;
+  CHECK_EQUAL(the.stage(&row, 1, 6, 0), -3);
+  CHECK_EQUAL(the.flip(6), -1);
+  zt_plan_row rows[] = {any_gather, any_gather};
+  rows[0].min_bytes = rows[0].max_bytes = 4095;
+  CHECK_EQUAL(the.stage(rows, 2, 6, 0), -2);
+  static zt_plan_row many[ZT_MAX_PLAN_ROWS + 1];
+  for (uint32_t i = 0; i <= ZT_MAX_PLAN_ROWS; i++) {
+    many[i] = any_gather;
+    many[i].min_bytes = many[i].max_bytes = i + 1;
+  }
+  CHECK_EQUAL(the.stage(many, ZT_MAX_PLAN_ROWS + 1, 6, 0), -1);
+  CHECK_EQUAL(the.stage(many, ZT_MAX_PLAN_ROWS, 6, 0), 0);
+  for (uint32_t i = 0; i < 300; i++) many[i].n_ranks = 100 + i;
+  CHECK_EQUAL(the.stage(many, 300, 7, 0), -4);
+  CHECK_EQUAL(the.active_epoch(), 5);
+}
+
+void test_tuner(void) {
+  for (int version = 2; version <= 6; version++) {
+    static void (*const each[])(int) = {matches_by_key_only, never_revives_ignored_cells, clamps_channels,
+                                        leaves_baseline_rows_alone};
+    for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
+      the.reset();
+      each[i](version);
+    }
+    the.reset();
+    if (version > 2) stays_inside_small_tables(version);
+  }
+  the.reset();
+  v2_asks_only_for_what_every_fabric_has();
+  the.reset();
+  phases_follow_the_word();
+  the.reset();
+  flips_only_what_is_staged();
+}

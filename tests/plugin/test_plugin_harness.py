@@ -1,0 +1,75 @@
+"""The C harness, which calls every ABI version as NCCL does: plain, under ASan + UBSan, under TSan."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.nccl import library
+
+PLUGIN = Path(library.__file__).parent / "plugin"
+HARNESS = Path(__file__).parent / "harness"
+MODES = {
+    "plain": [],
+    "asan_ubsan": ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "tsan": ["-g", "-fsanitize=thread"],
+}
+TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "threads"]
+
+
+def compiled(folder: Path, mode: str) -> tuple[Path, Path]:
+    """Plugin (by its Makefile) and harness, both with the sanitizers of `mode`."""
+    plugin, harness = folder / "plugin.so", folder / "harness"
+    flags = MODES[mode]
+    make = ["make", "-s", "-C", str(PLUGIN), f"LIBRARY={plugin}", f"EXTRA_FLAGS={' '.join(flags)}"]
+    subprocess.run(make, check=True)
+    cc = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", *flags]
+    sources = [str(file) for file in sorted(HARNESS.glob("*.c"))]
+    subprocess.run([*cc, f"-I{PLUGIN}", "-o", str(harness), *sources, "-ldl"], check=True)
+    return plugin, harness
+
+
+@pytest.fixture(scope="module", params=list(MODES))
+def binaries(request, tmp_path_factory):
+    mode = request.param
+    folder = tmp_path_factory.mktemp(mode)
+    if MODES[mode]:
+        probe = ["cc", *MODES[mode], "-x", "c", "-", "-o", str(folder / "probe")]
+        if subprocess.run(probe, input="int main(void){return 0;}", text=True, capture_output=True).returncode:
+            pytest.skip(f"this compiler has no {mode}")
+    return compiled(folder, mode)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_as_nccl_calls_it(binaries, test):
+    plugin, harness = binaries
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"}
+    environment.pop("NCCL_ALGO", None)
+    environment.pop("NCCL_PROTO", None)
+    done = subprocess.run(
+        [harness, plugin, test], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr == ""
+
+
+def test_only_the_abi_is_exported():
+    names = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library.build())], capture_output=True, text=True, check=True
+    ).stdout.split()[2::3]
+    expected = {f"ncclTunerPlugin_v{v}" for v in range(2, 7)} | {f"ncclProfiler_v{v}" for v in range(1, 7)}
+    assert {name for name in names if not name.startswith("zerotune_")} == expected
+
+
+def test_no_allocation_lock_or_system_call_in_get_coll_info(tmp_path):
+    """What getCollInfo can reach, by the symbols that its objects leave undefined."""
+    forbidden = {"malloc", "calloc", "free", "pthread_mutex_lock", "write", "syscall", "clock_gettime"}
+    flags = [f"@{PLUGIN / 'compile_flags.txt'}"]
+    for source in ("tuner.c", "records.c", "words.c"):  # plan.c locks among stagers only
+        out = tmp_path / f"{source}.o"
+        subprocess.run(["cc", *flags, "-c", str(PLUGIN / source), "-o", str(out)], check=True)
+        undefined = subprocess.run(["nm", "-u", str(out)], capture_output=True, text=True, check=True).stdout
+        assert not forbidden & set(undefined.split()), source

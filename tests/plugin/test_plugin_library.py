@@ -1,0 +1,332 @@
+"""The Python binding against a naive reference, through the same symbol that NCCL calls."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.nccl import library
+from store.errors import PlanError, PluginError
+from store.records import (
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    Plan,
+    PlanRow,
+    Protocol,
+    size_class,
+    size_class_floor,
+)
+
+N_CELLS = 21
+
+
+class NcclSide:
+    """One communicator under tuner v5, as NCCL holds it."""
+
+    def __init__(self, plugin: library.Plugin, communicator: CommunicatorClass) -> None:
+        members = (ctypes.c_void_p * 4).in_dll(ctypes.CDLL(str(plugin.path)), "ncclTunerPlugin_v5")
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        init = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(pointer), ctypes.c_uint64, size, size, pointer, pointer, pointer
+        )(members[1])
+        self._ask = ctypes.CFUNCTYPE(
+            ctypes.c_int, pointer, ctypes.c_int, size, ctypes.c_int, pointer,
+            ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int),
+        )(members[2])  # fmt: skip
+        self._finalize = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(members[3])
+        self._context = pointer()
+        assert init(ctypes.byref(self._context), 7, communicator.n_ranks, communicator.n_nodes, None, None, None) == 0
+
+    def ask(self, collective: int, message_bytes: int, legal: bool = True) -> tuple[list[int], int]:
+        """Cells that the plugin made cheapest, and channels it asked for (-1 = untouched)."""
+        table = (ctypes.c_float * N_CELLS)(*([50.0 if legal else -1.0] * N_CELLS))
+        n_channels = ctypes.c_int(-1)
+        assert self._ask(self._context, collective, message_bytes, 1, table, 7, 3, 0, n_channels) == 0
+        untouched = 50.0 if legal else -1.0
+        assert all(cost in (0.0, untouched) for cost in table)
+        return [i for i, cost in enumerate(table) if cost == 0.0], n_channels.value
+
+    def close(self) -> None:
+        self._finalize(self._context)
+
+
+@pytest.fixture
+def plugin():
+    loaded = library.load()
+    loaded.reset()
+    yield loaded
+    loaded.reset()
+
+
+SHAPES = [CommunicatorClass(8, 1), CommunicatorClass(16, 2), CommunicatorClass(16, 4)]
+LEGAL = {
+    Collective.all_gather: [(1, 0), (1, 1), (1, 2), (6, 2), (4, 2), (2, 2)],
+    Collective.reduce_scatter: [(1, 0), (1, 1), (1, 2), (6, 2), (4, 2), (2, 2)],
+    Collective.all_reduce: [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2)],
+    Collective.broadcast: [(1, 0), (1, 1), (1, 2)],
+    Collective.reduce: [(1, 0), (1, 1), (1, 2)],
+}
+
+
+@st.composite
+def plans(draw):
+    """Disjoint rows of any width, over several shapes, collectives and phases, in any order."""
+    rows = []
+    keys = st.tuples(st.sampled_from(SHAPES), st.sampled_from(list(LEGAL)), st.sampled_from(list(Phase)))
+    for shape, collective, phase in draw(st.lists(keys, unique=True, max_size=4)):
+        edges = draw(
+            st.lists(st.integers(0, 2 ** draw(st.sampled_from([8, 12, 40, 64])) - 1), unique=True, max_size=24)
+        )
+        edges.sort()
+        for low, high in zip(edges[::2], edges[1::2], strict=False):
+            if high == 0:
+                continue
+            cell = draw(st.sampled_from([None, *LEGAL[collective]]))
+            named = (None, None) if cell is None else (Algorithm(cell[0]), Protocol(cell[1]))
+            candidate = Candidate(*named, draw(st.integers(0, 64)))
+            rows.append(PlanRow(shape, collective, phase, low, high, candidate))
+    return draw(st.permutations(rows))
+
+
+def reference_phase(word: int, collective: Collective, gathers_after_step: bool) -> Phase:
+    gathers = collective is Collective.all_gather
+    reduces = collective in (Collective.reduce_scatter, Collective.all_reduce)
+    if word == library.REGION_BACKWARD:
+        return Phase.backward_gather if gathers else Phase.gradient_scatter if reduces else Phase.other
+    if word == library.REGION_FORWARD and gathers:
+        return Phase.post_step_gather if gathers_after_step else Phase.forward_gather
+    if word == library.REGION_STEP and gathers:
+        return Phase.post_step_gather
+    if word in (1, 2, 4) and gathers:
+        return Phase(word)
+    return Phase.gradient_scatter if word == 3 and reduces else Phase.other
+
+
+def reference_lookup(rows, shape, collective, phase, message_bytes) -> Candidate | None:
+    for row in rows:
+        key = (row.communicator, row.collective, row.phase)
+        if key == (shape, collective, phase) and row.min_bytes <= message_bytes <= row.max_bytes:
+            return row.candidate
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=plans(), gathers_after_step=st.booleans(), data=st.data())
+def test_lookup_equals_a_naive_scan(rows, gathers_after_step, data):
+    plugin = library.load()
+    plugin.reset()
+    plugin.stage_plan(Plan(epoch=3, rows=tuple(rows), gathers_after_step=gathers_after_step))
+    assert plugin.flip(3)
+    for shape in SHAPES:
+        plugin.set_channel_limit(shape, 64)
+    sides = {shape: NcclSide(plugin, shape) for shape in SHAPES}
+    edges = sorted({edge + d for row in rows for edge in (row.min_bytes, row.max_bytes) for d in (-1, 0, 1)})
+    edges = [edge for edge in edges if 0 < edge < 2**64] or [1]
+    try:
+        for _ in range(20):
+            shape = data.draw(st.sampled_from(SHAPES))
+            collective = data.draw(st.sampled_from(list(LEGAL)))
+            word = data.draw(st.sampled_from([0, 1, 2, 3, 4, 5, 16, 17, 18, 19]))
+            message_bytes = data.draw(st.sampled_from(edges) | st.integers(1, 2**64 - 1))
+            plugin.set_phase(word)
+            phase = reference_phase(word, collective, gathers_after_step)
+            candidate = reference_lookup(rows, shape, collective, phase, message_bytes)
+            cells, n_channels = sides[shape].ask(collective, message_bytes)
+            if candidate is None:
+                assert (cells, n_channels) == ([], -1)
+                continue
+            named = candidate.algorithm is not None and candidate.protocol is not None
+            assert cells == ([candidate.algorithm * 3 + candidate.protocol] if named else [])
+            assert n_channels == (candidate.n_channels or -1)
+            if named:
+                assert sides[shape].ask(collective, message_bytes, legal=False) == ([], -1)
+    finally:
+        for side in sides.values():
+            side.close()
+
+
+@given(
+    st.integers(1, 2**63)
+    | st.integers(0, 250).map(size_class_floor)
+    | st.integers(1, 250).map(lambda i: size_class_floor(i) - 1)
+)
+def test_size_classes_are_those_of_the_store(message_bytes):
+    in_c = ctypes.CDLL(str(library.load().path)).zerotune_size_class
+    in_c.argtypes, in_c.restype = [ctypes.c_uint64], ctypes.c_uint32
+    if message_bytes > 0:
+        assert in_c(message_bytes) == size_class(message_bytes)
+
+
+ROW = PlanRow(SHAPES[0], Collective.all_gather, Phase.other, 1, 100, Candidate(Algorithm.ring, Protocol.ll, 2))
+
+
+def row(**changes) -> PlanRow:
+    fields = {name: getattr(ROW, name) for name in ROW.__struct_fields__}
+    return PlanRow(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([row(candidate=Candidate(Algorithm.tree, Protocol.ll))], "tree/ll for all_gather"),
+        ([row(candidate=Candidate(Algorithm.pat, Protocol.ll))], "pat/ll"),
+        ([row(collective=Collective.send)], "for send"),
+        ([row(), row(min_bytes=100, max_bytes=200)], "overlapping plan rows: .* 1..100 bytes.* 100..200"),
+        ([row(min_bytes=5, max_bytes=4)], "range 5..4"),
+        ([row(min_bytes=-1)], "range -1..100"),
+        ([row(max_bytes=2**64)], "range 1..18446744073709551616"),
+        ([row(min_bytes=0, max_bytes=0)], "illegal plan row"),
+        ([row(communicator=CommunicatorClass(4, 8))], "4 ranks on 8 nodes"),
+        ([row(min_bytes=i, max_bytes=i) for i in range(4097)], "plan of 4097 rows"),
+        ([row(communicator=CommunicatorClass(1000 + i, 1)) for i in range(257)], "more than 256 shapes"),
+    ],
+)
+def test_bad_plans_are_refused_and_change_nothing(plugin, rows, complaint):
+    plugin.stage_plan(Plan(epoch=1, rows=(ROW,)))
+    assert plugin.flip(1)
+    with pytest.raises(PlanError, match=complaint):
+        plugin.stage_plan(Plan(epoch=2, rows=tuple(rows)))
+    assert not plugin.flip(2)
+    assert plugin.active_epoch() == 1
+    with pytest.raises(PlanError, match="epoch"):
+        plugin.stage_plan(Plan(epoch=2**32))
+
+
+def test_records_come_out_as_numpy(plugin):
+    side = NcclSide(plugin, SHAPES[0])
+    plugin.set_recording(True)
+    plugin.set_memory_pressure(0.75)
+    plugin.set_step(9)
+    for _ in range(5):
+        side.ask(Collective.all_gather, 4096)
+    block = plugin.drain(3)
+    assert block.dtype == library.OBSERVATION_DTYPE
+    assert block["sequence"].tolist() == [0, 1, 2]
+    assert set(block["memory_pressure"]) == {0.75}
+    assert set(block["step"]) == {9}
+    assert len(plugin.drain()) == 2
+    costs = plugin.drain_costs()
+    assert costs["n_ranks"].tolist() == [8]
+    assert np.all(costs["cost_us"] == 50.0)
+    assert plugin.counters().n_calls == plugin.calls_with_ranks(8) == 5
+    assert plugin.tuner_abi() == 5
+    side.close()
+
+
+def test_setters_are_quick_and_threads_may_share_them(plugin):
+    def best_ns(call) -> float:
+        rounds = []
+        for _ in range(30):
+            began = time.perf_counter_ns()
+            for _ in range(200):
+                call()
+            rounds.append((time.perf_counter_ns() - began) / 200)
+        return min(rounds)
+
+    assert best_ns(lambda: plugin.set_phase(17)) < 1000
+    assert best_ns(lambda: plugin.set_step(3)) < 1000
+    assert best_ns(lambda: plugin.set_observing(False)) < 1500
+    workers = [threading.Thread(target=lambda: [plugin.drain(10) for _ in range(200)]) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def test_load_gives_one_plugin():
+    assert library.load() is library.load()
+    assert library.plugin_path() == library.load().path == library.build()
+
+
+# ---- building ----
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch) -> Path:
+    """A copy of the sources that a test may spoil, and a cache of its own."""
+    copy = tmp_path / "plugin"
+    copy.mkdir()
+    for file in library._source_files():
+        (copy / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(library, "_SOURCES", copy)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return copy
+
+
+def test_a_changed_source_is_built_anew(sources):
+    assert library.plugin_path() is None
+    first = library.build()
+    inode = first.stat().st_ino
+    assert library.build().stat().st_ino == inode
+    with (sources / "words.c").open("a") as words:
+        words.write("\n/* changed */\n")
+    assert library.plugin_path() is None
+    assert library.build().stat().st_ino != inode
+    assert {file.name for file in sources.glob("*libnccl*")} <= {library.LIBRARY_NAME, f".{library.LIBRARY_NAME}.lock"}
+
+
+def test_without_a_compiler_the_remedy_is_named(sources, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(sources))
+    with pytest.raises(PluginError, match="no C compiler found; install gcc"):
+        library.build()
+    monkeypatch.setenv("CC", "no-such-cc -m64")
+    with pytest.raises(PluginError, match="CC names no-such-cc"):
+        library.build()
+
+
+def test_a_compiler_that_fails_is_quoted(sources):
+    (sources / "words.c").write_text("#error spoilt\n")
+    with pytest.raises(PluginError, match=r"(?s)failed: .*spoilt.*install gcc"):
+        library.build()
+    assert not list(sources.glob("*.so"))
+
+
+def test_read_only_sources_are_built_in_the_cache(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(library.os, "access", lambda path, mode: Path(path) != sources)
+    built = library.build()
+    assert built.is_relative_to(tmp_path / "cache" / "zerotune")
+    assert library.plugin_path() == built
+    assert stat.S_ISREG(built.stat().st_mode)
+
+
+def test_nowhere_to_write_is_said(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(library.os, "access", lambda path, mode: False)
+    (tmp_path / "cache").write_text("a file, not a folder")
+    with pytest.raises(PluginError, match="cannot be written to"):
+        library.build()
+
+
+def test_processes_may_build_at_once(sources):
+    script = (
+        "import sys; from pathlib import Path; from agent.nccl import library;"
+        "library._SOURCES = Path(sys.argv[1]); print(library.Plugin(library.build()).active_epoch())"
+    )
+    command = [sys.executable, "-c", script, str(sources)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(library.__file__).parents[2])}
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
+    assert [process.communicate(timeout=60)[0] for process in running] == ["0\n"] * 3
+
+
+def test_a_library_that_is_none_is_refused(tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not an ELF file")
+    with pytest.raises(PluginError, match="cannot be loaded"):
+        library.Plugin(broken)
+    with pytest.raises(PluginError, match="cannot be loaded"):
+        library.Plugin(Path(ctypes.util.find_library("c") or "libc.so.6"))
