@@ -11,8 +11,9 @@ attributed by the epoch they ran under, so that what was *asked* is judged, what
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -36,7 +37,7 @@ from store.records import (
 )
 from tuner import explain
 from tuner.features import NO_CELL, CostPrior, Floats, Ints, key_codes, key_of, size_classes
-from tuner.guard import Guard
+from tuner.guard import Alarm, Guard
 from tuner.knowledge import Knowledge
 from tuner.policy.budget import Budget
 from tuner.policy.choice import Event, Policy, PolicySettings
@@ -49,6 +50,8 @@ MAX_KEYS: Final = 4000
 """Rows a plan table holds, with some to spare."""
 KEPT_EPOCHS: Final = 64
 OFFER_PATIENCE_STEPS: Final = 50
+GUARD_WAITS_STEPS: Final = 3
+"""How many steps the measurements of a step may come after its record."""
 PLAN_EXPIRES_AFTER: Final = 100_000
 
 
@@ -75,11 +78,14 @@ class _PlanInForce(NamedTuple):
     """Promotions so far when the plan was made."""
 
 
-class _Promotion(NamedTuple):
+@dataclass
+class _Promotion:
     state: KeyState
     candidate: Candidate
     previous: Candidate
     number: int
+    since_step: int | None = None
+    """Step from which a plan with it was in force."""
 
 
 class Brain:
@@ -137,7 +143,10 @@ class Brain:
         self._pending: list[tuple[Event, int]] = []
         self._promotions: list[_Promotion] = []
         self._n_promotions = 0
-        self._watched_from = 0
+        self._withdrawn: list[_Promotion] = []
+        self._adopted_changes = 0
+        self._unguarded: deque[StepRecord] = deque()
+        self._extra_of_step: dict[int, float] = {}
         self.n_explored = 0
 
     @property
@@ -195,15 +204,16 @@ class Brain:
 
     def cost_tables(self, block: npt.NDArray[np.void]) -> None:
         """Take in live cost tables (COST_FIELDS)."""
+        is_new = False
         for row in block:
             if row["collective"] in _COLLECTIVES and row["message_bytes"] > 0:
-                self._costs.learn_live(
+                is_new |= self._costs.learn_live(
                     CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"])),
                     Collective(int(row["collective"])),
                     int(row["message_bytes"]),
                     row["cost_us"],
                 )
-        if len(block):
+        if is_new:
             self._policy.forget_priors(self._states)
 
     def step_finished(self, step: StepRecord) -> None:
@@ -214,8 +224,8 @@ class Brain:
             self._policy.memory_pressure = step.memory_pressure
         if step.epoch == self._active:
             self._steps_in_epoch += 1
-        if self._guard.step(step.duration_us):
-            self._roll_back()
+        self._unguarded.append(step)
+        self._guard_steps()
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
@@ -236,10 +246,11 @@ class Brain:
             self._offered = None
         self._next_epoch = max(self._next_epoch, epoch + 1)
         in_force = self._plans.get(epoch)
-        if in_force is not None and in_force.n_changes > self._watched_from:
-            if not self._guard.is_watching:
-                self._promotions = [one for one in self._promotions if one.number > self._watched_from]
-            self._watched_from = in_force.n_changes
+        if in_force is not None and in_force.n_changes > self._adopted_changes:
+            self._adopted_changes = in_force.n_changes
+            for promotion in self._promotions:
+                if promotion.since_step is None and promotion.number <= in_force.n_changes:
+                    promotion.since_step = step
             self._guard.changed()
 
     # ---- what the job is told ---------------------------------------------------------------------
@@ -344,7 +355,7 @@ class Brain:
             evidence = self._regimes.evidence
             slots = self._slots_of(epoch, evidence)[keys]
         if is_trial.any():
-            self._charge(keys[is_trial], slots[is_trial], logs[is_trial], block[is_trial], evidence)
+            self._charge(keys[is_trial], slots[is_trial], logs[is_trial], steps[is_trial], evidence)
         evidence.add(slots, logs, steps)
 
     def _slots_of(self, epoch: int, evidence: Evidence) -> Ints:
@@ -381,7 +392,7 @@ class Brain:
                 state.default_setting = setting
                 state.prior = None
 
-    def _charge(self, keys: Ints, slots: Ints, logs: Floats, block: npt.NDArray[np.void], evidence: Evidence) -> None:
+    def _charge(self, keys: Ints, slots: Ints, logs: Floats, steps: Ints, evidence: Evidence) -> None:
         """Account for explored calls, and stop at once what is catastrophically slow."""
         self.n_explored += len(keys)
         incumbents = np.array(
@@ -392,13 +403,15 @@ class Brain:
             dtype=np.int64,
         )
         known = incumbents >= 0
-        keys, slots, logs, incumbents = keys[known], slots[known], logs[known], incumbents[known]
+        slots, logs, incumbents = slots[known], logs[known], incumbents[known]
         usual = evidence.centre(incumbents)
         fine = np.isfinite(usual)
-        keys, slots, logs, usual = keys[fine], slots[fine], logs[fine], usual[fine]
-        if not len(keys):
+        slots, logs, usual = slots[fine], logs[fine], usual[fine]
+        if not len(slots):
             return
         extra = np.exp(logs) - np.exp(usual)
+        for step, extra_us in zip(steps[known][fine].tolist(), extra.tolist(), strict=True):
+            self._extra_of_step[step] = self._extra_of_step.get(step, 0.0) + max(0.0, extra_us)
         for slot in np.unique(slots).tolist():
             of_slot = slots == slot
             before = max(0.0, float(evidence.extra_us[slot]))
@@ -438,20 +451,51 @@ class Brain:
             state = self._states[0]
             self._pending.append((Event(state, state.incumbent, "keep", f"regime change: {reason}"), self._next_epoch))
 
-    def _roll_back(self) -> None:
-        percent = self._guard.slowdown_percent
+    def _guard_steps(self) -> None:
+        """Judge steps once their measurements are in, so that exploration's own cost can be taken off."""
+        while self._unguarded and (self._unguarded[0].step < self._step or len(self._unguarded) > GUARD_WAITS_STEPS):
+            step = self._unguarded.popleft()
+            extra_us = self._extra_of_step.pop(step.step, 0.0)
+            alarm = self._guard.step(max(step.duration_us - extra_us, 0.2 * step.duration_us))
+            if alarm is not None:
+                self._roll_back(alarm, step.step)
+            if self._guard.recovered() is False:
+                self._reinstate()
+        for old in [known for known in self._extra_of_step if known < self._step - 2 * GUARD_WAITS_STEPS]:
+            del self._extra_of_step[old]
+
+    def _roll_back(self, alarm: Alarm, step: int) -> None:
+        """Withdraw what was adopted when steps became slower; nothing, when nothing was."""
+        onset = step - alarm.n_steps - GUARD_WAITS_STEPS
+        guilty = [one for one in self._promotions if one.since_step is not None and one.since_step >= onset]
+        guilty = [one for one in guilty if one.state.incumbent == one.candidate]
+        if not guilty:
+            self._guard.settled()
+            return
         self._guard.rolled_back()
-        for promotion in reversed(self._promotions):
+        reason = f"steps became {alarm.percent:.1f} % slower with it"
+        for promotion in reversed(guilty):
             state = promotion.state
-            if state.incumbent != promotion.candidate:
-                continue
-            reason = f"steps became {percent:.1f} % slower"
             state.incumbent, state.incumbent_kind = promotion.previous, "rollback"
-            state.incumbent_reason = reason
+            state.incumbent_reason = f"{promotion.candidate}: {reason}"
             state.banned[promotion.candidate] = reason
-            self._report(Event(state, promotion.previous, "rollback", f"{promotion.candidate}: {reason}"))
-        self._promotions.clear()
-        self._watched_from = self._n_promotions
+            self._report(Event(state, promotion.previous, "rollback", state.incumbent_reason))
+        self._promotions = [one for one in self._promotions if one not in guilty]
+        self._withdrawn = guilty
+        self._urgent = True
+
+    def _reinstate(self) -> None:
+        """Steps stayed slow without the withdrawn plan, so it was not the cause."""
+        for promotion in self._withdrawn:
+            state = promotion.state
+            state.banned.pop(promotion.candidate, None)
+            if state.incumbent == promotion.previous:
+                state.trial, state.is_trusted = None, False
+                state.previous, state.incumbent = promotion.previous, promotion.candidate
+                state.incumbent_kind = "promote"
+                state.incumbent_reason = "reinstated: steps stayed slow without it"
+                self._report(Event(state, promotion.candidate, "promote", state.incumbent_reason))
+        self._withdrawn = []
         self._urgent = True
 
     def _count_calls(self) -> None:

@@ -8,7 +8,7 @@ guess is what `tuner.model` learns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -45,6 +45,7 @@ _FLOORS: Final = np.array([size_class_floor(index) for index in range(N_SIZE_CLA
 # Share of the channels that is enough for full bandwidth in the starting guess; NCCL over-provisions.
 _SATURATING_SHARE = 0.6
 _GENERIC_MAX_CHANNELS = 32
+_MAX_LIVE_TABLES = 256
 # Generic hop latency in us and share of the link bandwidth by protocol (LL, LL128, Simple).
 _GENERIC_HOP_US = (1.2, 2.2, 5.0)
 _GENERIC_BASE_US = (6.6, 14.0, 8.4)
@@ -121,22 +122,19 @@ class CostPrior:
         self._max_channels: dict[CommunicatorClass, int] = {}
         self._stated_channels = int(fabric_facts.get("comm_channels", 0) or 0)
 
-    @property
-    def source(self) -> str:
-        """`topology`, `live` or `generic`: models of one source do not fit another."""
-        if self._fabric is not None:
-            return "topology"
-        return "live" if self._live else "generic"
-
     def learn_live(
         self,
         communicator: CommunicatorClass,
         collective: Collective,
         message_bytes: int,
         table: npt.NDArray[np.float32],
-    ) -> None:
-        """Take over a cost table NCCL reported: microseconds [7, 3], negative = IGNORE."""
-        self._live.setdefault((communicator, collective), {})[message_bytes] = np.asarray(table, np.float32)
+    ) -> bool:
+        """Take over a cost table NCCL reported (microseconds [7, 3], negative = IGNORE); True if it is new."""
+        tables = self._live.setdefault((communicator, collective), {})
+        if message_bytes in tables or len(tables) >= _MAX_LIVE_TABLES:
+            return False
+        tables[message_bytes] = np.array(table, np.float32)
+        return True
 
     def learn_channels(self, communicator: CommunicatorClass, n_channels: int) -> None:
         """A collective ran on `n_channels`: the communicator has at least as many."""
@@ -180,8 +178,13 @@ class CostPrior:
         collective: Collective,
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
+        *,
+        described_only: bool = False,
     ) -> Floats:
-        """Natural log of the predicted microseconds, shape [n_bytes, n_candidates]; NaN = not available."""
+        """Natural log of the predicted microseconds, shape [n_bytes, n_candidates]; NaN = not available.
+
+        `described_only` leaves live tables out: a correction fitted from the store never saw them.
+        """
         sizes = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
         lines: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         n_available = self.max_channels(communicator)
@@ -189,7 +192,7 @@ class CostPrior:
         for column, candidate in enumerate(candidates):
             cell = cell_of(candidate)
             if cell not in lines:
-                lines[cell] = self._latency_and_transfer(communicator, collective, cell, sizes)
+                lines[cell] = self._latency_and_transfer(communicator, collective, cell, sizes, described_only)
             latency_us, transfer_us = lines[cell]
             n_channels = candidate.n_channels or n_available
             factor = max(1.0, _SATURATING_SHARE * n_available / n_channels)
@@ -237,28 +240,33 @@ class CostPrior:
         collective: Collective,
         cell: tuple[int, int],
         sizes: Floats,
+        described_only: bool,
     ) -> tuple[Floats, Floats]:
         """Microseconds of `cell` as (independent of, proportional to) the bytes moved, each [n_bytes]."""
         if cell == DEFAULT_CELL:
-            return self._cheapest_cell(communicator, collective, sizes)
+            return self._cheapest_cell(communicator, collective, sizes, described_only)
         algorithm, protocol = Algorithm(cell[0]), Protocol(cell[1])
-        tables = self._live.get((communicator, collective))
+        tables = None if described_only else self._live.get((communicator, collective))
         topology = self._topology(communicator)
-        if tables:
-            total = _interpolated_cost(tables, cell, sizes)
-            least = min(float(table[cell]) for table in tables.values())
-            latency = np.minimum(total, np.maximum(least, 0.0) if least >= 0 else np.nan)
-        elif topology is not None:
+        if topology is not None:
             total = cost_model.cost_us(topology, collective, algorithm, protocol, sizes).astype(np.float64)
             nothing = cost_model.cost_us(topology, collective, algorithm, protocol, np.ones(1))
             latency = np.minimum(total, float(nothing[0]))
             total = np.where(total < 0, np.nan, total)
+        elif tables:
+            total = _interpolated_cost(tables, cell, sizes)
+            least = min(float(table[cell]) for table in tables.values())
+            latency = np.minimum(total, np.maximum(least, 0.0) if least >= 0 else np.nan)
         else:
             latency, total = _generic_cost(communicator, collective, algorithm, protocol, sizes)
         return latency, total - latency
 
     def _cheapest_cell(
-        self, communicator: CommunicatorClass, collective: Collective, sizes: Floats
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        sizes: Floats,
+        described_only: bool,
     ) -> tuple[Floats, Floats]:
         cells = self._offered_cells(communicator, collective)
         if cells is None:
@@ -267,7 +275,10 @@ class CostPrior:
             )
         if not cells:
             return np.full(len(sizes), 10.0), sizes / (1000.0 * _GENERIC_INTER_GBS)
-        parts = [self._latency_and_transfer(communicator, collective, (int(a), int(p)), sizes) for a, p in cells]
+        parts = [
+            self._latency_and_transfer(communicator, collective, (int(a), int(p)), sizes, described_only)
+            for a, p in cells
+        ]
         totals = np.stack([latency + transfer for latency, transfer in parts])
         best = np.argmin(np.where(np.isnan(totals), np.inf, totals), axis=0)
         every = np.arange(len(sizes))
@@ -308,8 +319,3 @@ def _generic_cost(
     latency = np.full(len(sizes), _GENERIC_BASE_US[protocol] + n_hops * hop_us)
     transfer = sizes * (steps / n_ranks) / (1000.0 * link_gbs)
     return latency, latency + transfer
-
-
-def as_rows(keys: Iterable[DecisionKey]) -> Ints:
-    """Integer codes of many keys."""
-    return np.array([key_code(key) for key in keys], dtype=np.int64)

@@ -1,94 +1,114 @@
 """The last word belongs to the step time: a plan that makes training slower is rolled back.
 
-A one-sided CUSUM on log step times against the median of the steps before the plan changed (Page 1954).
-With 1 % noise and a 2 % slowdown it fires after about five steps; without a slowdown less than once in ten
-thousand steps. Collectives that got faster on their own but slow down computation show up here and nowhere
-else.
+A one-sided CUSUM (Page 1954) on log step times against the median of the steps before the plan changed.
+With 1 % noise and a 2 % slowdown it fires after about five steps. Collectives that got faster on their own
+but slow computation down show up here and nowhere else. An alarm says since when steps have been slower, so
+that only the plan adopted then answers for it; and if steps do not recover once it is withdrawn, it was
+not the plan, and it is reinstated.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 REFERENCE_STEPS: Final = 40
-MIN_REFERENCE: Final = 5
+MIN_REFERENCE: Final = 6
 SLOWDOWN: Final = 0.02
 """Slowdown (log) that must not go unnoticed."""
-LIMIT: Final = 4.0
+LIMIT: Final = 4.5
 """Alarm when the sum of excesses passes this many noise scales."""
 NOISE_FLOOR: Final = 0.004
 WATCH_STEPS: Final = 60
 """Steps after a change for which it is still held responsible."""
+RECOVERY_STEPS: Final = 8
+
+
+class Alarm(NamedTuple):
+    """Steps have been `percent` slower for the last `n_steps` steps."""
+
+    percent: float
+    n_steps: int
 
 
 class Guard:
-    """Watches one job's steps; `changed` opens a watch, `step` says whether to roll back."""
+    """Watches one job's steps: `changed` opens a watch, `step` answers with an alarm or None."""
 
     def __init__(self, slowdown: float = SLOWDOWN) -> None:
         self._slowdown = slowdown
-        self._reference: deque[float] = deque(maxlen=REFERENCE_STEPS)
-        self._watched: deque[float] = deque(maxlen=WATCH_STEPS)
+        self._recent: deque[float] = deque(maxlen=REFERENCE_STEPS)
         self._centre: float | None = None
         self._sigma = 0.01
         self._sum = 0.0
+        self._n_watched = 0
+        self._run: list[float] = []
+        """Steps since the sum was last zero."""
+        self._slow_centre: float | None = None
+        self._recovery: list[float] = []
 
     @property
     def is_watching(self) -> bool:
         """True while a change is under watch."""
         return self._centre is not None
 
-    @property
-    def slowdown_percent(self) -> float:
-        """By how much the watched steps are slower than the reference, in percent; 0 when not watching."""
-        if self._centre is None or not self._watched:
-            return 0.0
-        return 100.0 * (math.exp(float(np.median(self._watched)) - self._centre) - 1.0)
-
     def changed(self) -> None:
         """From the next step on a newly promoted plan is in force."""
-        if self._centre is not None:
-            # Two changes under one watch: both answer for it, against the reference before the first.
-            return
-        if len(self._reference) < MIN_REFERENCE:
-            return
-        values = np.array(self._reference)
-        self._centre = float(np.median(values))
-        spread = 1.4826 * float(np.median(np.abs(values - self._centre)))
-        self._sigma = max(NOISE_FLOOR, spread)
+        if len(self._recent) >= MIN_REFERENCE:
+            values = np.array(self._recent)
+            self._centre = float(np.median(values))
+            spread = 1.4826 * float(np.median(np.abs(values - self._centre)))
+            # A handful of steps cannot tell its own noise: lean on what was known before.
+            weight = len(values) / REFERENCE_STEPS
+            self._sigma = max(NOISE_FLOOR, spread, (1.0 - weight) * self._sigma)
+            self._recent.clear()
         self._sum = 0.0
-        self._watched.clear()
+        self._n_watched = 0
+        self._run.clear()
 
-    def step(self, duration_us: float) -> bool:
-        """One finished step; True = the watched plan makes training slower, roll it back."""
+    def step(self, duration_us: float) -> Alarm | None:
+        """One finished step, without what known exploration cost in it."""
         if not duration_us > 0:
-            return False
+            return None
         log_us = math.log(duration_us)
+        if self._slow_centre is not None:
+            self._recovery.append(log_us)
+        self._recent.append(log_us)
         if self._centre is None:
-            self._reference.append(log_us)
-            return False
-        self._watched.append(log_us)
+            return None
+        self._n_watched += 1
         excess = (log_us - self._centre) / self._sigma
         allowance = 0.5 * self._slowdown / self._sigma
         # One straggling step must not pass for a slow plan.
-        self._sum = max(0.0, self._sum + min(excess - allowance, 0.4 * LIMIT + allowance))
+        self._sum = max(0.0, self._sum + min(excess - allowance, 0.35 * LIMIT + allowance))
+        self._run = [*self._run, log_us] if self._sum > 0 else []
         if self._sum > max(LIMIT, 3.0 * allowance):
-            return True
-        if len(self._watched) >= WATCH_STEPS:
+            slow = float(np.median(self._run))
+            return Alarm(100.0 * (math.exp(slow - self._centre) - 1.0), len(self._run))
+        if self._n_watched >= WATCH_STEPS:
             self.settled()
-        return False
+        return None
 
     def settled(self) -> None:
         """The watch is over: what ran lately is the new normal."""
-        self._reference.clear()
-        self._reference.extend(list(self._watched)[-REFERENCE_STEPS:])
-        self._watched.clear()
         self._centre = None
+        self._sum = 0.0
+        self._run.clear()
 
     def rolled_back(self) -> None:
-        """The plan is withdrawn: the reference from before it holds again."""
-        self._watched.clear()
-        self._centre = None
+        """The plan is withdrawn; from the next step on it is watched whether steps recover."""
+        self._slow_centre = float(np.median(self._run)) if self._run else None
+        self._recovery.clear()
+        self._recent.clear()
+        self.settled()
+
+    def recovered(self) -> bool | None:
+        """After a roll-back: True when steps became faster again, False when not, None while unknown."""
+        if self._slow_centre is None or len(self._recovery) < RECOVERY_STEPS:
+            return None
+        # The first steps may still have run under the plan that is being withdrawn.
+        gained = self._slow_centre - float(np.median(self._recovery[RECOVERY_STEPS // 3 :]))
+        self._slow_centre = None
+        return gained > 0.4 * self._slowdown

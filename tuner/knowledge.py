@@ -10,13 +10,11 @@ import numpy as np
 
 from store.records import BASELINE, Candidate, DecisionKey
 from tuner.features import CostPrior, Floats
-from tuner.model import Correction
+from tuner.model.baked import UNKNOWN_STD, Correction
 
 if TYPE_CHECKING:
     from store.database import CandidateStatistics, Store
 
-UNKNOWN_STD: Final = 0.5
-"""Standard deviation (log) of NCCL's cost as a prediction, where nothing corrected it yet."""
 RERUN_STD: Final = 0.04
 """How far a candidate's mean moves between two runs on one fabric."""
 OTHER_PHASE_STD: Final = 0.08
@@ -65,11 +63,12 @@ class Knowledge:
             candidate = BASELINE if line.is_default else line.candidate
             spread = max(line.std_us / line.median_us, 0.01)
             entry = (math.log(line.median_us), min(spread, 1.0), line.count)
-            self._by_key.setdefault(line.key, {})[candidate] = entry
-            place = _place(line.key)
-            known = self._by_place.setdefault(place, {})
-            if candidate not in known or known[candidate][2] < line.count:
-                known[candidate] = entry
+            for known in (
+                self._by_key.setdefault(line.key, {}),
+                self._by_place.setdefault(_place(line.key), {}),
+            ):
+                if candidate not in known or known[candidate][2] < line.count:
+                    known[candidate] = entry
 
     @classmethod
     def empty(cls) -> Knowledge:
@@ -91,12 +90,33 @@ class Knowledge:
 
     def prior(self, key: DecisionKey, message_bytes: float, candidates: Sequence[Candidate], costs: CostPrior) -> Prior:
         """Starting guess for `candidates` at `key`; NaN mean = not available."""
-        mean = costs.log_cost(key.communicator, key.collective, candidates, message_bytes)[0]
-        std = np.full(len(candidates), UNKNOWN_STD)
+        return self.priors([key], np.array([message_bytes]), candidates, costs)[0]
+
+    def priors(
+        self,
+        keys: Sequence[DecisionKey],
+        message_bytes: Floats,
+        candidates: Sequence[Candidate],
+        costs: CostPrior,
+    ) -> list[Prior]:
+        """Starting guesses for many keys of one communicator class and collective, all at once."""
+        place = keys[0].communicator, keys[0].collective
+        corrected = self.correction is not None
+        means = costs.log_cost(*place, candidates, message_bytes, described_only=corrected)
+        stds = np.full(means.shape, UNKNOWN_STD)
         if self.correction is not None:
-            shift, spread = self.correction.predict(key.communicator, key.collective, candidates, key.size_class)
-            mean, std = mean + shift, spread
+            classes = np.array([key.size_class for key in keys], dtype=np.int64)
+            shifts, stds = self.correction.predict(*place, candidates, classes)
+            means = means + shifts
+        for key, mean, std in zip(keys, means, stds, strict=True):
+            self._overrule(key, candidates, mean, std)
+        return [Prior(mean, std) for mean, std in zip(means, stds, strict=True)]
+
+    def _overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
+        """What was measured at the very key, or at its twin of another phase, beats any model."""
         own, elsewhere = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
+        if not elsewhere:
+            return
         for index, candidate in enumerate(candidates):
             entry, floor = own.get(candidate), RERUN_STD
             if entry is None:
@@ -106,7 +126,6 @@ class Knowledge:
                 known_std = math.hypot(floor, spread_of_one / math.sqrt(count))
                 if known_std < std[index]:
                     mean[index], std[index] = log_us, known_std
-        return Prior(mean, std)
 
     def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
         """The candidate that earlier runs showed to beat the baseline at `key`, with the evidence."""

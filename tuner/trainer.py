@@ -1,15 +1,166 @@
-"""Fitting the correction from the store."""
+"""Fitting the correction from the store's measurements, and reading it back.
+
+Measurements are the truth, a model is only their digest: whenever a saved one is damaged or was made by
+other versions it is left alone and a new one is fitted. `train` belongs in a process of its own; nothing
+else here imports scikit-learn.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
-from tuner.model import Correction
+import numpy as np
+import numpy.typing as npt
+
+from store.records import ModelRecord
+from tuner.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
+from tuner.model.baked import BAKED_VERSION, RUNGS, Baked, grid_classes
+from tuner.model.estimators import MODELS, WINNER, Estimator
+from tuner.model.training_set import TrainingSet, build, training_hash
 
 if TYPE_CHECKING:
     from store.database import Store
 
+_log = logging.getLogger("zerotune.trainer")
 
-def load_correction(store: Store, fabric_id: str) -> tuple[Correction | None, str]:
-    """The fitted correction for one fabric and its id, (None, "") when there is none that fits."""
-    return None, ""
+MIN_POINTS: Final = 4
+MAX_MEASUREMENTS: Final = 200_000
+MAX_COMMUNICATORS: Final = 4
+DAMAGED: Final = ".damaged"
+"""Suffix of the name under which a model that cannot be read is set aside."""
+
+
+def train(store: Store, fabric_id: str, name: str = WINNER) -> ModelRecord | None:
+    """Fit the model `name` to everything measured on `fabric_id`; None when there is too little."""
+    facts = store.fabrics().get(fabric_id)
+    if facts is None:
+        return None
+    return fit(store.measurements(fabric_id, limit=MAX_MEASUREMENTS), fabric_id, facts, name)
+
+
+def fit(
+    block: npt.NDArray[np.void],
+    fabric_id: str,
+    facts: Mapping[str, str | int | float | bool],
+    name: str = WINNER,
+) -> ModelRecord | None:
+    """Fit the model `name` to measurements (MEASUREMENT_FIELDS) of one fabric.
+
+    `ModelRecord.error` is the median absolute error of log durations over size classes left out.
+    """
+    costs = CostPrior(facts)
+    points = build(block, costs)
+    if len(points) < MIN_POINTS:
+        return None
+    estimator: Estimator = MODELS[name]().fit(points)
+    return ModelRecord(
+        name=name,
+        fabric_id=fabric_id,
+        blob=bake(estimator, points).to_bytes(),
+        versions=versions(name),
+        training_hash=training_hash(block),
+        error=held_out_error(points, name),
+        created_at_s=time.time(),
+    )
+
+
+def versions(name: str) -> dict[str, str]:
+    """What a saved model depends on, for a comparison with what is installed."""
+    from importlib.metadata import version
+
+    return {
+        "features": str(FEATURES_VERSION),
+        "baked": str(BAKED_VERSION),
+        "scikit-learn": version("scikit-learn"),
+        "model": name,
+    }
+
+
+def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[Baked | None, str]:
+    """The correction for one fabric and its id; (None, "") when there is none that can be used.
+
+    A damaged model is set aside under another name, so that the next fit replaces it.
+    """
+    record = store.load_model(name, fabric_id)
+    if record is None:
+        return None, ""
+    if record.versions != versions(name):
+        _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
+        return None, ""
+    try:
+        baked = Baked.from_bytes(record.blob)
+    except ValueError as error:
+        _log.warning("the saved model of fabric %s is damaged (%s); set aside", fabric_id, error)
+        store.save_model(
+            ModelRecord(
+                name + DAMAGED,
+                fabric_id,
+                record.blob,
+                record.versions,
+                record.training_hash,
+                record.error,
+                record.created_at_s,
+            )
+        )
+        return None, ""
+    return baked, f"{name}-{record.training_hash[:8]}"
+
+
+def bake(estimator: Estimator, points: TrainingSet) -> Baked:
+    """Evaluate a fitted model over the grid of what it was fitted on."""
+    shapes, counts = np.unique(np.stack([points.n_ranks, points.n_nodes], axis=1), axis=0, return_counts=True)
+    shapes = shapes[np.argsort(-counts, kind="stable")[:MAX_COMMUNICATORS]]
+    collectives = np.unique(points.collective)
+    cells = np.unique(np.stack([points.algorithm, points.protocol], axis=1), axis=0)
+    classes = grid_classes(int(points.size_class.min()), int(points.size_class.max()))
+    rungs = np.array(RUNGS, dtype=np.int64)
+    shape = (len(shapes), len(collectives), len(cells), len(rungs), len(classes))
+    mean, std = np.zeros(shape, np.float32), np.full(shape, 0.5, np.float32)
+    for m, (n_ranks, n_nodes) in enumerate(shapes.tolist()):
+        for c, collective in enumerate(collectives.tolist()):
+            for k, cell in enumerate(cells.tolist()):
+                here = points.collective == collective
+                here &= (points.algorithm == cell[0]) & (points.protocol == cell[1])
+                if not here.any():
+                    continue
+                # The baseline's channels are NCCL's choice: one rung stands for all.
+                asked = rungs if tuple(cell) != DEFAULT_CELL else rungs[-1:]
+                grid = _grid(int(n_ranks), int(n_nodes), int(collective), cell, asked, classes)
+                shift, spread = estimator.predict(grid)
+                mean[m, c, k] = shift.reshape(len(asked), len(classes))
+                std[m, c, k] = np.clip(spread.reshape(len(asked), len(classes)), 1e-3, 2.0)
+    return Baked(shapes, collectives, cells, int(classes[0]), mean, std)
+
+
+def held_out_error(points: TrainingSet, name: str) -> float:
+    """Median absolute error (log) at every third size class, left out; NaN with fewer than four classes."""
+    classes = np.unique(points.size_class)
+    if len(classes) < 4:
+        return math.nan
+    held = np.isin(points.size_class, classes[1::3])
+    fitted = MODELS[name]().fit(points.take(~held))
+    predicted, _ = fitted.predict(points.take(held))
+    return float(np.median(np.abs(predicted - points.residual[held])))
+
+
+def _grid(n_ranks: int, n_nodes: int, collective: int, cell: list[int], rungs: Ints, classes: Ints) -> TrainingSet:
+    n_points = len(rungs) * len(classes)
+    ones = np.ones(n_points, dtype=np.int64)
+    # Middle of each class, a quarter octave wide.
+    log2_bytes = np.tile(classes / 4.0 + 0.125, len(rungs))
+    return TrainingSet(
+        n_ranks * ones,
+        n_nodes * ones,
+        collective * ones,
+        cell[0] * ones,
+        cell[1] * ones,
+        np.repeat(rungs, len(classes)),
+        log2_bytes,
+        np.zeros(n_points),
+        np.zeros(n_points),
+        ones,
+    )

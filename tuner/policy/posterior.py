@@ -37,14 +37,21 @@ class Settings(NamedTuple):
 
     def take(self, index: npt.NDArray[np.int64]) -> Settings:
         """The settings at `index`."""
-        return Settings(*(column[index] for column in self))
+        return Settings(
+            self.log2_bytes[index],
+            self.log2_channels[index],
+            self.algorithm[index],
+            self.protocol[index],
+            self.key[index],
+        )
 
 
 def correlation(first: Settings, second: Settings) -> Floats:
     """Correlation of the starting guess's errors, shape [len(first), len(second)]."""
 
     def differences(name: str) -> Floats:
-        return getattr(first, name)[:, None] - getattr(second, name)[None, :]  # type: ignore[no-any-return]
+        gaps: Floats = getattr(first, name)[:, None] - getattr(second, name)[None, :]
+        return gaps
 
     near = _matern(np.abs(differences("log2_bytes")) / OCTAVES)
     beside = _matern(np.abs(differences("log2_channels")) / CHANNEL_OCTAVES)
@@ -52,7 +59,9 @@ def correlation(first: Settings, second: Settings) -> Floats:
     same_cell = same_protocol & (differences("algorithm") == 0)
     same_key = differences("key") == 0
     same_slot = same_cell & same_key & (differences("log2_channels") == 0)
-    return near * (SHARE_ALL + SHARE_PROTOCOL * same_protocol + SHARE_CELL * same_cell * beside) + SHARE_OWN * same_slot
+    shared = SHARE_ALL + SHARE_PROTOCOL * same_protocol + SHARE_CELL * same_cell * beside
+    result: Floats = near * shared + SHARE_OWN * same_slot
+    return result
 
 
 def condition(

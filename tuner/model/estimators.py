@@ -1,0 +1,235 @@
+"""The models that may correct NCCL's cost, all of one shape: `fit(points)`, then `predict(points)`.
+
+scikit-learn is imported inside the fitting functions only: these run in the trainer's own process. Adding
+a model means a class here and a line in `MODELS`; the contract tests find it there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from tuner.features import DEFAULT_CELL, Floats
+from tuner.model.baked import UNKNOWN_STD
+from tuner.model.training_set import TrainingSet
+
+COVERAGE: Final = 0.9
+_Z: Final = 1.645
+_SEED: Final = 7
+
+
+class Estimator(Protocol):
+    """A model of `TrainingSet.residual`. Predictions ignore the residual, noise and count of their input."""
+
+    name: str
+
+    def fit(self, points: TrainingSet) -> Estimator:
+        """Learn from at least one point; returns self."""
+        ...
+
+    def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the residual of every point, shapes [n]."""
+        ...
+
+
+class Uncorrected:
+    """NCCL's cost as it is: the baseline that every other model must beat."""
+
+    name = "cost"
+
+    def fit(self, points: TrainingSet) -> Uncorrected:
+        """Learn how far off the cost is, nothing else."""
+        self._spread = max(0.01, float(np.sqrt(np.mean(points.residual**2))))
+        return self
+
+    def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
+        """No correction."""
+        return np.zeros(len(points)), np.full(len(points), self._spread)
+
+
+class Ridge:
+    """Linear in the logs of bytes, channels, ranks and nodes, with own terms for every cell."""
+
+    name = "ridge"
+
+    def fit(self, points: TrainingSet) -> Ridge:
+        """Bayesian ridge regression."""
+        from sklearn.linear_model import BayesianRidge
+
+        self._cells = _known_cells(points)
+        self._regression = BayesianRidge().fit(self._design(points), points.residual)
+        return self
+
+    def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
+        """Posterior predictive of the regression."""
+        mean, std = self._regression.predict(self._design(points), return_std=True)
+        return np.asarray(mean), np.maximum(np.asarray(std), 0.005)
+
+    def _design(self, points: TrainingSet) -> Floats:
+        scaled = _numeric(points) / np.array([10.0, 3.0, 4.0, 4.0])
+        numeric = np.column_stack([np.ones(len(points)), scaled, scaled[:, :2] ** 2])
+        cells = _one_hot(points, self._cells)
+        return np.column_stack([numeric, *(cells[:, [column]] * numeric for column in range(cells.shape[1]))])
+
+
+class Neighbour:
+    """The residual of the nearest measured point of the same collective and cell."""
+
+    name = "neighbour"
+
+    def fit(self, points: TrainingSet) -> Neighbour:
+        """Remember the points."""
+        self._points = points
+        return self
+
+    def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
+        """Nearest in octaves; the spread grows with the distance."""
+        mean, std = np.zeros(len(points)), np.full(len(points), UNKNOWN_STD)
+        known, asked = _numeric(self._points), _numeric(points)
+        for kind in _kinds(points):
+            here = np.flatnonzero(_is_kind(points, kind))
+            there = np.flatnonzero(_is_kind(self._points, kind))
+            if len(there):
+                gaps = np.abs(asked[here][:, None, :] - known[there][None, :, :]).sum(axis=2)
+                nearest = np.argmin(gaps, axis=1)
+                mean[here] = self._points.residual[there[nearest]]
+                std[here] = 0.02 + 0.08 * np.sqrt(gaps[np.arange(len(here)), nearest])
+        return mean, std
+
+
+class Forest:
+    """Extremely randomised trees: a decision-tree peer that interpolates."""
+
+    name = "forest"
+
+    def fit(self, points: TrainingSet) -> Forest:
+        """Grow the trees."""
+        from sklearn.ensemble import ExtraTreesRegressor
+
+        self._cells = _known_cells(points)
+        self._trees = ExtraTreesRegressor(
+            n_estimators=100, min_samples_leaf=1, max_features=0.8, random_state=_SEED
+        ).fit(self._design(points), points.residual)
+        return self
+
+    def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
+        """Mean and spread over the trees."""
+        design = self._design(points)
+        votes = np.stack([tree.predict(design) for tree in self._trees.estimators_])
+        return votes.mean(axis=0), np.maximum(votes.std(axis=0), 0.01)
+
+    def _design(self, points: TrainingSet) -> Floats:
+        return np.column_stack([_numeric(points), _one_hot(points, self._cells)])
+
+
+class Kriging:
+    """A Gaussian process on logs: smooth in bytes, channels, ranks and nodes, one surface per cell.
+
+    Two Matern terms: what all cells share, and what belongs to one cell. The surface of a cell may have
+    several minima over channels. Length scales are fitted by marginal likelihood on a sample of the points.
+    """
+
+    name = "kriging"
+
+    def fit(self, points: TrainingSet) -> Kriging:
+        """Fit hyperparameters on a sample, then condition on every point."""
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+        self._cells = _known_cells(points)
+        design = self._design(points)
+        n_columns = design.shape[1]
+        n_flags = n_columns - 4
+        shared = ConstantKernel(0.1, (1e-3, 4.0)) * Matern(
+            [6.0, 4.0, 4.0, 4.0, *[1e3] * n_flags],
+            [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), *[(999.0, 1001.0)] * n_flags],
+            nu=1.5,
+        )
+        own = ConstantKernel(0.1, (1e-3, 4.0)) * Matern(
+            [4.0, 2.0, 3.0, 3.0, *[0.4] * n_flags],
+            [(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), *[(0.399, 0.401)] * n_flags],
+            nu=1.5,
+        )
+        kernel: Any = shared + own + WhiteKernel(1e-4, (1e-6, 1e-2))
+        sample = _sample(points, 220)
+        tuned = GaussianProcessRegressor(kernel, alpha=points.noise[sample] ** 2, random_state=_SEED)
+        tuned.fit(design[sample], points.residual[sample])
+        self._process = GaussianProcessRegressor(tuned.kernel_, alpha=points.noise**2, optimizer=None)
+        self._process.fit(design, points.residual)
+        self._scale = self._calibrate(points)
+        return self
+
+    def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
+        """Posterior mean and calibrated spread."""
+        design = self._design(points)
+        parts = [
+            self._process.predict(design[start : start + 8192], return_std=True)
+            for start in range(0, len(design), 8192)
+        ]
+        mean = np.concatenate([part[0] for part in parts]) if parts else np.zeros(0)
+        std = np.concatenate([part[1] for part in parts]) if parts else np.zeros(0)
+        return mean, np.maximum(std * self._scale, 0.003)
+
+    def _calibrate(self, points: TrainingSet) -> float:
+        """Factor on the spread so that 90 % intervals hold 90 % of sizes left out, exactly (conformal)."""
+        if len(np.unique(points.size_class)) < 4:
+            return 1.5
+        lower = self._process.L_
+        inverse = np.linalg.inv(lower)
+        precision = inverse.T @ inverse
+        alpha = np.asarray(self._process.alpha_).reshape(-1)
+        scores = []
+        for held in np.unique(points.size_class):
+            index = np.flatnonzero(points.size_class == held)
+            block = np.linalg.inv(precision[np.ix_(index, index)])
+            scores.append(np.abs(block @ alpha[index]) / np.sqrt(np.maximum(np.diag(block), 1e-12)))
+        return float(np.clip(np.quantile(np.concatenate(scores), COVERAGE) / _Z, 0.5, 4.0))
+
+    def _design(self, points: TrainingSet) -> Floats:
+        return np.column_stack([_numeric(points), _one_hot(points, self._cells)])
+
+
+MODELS: Final[dict[str, type[Any]]] = {model.name: model for model in (Uncorrected, Ridge, Neighbour, Forest, Kriging)}
+WINNER: Final = Kriging.name
+
+
+def _numeric(points: TrainingSet) -> Floats:
+    """log2 of bytes per rank, channels, ranks, nodes: shape [n, 4]."""
+    ranks = np.log2(points.n_ranks)
+    return np.column_stack(
+        [points.log2_bytes - ranks, np.log2(points.n_channels), ranks, np.log2(np.maximum(points.n_nodes, 1))]
+    )
+
+
+def _kinds(points: TrainingSet) -> list[tuple[int, int, int]]:
+    table = np.stack([points.collective, points.algorithm, points.protocol], axis=1)
+    return [(int(a), int(b), int(c)) for a, b, c in np.unique(table, axis=0)]
+
+
+def _is_kind(points: TrainingSet, kind: tuple[int, int, int]) -> Any:
+    return (points.collective == kind[0]) & (points.algorithm == kind[1]) & (points.protocol == kind[2])
+
+
+def _known_cells(points: TrainingSet) -> list[tuple[int, int, int]]:
+    return _kinds(points)
+
+
+def _one_hot(points: TrainingSet, kinds: list[tuple[int, int, int]]) -> Floats:
+    """Flags for collective, algorithm, protocol and the whole kind, so that related kinds are near."""
+    columns = [
+        points.collective[:, None] == np.unique([kind[0] for kind in kinds])[None, :],
+        points.algorithm[:, None] == np.unique([kind[1] for kind in kinds])[None, :],
+        points.protocol[:, None] == np.unique([kind[2] for kind in kinds])[None, :],
+    ]
+    return np.concatenate(columns, axis=1).astype(np.float64)
+
+
+def _sample(points: TrainingSet, n_points: int) -> Any:
+    """Indices of at most `n_points` points, the same for the same points."""
+    if len(points) <= n_points:
+        return np.arange(len(points))
+    return np.sort(np.random.default_rng(_SEED).choice(len(points), n_points, replace=False))
+
+
+__all__ = ["DEFAULT_CELL", "MODELS", "WINNER", "Estimator"]

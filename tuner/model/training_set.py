@@ -1,0 +1,146 @@
+"""Measurements to points: medians per setting and size, as the log of measured over NCCL's cost."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Outcome, Protocol
+from tuner.features import DEFAULT_CELL, NO_CELL, CostPrior, Floats, Ints, size_classes
+from tuner.model.baked import RUNGS
+
+MAX_POINTS: Final = 1500
+MIN_NOISE: Final = 0.005
+ONE_CALL_NOISE: Final = 0.05
+"""Noise (log) assumed for a point with a single call behind it."""
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Points of one fabric, arrays of one length; `residual` is log(median microseconds / cost)."""
+
+    n_ranks: Ints
+    n_nodes: Ints
+    collective: Ints
+    algorithm: Ints
+    protocol: Ints
+    n_channels: Ints
+    """As asked or run; the highest rung where the baseline chose (cell `DEFAULT_CELL`)."""
+    log2_bytes: Floats
+    residual: Floats
+    noise: Floats
+    """Standard error (log) of the median."""
+    count: Ints
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> TrainingSet:
+        """The points at `index`."""
+        return TrainingSet(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+    @property
+    def size_class(self) -> Ints:
+        """Size class of every point."""
+        return size_classes(np.maximum(np.round(2.0**self.log2_bytes), 1.0).astype(np.uint64))
+
+
+def training_hash(block: npt.NDArray[np.void]) -> str:
+    """Identifies the measurements a model was fitted on."""
+    return hashlib.blake2b(block.tobytes(), digest_size=12).hexdigest()
+
+
+def build(block: npt.NDArray[np.void], costs: CostPrior) -> TrainingSet:
+    """Points from measurements (MEASUREMENT_FIELDS) of one fabric.
+
+    What NCCL chose by itself counts twice: as the baseline, and as the setting it chose, if known.
+    """
+    usable = (block["outcome"] == Outcome.ok) & (block["duration_us"] > 0) & (block["message_bytes"] > 0)
+    block = block[usable & (block["n_ranks"] > 1)]
+    default = block[block["is_default"] > 0]
+    named = block[(block["algorithm"] != NO_CELL) & (block["n_channels"] > 0)]
+    points, logs = [], []
+    for rows, is_baseline in ((named, False), (default, True)):
+        columns = [rows[name].astype(np.int64) for name in _COLUMNS]
+        if is_baseline:
+            columns[3:6] = [np.full(len(rows), value) for value in (*DEFAULT_CELL, RUNGS[-1])]
+        points.append(np.stack(columns, axis=1))
+        logs.append(np.log(rows["duration_us"].astype(np.float64)))
+    return _medians(np.concatenate(points), np.concatenate(logs), costs)
+
+
+_COLUMNS: Final = (
+    "n_ranks",
+    "n_nodes",
+    "collective",
+    "algorithm",
+    "protocol",
+    "n_channels",
+    "message_bytes",
+)
+
+
+def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
+    """One point per distinct row of `table` (the columns of `_COLUMNS`)."""
+    if not len(logs):
+        none, nothing = np.zeros(0, np.int64), np.zeros(0)
+        return TrainingSet(none, none, none, none, none, none, nothing, nothing, nothing, none)
+    order = np.lexsort((logs, *table.T[::-1]))
+    table, logs = table[order], logs[order]
+    starts = np.flatnonzero(np.r_[True, np.any(table[1:] != table[:-1], axis=1)])
+    counts = np.diff(np.r_[starts, len(table)]).astype(np.int64)
+    medians = 0.5 * (logs[starts + (counts - 1) // 2] + logs[starts + counts // 2])
+    quartiles = logs[starts + (3 * counts) // 4] - logs[starts + counts // 4]
+    spread = np.where(counts >= 4, quartiles / 1.349, ONE_CALL_NOISE)
+    noise = np.maximum(1.25 * spread / np.sqrt(counts), MIN_NOISE)
+    points = table[starts]
+    kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_POINTS])
+    cost = np.full(len(points), np.nan)
+    cost[kept] = _log_costs(points[kept], costs)
+    kept = np.flatnonzero(np.isfinite(cost))
+    n_ranks, n_nodes, collective, algorithm, protocol, n_channels, message_bytes = points[kept].T
+    return TrainingSet(
+        n_ranks,
+        n_nodes,
+        collective,
+        algorithm,
+        protocol,
+        n_channels,
+        np.log2(message_bytes.astype(np.float64)),
+        medians[kept] - cost[kept],
+        noise[kept],
+        counts[kept],
+    )
+
+
+def _log_costs(points: Ints, costs: CostPrior) -> Floats:
+    """NCCL's log cost of every point; NaN where a record names something NCCL does not have."""
+    result = np.full(len(points), np.nan)
+    families, inverse = np.unique(points[:, :6], axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    for at, (n_ranks, n_nodes, collective, algorithm, protocol, n_channels) in enumerate(families.tolist()):
+        rows = inverse == at
+        candidate = candidate_at(algorithm, protocol, n_channels)
+        if candidate is None or collective not in _COLLECTIVES:
+            continue
+        place = CommunicatorClass(n_ranks, max(1, n_nodes))
+        result[rows] = costs.log_cost(place, Collective(collective), (candidate,), points[rows, 6])[:, 0]
+    return result
+
+
+def candidate_at(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
+    """The candidate of integer columns, None for values NCCL does not have."""
+    if (algorithm, protocol) == DEFAULT_CELL:
+        return Candidate()
+    if algorithm not in _ALGORITHMS or protocol not in _PROTOCOLS or not 0 <= n_channels <= 64:
+        return None
+    return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)
+
+
+_COLLECTIVES: Final = frozenset(int(member) for member in Collective)
+_ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
+_PROTOCOLS: Final = frozenset(int(member) for member in Protocol)
