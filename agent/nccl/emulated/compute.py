@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from agent.nccl.emulated import clock
 from agent.nccl.fabric import Compute
@@ -29,11 +30,13 @@ class ComputeModel:
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
 
-    def install(self) -> None:
-        """Register the hooks, for the life of the process."""
-        register_module_forward_hook(self._after_forward)
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+    def install(self) -> tuple[RemovableHandle, ...]:
+        """Register the hooks for the whole process; the handles remove them."""
+        return (
+            register_module_forward_hook(self._after_forward),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        )
 
     def forward_us(self, module: torch.nn.Module, output: torch.Tensor) -> float:
         """Undisturbed time of a leaf module that made `output`."""
