@@ -10,10 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from tuner.status import fetch_status
 
 ZEROTUNE = [sys.executable, "-m", "tuner.cli"]
 FABRIC = "ethernet_boxes"
+MARK = "ZEROTUNE_TEST_WORLD"
 
 
 class World:
@@ -25,7 +27,9 @@ class World:
         self.store = folder / "store.db"
         self.endpoint = f"ipc://{self.runtime}/d.sock"
         self.processes: list[subprocess.Popen] = []
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_RUNTIME_DIR": str(self.runtime)}
+        # The mark finds every process that was started here, however many sessions deep.
+        mark = {MARK: str(folder), "ZEROTUNE_RUNTIME_DIR": str(self.runtime), "OMP_NUM_THREADS": "1"}
+        self.environment = {**os.environ, **mark}
 
     def zerotune(self, *words, timeout=60):
         return subprocess.run(
@@ -82,23 +86,27 @@ class World:
         process.wait(timeout=timeout_s)
         return process.returncode, process.log.read_text()
 
+    def living(self, rank=None):
+        """Living processes that descend from this world, orphans too; `rank` keeps those of a rank."""
+        found = []
+        for process in psutil.process_iter():
+            environment = environment_of(process)
+            if environment.get(MARK) == str(self.folder) and rank in (None, environment.get("RANK")):
+                found.append(process)
+        return found
+
     def close(self):
+        for process in self.living():
+            process.kill()
         for process in self.processes:
-            for member in session_members(process.pid):
-                member.kill()
             process.wait(timeout=10)
 
 
-def session_members(session_id):
-    """Living processes of the session that `start` made, orphans included."""
-    members = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session_id and process.status() != psutil.STATUS_ZOMBIE:
-                members.append(process)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return members
+def environment_of(process):
+    try:
+        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+    except psutil.Error:
+        return {}
 
 
 def losses_of(path):

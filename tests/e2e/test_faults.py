@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import losses_of, session_members
+from conftest import losses_of
 
 STEPS = 120
 
@@ -39,25 +39,21 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill
 @pytest.mark.timeout(120)
 def test_kill_9_of_a_rank_ends_the_job_and_leaves_nothing(world, kill9):
     shared_before = set(os.listdir("/dev/shm"))
-    world.start_daemon()
+    daemon = world.start_daemon()
     training, losses = world.train("--steps", 100_000)
     world.wait_for(lambda: len(losses_of(losses)) > 5, "training to run", training)
-    ranks = [p for p in session_members(training.pid) if "RANK" in _environment(p)]
-    victim = next(p for p in ranks if _environment(p)["RANK"] == "1")
+    (victim,) = world.living(rank="1")
     kill9(victim.pid)
     returncode, _ = world.finish(training, timeout_s=60)
     assert returncode != 0
-    world.wait_for(lambda: not session_members(training.pid), "every rank to end")
+    world.wait_for(lambda: {p.pid for p in world.living()} == {daemon.pid, *trainers(daemon)}, "every rank to end")
     assert set(os.listdir("/dev/shm")) <= shared_before
     assert {p.name for p in world.runtime.iterdir()} <= {"d.sock", "d.sock.lock"}
     world.wait_for(lambda: world.status() is not None, "the daemon to live on")
 
 
-def _environment(process):
-    try:
-        return process.environ()
-    except psutil.Error:
-        return {}
+def trainers(daemon):
+    return [child.pid for child in psutil.Process(daemon.pid).children(recursive=True)]
 
 
 @pytest.mark.timeout(120)
