@@ -1,0 +1,23 @@
+"""Settings x sizes x collectives, measured in one process group by switching plans, recorded in the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from tuner.sweep.render import progress_bar, render
+from tuner.sweep.run import SweepRequest, SweepResult, SweepRow, check, run_sweep
+
+__all__ = ["SweepRequest", "SweepResult", "SweepRow", "check", "render", "run_sweep", "sweep"]
+
+
+def sweep(request: SweepRequest, store_path: Path, console: Console) -> SweepResult:
+    """Run a sweep with a progress bar on `console`.
+
+    Raises:
+        UserError: the request makes no sense here, or the workers do not start.
+        StoreError: the store cannot be written.
+    """
+    with progress_bar(console) as progress:
+        return run_sweep(request, store_path, progress)

@@ -1,0 +1,87 @@
+"""A sweep's progress and its result on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tuner.sweep.run import Progress as Callback
+from tuner.sweep.run import SweepResult, SweepRow
+
+MAX_PER_PLACE = 4
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Callback]:
+    """A bar with the time that remains; gives the callback that moves it."""
+    columns = (
+        TextColumn("sweep"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("[dim]{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def move(done: int, total: int, description: str) -> None:
+            bar.update(task, completed=done, total=total, description=description)
+
+        yield move
+
+
+def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PER_PLACE) -> None:
+    """Print the fastest settings by size, in the columns of nccl-tests, and NCCL's own choice among them."""
+    if result.emulated:
+        console.print(
+            f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."
+        )
+    table = Table(
+        "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "gain", "n", "",
+        title=f"{result.n_ranks} ranks on {result.n_nodes} node(s); bandwidths in GB/s as nccl-tests computes them",
+    )  # fmt: skip
+    place = None
+    n_shown = 0
+    for row in result.rows:
+        if (row.collective, row.message_bytes) != place:
+            place, n_shown = (row.collective, row.message_bytes), 0
+        is_own = row.setting == "baseline"
+        if n_shown >= max_per_place and not is_own and row.outcome == "ok":
+            continue
+        table.add_row(*_cells(row, is_first=n_shown == 0))
+        n_shown += 1
+    console.print(table)
+    words = f"{result.n_visited} of {result.n_cells} settings visited, {result.n_samples:,} samples"
+    words += f" in {result.wall_s:.1f} s"
+    if result.n_restored:
+        words += f"; {result.n_restored:,} samples of earlier sweeps were not measured again"
+    if result.n_broken:
+        words += f"; [red]{result.n_broken} settings hung or failed[/]"
+    console.print(words + ".")
+    if result.interrupted:
+        console.print("[yellow]Interrupted: everything measured is kept, the same command goes on from here.[/]")
+
+
+def _cells(row: SweepRow, *, is_first: bool) -> tuple[str, ...]:
+    head = (row.collective, f"{row.message_bytes:,}") if is_first else ("", "")
+    setting = "NCCL's own" if row.setting == "baseline" else row.setting
+    if row.outcome != "ok":
+        return (*head, setting, "-", "-", "-", "-", "-", str(row.n_samples), f"[red]{row.outcome}: {row.reason}[/]")
+    interval = "-" if row.low_us is None or row.high_us is None else f"{row.low_us:.1f}..{row.high_us:.1f}"
+    return (
+        *head,
+        f"[bold]{setting}[/]" if row.is_best else setting,
+        f"{row.median_us:.2f}",
+        interval,
+        f"{row.algbw_gbs:.2f}",
+        f"{row.busbw_gbs:.2f}",
+        "" if row.gain_percent is None or row.setting == "baseline" else f"{row.gain_percent:+.1f} %",
+        str(row.n_samples),
+        "best" if row.is_best else "",
+    )

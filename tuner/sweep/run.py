@@ -1,0 +1,335 @@
+"""The sweep itself: visits cells, records what was measured as it comes, survives settings that hang."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.nccl import catalog
+from agent.nccl import fabric as fabrics
+from store.database import MEASUREMENT, UNKNOWN, Store
+from store.errors import UserError
+from store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
+from tuner.features import CostPrior
+from tuner.knowledge import Knowledge
+from tuner.sweep.cells import MIN_REPEATS, Cell, Place, make_cells, message_sizes, restore
+from tuner.sweep.protocol import Measure, Ready
+from tuner.sweep.strategy import LOOK_REPEATS, Active, FullGrid, Strategy
+from tuner.sweep.workers import GroupFailure, WorkerGroup, joined_us
+
+Array = NDArray[Any]
+
+SWEEPABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
+MAX_RESTARTS: Final = 20
+
+
+class SweepRequest(msgspec.Struct, frozen=True):
+    """What to measure. `precision` is the wanted half width of each median's 95 % interval, as a share."""
+
+    fabric: str | None = None
+    n_ranks: int = 2
+    collectives: tuple[str, ...] = ("all_gather", "reduce_scatter")
+    min_bytes: int = 4096
+    max_bytes: int = 64 * 2**20
+    full: bool = False
+    precision: float = 0.03
+    max_repeats: int = 30
+    timeout_s: float = 30.0
+    """A visit that takes longer than this has hung."""
+
+
+class SweepRow(msgspec.Struct, frozen=True):
+    """One cell of the result; rates as nccl-tests computes them."""
+
+    collective: str
+    message_bytes: int
+    setting: str
+    n_samples: int
+    median_us: float | None
+    low_us: float | None
+    high_us: float | None
+    algbw_gbs: float | None
+    busbw_gbs: float | None
+    gain_percent: float | None
+    """Over NCCL's own choice at the same place."""
+    is_best: bool
+    outcome: str
+    reason: str = ""
+
+
+class SweepResult(msgspec.Struct, frozen=True):
+    """What the store now knows of this sweep's cells."""
+
+    job_id: str
+    fabric_id: str
+    emulated: str
+    n_ranks: int
+    n_nodes: int
+    n_cells: int
+    n_visited: int
+    n_samples: int
+    n_restored: int
+    """Samples that an earlier sweep had recorded, not measured again."""
+    n_broken: int
+    wall_s: float
+    interrupted: bool
+    rows: tuple[SweepRow, ...]
+
+    def to_json(self) -> str:
+        """One JSON document."""
+        return msgspec.json.encode(self).decode()
+
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, in all, what is measured now)."""
+
+
+def run_sweep(request: SweepRequest, store_path: Path, progress: Progress) -> SweepResult:
+    """Measure, and record into the store at `store_path`. Ctrl-C ends it early and keeps what was measured.
+
+    Raises:
+        UserError: the request makes no sense here, or the workers do not start.
+        StoreError: the store cannot be written.
+    """
+    collectives = check(request)
+    with Store.open(store_path) as store:
+        return _Sweep(request, collectives, store, progress).run()
+
+
+def check(request: SweepRequest) -> tuple[Collective, ...]:
+    """The collectives asked for.
+
+    Raises:
+        UserError: the request makes no sense on this machine.
+    """
+    collectives = tuple(catalog.parse_collective(name) for name in request.collectives)
+    for collective in collectives:
+        if collective not in SWEEPABLE:
+            names = ", ".join(one.name for one in SWEEPABLE)
+            raise UserError(f"{collective.name} cannot be swept", f"use one of {names}")
+    if not 0 < request.min_bytes <= request.max_bytes:
+        raise UserError(f"sizes {request.min_bytes} to {request.max_bytes} are no range", "give a smaller --min-bytes")
+    if request.n_ranks < 2:
+        raise UserError(f"{request.n_ranks} rank has nobody to talk to", "use --n-ranks 2 or more")
+    if request.fabric is not None:
+        most = fabrics.load(request.fabric).max_ranks
+        if request.n_ranks > most:
+            raise UserError(f"fabric {request.fabric} has {most} ranks, not {request.n_ranks}", "use fewer ranks")
+        return collectives
+    from torch import cuda
+
+    if cuda.device_count() < request.n_ranks:
+        problem = f"this machine has {cuda.device_count()} GPUs for {request.n_ranks} ranks"
+        raise UserError(problem, "use fewer --n-ranks, or --fabric NAME for the emulated NCCL")
+    return collectives
+
+
+class _Sweep:
+    """State of one run."""
+
+    def __init__(
+        self, request: SweepRequest, collectives: Sequence[Collective], store: Store, progress: Progress
+    ) -> None:
+        self._request, self._collectives = request, collectives
+        self._store, self._progress = store, progress
+        self._job_id = time.strftime("sweep-%Y%m%d-%H%M%S")
+        self._epoch = 0
+        self._n_samples = 0
+        self._visited: set[int] = set()
+        self._cells: list[Cell] = []
+        self._group: WorkerGroup | None = None
+
+    def run(self) -> SweepResult:
+        """All of it."""
+        request = self._request
+        began_s = time.monotonic()
+        interrupted = False
+        n_restored = 0
+        ready = self._start()
+        try:
+            communicator = CommunicatorClass(request.n_ranks, ready.n_nodes)
+            sizes_bytes = message_sizes(request.min_bytes, request.max_bytes, request.n_ranks)
+            self._cells = make_cells(self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells)
+            n_restored = restore(self._cells, _of(self._store, ready.fabric_id, communicator))
+            self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, request.n_ranks)
+            self._visit_all(self._strategy(communicator, ready), ready, communicator)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            self._stop(in_good_order=not interrupted)
+            self._store.update_job(self._job_id, ended_at_s=time.time())
+            self._store.flush()
+        return SweepResult(
+            job_id=self._job_id,
+            fabric_id=ready.fabric_id,
+            emulated=str(ready.fabric.get("emulated", "")),
+            n_ranks=request.n_ranks,
+            n_nodes=ready.n_nodes,
+            n_cells=len(self._cells),
+            n_visited=len(self._visited),
+            n_samples=self._n_samples,
+            n_restored=n_restored,
+            n_broken=sum(cell.outcome is not Outcome.ok for cell in self._cells),
+            wall_s=time.monotonic() - began_s,
+            interrupted=interrupted,
+            rows=tuple(rows_of(self._cells, request.n_ranks)),
+        )
+
+    def _strategy(self, communicator: CommunicatorClass, ready: Ready) -> Strategy:
+        request = self._request
+        if request.full:
+            return FullGrid(self._cells, request.precision, request.max_repeats)
+        knowledge = Knowledge.from_store(self._store, ready.fabric_id)
+        costs = CostPrior(ready.fabric)
+        return Active(self._cells, communicator, costs, knowledge, request.precision, request.max_repeats)
+
+    def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> None:
+        n_restarts = 0
+        while visits := strategy.next_round():
+            for cell in visits:
+                place = cell.place
+                self._progress(
+                    *strategy.progress(), f"{place.collective.name} {place.message_bytes:,} {cell.candidate}"
+                )
+                if self._group is None:
+                    n_restarts += 1
+                    if n_restarts > MAX_RESTARTS:
+                        raise UserError(f"{n_restarts} settings hung or failed", "see the store for which ones")
+                    self._start()
+                self._visit(cell, ready, communicator)
+        self._progress(*strategy.progress(), "done")
+
+    def _visit(self, cell: Cell, ready: Ready, communicator: CommunicatorClass) -> None:
+        """Measure one batch of `cell` and record it at once."""
+        assert self._group is not None
+        self._epoch += 1
+        is_first = id(cell) not in self._visited
+        self._visited.add(id(cell))
+        command = Measure(
+            epoch=self._epoch,
+            collective=cell.place.collective,
+            message_bytes=cell.place.message_bytes,
+            candidate=cell.candidate,
+            n_warmup=1,
+            n_repeats=MIN_REPEATS if self._request.full else LOOK_REPEATS,
+            check=is_first,
+        )
+        try:
+            ranks = self._group.measure(command, self._request.timeout_s)
+        except GroupFailure as failure:
+            cell.outcome, cell.reason = failure.outcome, failure.reason
+            self._stop(in_good_order=False)
+            self._record(ready, [_broken_row(cell, communicator)])
+            return
+        fresh_us = joined_us(ranks)
+        if not all(one.is_correct for one in ranks):
+            cell.outcome, cell.reason = Outcome.failed, "the result was wrong"
+            self._record(ready, [_broken_row(cell, communicator)])
+            return
+        outliers = cell.outliers(fresh_us)
+        rows = []
+        for duration_us, is_outlier in zip(fresh_us, outliers, strict=True):
+            row = _row(cell, communicator, Outcome.outlier if is_outlier else Outcome.ok)
+            row["duration_us"], row["epoch"] = duration_us, self._epoch
+            row["algorithm"], row["protocol"] = ranks[0].algorithm, ranks[0].protocol
+            row["n_channels"], row["timing_source"] = ranks[0].n_channels, ranks[0].timing_source
+            rows.append(row)
+        cell.duration_us += fresh_us
+        self._n_samples += len(fresh_us)
+        self._record(ready, rows)
+
+    def _record(self, ready: Ready, rows: list[Array]) -> None:
+        self._store.record_measurements(ready.fabric_id, self._job_id, np.array(rows, MEASUREMENT))
+
+    def _start(self) -> Ready:
+        self._group = WorkerGroup(self._request.n_ranks, self._request.fabric, self._collectives)
+        return self._group.ready
+
+    def _stop(self, *, in_good_order: bool) -> None:
+        if self._group is not None:
+            if in_good_order:
+                self._group.stop()
+            self._group.kill()
+            self._group = None
+
+
+def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
+    """What earlier sweeps recorded for this communicator class."""
+    found = store.measurements(fabric_id=fabric_id, source=Source.sweep)
+    ours = (found["n_ranks"] == communicator.n_ranks) & (found["n_nodes"] == communicator.n_nodes)
+    matching: Array = found[ours]
+    return matching
+
+
+def _row(cell: Cell, communicator: CommunicatorClass, outcome: Outcome) -> Array:
+    row = np.zeros((), MEASUREMENT)
+    row["n_ranks"], row["n_nodes"] = communicator.n_ranks, communicator.n_nodes
+    row["message_bytes"], row["collective"] = cell.place.message_bytes, cell.place.collective
+    row["phase"], row["memory_pressure"] = Phase.other, math.nan
+    row["is_default"], row["source"], row["outcome"] = cell.candidate == BASELINE, Source.sweep, outcome
+    return row
+
+
+def _broken_row(cell: Cell, communicator: CommunicatorClass) -> Array:
+    """A setting that did not work: what was asked for, without a duration."""
+    row = _row(cell, communicator, cell.outcome)
+    asked = cell.candidate
+    row["algorithm"] = UNKNOWN if asked.algorithm is None else asked.algorithm
+    row["protocol"] = UNKNOWN if asked.protocol is None else asked.protocol
+    row["n_channels"] = asked.n_channels
+    return row
+
+
+def rows_of(cells: Sequence[Cell], n_ranks: int) -> list[SweepRow]:
+    """Result rows of the cells that were measured, by place, the fastest first."""
+    by_place: dict[Place, list[Cell]] = {}
+    for cell in cells:
+        if cell.duration_us or cell.outcome is not Outcome.ok:
+            by_place.setdefault(cell.place, []).append(cell)
+    rows = []
+    for place in sorted(by_place):
+        found = sorted(by_place[place], key=lambda cell: cell.median_us if cell.duration_us else math.inf)
+        baseline = next((cell for cell in found if cell.candidate == BASELINE), None)
+        best = next((cell for cell in found if cell.outcome is Outcome.ok), None)
+        rows += [_result_row(cell, baseline, cell is best, n_ranks) for cell in found]
+    return rows
+
+
+def _result_row(cell: Cell, baseline: Cell | None, is_best: bool, n_ranks: int) -> SweepRow:
+    median_us = cell.median_us if cell.duration_us else None
+    low_us, high_us = cell.interval_us
+    algbw_gbs = None if median_us is None else cell.place.message_bytes / median_us / 1e3
+    gain = None
+    if median_us is not None and baseline is not None and baseline.duration_us:
+        gain = 100 * (1 - median_us / baseline.median_us)
+    return SweepRow(
+        collective=cell.place.collective.name,
+        message_bytes=cell.place.message_bytes,
+        setting=str(cell.candidate),
+        n_samples=len(cell.duration_us),
+        median_us=median_us,
+        low_us=low_us if math.isfinite(high_us) else None,
+        high_us=high_us if math.isfinite(high_us) else None,
+        algbw_gbs=algbw_gbs,
+        busbw_gbs=None if algbw_gbs is None else algbw_gbs * bus_factor(cell.place.collective, n_ranks),
+        gain_percent=gain,
+        is_best=is_best,
+        outcome=cell.outcome.name,
+        reason=cell.reason,
+    )
+
+
+def bus_factor(collective: Collective, n_ranks: int) -> float:
+    """Bus over algorithm bandwidth in nccl-tests' convention (its PERFORMANCE.md)."""
+    if collective is Collective.all_reduce:
+        return 2 * (n_ranks - 1) / n_ranks
+    if collective in (Collective.all_gather, Collective.reduce_scatter):
+        return (n_ranks - 1) / n_ranks
+    return 1.0
