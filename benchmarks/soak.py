@@ -51,14 +51,16 @@ def rank_main(n_collectives: int) -> None:
     ]
     inputs = [torch.full((bytes_ // 4 // n_ranks,), float(rank)) for bytes_ in SIZES_BYTES]
     outputs = [torch.empty(len(tensor) * n_ranks) for tensor in inputs]
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13 renamed them
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     n_timed, epochs, epoch = 0, 1, 0
     began = time.perf_counter()
     for call in range(n_collectives):
         which = call % len(SIZES_BYTES)
         if call % 2:
-            dist.all_gather_into_tensor(outputs[which], inputs[which])
+            gather(outputs[which], inputs[which])
         else:
-            dist.reduce_scatter_tensor(inputs[which], outputs[which])
+            scatter(inputs[which], outputs[which])
             inputs[which].fill_(float(rank))
         if call % CALLS_PER_BOUNDARY == CALLS_PER_BOUNDARY - 1:
             if rank == 0:
