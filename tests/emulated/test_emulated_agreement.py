@@ -23,7 +23,6 @@ from agent.nccl.emulated import (
 from agent.nccl.emulated.memory import device
 from store.errors import RankDisagreement
 
-
 _broken: list[Any] = []
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from emulated_world import World, subgroup
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+OPERATORS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8)
 
 
@@ -36,7 +37,13 @@ def _check_reductions(rank: int) -> None:
         if group is None:
             continue
         for dtype in DTYPES:
-            for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+            for op in (
+                dist.ReduceOp.SUM,
+                dist.ReduceOp.AVG,
+                dist.ReduceOp.MAX,
+                dist.ReduceOp.MIN,
+                dist.ReduceOp.PRODUCT,
+            ):
                 expected = _reduced(n, n * 5, dtype, op)
                 tensor = _input(rank, n * 5, dtype)
                 dist.all_reduce(tensor, op=op, group=group)

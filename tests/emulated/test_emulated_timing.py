@@ -152,7 +152,7 @@ def _planned(rank: int, folder: str) -> Any:
     finally:
         plugin.set_observing(False)
         plugin.reset()
-    return [call.candidate for call in journal().calls], [call for call in journal().calls], records
+    return [call.candidate for call in journal().calls], list(journal().calls), records
 
 
 def test_a_plan_decides_what_runs_and_the_profiler_reports_it(world: World, tmp_path: Path) -> None:

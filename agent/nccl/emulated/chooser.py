@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from agent.nccl.fabric import Fabric
 from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 
 IGNORE: Final = cost_model.IGNORE
-_Costs = ctypes.c_float * (cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS)
-"""Microseconds by algorithm and protocol, flat, as NCCL hands them to a plugin."""
+_N_CELLS: Final = cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS
+_Costs = Any  # ctypes.Array[c_float]: not subscriptable at run time, nor do its items read as float
 _NEVER_WINS: Final = 3.6e9
 """NCCL before 2.29 starts its search for the smallest cost here."""
 
@@ -39,7 +39,7 @@ class Chooser:
         self._forbidden = _forbidden_by_environment()
         self._limit = _NEVER_WINS if plugin_host().version < (2, 29) else float("inf")
         self._costs: dict[tuple[Collective, int, bool, int], _Costs] = {}
-        self._table = _Costs()
+        self._table: _Costs = (ctypes.c_float * _N_CELLS)()
         self._table_address = ctypes.addressof(self._table)
         self._candidates: dict[tuple[Collective, int, int, int], Candidate] = {}
 
@@ -72,7 +72,7 @@ class Chooser:
         table[plugin_host().n_algorithms :] = IGNORE
         for algorithm, protocol in self._forbidden:
             table[algorithm, protocol] = IGNORE
-        return _Costs(*table.ravel().tolist())
+        return (ctypes.c_float * _N_CELLS)(*table.ravel().tolist())
 
     def _cheapest(self, collective: Collective, message_bytes: int, costs: _Costs, asked: int) -> Candidate:
         best, winner = self._limit, -1

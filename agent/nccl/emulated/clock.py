@@ -27,7 +27,9 @@ def _no_slowdown(_n_channels: int) -> float:
 class Clock:
     """A rank's timelines; thread-safe."""
 
-    def __init__(self, sms_slowdown: Callable[[int], float] = _no_slowdown, measured_scale: float | None = None) -> None:
+    def __init__(
+        self, sms_slowdown: Callable[[int], float] = _no_slowdown, measured_scale: float | None = None
+    ) -> None:
         self.sms_slowdown = sms_slowdown
         self.measured_scale = measured_scale
         """Virtual microseconds per microsecond of this thread's CPU time; None: hooks say what work costs."""
@@ -63,9 +65,7 @@ class Clock:
                     now_us += left_us
                     break
                 n_channels = sum(hold.n_channels for hold in self._holds if hold.start_us <= now_us)
-                change_us = min(
-                    hold.end_us if hold.start_us <= now_us else hold.start_us for hold in self._holds
-                )
+                change_us = min(hold.end_us if hold.start_us <= now_us else hold.start_us for hold in self._holds)
                 slowdown = self.sms_slowdown(n_channels) if n_channels else 1.0
                 done_us = (change_us - now_us) / slowdown
                 if done_us >= left_us:

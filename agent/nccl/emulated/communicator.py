@@ -11,6 +11,7 @@ import hashlib
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -64,46 +65,42 @@ _DATATYPES: Final = {
 _BYTES: Final = (NONE, b"ncclInt8")
 
 
+Finish = Callable[["Call", int], None]
+
+
+@dataclass(slots=True)
 class Task:
     """One collective of a group: what this rank sends, and what to do with what all ranks sent."""
 
-    __slots__ = ("count", "finish", "message_bytes", "output", "piece")
-
-    def __init__(
-        self, piece: torch.Tensor | None, message_bytes: int, count: int,
-        finish: Callable[[Call, int], None] | None, output: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        self.piece = piece
-        """Contiguous CPU tensor, copied at issue; None = nothing to send."""
-        self.message_bytes = message_bytes
-        """Total, NCCL's nBytes."""
-        self.count = count
-        """NCCL's count argument."""
-        self.finish = finish
-        """Called with the call and this task's piece number once every rank's data is there."""
-        self.output = output
-        """The tensor that `finish` fills."""
+    piece: torch.Tensor | None
+    """Contiguous CPU tensor, copied at issue; None = nothing to send."""
+    message_bytes: int
+    """Total, NCCL's nBytes."""
+    count: int
+    """NCCL's count argument."""
+    finish: Finish | None
+    """Called with the call and this task's piece number once every rank's data is there."""
+    output: torch.Tensor | None = None
+    """The tensor that the caller sees filled."""
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """An issued collective (or a fused run of several)."""
 
-    __slots__ = ("candidate", "collective", "communicator", "duration_us", "end_us", "events", "error",
-                 "index", "message_bytes", "own_arrival_us", "tasks")  # fmt: skip
-
-    def __init__(self, communicator: Communicator, index: int, tasks: Sequence[Task]) -> None:
-        self.communicator = communicator
-        self.index = index
-        self.tasks = tasks
-        self.collective = Collective.send_recv
-        self.candidate = BASELINE
-        self.message_bytes = 0
-        self.duration_us = 0.0
-        self.own_arrival_us = 0.0
-        self.end_us: float | None = None
-        self.error: BaseException | None = None
-        self.events: list[int] = []
-
+    communicator: Communicator
+    index: int
+    collective: Collective
+    tasks: Sequence[Task]
+    message_bytes: int
+    own_arrival_us: float
+    candidate: Candidate = BASELINE
+    duration_us: float = 0.0
+    """Alone on the links, with noise; alike on all ranks."""
+    events: list[int] = field(default_factory=list)
+    """The profiler's handles of events that wait for the kernel."""
+    end_us: float | None = None
+    error: BaseException | None = None
 
     @property
     def rendezvous(self) -> Rendezvous:
@@ -171,11 +168,13 @@ class Communicator:
             if self._failure is not None:
                 raise EmulatedNcclError(f"this communicator has failed: {self._failure}") from self._failure
             current = clock.current()
-            arrival_us = current.arrival_us()
-            call = Call(self, self._n_issued, tasks)
+            index = self._n_issued
             self._n_issued += 1
-            call.collective = collective
-            message_bytes = call.message_bytes = sum(task.message_bytes for task in tasks)
+            arrival_us = current.arrival_us() + self._fabric.noise.skew_us(
+                self._emulation.seed, self.comm_id, index, self.rank
+            )
+            message_bytes = sum(task.message_bytes for task in tasks)
+            call = Call(self, index, collective, tasks, message_bytes, arrival_us)
             is_tuned = collective in TUNED and message_bytes > 0 and self._chooser is not None
             error: Exception | None = None
             if is_tuned:
@@ -184,9 +183,7 @@ class Communicator:
                 except (EmulatedNcclError, RuntimeError) as failure:
                     error = failure
             call.duration_us = self._duration_us(call, is_tuned and error is None)
-            arrival_us += self._fabric.noise.skew_us(self._emulation.seed, self.comm_id, call.index, self.rank)
-            call.own_arrival_us = arrival_us
-            self._publish(call, dtype, redop, root, even, arrival_us, error is not None)
+            self._publish(call, dtype, redop, root, even, error is not None)
             if error is not None:
                 self._failure = error
                 raise error
@@ -223,12 +220,9 @@ class Communicator:
             call.candidate.n_channels,
         )  # fmt: skip
 
-    def _publish(
-        self, call: Call, dtype: torch.dtype, redop: int, root: int, even: bool,
-        arrival_us: float, failed: bool,
-    ) -> None:  # fmt: skip
+    def _publish(self, call: Call, dtype: torch.dtype, redop: int, root: int, even: bool, failed: bool) -> None:
         candidate, header = call.candidate, self._header
-        start_us = max(arrival_us, self._own_end_us)
+        start_us = max(call.own_arrival_us, self._own_end_us)
         overlap_us = max(
             (min(other._own_end_us - start_us, call.duration_us) for other in _communicators if other is not self),
             default=0.0,
@@ -240,7 +234,7 @@ class Communicator:
         clock.current().hold(start_us, self._own_end_us, candidate.n_channels)
         header.message_bytes = call.message_bytes
         header.n_elements = call.tasks[0].count
-        header.arrival_us, header.contention = arrival_us, contention
+        header.arrival_us, header.contention = call.own_arrival_us, contention
         header.root, header.collective = root, call.collective
         header.datatype, header.redop = _DATATYPES.get(dtype, _BYTES)[0], redop
         header.algorithm = NONE if candidate.algorithm is None else candidate.algorithm
@@ -248,9 +242,8 @@ class Communicator:
         header.n_channels, header.failed, header.even = candidate.n_channels, failed, even
         pieces = [_EMPTY if task.piece is None else task.piece for task in call.tasks]
         while True:
-            index = self.rendezvous.publish(header, pieces)
-            if index >= 0:
-                break
+            if self.rendezvous.publish(header, pieces) >= 0:
+                return
             # The ring or the arena is full: finish own calls, then wait for the slowest rank to do so.
             if self._pending:
                 oldest = self._pending[0]
@@ -258,7 +251,6 @@ class Communicator:
                 self.rendezvous.wait_consumed(oldest.index, self.timeout_us)
             else:
                 self.rendezvous.wait_consumed(call.index - 1, self.timeout_us)
-        call.index = index
 
     def _enqueue_events(self, call: Call, dtype: torch.dtype, root: int) -> None:
         event, candidate = self._event, call.candidate
@@ -365,7 +357,7 @@ class Communicator:
             self._plugins.finalize()
             self._memory.release()
             self.rendezvous.abort()
-            with self._completing:
+            with self._issuing, self._completing:  # whoever waits is woken by the abort
                 self.rendezvous.close()
 
 

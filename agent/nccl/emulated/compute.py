@@ -58,7 +58,7 @@ class ComputeModel:
         cost_us = self.forward_us(module, output)
         current.advance(cost_us)
         if output.requires_grad and torch.is_grad_enabled():
-            output.register_hook(functools.partial(_backward, 2.0 * cost_us))
+            output.register_hook(functools.partial(_backward, 2.0 * cost_us))  # type: ignore[no-untyped-call]
 
     def _before_step(self, *_arguments: Any) -> None:
         clock.current().settle()

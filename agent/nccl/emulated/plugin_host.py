@@ -181,9 +181,7 @@ class CommunicatorPlugins:
         self._n_channels_address = ctypes.addressof(self._n_channels)
         if host.tuner is not None:
             context = ctypes.addressof(self._tuner_context)
-            result = self._calls.tuner_init(
-                host.tuner.address, host.tuner.abi, context, comm_id, n_ranks, n_nodes
-            )
+            result = self._calls.tuner_init(host.tuner.address, host.tuner.abi, context, comm_id, n_ranks, n_nodes)
             if result != 0:
                 raise EmulatedNcclError(f"the tuner plugin refused the communicator (error {result})")
         self.has_tuner = host.tuner is not None

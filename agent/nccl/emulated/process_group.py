@@ -14,21 +14,23 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from agent.nccl.emulated import grouping
-from agent.nccl.emulated.communicator import Call, Communicator, Task
+from agent.nccl.emulated import grouping, tasks
+from agent.nccl.emulated.communicator import Communicator, Task
 from agent.nccl.emulated.errors import EmulatedNcclError
-from agent.nccl.emulated.reduction import SUM, Operator, operator, reduce_into
+from agent.nccl.emulated.reduction import SUM, Operator, operator
 from agent.nccl.emulated.settings import announce, emulation
 from agent.nccl.emulated.work import EmulatedWork
 from store.records import Collective
 
 BACKEND: Final = "emulated_nccl"
-BARRIER_BYTES: Final = 4
-
 Tensors = Sequence[torch.Tensor]
 
 
-class EmulatedProcessGroup(dist.ProcessGroup):
+# torch's stubs give one class several incompatible signatures, and leave out the constructor it has for Python.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives run on the emulated NCCL."""
 
     def __init__(
@@ -44,7 +46,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         self._communicator: Communicator | None = None
         self._coalesced: list[grouping.Deferred] | None = None
         self._closed = False
-        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, n_ranks, timeout=timeout)
+        gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, n_ranks, timeout=timeout)
         self._gloo = gloo
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -86,7 +88,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         """Reduce `tensors` in place over all ranks."""
         op = _operator(opts)
-        return self._launch(Collective.all_reduce, [self._all_reduce(t, op) for t in _list(tensors)], op=op)
+        return self._launch(Collective.all_reduce, [tasks.all_reduce(t, op) for t in _list(tensors)], op=op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> EmulatedWork:
         """Several all-reduces in one group."""
@@ -95,23 +97,25 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         """Overwrite `tensors` with the root's."""
         root = opts if isinstance(opts, int) else opts.rootRank
-        tasks = [self._broadcast(tensor, root) for tensor in _list(tensors)]
-        return self._launch(Collective.broadcast, tasks, root=root)
+        todo = [tasks.broadcast(tensor, root, self._rank) for tensor in _list(tensors)]
+        return self._launch(Collective.broadcast, todo, root=root)
 
     def reduce(self, tensors: Any, opts: Any = None, *_arguments: Any) -> EmulatedWork:
         """Reduce to the root."""
         root, op = opts.rootRank, operator(opts.reduceOp)
-        tasks = [self._reduce(tensor, op, root) for tensor in _list(tensors)]
-        return self._launch(Collective.reduce, tasks, op=op, root=root)
+        todo = [tasks.reduce(tensor, op, root, self._rank) for tensor in _list(tensors)]
+        return self._launch(Collective.reduce, todo, op=op, root=root)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> EmulatedWork:
         """Fill `output` with every rank's `source`, in rank order."""
-        return self._launch(Collective.all_gather, [self._all_gather(output, source)])
+        return self._launch(Collective.all_gather, [tasks.all_gather(output, source, self._n_ranks)])
 
     def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> EmulatedWork:
         """Several gathers in one group."""
-        tasks = [self._all_gather(output, source) for output, source in zip(outputs, sources, strict=True)]
-        return self._launch(Collective.all_gather, tasks)
+        todo = [
+            tasks.all_gather(output, source, self._n_ranks) for output, source in zip(outputs, sources, strict=True)
+        ]
+        return self._launch(Collective.all_gather, todo)
 
     def allgather(self, output_lists: Any, sources: Any, opts: Any = None) -> EmulatedWork:
         """Fill each list with every rank's tensor; shapes may differ by rank, which NCCL does by broadcasts."""
@@ -119,27 +123,30 @@ class EmulatedProcessGroup(dist.ProcessGroup):
             output_lists, sources = [output_lists], [sources]
         outputs, source = output_lists[0], sources[0]
         if any(output.numel() != source.numel() for output in outputs):
-            tasks = [self._broadcast(output, root, source) for root, output in enumerate(outputs)]
-            return self._launch(Collective.broadcast, tasks, root=-1)
-        return self._launch(Collective.all_gather, [self._all_gather_list(outputs, source)])
+            todo = [tasks.broadcast(output, root, self._rank, source) for root, output in enumerate(outputs)]
+            return self._launch(Collective.broadcast, todo, root=-1)
+        return self._launch(Collective.all_gather, [tasks.all_gather_list(outputs, source)])
 
     def allgather_coalesced(self, output_lists: Any, sources: Tensors, opts: Any = None) -> EmulatedWork:
         """Several gathers into lists in one group; `output_lists` is by tensor, then by rank."""
-        tasks = [
-            self._all_gather_list(outputs, source) for outputs, source in zip(output_lists, sources, strict=True)
-        ]
-        return self._launch(Collective.all_gather, tasks)
+        todo = [tasks.all_gather_list(outputs, source) for outputs, source in zip(output_lists, sources, strict=True)]
+        return self._launch(Collective.all_gather, todo)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> EmulatedWork:
         """Reduce, and keep this rank's part."""
         op = _operator(opts)
-        return self._launch(Collective.reduce_scatter, [self._reduce_scatter(output, source, op)], op=op)
+        return self._launch(
+            Collective.reduce_scatter, [tasks.reduce_scatter(output, source, op, self._rank, self._n_ranks)], op=op
+        )
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> EmulatedWork:
         """Several scatters in one group."""
         op = _operator(opts)
-        tasks = [self._reduce_scatter(output, source, op) for output, source in zip(outputs, sources, strict=True)]
-        return self._launch(Collective.reduce_scatter, tasks, op=op)
+        todo = [
+            tasks.reduce_scatter(output, source, op, self._rank, self._n_ranks)
+            for output, source in zip(outputs, sources, strict=True)
+        ]
+        return self._launch(Collective.reduce_scatter, todo, op=op)
 
     def reduce_scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> EmulatedWork:
         """The same from lists; shapes may differ by rank, which NCCL does by reductions."""
@@ -147,42 +154,33 @@ class EmulatedProcessGroup(dist.ProcessGroup):
             outputs, source_lists = [outputs], [source_lists]
         op, output, sources = _operator(opts), outputs[0], source_lists[0]
         if any(source.numel() != output.numel() for source in sources):
-            tasks = [self._reduce(source, op, root, output) for root, source in enumerate(sources)]
-            return self._launch(Collective.reduce, tasks, op=op, root=-1)
+            todo = [tasks.reduce(source, op, root, self._rank, output) for root, source in enumerate(sources)]
+            return self._launch(Collective.reduce, todo, op=op, root=-1)
         flat = torch.cat([source.reshape(-1) for source in sources])
-        return self._launch(Collective.reduce_scatter, [self._reduce_scatter(output, flat, op)], op=op)
+        return self._launch(
+            Collective.reduce_scatter, [tasks.reduce_scatter(output, flat, op, self._rank, self._n_ranks)], op=op
+        )
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         """As ProcessGroupNCCL: an all-reduce of one element."""
-        task = Task(None, BARRIER_BYTES, 1, None)
-        return self._launch(Collective.all_reduce, [task], dtype=torch.float32)
+        return self._launch(Collective.all_reduce, [tasks.BARRIER], dtype=torch.float32)
 
     # Collectives without a setting: NCCL makes them of sends and receives.
 
     def gather(self, output_lists: Any, sources: Any, opts: Any = None, *_arguments: Any) -> EmulatedWork:
         """The root collects every rank's tensor."""
-        root, source = opts.rootRank, _list(sources)[0]
+        root = opts.rootRank
         outputs = output_lists[0] if self._rank == root else []
-
-        def finish(call: Call, piece: int) -> None:
-            for rank, output in enumerate(outputs):
-                _fill(call, rank, piece, output)
-
-        task = Task(source.contiguous(), _bytes(source) * self._n_ranks, source.numel(), finish)
-        return self._launch(Collective.gather, [task], root=root, outputs=outputs, dtype=source.dtype, even=False)
+        task = tasks.gather(outputs, _list(sources)[0], self._n_ranks)
+        return self._launch(Collective.gather, [task], root=root, outputs=outputs, even=False)
 
     def scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> EmulatedWork:
         """The root hands each rank its tensor."""
         root, output = opts.rootRank, _list(outputs)[0]
-        source = None
-        if self._rank == root:
-            source = torch.cat([part.reshape(-1) for part in source_lists[0]])
-
-        def finish(call: Call, piece: int) -> None:
-            _fill(call, root, piece, output, self._rank * _bytes(output))
-
-        task = Task(source, _bytes(output) * self._n_ranks, output.numel(), finish)
-        return self._launch(Collective.scatter, [task], root=root, outputs=[output], dtype=output.dtype)
+        sources = source_lists[0] if self._rank == root else None
+        return self._launch(
+            Collective.scatter, [tasks.scatter(output, sources, root, self._rank, self._n_ranks)], root=root
+        )
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int],
@@ -191,11 +189,11 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         """Rank i's part j becomes rank j's part i; splits are row counts, empty = even."""
         outputs = torch.split(output, list(output_splits) or output.shape[0] // self._n_ranks)
         sources = torch.split(source, list(input_splits) or source.shape[0] // self._n_ranks)
-        return self._all_to_all(outputs, sources, output)
+        return self._all_to_all(outputs, sources, [output])
 
     def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> EmulatedWork:
         """The same from and to lists."""
-        return self._all_to_all(outputs, sources, *outputs)
+        return self._all_to_all(outputs, sources, outputs)
 
     # Point to point: gloo, on no timeline.
 
@@ -227,90 +225,23 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
+    def _all_to_all(self, outputs: Tensors, sources: Tensors, results: Tensors) -> EmulatedWork:
+        todo = tasks.all_to_all(outputs, sources, self._rank)
+        return self._launch(Collective.all_to_all, todo, outputs=results, even=False)
+
     def _launch(
-        self, collective: Collective, tasks: list[Task], *, op: Operator = SUM, root: int = -1,
+        self, collective: Collective, todo: list[Task], *, op: Operator = SUM, root: int = -1,
         outputs: Tensors | None = None, dtype: torch.dtype | None = None, even: bool = True,
     ) -> EmulatedWork:  # fmt: skip
         if outputs is None:
-            outputs = [task.output for task in tasks if task.output is not None]
+            outputs = [task.output for task in todo if task.output is not None]
         if dtype is None:
             dtype = outputs[0].dtype if outputs else torch.uint8
-        deferred = grouping.Deferred(collective, tasks, outputs, dtype, op, root, even)
+        deferred = grouping.Deferred(collective, todo, outputs, dtype, op, root, even)
         if self._coalesced is not None:
             self._coalesced.append(deferred)
             return EmulatedWork((), outputs)
         return grouping.launch(self.communicator, [deferred])
-
-    # Tasks: what is sent, and how results are taken.
-
-    def _all_reduce(self, tensor: torch.Tensor, op: Operator) -> Task:
-        def finish(call: Call, piece: int) -> None:
-            reduce_into(tensor, call.rendezvous, call.index, piece, op)
-
-        return Task(_contiguous(tensor), _bytes(tensor), tensor.numel(), finish, tensor)
-
-    def _broadcast(self, tensor: torch.Tensor, root: int, source: torch.Tensor | None = None) -> Task:
-        is_root = self._rank == root
-        sent = _contiguous(tensor if source is None else source) if is_root else None
-
-        def finish(call: Call, piece: int) -> None:
-            if not is_root or source is not None:
-                _fill(call, root, piece, tensor)
-
-        return Task(sent, _bytes(tensor), tensor.numel(), finish, tensor)
-
-    def _reduce(self, tensor: torch.Tensor, op: Operator, root: int, output: torch.Tensor | None = None) -> Task:
-        target = tensor if output is None else output
-
-        def finish(call: Call, piece: int) -> None:
-            if self._rank == root:
-                reduce_into(target, call.rendezvous, call.index, piece, op)
-
-        return Task(_contiguous(tensor), _bytes(tensor), tensor.numel(), finish, target)
-
-    def _all_gather(self, output: torch.Tensor, source: torch.Tensor) -> Task:
-        shard_bytes = _bytes(source)
-        if _bytes(output) != shard_bytes * self._n_ranks:
-            raise ValueError(f"output holds {_bytes(output)} bytes, not {self._n_ranks} times {shard_bytes}")
-
-        def finish(call: Call, piece: int) -> None:
-            if output.is_contiguous():
-                call.rendezvous.gather(call.index, piece, output, shard_bytes)
-            else:
-                flat = torch.empty(output.shape, dtype=output.dtype)
-                call.rendezvous.gather(call.index, piece, flat, shard_bytes)
-                output.copy_(flat)
-
-        return Task(_contiguous(source), shard_bytes * self._n_ranks, shard_bytes, finish, output)
-
-    def _all_gather_list(self, outputs: Tensors, source: torch.Tensor) -> Task:
-        def finish(call: Call, piece: int) -> None:
-            for rank, output in enumerate(outputs):
-                _fill(call, rank, piece, output)
-
-        shard_bytes = _bytes(source)
-        return Task(_contiguous(source), shard_bytes * self._n_ranks, shard_bytes, finish, outputs[0])
-
-    def _reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, op: Operator) -> Task:
-        n_elements = output.numel()
-        if source.numel() != n_elements * self._n_ranks:
-            raise ValueError(f"input holds {source.numel()} elements, not {self._n_ranks} times {n_elements}")
-
-        def finish(call: Call, piece: int) -> None:
-            reduce_into(output, call.rendezvous, call.index, piece, op, self._rank * n_elements)
-
-        return Task(_contiguous(source), _bytes(source), n_elements, finish, output)
-
-    def _all_to_all(self, outputs: Tensors, sources: Tensors, *results: torch.Tensor) -> EmulatedWork:
-        def finish(call: Call, first_piece: int) -> None:
-            for rank, output in enumerate(outputs):
-                _fill(call, rank, first_piece + self._rank, output)
-
-        tasks = [Task(_contiguous(source), _bytes(source), source.numel(), None) for source in sources]
-        tasks[0].finish = finish
-        return self._launch(
-            Collective.all_to_all, tasks, outputs=results, dtype=results[0].dtype if results else None, even=False
-        )
 
 
 def create(options: Any, _backend_options: Any = None) -> EmulatedProcessGroup:
@@ -329,22 +260,3 @@ def _operator(opts: Any) -> Operator:
     if opts is None:
         return SUM
     return operator(getattr(opts, "reduceOp", opts))
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise EmulatedNcclError(f"the emulated NCCL moves dense CPU tensors, not {tensor.layout} on {tensor.device}")
-    return tensor.detach().contiguous()
-
-
-def _fill(call: Call, rank: int, piece: int, output: torch.Tensor, offset_bytes: int = 0) -> None:
-    if output.is_contiguous():
-        call.rendezvous.copy(call.index, rank, piece, output, offset_bytes)
-        return
-    flat = torch.empty(output.shape, dtype=output.dtype)
-    call.rendezvous.copy(call.index, rank, piece, flat, offset_bytes)
-    output.copy_(flat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -46,10 +46,9 @@ _PLAIN: Final = {code: Operator(code) for code in range(8)}
 
 def operator(redop: dist.ReduceOp) -> Operator:
     """What torch asks for."""
-    code = int(redop.op)
-    if code == PREMULTIPLIED_SUM:
-        return Operator(code, redop.__getstate__()[1])
-    return _PLAIN[code]
+    state: Any = redop.__getstate__()  # the only way to a premultiplied sum's factor
+    code = int(state[0])
+    return Operator(code, state[1]) if code == PREMULTIPLIED_SUM else _PLAIN[code]
 
 
 def reduce_into(

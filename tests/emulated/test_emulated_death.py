@@ -1,0 +1,54 @@
+"""A killed rank: the others end with an error soon, and nothing of it stays on the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from emulated_world import World
+
+from agent.nccl.emulated import PeerLost
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def _reduce(rank: int) -> Any:
+    began_s = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(100_000))
+    except PeerLost as error:
+        return str(error), time.monotonic() - began_s
+    return "", time.monotonic() - began_s
+
+
+def _mappings(rank: int) -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:zerotune-emulated")
+
+
+def test_the_others_notice_a_killed_rank_and_nothing_is_left(tmp_path: Path) -> None:
+    before = set(SHARED_MEMORY.iterdir())
+    world = World(3, tmp_path, ZEROTUNE_FABRIC="ethernet_boxes")
+    try:
+        assert all(text == "" for text, _ in world.run(_reduce))
+        assert world.run(_mappings) == [1, 1, 1]
+        assert set(SHARED_MEMORY.iterdir()) == before  # the shared memory has no name
+        for rank in (0, 1):
+            world.send(rank, _reduce)
+        time.sleep(0.1)  # they wait by now
+        assert world.processes[2].pid is not None
+        os.kill(world.processes[2].pid, signal.SIGKILL)
+        for rank in (0, 1):
+            text, seconds = world.receive(rank)
+            assert text.startswith("rank 2 of 3 ended")
+            assert seconds < 2
+        for process in world.processes[:2]:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+    finally:
+        world.close()
+    assert set(SHARED_MEMORY.iterdir()) == before
