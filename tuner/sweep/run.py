@@ -23,11 +23,12 @@ from tuner.sweep.cells import MIN_REPEATS, Cell, Place, make_cells, message_size
 from tuner.sweep.protocol import Measure, Ready
 from tuner.sweep.strategy import LOOK_REPEATS, Active, FullGrid, Strategy
 from tuner.sweep.workers import GroupFailure, WorkerGroup, joined_us
+from tuner.trainer import load_correction
 
 Array = NDArray[Any]
 
 SWEEPABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
-MAX_RESTARTS: Final = 20
+MAX_STARTS: Final = 20
 
 
 class SweepRequest(msgspec.Struct, frozen=True):
@@ -152,7 +153,7 @@ class _Sweep:
         began_s = time.monotonic()
         interrupted = False
         n_restored = 0
-        ready = self._start()
+        ready = _emulated(request, self._collectives) if request.fabric is not None else self._start()
         try:
             communicator = CommunicatorClass(request.n_ranks, ready.n_nodes)
             sizes_bytes = message_sizes(request.min_bytes, request.max_bytes, request.n_ranks)
@@ -186,12 +187,13 @@ class _Sweep:
         request = self._request
         if request.full:
             return FullGrid(self._cells, request.precision, request.max_repeats)
-        knowledge = Knowledge.from_store(self._store, ready.fabric_id)
+        correction, model_id = load_correction(self._store, ready.fabric_id)
+        knowledge = Knowledge((), correction, model_id)  # without statistics: those are this sweep's own, too
         costs = CostPrior(ready.fabric)
         return Active(self._cells, communicator, costs, knowledge, request.precision, request.max_repeats)
 
     def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> None:
-        n_restarts = 0
+        n_starts = 0
         while visits := strategy.next_round():
             for cell in visits:
                 place = cell.place
@@ -199,9 +201,9 @@ class _Sweep:
                     *strategy.progress(), f"{place.collective.name} {place.message_bytes:,} {cell.candidate}"
                 )
                 if self._group is None:
-                    n_restarts += 1
-                    if n_restarts > MAX_RESTARTS:
-                        raise UserError(f"{n_restarts} settings hung or failed", "see the store for which ones")
+                    n_starts += 1
+                    if n_starts > MAX_STARTS:
+                        raise UserError(f"{MAX_STARTS} settings hung or failed", "see the store for which ones")
                     self._start()
                 self._visit(cell, ready, communicator)
         self._progress(*strategy.progress(), "done")
@@ -246,7 +248,9 @@ class _Sweep:
         self._record(ready, rows)
 
     def _record(self, ready: Ready, rows: list[Array]) -> None:
+        """Durable before the next visit: a kill loses one visit."""
         self._store.record_measurements(ready.fabric_id, self._job_id, np.array(rows, MEASUREMENT))
+        self._store.flush()
 
     def _start(self) -> Ready:
         self._group = WorkerGroup(self._request.n_ranks, self._request.fabric, self._collectives)
@@ -258,6 +262,22 @@ class _Sweep:
                 self._group.stop()
             self._group.kill()
             self._group = None
+
+
+def _emulated(request: SweepRequest, collectives: Sequence[Collective]) -> Ready:
+    """What the workers would report: an emulated fabric is known without starting any."""
+    fabric = fabrics.load(request.fabric or "")
+    communicator = fabric.communicator(range(request.n_ranks))
+    return Ready(
+        n_nodes=communicator.n_nodes,
+        max_channels=fabric.max_channels(communicator),
+        cells={
+            collective.name: tuple((int(a), int(p)) for a, p in fabric.cells(communicator, collective))
+            for collective in collectives
+        },
+        fabric_id=fabric.fabric_id,
+        fabric=fabric.describe(),
+    )
 
 
 def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:

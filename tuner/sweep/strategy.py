@@ -81,7 +81,19 @@ class Active:
         self._prior = {place: self._prior_of(place, found) for place, found in self._by_place.items()}
 
     def next_round(self) -> list[Cell]:
-        """One visit for each place that is not settled, in random order."""
+        """One visit for each place that is not settled, in random order.
+
+        When all are, everything is looked at once more: what neighbours showed since may have reopened it. So
+        a sweep that has ended has nothing to do when it is started again.
+        """
+        visits = self._visits_of_unsettled()
+        if not visits:
+            self._settled.clear()
+            visits = self._visits_of_unsettled()
+        self._chance.shuffle(visits)
+        return visits
+
+    def _visits_of_unsettled(self) -> list[Cell]:
         visits = []
         for place in self._by_place:
             if place in self._settled:
@@ -91,7 +103,6 @@ class Active:
                 self._settled.add(place)
             else:
                 visits.append(cell)
-        self._chance.shuffle(visits)
         return visits
 
     def progress(self) -> tuple[int, int]:

@@ -1,0 +1,180 @@
+"""Sweeps with real worker processes on the emulated NCCL: resumed, interrupted, killed, with broken settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from rich.console import Console
+
+from store.database import Store
+from store.errors import UserError
+from store.records import Algorithm, Candidate, Collective, Outcome, Protocol, Source
+from tuner.sweep import SweepRequest, SweepResult, render, run_sweep
+from tuner.sweep.protocol import Measure
+from tuner.sweep.run import _emulated
+from tuner.sweep.workers import WorkerGroup
+
+REQUEST = SweepRequest(
+    fabric="ethernet_boxes", n_ranks=2, collectives=("all_gather",), min_bytes=65536, max_bytes=131072
+)
+
+
+def quiet(_done: int, _total: int, _words: str) -> None:
+    pass
+
+
+def measured(path: Path) -> np.ndarray:
+    with Store.open(path, read_only=True) as store:
+        return store.measurements(source=Source.sweep)
+
+
+def n_workers() -> int:
+    """Sweep workers that are alive below this process."""
+    alive = 0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            alive += "tuner.sweep_worker" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            continue
+    return alive
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SweepResult]:
+    path = tmp_path_factory.mktemp("sweep") / "store.db"
+    return path, run_sweep(REQUEST, path, quiet)
+
+
+def test_what_was_measured_is_in_the_store(first: tuple[Path, SweepResult]):
+    path, result = first
+    stored = measured(path)
+    assert len(stored) == result.n_samples > 0
+    assert set(stored["outcome"].tolist()) <= {Outcome.ok, Outcome.outlier}
+    assert set(stored["message_bytes"].tolist()) == {65536, 131072}
+    with Store.open(path, read_only=True) as store:
+        (job,) = store.jobs()
+        assert job.job_id == result.job_id
+        assert store.fabrics()[result.fabric_id]["emulated"] == "ethernet_boxes"
+    best = [row for row in result.rows if row.is_best]
+    assert [row.message_bytes for row in best] == [65536, 131072]
+    assert all(row.gain_percent is not None and row.gain_percent > 20 for row in best)
+    assert n_workers() == 0
+
+
+def test_a_second_run_repeats_nothing(first: tuple[Path, SweepResult]):
+    path, result = first
+    before = len(measured(path))
+    again = run_sweep(REQUEST, path, quiet)
+    assert again.n_restored == before
+    assert again.n_samples == 0
+    assert len(measured(path)) == before
+    assert [row.setting for row in again.rows] == [row.setting for row in result.rows]
+
+
+def test_workers_report_what_the_fabric_file_says():
+    with WorkerGroup(2, "ethernet_boxes", (Collective.all_gather, Collective.all_reduce)) as group:
+        request = SweepRequest(fabric="ethernet_boxes", n_ranks=2)
+        assert group.ready == _emulated(request, (Collective.all_gather, Collective.all_reduce))
+        for collective in (Collective.all_gather, Collective.all_reduce):
+            command = Measure(1, collective, 65536, Candidate(Algorithm.ring, Protocol.ll, 2), 1, 3, check=True)
+            ranks = group.measure(command, 10)
+            assert all(one.is_correct for one in ranks)
+            assert {(one.algorithm, one.protocol, one.n_channels) for one in ranks} == {(1, 0, 2)}
+
+
+def test_settings_that_hang_or_fail_are_recorded_and_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ZEROTUNE_FAULTS", "hang:ring/simple/2,fail:ring/ll/4")
+    request = SweepRequest(
+        fabric="ethernet_boxes",
+        collectives=("all_gather",),
+        min_bytes=65536,
+        max_bytes=65536,
+        full=True,
+        max_repeats=6,
+        timeout_s=2.0,
+    )
+    result = run_sweep(request, tmp_path / "s.db", quiet)
+    broken = {row.setting: row.outcome for row in result.rows if row.outcome != "ok"}
+    assert broken == {"ring/simple/2ch": "hung", "ring/ll/4ch": "failed"}
+    assert {row.setting for row in result.rows if row.is_best} == {"ring/ll/2ch"}
+    assert all(row.n_samples >= 6 for row in result.rows if row.outcome == "ok")
+    began_s = time.monotonic()
+    again = run_sweep(request, tmp_path / "s.db", quiet)
+    assert again.n_visited == 0
+    assert again.n_broken == 2
+    assert time.monotonic() - began_s < 2, "nothing is left to do: no process is started"
+    assert n_workers() == 0
+    console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
+    render(result, console)
+    text = console.export_text()
+    assert "hung: no answer within 2 s" in text
+    assert "2 settings hung or failed" in text
+    assert "Emulated fabric ethernet_boxes" in text
+
+
+def sweep_process(path: Path) -> subprocess.Popen[str]:
+    """A long sweep in its own process, which prints a line per visit."""
+    script = (
+        "from pathlib import Path; from tuner.sweep import *\n"
+        "request = SweepRequest(fabric='ethernet_boxes', full=True, min_bytes=4096, max_bytes=4 << 20)\n"
+        f"result = run_sweep(request, Path({str(path)!r}), lambda done, total, words: print(words, flush=True))\n"
+        "print('interrupted', result.interrupted, result.n_samples, flush=True)\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+
+
+def wait_for_visits(process: subprocess.Popen[str], n_visits: int) -> None:
+    assert process.stdout is not None
+    for _ in range(n_visits):
+        assert process.stdout.readline() != ""
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path):
+    process = sweep_process(tmp_path / "s.db")
+    wait_for_visits(process, 8)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    last = rest.strip().splitlines()[-1].split()
+    assert last[:2] == ["interrupted", "True"]
+    assert len(measured(tmp_path / "s.db")) == int(last[2]) >= 7 * 6
+    assert n_workers() == 0
+
+
+def test_kill_9_loses_at_most_one_visit_and_leaves_no_worker(tmp_path: Path):
+    process = sweep_process(tmp_path / "s.db")
+    wait_for_visits(process, 8)
+    workers = psutil.Process(process.pid).children()
+    assert len(workers) == 2
+    process.kill()
+    process.communicate(timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert alive == []
+    assert len(measured(tmp_path / "s.db")) >= 7 * 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"collectives": ("gather",)}, "cannot be swept"),
+        ({"collectives": ("nonsense",)}, "unknown collective"),
+        ({"n_ranks": 1}, "nobody to talk to"),
+        ({"n_ranks": 4096}, "has 16 ranks, not 4096"),
+        ({"min_bytes": 100, "max_bytes": 10}, "are no range"),
+        ({"fabric": "nowhere"}, "no fabric"),
+        ({"fabric": None, "n_ranks": 64}, "GPUs for 64 ranks"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(tmp_path: Path, changes: dict, told: str):
+    known = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}
+    with pytest.raises(UserError, match=told):
+        run_sweep(SweepRequest(**{**known, **changes}), tmp_path / "s.db", quiet)
+    assert not (tmp_path / "s.db").exists()

@@ -1,0 +1,213 @@
+"""Cells and strategies without processes: measurements are drawn from a fabric's truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.nccl import cost_model, fabric
+from store.database import MEASUREMENT
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Outcome,
+    Protocol,
+    Source,
+)
+from tuner.features import CostPrior
+from tuner.knowledge import Knowledge
+from tuner.sweep.cells import Cell, Place, make_cells, message_sizes, restore, samples_below
+from tuner.sweep.run import bus_factor, rows_of
+from tuner.sweep.strategy import LOOK_REPEATS, Active, FullGrid
+
+PLACE = Place(Collective.all_gather, 1 << 20)
+SIZES = [1 << exponent for exponent in range(12, 25, 2)]
+
+
+class Simulated:
+    """Visits cells as a sweep would, on a fabric's truth with its noise."""
+
+    def __init__(self, name: str, communicator: CommunicatorClass) -> None:
+        self.fabric = fabric.load(name)
+        self.communicator = communicator
+        self.chance = np.random.default_rng(1)
+        self.topology = self.fabric.topology(communicator)
+        offered = {
+            collective.name: tuple((int(a), int(p)) for a, p in self.fabric.cells(communicator, collective))
+            for collective in (Collective.all_gather, Collective.reduce_scatter)
+        }
+        channels = self.fabric.max_channels(communicator)
+        self.cells = make_cells(
+            (Collective.all_gather, Collective.reduce_scatter), SIZES, communicator, channels, offered
+        )
+
+    def truth_us(self, cell: Cell) -> float:
+        place, candidate = cell.place, cell.candidate
+        if candidate == BASELINE:
+            candidate = cost_model.default_choice(self.topology, place.collective, place.message_bytes)
+        return self.fabric.truth_us(
+            self.communicator,
+            place.collective,
+            candidate.algorithm,
+            candidate.protocol,
+            candidate.n_channels,
+            place.message_bytes,
+        )
+
+    def visit(self, cell: Cell, n_samples: int) -> None:
+        noise = self.chance.lognormal(0, 0.03, n_samples)
+        cell.duration_us += (self.truth_us(cell) * noise).tolist()
+
+    def active(self) -> Active:
+        return Active(self.cells, self.communicator, CostPrior(self.fabric.describe()), Knowledge.empty(), 0.03, 30)
+
+    def regret(self) -> float:
+        """Worst over places: what the measured best costs in truth over the best there is."""
+        places = {cell.place for cell in self.cells}
+        worst = 0.0
+        for place in places:
+            here = [cell for cell in self.cells if cell.place == place]
+            chosen = min((cell for cell in here if cell.duration_us), key=lambda cell: cell.median_us)
+            best_us = min(map(self.truth_us, here))
+            worst = max(worst, self.truth_us(chosen) / best_us - 1)
+        return worst
+
+
+@pytest.mark.parametrize(
+    ("name", "communicator"),
+    [("ethernet_boxes", CommunicatorClass(4, 4)), ("h100_node", CommunicatorClass(8, 1))],
+)
+def test_active_finds_the_best_with_a_part_of_the_grid(name: str, communicator: CommunicatorClass):
+    sweep = Simulated(name, communicator)
+    strategy = sweep.active()
+    while visits := strategy.next_round():
+        for cell in visits:
+            sweep.visit(cell, LOOK_REPEATS)
+    n_samples = sum(len(cell.duration_us) for cell in sweep.cells)
+    full = Simulated(name, communicator)
+    grid = FullGrid(full.cells, 0.03, 30)
+    while visits := grid.next_round():
+        for cell in visits:
+            full.visit(cell, 6)
+    n_grid = sum(len(cell.duration_us) for cell in full.cells)
+    assert n_samples < 0.35 * n_grid
+    assert sweep.regret() < 0.06
+    assert strategy.progress() == (len(SIZES) * 2, len(SIZES) * 2)
+
+
+def test_active_never_returns_to_a_broken_cell():
+    sweep = Simulated("ethernet_boxes", CommunicatorClass(2, 2))
+    strategy = sweep.active()
+    n_broken = 0
+    while visits := strategy.next_round():
+        for cell in visits:
+            assert cell.outcome is Outcome.ok
+            if cell.candidate.protocol is Protocol.ll:
+                cell.outcome = Outcome.hung
+                n_broken += 1
+            else:
+                sweep.visit(cell, LOOK_REPEATS)
+    assert n_broken > 0
+
+
+def test_active_ends_when_everything_is_broken():
+    sweep = Simulated("ethernet_boxes", CommunicatorClass(2, 2))
+    strategy = sweep.active()
+    n_visits = 0
+    while visits := strategy.next_round():
+        for cell in visits:
+            cell.outcome = Outcome.failed
+            n_visits += 1
+    assert n_visits == len(sweep.cells)
+
+
+def test_full_grid_interleaves_and_ends():
+    cells = [Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, n)) for n in range(1, 9)]
+    grid = FullGrid(cells, 0.03, 30)
+    orders = []
+    while visits := grid.next_round():
+        orders.append([cell.candidate.n_channels for cell in visits])
+        for cell in visits:
+            cell.duration_us += np.random.default_rng(len(orders)).lognormal(4, 0.05, 6).tolist()
+    assert len({tuple(order) for order in orders if len(order) == 8}) > 1, "the order must change"
+    assert all(cell.is_done(0.03, 30) for cell in cells)
+    assert grid.progress() == (8, 8)
+
+
+def test_a_precise_cell_is_left_alone_and_the_cap_holds():
+    calm, wild = Cell(PLACE, BASELINE), Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 1))
+    calm.duration_us = [100.0, 100.5, 101, 99, 99.5, 100]
+    wild.duration_us = list(np.linspace(50, 200, 30))
+    assert calm.is_done(0.03, 30)
+    assert wild.relative_half_width > 0.03
+    assert wild.is_done(0.03, 30)
+    assert not wild.is_done(0.03, 31)
+
+
+@given(st.integers(0, 200))
+def test_median_interval_by_order_statistics(n_samples: int):
+    index = samples_below(n_samples)
+    if n_samples < 6:
+        assert index is None
+        return
+    assert index is not None
+    outside = 2 * sum(math.comb(n_samples, k) for k in range(index + 1)) / 2**n_samples
+    assert outside <= 0.05
+    one_further = 2 * sum(math.comb(n_samples, k) for k in range(index + 2)) / 2**n_samples
+    assert one_further > 0.05
+
+
+def test_outliers_are_marked():
+    cell = Cell(PLACE, BASELINE, [100.0, 101, 99, 100, 102, 98])
+    assert cell.outliers([100.0, 180.0, 103.0]) == [False, True, False]
+
+
+def test_sizes_divide_among_the_ranks():
+    assert message_sizes(4096, 16384, 2) == [4096, 8192, 16384]
+    assert message_sizes(4096, 8192, 3) == [4104, 8196]
+    assert message_sizes(1, 4, 2) == [8]
+
+
+def test_channel_counts_that_come_to_the_same_are_one_cell():
+    offered = {"all_gather": ((1, 0), (1, 2))}
+    cells = make_cells([Collective.all_gather], [4096, 1 << 24], CommunicatorClass(2, 2), 16, offered)
+    small = [str(cell.candidate) for cell in cells if cell.place.message_bytes == 4096]
+    assert small == ["baseline", "ring/ll/1ch", "ring/simple/1ch"]
+    large = [cell for cell in cells if cell.place.message_bytes == 1 << 24]
+    assert len(large) == 1 + 2 * 5
+
+
+def test_restore_takes_samples_and_breakages():
+    cells = [Cell(PLACE, BASELINE), Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4))]
+    stored = np.zeros(4, MEASUREMENT)
+    stored["collective"], stored["message_bytes"] = Collective.all_gather, 1 << 20
+    stored["algorithm"], stored["protocol"], stored["n_channels"] = 1, 0, 4
+    stored["duration_us"], stored["source"] = 50.0, Source.sweep
+    stored["is_default"] = [1, 1, 0, 0]
+    stored["outcome"] = [Outcome.ok, Outcome.outlier, Outcome.hung, Outcome.ok]
+    stored["message_bytes"][3] = 777
+    assert restore(cells, stored) == 2
+    assert cells[0].duration_us == [50.0, 50.0]
+    assert cells[1].outcome is Outcome.hung
+
+
+def test_rows_rank_by_speed_and_know_nccl_tests_bandwidths():
+    fast = Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4), [100.0] * 6)
+    own = Cell(PLACE, BASELINE, [200.0] * 6)
+    hung = Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 8), [], Outcome.hung, "no answer")
+    rows = rows_of([own, hung, fast], 4)
+    assert [row.setting for row in rows] == ["ring/ll/4ch", "baseline", "ring/ll/8ch"]
+    assert rows[0].is_best
+    assert rows[0].gain_percent == pytest.approx(50)
+    assert rows[0].algbw_gbs == pytest.approx((1 << 20) / 100 / 1e3)
+    assert rows[0].busbw_gbs == pytest.approx(rows[0].algbw_gbs * 0.75)
+    assert rows[2].outcome == "hung"
+    assert bus_factor(Collective.all_reduce, 4) == 1.5
+    assert bus_factor(Collective.broadcast, 4) == 1
