@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -43,27 +44,32 @@ def main() -> None:
             boundaries_us.append(took / 1000)
 
         hooks._on_region, hooks._on_boundary = timed_region, timed_boundary
-    ends_ns = []
-    register_optimizer_step_post_hook(lambda *_: ends_ns.append(time.perf_counter_ns()))
-    threads_ns = [0.0]
+
+    def threads_ns() -> int:
+        """CPU time so far of the agent's background threads."""
+        return sum(
+            time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
+            for thread in threading.enumerate()
+            if thread.name.startswith(AGENT_THREADS) and thread.ident is not None
+        )
+
+    ends = []  # (end of the step, agent's time on the training thread, agent's threads' time), all so far
+    register_optimizer_step_post_hook(lambda *_: ends.append((time.perf_counter_ns(), spent_ns[0], threads_ns())))
 
     from zero_runtime.examples import train
 
-    def on_exit() -> None:
-        for thread in threading.enumerate():
-            if thread.name.startswith(AGENT_THREADS) and thread.ident is not None:
-                threads_ns[0] += time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
-
     train.main()
-    on_exit()
-    warm = len(ends_ns) // 5
-    steps_us = [(b - a) / 1000 for a, b in zip(ends_ns[warm:], ends_ns[warm + 1 :], strict=False)]
-    n_steps = len(ends_ns)
+    # The first steps pay once for joining the other ranks and for warm caches.
+    warm = ends[len(ends) // 5 :]
+    steps_us = [(b[0] - a[0]) / 1000 for a, b in pairwise(warm)]
+    n_steps = len(steps_us)
+    training_us = (warm[-1][1] - warm[0][1]) / 1000 / n_steps
+    background_us = (warm[-1][2] - warm[0][2]) / 1000 / n_steps
     if os.environ["RANK"] == "0":
         document = {
             "step_us": median(steps_us),
-            "training_us_per_step": spent_ns[0] / 1000 / n_steps,
-            "agent_us_per_step": (spent_ns[0] + threads_ns[0]) / 1000 / n_steps,
+            "training_us_per_step": training_us,
+            "agent_us_per_step": training_us + background_us,
             "boundary_p50_us": median(boundaries_us) if boundaries_us else 0.0,
             "rss_mb": psutil.Process().memory_info().rss / 2**20,
             "agent_start_s": installed.start_s if agent_on and installed else 0.0,
