@@ -80,9 +80,7 @@ class SeriesIds:
         """After a rollback: ids handed out since may not exist."""
         self._ids.clear()
 
-    def of_block(
-        self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void]
-    ) -> NDArray[np.int64]:
+    def of_block(self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void]) -> NDArray[np.int64]:
         """The series id of each row of `block`, shape [n]; unknown series are inserted."""
         keys = np.empty(len(block), _SERIES)
         for name in _SERIES_COLUMNS:
@@ -132,39 +130,47 @@ def select(
     connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
 ) -> NDArray[np.void]:
     """Measurements (MEASUREMENT, shape [n]) for which `where` holds, oldest first, the newest `limit`."""
-    columns = ", ".join(
-        f"m.{name}" if name in _ROW_COLUMNS else f"s.{name}" for name, _ in MEASUREMENT_FIELDS
-    )
+    columns = ", ".join(f"m.{name}" if name in _ROW_COLUMNS else f"s.{name}" for name, _ in MEASUREMENT_FIELDS)
     rows = connection.execute(
         f"SELECT {columns} FROM measurements m JOIN series s ON s.id = m.series"
         f" WHERE {where} ORDER BY m.id DESC LIMIT ?",
         (*parameters, -1 if limit is None else limit),
     ).fetchall()
     pressure = MEASUREMENT.names.index("memory_pressure") if MEASUREMENT.names else 0
-    filled = [
-        row if row[pressure] is not None else (*row[:pressure], np.nan, *row[pressure + 1 :]) for row in rows
-    ]
+    filled = [row if row[pressure] is not None else (*row[:pressure], np.nan, *row[pressure + 1 :]) for row in rows]
     return np.array(filled, MEASUREMENT)[::-1]
+
+
+def _allowed(*values: int) -> NDArray[np.bool_]:
+    """Truth by value of one byte, shape [256]."""
+    table = np.zeros(256, np.bool_)
+    table[list(values)] = True
+    return table
+
+
+_ALLOWED: Final = {
+    "collective": _allowed(*Collective),
+    "phase": _allowed(*Phase),
+    "algorithm": _allowed(*Algorithm, UNKNOWN),
+    "protocol": _allowed(*Protocol, UNKNOWN),
+    "n_channels": _allowed(*range(65)),
+    "is_default": _allowed(0, 1),
+    "source": _allowed(*Source),
+    "outcome": _allowed(*Outcome),
+    "timing_source": _allowed(*TimingSource),
+}
 
 
 def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which rows of `block` (MEASUREMENT, shape [n]) hold values that the records allow, shape [n]."""
-    unknown = block["algorithm"] == UNKNOWN
     good: NDArray[np.bool_] = (
-        (block["message_bytes"] > 0)
-        & (block["message_bytes"] < 2**62)
-        & np.isfinite(block["duration_us"])
+        (block["message_bytes"] - 1 < 2**62 - 1)  # 0 wraps around
         & (block["duration_us"] >= 0)
-        & np.isin(block["collective"], list(Collective))
-        & np.isin(block["phase"], list(Phase))
-        & (np.isin(block["algorithm"], list(Algorithm)) | unknown)
-        & np.where(unknown, block["protocol"] == UNKNOWN, np.isin(block["protocol"], list(Protocol)))
-        & (block["n_channels"] <= 64)
-        & np.isin(block["is_default"], (0, 1))
-        & np.isin(block["source"], list(Source))
-        & np.isin(block["outcome"], list(Outcome))
-        & np.isin(block["timing_source"], list(TimingSource))
+        & (block["duration_us"] < np.inf)
+        & ((block["algorithm"] == UNKNOWN) == (block["protocol"] == UNKNOWN))
     )
+    for name, table in _ALLOWED.items():
+        good &= table[block[name]]
     return good
 
 

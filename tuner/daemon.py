@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import math
 import os
 import signal
 import socket as sockets
+import sys
 import threading
 import time
 from collections import deque
@@ -29,8 +31,8 @@ from tuner.service import BrainFactory, Reply, Service
 
 _log = logging.getLogger("zerotune.daemon")
 
-JOIN_EVERY_S: Final = 0.02
-TICK_EVERY_S: Final = 0.5
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long the writer's thread may keep the GIL from the loop."""
 MESSAGES_PER_TURN: Final = 64
 RECEIVE_QUEUE_MESSAGES: Final = 64
 """Per rank; what does not fit stays with the agent, which drops and counts."""
@@ -42,10 +44,15 @@ class Daemon:
     """One loop over the socket: receive a few messages, let the service think, send its answers."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], service: Service, describe: Callable[[int], wire.StatusReply]
+        self,
+        socket: zmq.Socket[bytes],
+        service: Service,
+        clock: Callable[[], float],
+        describe: Callable[[int], wire.StatusReply],
     ) -> None:
         self._socket = socket
         self._service = service
+        self._clock = clock
         self._describe = describe
         self._woken, self._waker = sockets.socketpair()
         self._woken.setblocking(False)
@@ -72,24 +79,22 @@ class Daemon:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
-        next_tick_s = busy_at_s = time.monotonic()
+        leave_at_s = float("inf") if idle_exit_s is None else self._clock() + idle_exit_s
         while not self._stopping:
             n_received = self._receive()
-            now_s = time.monotonic()
-            if self._service.n_sessions:
-                busy_at_s = now_s
-            elif idle_exit_s is not None and now_s - busy_at_s >= idle_exit_s:
-                _log.info("no rank for %.0f s: leaving", idle_exit_s)
-                return
-            if now_s >= next_tick_s:
-                self._send(self._guarded(self._service.tick))
-                next_tick_s = now_s + TICK_EVERY_S
-            if self._service.n_pending:
-                next_tick_s = min(next_tick_s, now_s + JOIN_EVERY_S)
+            self._send(self._guarded(self._service.tick))
             while self._calls:
                 self._calls.popleft()()
+            now_s = self._clock()
+            if self._service.n_sessions and idle_exit_s is not None:
+                leave_at_s = now_s + idle_exit_s
+            elif now_s >= leave_at_s:
+                _log.info("no rank for %s s: leaving", idle_exit_s)
+                return
             if n_received < MESSAGES_PER_TURN:
-                poller.poll(self._wait_ms(now_s, next_tick_s, busy_at_s, idle_exit_s))
+                due_at_s = min(self._service.next_tick_s, leave_at_s)
+                # An idle daemon sleeps for ever.
+                poller.poll(None if due_at_s == float("inf") else max(0, math.ceil((due_at_s - now_s) * 1000)))
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(4096)
 
@@ -103,14 +108,6 @@ class Daemon:
         """Free the wake-up sockets."""
         self._woken.close()
         self._waker.close()
-
-    def _wait_ms(self, now_s: float, next_tick_s: float, busy_at_s: float, idle_exit_s: float | None) -> int | None:
-        """How long nothing is due; None = for ever: an idle daemon sleeps."""
-        if self._service.n_sessions or self._service.n_pending:
-            return max(0, int((next_tick_s - now_s) * 1000) + 1)
-        if idle_exit_s is not None:
-            return max(0, int((busy_at_s + idle_exit_s - now_s) * 1000) + 1)
-        return None
 
     def _receive(self) -> int:
         for n_received in range(MESSAGES_PER_TURN):
@@ -176,6 +173,8 @@ def run_daemon(
     context = zmq.Context()
     socket = _router(context)
     bound = None
+    switch_interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         bound = BoundEndpoint(socket, endpoint, curve_dir)
         with Store.open(store_path, retention=retention) as store:
@@ -197,7 +196,7 @@ def run_daemon(
 
             welcome = wire.Welcome(os.getpid(), version)
             service = Service(store, brains or _brains(clock), clock, welcome)
-            daemon = Daemon(socket, service, describe)
+            daemon = Daemon(socket, service, clock, describe)
             learner = Learner(
                 store,
                 load_knowledge or _load_knowledge,
@@ -214,6 +213,7 @@ def run_daemon(
                 daemon.close()
         return 0
     finally:
+        sys.setswitchinterval(switch_interval_s)
         if bound is not None:
             bound.stop_authenticator()
         socket.close(linger=200)

@@ -85,6 +85,7 @@ class Job:
         self.windows = ObservationWindows()
         self.changed_at_s = now_s
         """When a rank came or went last."""
+        self.next_tick_s = now_s
         self.epoch = hello.epoch
         self.step = 0
         self.offer: Plan | None = None

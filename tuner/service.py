@@ -41,6 +41,9 @@ SETTLE_S: Final = 1.0
 """Windows open when all ranks are here, or none has come or gone for so long."""
 TRAIN_EVERY_MEASUREMENTS: Final = 5_000
 TRAIN_PAUSE_S: Final = 60.0
+JOIN_EVERY_S: Final = 0.05
+"""Observations gather for so long before they are joined."""
+TICK_EVERY_S: Final = 0.5
 MAX_SESSIONS: Final = 4096
 MAX_RANK: Final = 65_535
 MAX_ID_LENGTH: Final = 256
@@ -124,11 +127,6 @@ class Service:
         """Ranks connected."""
         return len(self._senders)
 
-    @property
-    def n_pending(self) -> int:
-        """Observations that wait to be joined."""
-        return sum(job.joiner.n_pending for job in self._jobs.values())
-
     def jobs(self) -> tuple[JobStatus, ...]:
         """Every job that has a rank here."""
         return tuple(job.status() for job in self._jobs.values())
@@ -149,6 +147,7 @@ class Service:
         if isinstance(message, Observations) and records is not None:
             session.n_dropped = message.n_dropped
             job.observe(rank, records)
+            job.next_tick_s = min(job.next_tick_s, session.heard_at_s + JOIN_EVERY_S)
         elif isinstance(message, CostTables) and records is not None and rank == job.lead_rank:
             job.tell(lambda brain: brain.cost_tables(records))
         elif isinstance(message, Steps) and rank == job.lead_rank:
@@ -159,26 +158,27 @@ class Service:
             self._leave(sender)
         return []
 
-    def tick(self, *, give_up: bool = False) -> list[Reply]:
-        """What is due by now: joins, plans, lost ranks; `give_up` waits for no rank's records."""
+    def tick(self) -> list[Reply]:
+        """What is due by now: joins, plans, windows, lost ranks. At most one job's, so that no
+        message waits for the joins of all; call again at `next_tick_s`.
+        """
         now_s = self._clock()
-        replies: list[Reply] = []
-        for job in self._jobs.values():
-            block = job.join(now_s, give_up=give_up)
-            if len(block):
-                self._record(job, block)
-                replies += self._think(job)
-            job.measure_rate(now_s)
-            replies += self._windows(job)
-        for sender, (job_id, rank) in list(self._senders.items()):
-            if now_s - self._jobs[job_id].ranks[rank][1].heard_at_s > SILENCE_S:
-                _log.info("rank %d of job %s is silent: taken as gone", rank, job_id)
-                self._leave(sender)
+        job = min(self._jobs.values(), key=lambda job: job.next_tick_s, default=None)
+        if job is None or job.next_tick_s > now_s:
+            return []
+        replies = self._tick_job(job, now_s)
+        job.next_tick_s = now_s + TICK_EVERY_S
         return replies
+
+    @property
+    def next_tick_s(self) -> float:
+        """When `tick` has something to do, on the clock; infinite when no job is there."""
+        return min((job.next_tick_s for job in self._jobs.values()), default=float("inf"))
 
     def close(self) -> None:
         """The daemon stops: join and record what is there; the jobs go on without it."""
-        self.tick(give_up=True)
+        for job in self._jobs.values():
+            self._tick_job(job, self._clock(), give_up=True)
 
     def model_ready(self, fabric_id: str, knowledge: object) -> None:
         """The learner has loaded or fitted: jobs of the fabric think with it from now on."""
@@ -191,6 +191,20 @@ class Service:
                     self._give_brain(job)
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _tick_job(self, job: Job, now_s: float, *, give_up: bool = False) -> list[Reply]:
+        replies: list[Reply] = []
+        block = job.join(now_s, give_up=give_up)
+        if len(block):
+            self._record(job, block)
+            replies += self._think(job)
+        job.measure_rate(now_s)
+        replies += self._windows(job)
+        for rank, (sender, session) in list(job.ranks.items()):
+            if now_s - session.heard_at_s > SILENCE_S:
+                _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
+                self._leave(sender)
+        return replies
 
     def _hello(self, sender: bytes, hello: Hello) -> list[Reply]:
         now_s = self._clock()
