@@ -1,0 +1,12 @@
+"""Reads traces and measurements of other tools: `read_trace(path)`.
+
+One file per format; docs/traces.md has the table. Byte counts are normalised to NCCL's total message
+bytes at this edge, the only place that knows each format's convention.
+"""
+
+from __future__ import annotations
+
+from tuner.traces.records import OBSERVATION, Summary
+from tuner.traces.trace import Trace, read_trace
+
+__all__ = ["OBSERVATION", "Summary", "Trace", "read_trace"]

@@ -1,0 +1,205 @@
+"""Reading files that are larger than memory, compressed or not, and never trusting them."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+from store.errors import TraceError
+
+CHUNK_BYTES: Final = 1 << 20
+MAX_LINE_BYTES: Final = 16 << 20
+MAX_ELEMENT_CHARS: Final = 64 << 20
+"""One element of a JSON array may be this long at most."""
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed if it is gzip; OSError becomes TraceError."""
+    try:
+        with path.open("rb") as raw:
+            magic = raw.read(2)
+            raw.seek(0)
+            if magic == _GZIP_MAGIC:
+                with gzip.GzipFile(fileobj=raw) as unpacked:
+                    yield unpacked  # type: ignore[misc]
+            else:
+                yield raw
+    except OSError as error:
+        what = f"damaged gzip: {error}" if isinstance(error, gzip.BadGzipFile) else error.strerror
+        raise TraceError(f"{path} cannot be read: {what}", "check the file and its permissions") from None
+    except zlib.error as error:
+        raise TraceError(f"{path} is damaged: {error}", "copy it again from its source") from None
+
+
+def read_some(file: IO[bytes], n_bytes: int) -> bytes:
+    """Up to `n_bytes`; the end of a truncated gzip file is an end like any other."""
+    try:
+        return file.read(n_bytes)
+    except EOFError:
+        return b""
+
+
+def head(path: Path, n_bytes: int = 1 << 16) -> bytes:
+    """The first bytes of a file after decompression."""
+    with opened(path) as file:
+        return read_some(file, n_bytes)
+
+
+def line_chunks(path: Path) -> Iterator[bytes]:
+    """The file in pieces of about a megabyte that end where a line ends (the last may not).
+
+    Raises TraceError for a line longer than MAX_LINE_BYTES.
+    """
+    with opened(path) as file:
+        rest = b""
+        while True:
+            piece = read_some(file, CHUNK_BYTES)
+            if not piece:
+                break
+            cut = piece.rfind(b"\n") + 1
+            if cut:
+                yield rest + piece[:cut]
+                rest = piece[cut:]
+            else:
+                rest += piece
+                if len(rest) > MAX_LINE_BYTES:
+                    raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES >> 20} MiB", "it is no text log")
+        if rest:
+            yield rest
+
+
+class JsonStream:
+    """Walks a JSON document without holding it: members of the top-level object, elements of its arrays.
+
+    `members()` yields (key, value); for the keys in `streamed`, the value is an iterator over the array's
+    elements that must be used up before going on. `truncated` tells afterwards that the document ended
+    early; everything before the end was still yielded.
+    """
+
+    def __init__(self, path: Path, streamed: tuple[str, ...] = ()) -> None:
+        self._path = path
+        self._streamed = streamed
+        self._decoder = json.JSONDecoder()
+        self._buffer = ""
+        self._at = 0
+        self._ended = False
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.truncated = False
+
+    def members(self) -> Iterator[tuple[str, Any]]:
+        """Members of a top-level object, or ("", elements) of a top-level array."""
+        with opened(self._path) as file:
+            self._file = file
+            try:
+                yield from self._document()
+            except _EndedEarly:
+                self.truncated = True
+            except RecursionError:
+                raise self._damaged("is nested too deeply") from None
+
+    def _document(self) -> Iterator[tuple[str, Any]]:
+        first = self._peek()
+        if first == "[":
+            yield "", self._elements()
+            return
+        if first != "{":
+            raise self._damaged("is not JSON")
+        self._at += 1
+        if self._peek() == "}":
+            return
+        while True:
+            if self._peek() != '"':
+                raise self._damaged("has a member without a name")
+            key = self._value()
+            if self._peek() != ":":
+                raise self._damaged("has a member without a value")
+            self._at += 1
+            if key in self._streamed and self._peek() == "[":
+                yield key, self._elements()
+            else:
+                yield key, self._value()
+            following = self._peek()
+            self._at += 1
+            if following == "}":
+                return
+            if following != ",":
+                raise self._damaged(f"has {following!r} where a comma belongs")
+
+    def _elements(self) -> Iterator[Any]:
+        self._at += 1
+        if self._peek() == "]":
+            self._at += 1
+            return
+        while True:
+            yield self._value()
+            following = self._peek()
+            self._at += 1
+            if following == "]":
+                return
+            if following != ",":
+                raise self._damaged(f"has {following!r} where a comma belongs")
+
+    def _peek(self) -> str:
+        while True:
+            self._at = _SPACE.match(self._buffer, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
+            if not self._more():
+                raise _EndedEarly
+
+    def _value(self) -> Any:
+        self._peek()
+        wanted = 0
+        while True:
+            if wanted <= len(self._buffer) - self._at or self._ended:
+                try:
+                    value, end = self._decoder.raw_decode(self._buffer, self._at)
+                except json.JSONDecodeError as error:
+                    # Only an error at the very end, or a string without one, can be mended by reading on.
+                    cut = error.pos >= len(self._buffer) - _TAIL_CHARS or error.msg.startswith("Unterminated")
+                    if not cut:
+                        raise self._damaged(f"is not JSON ({error.msg})") from None
+                    if self._ended:
+                        raise _EndedEarly from None
+                    wanted = 2 * (len(self._buffer) - self._at)
+                except ValueError as error:
+                    raise self._damaged(f"has an impossible number ({error})") from None
+                else:
+                    if end < len(self._buffer) or self._ended:
+                        self._at = end
+                        return value
+                    wanted = len(self._buffer) - self._at + 1
+            if len(self._buffer) - self._at > MAX_ELEMENT_CHARS:
+                raise self._damaged(f"has one value of more than {MAX_ELEMENT_CHARS >> 20} MiB")
+            self._more()
+
+    def _more(self) -> bool:
+        piece = read_some(self._file, CHUNK_BYTES)
+        if not piece:
+            self._ended = True
+            return False
+        # Bytes that are not UTF-8 cannot stand outside strings, and inside they do not matter to us.
+        self._buffer = self._buffer[self._at :] + self._utf8.decode(piece)
+        self._at = 0
+        return True
+
+    def _damaged(self, what: str) -> TraceError:
+        return TraceError(f"{self._path} {what}", "it is not a whole JSON trace; copy it again from its source")
+
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_TAIL_CHARS: Final = 16
+"""A syntax error this close to the end of the file means that the file was cut."""
+
+
+class _EndedEarly(Exception):
+    """The document ends in the middle."""

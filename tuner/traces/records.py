@@ -1,0 +1,231 @@
+"""What every importer produces: blocks of observations, and a summary of what a file told.
+
+Blocks are numpy arrays of `store.wire.OBSERVATION_FIELDS`, the same 64 bytes that the plugin records.
+Unknown values: n_ranks, n_nodes, n_channels and start_ns 0; rank and step all ones; duration_us negative;
+algorithm, protocol and datatype 255; memory_pressure NaN. Nothing is ever filled in by guessing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
+from store.wire import OBSERVATION_FIELDS
+
+Block = NDArray[np.void]
+
+OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
+BLOCK_ROWS: Final = 65536
+UNKNOWN_U1: Final = 255
+UNKNOWN_U4: Final = 0xFFFFFFFF
+MAX_BYTES: Final = 1 << 50
+"""A larger message is a damaged file, not a message."""
+
+FLAG_TIMED: Final = 2
+FLAG_DEFAULT: Final = 8
+"""The file says that NCCL chose this setting by itself."""
+
+DATATYPES: Final = (
+    ("int8", 1), ("uint8", 1), ("int32", 4), ("uint32", 4), ("int64", 8), ("uint64", 8), ("float16", 2),
+    ("float32", 4), ("float64", 8), ("bfloat16", 2), ("float8_e4m3", 1), ("float8_e5m2", 1),
+)  # fmt: skip
+"""NCCL's `ncclDataType_t` in order: name and bytes."""
+
+_DATATYPE_NAMES: Final[Mapping[str, int]] = {
+    **{name: index for index, (name, _) in enumerate(DATATYPES)},
+    **{
+        "char": 0, "signedchar": 0, "byte": 1, "unsignedchar": 1, "bool": 1, "int": 2, "unsignedint": 3,
+        "long": 4, "longint": 4, "unsignedlong": 5, "half": 6, "float": 7, "double": 8, "bf16": 9, "fp16": 6,
+        "fp32": 7, "fp64": 8, "f16": 6, "f32": 7, "f64": 8, "c10::half": 6, "c10::bfloat16": 9,
+        "float8e4m3fn": 10, "float8e5m2": 11, "float8e4m3": 10, "fp8e4m3": 10, "fp8e5m2": 11, "f8e4m3": 10,
+        "f8e5m2": 11, "longlong": 4, "int32t": 2, "int64t": 4, "int8t": 0, "uint8t": 1,
+    },
+}  # fmt: skip
+
+
+def datatype_index(name: str) -> int | None:
+    """NCCL's number of a data type from any spelling (`BFloat16`, `ncclFloat32`, `torch.half`); None if unknown."""
+    key = name.strip().lower().removeprefix("torch.").removeprefix("nccl").replace("_", "").replace(" ", "")
+    return _DATATYPE_NAMES.get(key)
+
+
+def datatype_bytes(index: int) -> int | None:
+    """Bytes of one element of NCCL's data type `index`; None if there is no such type."""
+    return DATATYPES[index][1] if 0 <= index < len(DATATYPES) else None
+
+
+def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | None, n_ranks: int | None) -> int | None:
+    """NCCL's total message bytes from the two sides of one rank's call; None where they do not tell.
+
+    All_gather and reduce_scatter count all ranks' shards: the larger side, or the known smaller side times
+    `n_ranks`.
+    """
+    if collective in (Collective.all_gather, Collective.reduce_scatter):
+        shard, whole = in_bytes, out_bytes
+        if collective is Collective.reduce_scatter:
+            shard, whole = out_bytes, in_bytes
+        if whole is not None:
+            return max(whole, shard or 0)
+        return shard * n_ranks if shard is not None and n_ranks else None
+    known = [side for side in (in_bytes, out_bytes) if side is not None]
+    return max(known) if known else None
+
+
+def communicator_id(*words: object) -> int:
+    """A 64-bit id from what identifies a communicator, equal on all of its ranks."""
+    text = "\0".join(str(word) for word in words).encode("utf-8", "replace")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+@dataclass
+class Summary:
+    """What was found, what could not be used and why; filled in while the blocks are read."""
+
+    n_files: int = 0
+    n_records: int = 0
+    n_timed: int = 0
+    """Records with a duration."""
+    n_settings: int = 0
+    """Records that say which algorithm and protocol ran."""
+    unusable: Counter[str] = field(default_factory=Counter)
+    """Reason -> how many entries were left out."""
+    notes: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the file says besides records: versions, model tables, hardware."""
+
+    def note(self, text: str) -> None:
+        """Adds a remark once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def skip(self, reason: str, n_entries: int = 1) -> None:
+        """Counts entries that cannot be used."""
+        if n_entries:
+            self.unusable[reason] += n_entries
+
+    def count(self, block: Block) -> None:
+        """Takes a block's records into the totals."""
+        self.n_records += len(block)
+        self.n_timed += int(np.count_nonzero(block["duration_us"] >= 0))
+        self.n_settings += int(np.count_nonzero(block["algorithm"] != UNKNOWN_U1))
+
+
+def empty_block(n_rows: int) -> Block:
+    """`n_rows` records in which everything is unknown."""
+    block = np.zeros(n_rows, OBSERVATION)
+    block["duration_us"] = -1.0
+    block["memory_pressure"] = np.nan
+    for name in ("algorithm", "protocol", "datatype"):
+        block[name] = UNKNOWN_U1
+    for name in ("rank", "step"):
+        block[name] = UNKNOWN_U4
+    return block
+
+
+class BlockBuilder:
+    """Gathers records one by one into blocks of at most BLOCK_ROWS."""
+
+    def __init__(self) -> None:
+        self._rows: list[Observation] = []
+
+    def add(self, observation: Observation) -> Block | None:
+        """Takes one record; a full block now and then."""
+        self._rows.append(observation)
+        return self.flush() if len(self._rows) >= BLOCK_ROWS else None
+
+    def flush(self) -> Block | None:
+        """What was gathered since the last block; None if nothing."""
+        if not self._rows:
+            return None
+        block = from_observations(self._rows)
+        self._rows = []
+        return block
+
+
+def blocks_of(observations: Iterator[Observation]) -> Iterator[Block]:
+    """Blocks from single records."""
+    builder = BlockBuilder()
+    for observation in observations:
+        block = builder.add(observation)
+        if block is not None:
+            yield block
+    last = builder.flush()
+    if last is not None:
+        yield last
+
+
+def from_observations(observations: Sequence[Observation]) -> Block:
+    """One block of the given records."""
+    block = empty_block(len(observations))
+
+    def column(name: str, unknown: Any) -> list[Any]:
+        values = [getattr(one, name) for one in observations]
+        return [unknown if value is None else value for value in values]
+
+    for name in ("comm_id", "message_bytes", "sequence", "epoch", "n_ranks", "rank", "collective", "phase"):
+        block[name] = [getattr(one, name) for one in observations]
+    block["timing_source"] = [one.timing_source for one in observations]
+    for name, unknown in (
+        ("start_ns", 0), ("duration_us", -1.0), ("n_nodes", 0), ("algorithm", UNKNOWN_U1), ("protocol", UNKNOWN_U1),
+        ("n_channels", 0), ("memory_pressure", math.nan), ("step", UNKNOWN_U4),
+    ):  # fmt: skip
+        block[name] = column(name, unknown)
+    block["datatype"] = [
+        UNKNOWN_U1 if one.datatype is None else _or_unknown(datatype_index(one.datatype)) for one in observations
+    ]
+    block["flags"] = np.where(block["duration_us"] >= 0, FLAG_TIMED, 0)
+    return block
+
+
+def _or_unknown(value: int | None) -> int:
+    return UNKNOWN_U1 if value is None else value
+
+
+def to_observations(block: Block) -> Iterator[Observation]:
+    """Single records of a block; unknown values become None."""
+    for row in block:
+        algorithm, protocol = int(row["algorithm"]), int(row["protocol"])
+        duration_us, pressure = float(row["duration_us"]), float(row["memory_pressure"])
+        datatype = int(row["datatype"])
+        yield Observation(
+            sequence=int(row["sequence"]),
+            collective=Collective(int(row["collective"])),
+            message_bytes=int(row["message_bytes"]),
+            n_ranks=int(row["n_ranks"]),
+            rank=0 if row["rank"] == UNKNOWN_U4 else int(row["rank"]),
+            comm_id=int(row["comm_id"]),
+            n_nodes=int(row["n_nodes"]) or None,
+            phase=Phase(int(row["phase"])),
+            datatype=DATATYPES[datatype][0] if datatype < len(DATATYPES) else None,
+            algorithm=None if algorithm == UNKNOWN_U1 else Algorithm(algorithm),
+            protocol=None if protocol == UNKNOWN_U1 else Protocol(protocol),
+            n_channels=int(row["n_channels"]) or None,
+            start_ns=int(row["start_ns"]) or None,
+            duration_us=duration_us if duration_us >= 0 else None,
+            timing_source=TimingSource(int(row["timing_source"])),
+            memory_pressure=None if math.isnan(pressure) else pressure,
+            epoch=int(row["epoch"]),
+            step=None if row["step"] == UNKNOWN_U4 else int(row["step"]),
+        )
+
+
+class Counters:
+    """Running sequence numbers per key, for formats that have none."""
+
+    def __init__(self) -> None:
+        self._next: Counter[tuple[int, int]] = Counter()
+
+    def next(self, comm_id: int, collective: int) -> int:
+        """0, 1, 2 ... per (communicator, collective)."""
+        key = (comm_id, collective)
+        value = self._next[key]
+        self._next[key] = value + 1
+        return value

@@ -1,0 +1,150 @@
+"""One job's trace: a file, or the files of its ranks, as blocks, observations or measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from store.errors import TraceError
+from store.measurements import MEASUREMENT
+from store.records import Candidate, Observation, Source
+from tuner.traces.formats import Format, by_name, detect
+from tuner.traces.records import (
+    FLAG_DEFAULT,
+    MAX_BYTES,
+    UNKNOWN_U1,
+    UNKNOWN_U4,
+    Block,
+    Summary,
+    to_observations,
+)
+
+MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv"})
+"""Formats whose rows are measured settings, not the calls of a training job."""
+
+
+class Trace:
+    """The records of one or several files of one format; reading is lazy and may be repeated.
+
+    `summary` is complete once `blocks`, `observations` or `measurements` has been used up.
+    """
+
+    def __init__(self, files: Sequence[tuple[Path, Format]]) -> None:
+        self._files = files
+        self.summary = Summary()
+
+    @property
+    def format_name(self) -> str:
+        """Name of the files' format."""
+        return self._files[0][1].name
+
+    @property
+    def title(self) -> str:
+        """The format in words."""
+        return self._files[0][1].title
+
+    @property
+    def is_measurements(self) -> bool:
+        """True when the rows are measured settings (nccl-tests, tuner CSV) that `zerotune import` stores."""
+        return self.format_name in MEASURING_FORMATS
+
+    def blocks(self) -> Iterator[Block]:
+        """The records in the files' order, in arrays of at most 64 Ki rows. Raises TraceError."""
+        self.summary = Summary()
+        for path, file_format in self._files:
+            self.summary.n_files += 1
+            for block in file_format.read(path, self.summary):
+                sane = (block["message_bytes"] <= MAX_BYTES) & (block["message_bytes"] > 0)
+                if not bool(sane.all()):
+                    self.summary.skip("no bytes, or impossibly many", int((~sane).sum()))
+                    block = block[sane]
+                if len(block):
+                    self.summary.count(block)
+                    yield block
+
+    def observations(self) -> Iterator[Observation]:
+        """The records one by one; unknown values are None."""
+        for block in self.blocks():
+            yield from to_observations(block)
+
+    def measurements(
+        self, setting: Candidate | None = None, *, is_default: bool | None = None, n_nodes: int | None = None
+    ) -> Iterator[Block]:
+        """Timed records as blocks of `store.measurements.MEASUREMENT`, for the store.
+
+        `setting` and `is_default` say what ran where the files do not: pass what you set in NCCL_ALGO and
+        NCCL_PROTO, or `is_default` when nothing was set. `n_nodes` fills in likewise. Records without a
+        duration, ranks or nodes, and those of which nobody says what ran, are counted as unusable.
+        """
+        for block in self.blocks():
+            rows = np.zeros(len(block), MEASUREMENT)
+            for name in (
+                "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "memory_pressure", "collective",
+                "phase", "algorithm", "protocol", "n_channels", "timing_source",
+            ):  # fmt: skip
+                rows[name] = block[name]
+            rows["step"] = np.where(block["step"] == UNKNOWN_U4, 0, block["step"])
+            rows["is_default"] = (block["flags"] & FLAG_DEFAULT) != 0
+            rows["source"] = Source.imported
+            silent = (rows["algorithm"] == UNKNOWN_U1) & (rows["is_default"] == 0)
+            if setting is not None and setting.algorithm is not None and setting.protocol is not None:
+                rows["algorithm"][silent] = setting.algorithm
+                rows["protocol"][silent] = setting.protocol
+                rows["n_channels"][silent & (rows["n_channels"] == 0)] = setting.n_channels
+                silent[:] = False
+            elif is_default:
+                rows["is_default"][silent] = 1
+                silent[:] = False
+            if n_nodes is not None:
+                rows["n_nodes"][rows["n_nodes"] == 0] = n_nodes
+            timed = rows["duration_us"] > 0
+            placed = (rows["n_ranks"] > 1) & (rows["n_nodes"] > 0)
+            self.summary.skip("no duration", int((~timed).sum()))
+            self.summary.skip("ranks or nodes unknown", int((timed & ~placed).sum()))
+            self.summary.skip("nobody says which setting ran", int((timed & placed & silent).sum()))
+            rows = rows[timed & placed & ~silent]
+            if len(rows):
+                yield rows
+
+
+def read_trace(path: str | Path, format_name: str | None = None) -> Trace:
+    """The trace at `path`: one file, or a directory with one file per rank (all of one format).
+
+    Raises TraceError when there is nothing, when the format is unknown, or when files of several formats
+    lie together; errors inside the files are raised when they are read.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return Trace([(path, by_name(format_name) if format_name else detect(path))])
+    files: list[tuple[Path, Format]] = []
+    for file in sorted(path.iterdir(), key=_natural):
+        if not file.is_file() or file.name.startswith(".") or file.stat().st_size == 0:
+            continue
+        try:
+            files.append((file, by_name(format_name) if format_name else detect(file)))
+        except TraceError:
+            continue  # a README beside the traces
+    if not files:
+        raise TraceError(f"{path} holds no trace of a known format", "docs/traces.md lists the formats")
+    names = sorted({file_format.name for _, file_format in files})
+    if len(names) > 1:
+        raise TraceError(f"{path} holds traces of several formats: {', '.join(names)}", "name one file or one format")
+    return Trace(files)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sort key under which rank 2 comes before rank 10."""
+    digits = ""
+    key: list[tuple[int, str]] = []
+    for char in path.name + "\0":
+        if char.isascii() and char.isdigit():
+            digits += char
+            continue
+        if digits:
+            key.append((int(digits[:18]), ""))
+            digits = ""
+        key.append((-1, char))
+    return key

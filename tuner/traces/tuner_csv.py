@@ -1,0 +1,137 @@
+"""NVIDIA's tuner CSV, as measured input: one setting with its cost per row.
+
+Columns: collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,
+bandwidth_gbps,latency_us; `size_bytes` is the total. Algorithm `default` (or -1 channels with no
+algorithm) is NCCL's own choice. `latency_us`, where given, is the measured time; `cost_metric` is whatever its
+author minimised and is not taken for a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from store.errors import TraceError, UserError
+from store.records import TimingSource
+from tuner.traces.files import line_chunks
+from tuner.traces.records import FLAG_DEFAULT, FLAG_TIMED, UNKNOWN_U1, Block, Counters, Summary, empty_block
+
+_REQUIRED: Final = ("collective", "size_bytes", "algorithm", "protocol")
+_NOTHING: Final = ("", "default", "none", "-1")
+
+
+def matches(begin: bytes) -> bool:
+    """The header line names the first columns."""
+    for line in begin.splitlines():
+        if line.strip() and not line.lstrip().startswith(b"#"):
+            return line.replace(b" ", b"").lower().startswith(b"collective,") and b"algorithm" in line.lower()
+    return False
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """One record per row; rows without `latency_us` have no duration."""
+    columns: dict[str, int] | None = None
+    known = _Names()
+    for chunk in line_chunks(path):
+        lines = [line for line in chunk.decode("utf-8", "replace").splitlines() if line and line[0] != "#"]
+        if columns is None and lines:
+            columns = _columns(lines.pop(0), path)
+        if columns is None or not lines:
+            continue
+        rows = [line.split(",") for line in lines]
+        width = max(columns.values()) + 1
+        whole = [row for row in rows if len(row) >= width]
+        summary.skip("row with too few columns", len(rows) - len(whole))
+        if whole:
+            yield from _block(list(zip(*(row[:width] for row in whole), strict=True)), columns, known, summary)
+    if columns is None:
+        raise TraceError(f"{path} has no header", "the first line names the columns")
+
+
+def _columns(header: str, path: Path) -> dict[str, int]:
+    names = [name.strip().lower() for name in header.split(",")]
+    columns = {name: index for index, name in enumerate(names)}
+    missing = [name for name in _REQUIRED if name not in columns]
+    if missing:
+        raise TraceError(f"{path} lacks the column {missing[0]}", "see docs/traces.md for NVIDIA's columns")
+    return columns
+
+
+class _Names:
+    """Numbers of names, each looked up once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], int] = {}
+        self.counters = Counters()
+
+    def numbers(self, kind: str, texts: Sequence[str], find: Callable[[str], int]) -> list[int]:
+        """The number of each text; -1 for nothing said, 255 for a name that is none."""
+        known = self._known
+        for text in set(texts):
+            if (kind, text) not in known:
+                try:
+                    known[kind, text] = -1 if text.strip().lower() in _NOTHING else find(text)
+                except UserError:
+                    known[kind, text] = UNKNOWN_U1
+        return [known[kind, text] for text in texts]
+
+
+def _collective(text: str) -> int:
+    found = find_collective(text)
+    return UNKNOWN_U1 if found is None else int(found)
+
+
+def _block(
+    table: Sequence[tuple[str, ...]], columns: dict[str, int], known: _Names, summary: Summary
+) -> Iterator[Block]:
+    n_rows = len(table[0])
+    block = empty_block(n_rows)
+    collective = np.array(known.numbers("collective", table[columns["collective"]], _collective))
+    algorithm = np.array(known.numbers("algorithm", table[columns["algorithm"]], parse_algorithm))
+    protocol = np.array(known.numbers("protocol", table[columns["protocol"]], parse_protocol))
+
+    def numbers(name: str) -> Any:
+        if name not in columns:
+            return np.full(n_rows, np.nan)
+        return _numbers(table[columns[name]])
+
+    message_bytes, n_ranks, n_nodes = numbers("size_bytes"), numbers("ranks"), numbers("nodes")
+    channels, latency_us = numbers("channels"), numbers("latency_us")
+    is_default = (algorithm == -1) & (protocol == -1)
+    named = (algorithm >= 0) & (algorithm != UNKNOWN_U1) & (protocol >= 0) & (protocol != UNKNOWN_U1)
+    usable = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & (message_bytes > 0)
+    summary.skip("row with an unknown name or number", int((~usable).sum()))
+    timed = (latency_us > 0) & (latency_us < 1e12)
+    block["collective"] = np.where(usable, collective, 0)
+    block["algorithm"] = np.where(named, algorithm, UNKNOWN_U1)
+    block["protocol"] = np.where(named, protocol, UNKNOWN_U1)
+    block["message_bytes"] = np.where(usable, np.clip(message_bytes, 0, 1 << 51), 0)
+    for name, values, most in (
+        ("n_ranks", n_ranks, 1 << 24),
+        ("n_nodes", n_nodes, 1 << 24),
+        ("n_channels", channels, 64),
+    ):
+        block[name] = np.where((values >= 0) & (values <= most), values, 0)
+    block["rank"] = 0
+    block["duration_us"] = np.where(timed, latency_us, -1.0)
+    block["timing_source"] = np.where(timed, TimingSource.reported, TimingSource.none)
+    block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, 0)
+    yield block[usable]
+
+
+def _numbers(texts: Sequence[str]) -> Any:
+    try:
+        return np.array(texts, dtype=np.float64)
+    except ValueError:
+        return np.array([_number(text) for text in texts])
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
