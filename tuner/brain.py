@@ -41,7 +41,7 @@ from tuner.guard import Alarm, Guard
 from tuner.knowledge import Knowledge
 from tuner.policy.budget import Budget
 from tuner.policy.choice import Event, Policy, PolicySettings
-from tuner.policy.evidence import Evidence
+from tuner.policy.evidence import Evidence, group_median
 from tuner.policy.trial import KeyState
 from tuner.regime import ChangeDetector, Regimes
 from tuner.stage import StageFingerprint
@@ -129,6 +129,7 @@ class Brain:
         self._n_calls = np.zeros(0, np.int64)
         self._reference_log = np.zeros(0)
         self._slope = np.zeros(0)
+        self._has_default = np.zeros(0, np.bool_)
         self._active = 0
         self._offered: int | None = None
         self._offered_at_step = 0
@@ -326,6 +327,7 @@ class Brain:
             self._n_calls = np.concatenate([self._n_calls, np.zeros(more, np.int64)])
             self._reference_log = np.concatenate([self._reference_log, np.zeros(more)])
             self._slope = np.concatenate([self._slope, np.zeros(more)])
+            self._has_default = np.concatenate([self._has_default, np.zeros(more, np.bool_)])
         sizes = np.array([1.0, 1.1]) * state.message_bytes
         costs = self._costs.log_cost(key.communicator, key.collective, (BASELINE,), sizes)[:, 0]
         slope = float(np.diff(costs)[0]) / math.log(1.1)
@@ -371,60 +373,55 @@ class Brain:
         return slots
 
     def _learn_settings(self, block: npt.NDArray[np.void], keys: Ints) -> None:
+        """Note which algorithms run, how many channels there are, and what NCCL does when left alone."""
         ran = block["algorithm"] != NO_CELL
         if not ran.any():
             return
-        for algorithm in np.unique(block["algorithm"][ran]).tolist():
-            self._policy.connected.add(algorithm)
+        self._policy.connected.update(np.unique(block["algorithm"][ran]).tolist())
         defaults = np.flatnonzero(ran & (block["is_default"] > 0))
-        _, first = np.unique(keys[defaults], return_index=True)
-        for place in defaults[first].tolist():
+        unknown = defaults[~self._has_default[keys[defaults]]]
+        _, first = np.unique(keys[unknown], return_index=True)
+        for place in unknown[first].tolist():
             row, state = block[place], self._states[keys[place]]
             if row["algorithm"] not in _ALGORITHMS or row["protocol"] not in _PROTOCOLS:
                 continue
-            setting = Candidate(
-                Algorithm(int(row["algorithm"])),
-                Protocol(int(row["protocol"])),
-                min(int(row["n_channels"]), 64),
+            n_channels = min(int(row["n_channels"]), 64)
+            state.default_setting = Candidate(
+                Algorithm(int(row["algorithm"])), Protocol(int(row["protocol"])), n_channels
             )
-            self._costs.learn_channels(state.key.communicator, setting.n_channels)
-            if state.default_setting is None:
-                state.default_setting = setting
-                state.prior = None
+            state.prior = None
+            self._has_default[keys[place]] = True
+            self._costs.learn_channels(state.key.communicator, n_channels)
 
     def _charge(self, keys: Ints, slots: Ints, logs: Floats, steps: Ints, evidence: Evidence) -> None:
         """Account for explored calls, and stop at once what is catastrophically slow."""
         self.n_explored += len(keys)
-        incumbents = np.array(
-            [
-                -1 if (found := evidence.find(int(key), self._states[key].incumbent)) is None else found
-                for key in keys.tolist()
-            ],
-            dtype=np.int64,
-        )
-        known = incumbents >= 0
-        slots, logs, incumbents = slots[known], logs[known], incumbents[known]
-        usual = evidence.centre(incumbents)
-        fine = np.isfinite(usual)
-        slots, logs, usual = slots[fine], logs[fine], usual[fine]
-        if not len(slots):
+        tried, inverse = np.unique(slots, return_inverse=True)
+        usual = np.full(len(tried), np.nan)
+        for place, key in enumerate(evidence.key[tried].tolist()):
+            incumbent = evidence.find(key, self._states[key].incumbent)
+            if incumbent is not None:
+                usual[place] = evidence.log_us(incumbent)
+        known = np.isfinite(usual)[inverse]
+        inverse, logs, steps = inverse[known], logs[known], steps[known]
+        if not len(logs):
             return
-        extra = np.exp(logs) - np.exp(usual)
-        for step, extra_us in zip(steps[known][fine].tolist(), extra.tolist(), strict=True):
-            self._extra_of_step[step] = self._extra_of_step.get(step, 0.0) + max(0.0, extra_us)
-        for slot in np.unique(slots).tolist():
-            of_slot = slots == slot
-            before = max(0.0, float(evidence.extra_us[slot]))
-            evidence.extra_us[slot] += float(extra[of_slot].sum())
-            self.budget.spend(max(0.0, float(evidence.extra_us[slot])) - before)
-            ratio = math.exp(float(np.median((logs - usual)[of_slot])))
-            if ratio > self.settings.catastrophic_ratio:
-                state = self._states[int(evidence.key[slot])]
-                candidate = evidence.candidates[slot]
-                if state.trial == candidate:
-                    why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
-                    self._policy.drop_trial(state, why, ban=True)
-                    self._urgent = True
+        extra = np.exp(logs) - np.exp(usual[inverse])
+        when, of_step = np.unique(steps, return_inverse=True)
+        for step, extra_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra, 0.0)), strict=True):
+            self._extra_of_step[step] = self._extra_of_step.get(step, 0.0) + float(extra_us)
+        before = np.maximum(evidence.extra_us[tried], 0.0)
+        evidence.extra_us[tried] += np.bincount(inverse, extra, minlength=len(tried))
+        self.budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before).sum()))
+        excess = group_median(inverse, logs - usual[inverse])
+        for place in np.unique(inverse[excess > math.log(self.settings.catastrophic_ratio)]).tolist():
+            slot = int(tried[place])
+            state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
+            if state.trial == candidate:
+                ratio = math.exp(float(excess[inverse == place][0]))
+                why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
+                self._policy.drop_trial(state, why, ban=True)
+                self._urgent = True
 
     def _watch_residuals(self, keys: Ints, slots: Ints, logs: Floats, evidence: Evidence) -> None:
         ripe = evidence.n_units[slots] >= 4

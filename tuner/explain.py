@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
-
 from store.records import BASELINE, Candidate, Decision
 from tuner.features import Floats
 from tuner.policy.evidence import Evidence
@@ -80,5 +78,4 @@ def _measured(state: KeyState, candidate: Candidate, evidence: Evidence) -> tupl
     slot = evidence.find(state.index, candidate)
     if slot is None or not evidence.n_calls[slot]:
         return None, 0
-    centre = evidence.centre(np.array([slot]))
-    return round(math.exp(float(centre[0])), 3), int(evidence.n_calls[slot])
+    return round(math.exp(evidence.log_us(slot)), 3), int(evidence.n_calls[slot])

@@ -9,7 +9,8 @@ windows. What is decided here is a setting per key; turning it into a plan is th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ from tuner.policy.posterior import MAX_POINTS, Settings, condition
 from tuner.policy.trial import PROMISING, KeyState, Verdict, judge
 
 MIN_BASELINE_UNITS: Final = 2
-MAX_NEW_TRIALS: Final = 24
-"""Keys that may start a trial in one window; bounds the time of `next_window`."""
+MAX_NEW_TRIALS: Final = 12
+MAX_NEW_PRIORS: Final = 48
+"""Keys looked at for a trial, and starting guesses worked out, in one window: both bound its time."""
 RISK_QUANTILE: Final = 1.3
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
@@ -71,12 +73,14 @@ class Policy:
         self.memory_pressure = 0.0
         self.connected: set[int] = set()
         """Algorithms that have run in this job: only they are free to use under memory pressure."""
-        self._neighbours: dict[tuple[object, ...], list[int]] = {}
+        self._families: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        """(size class, key index) of a communicator's keys of one collective, sorted."""
         self._next_key = 0
+        self._priors_left = MAX_NEW_PRIORS
 
     def register(self, states: list[KeyState], state: KeyState) -> None:
         """A key was seen for the first time."""
-        self._neighbours.setdefault(_family(state), []).append(state.index)
+        insort(self._families.setdefault(_family(state), []), (state.key.size_class, state.index))
         decided = self.knowledge.decided(state.key)
         if decided is not None:
             candidate, reason = decided
@@ -85,6 +89,7 @@ class Policy:
 
     def next_window(self, states: list[KeyState], evidence: Evidence, step: int) -> list[Candidate]:
         """The setting of every key for the next window, shape [n_keys]."""
+        self._priors_left = MAX_NEW_PRIORS
         risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us)
         for state in states:
             if state.trial is not None:
@@ -107,12 +112,15 @@ class Policy:
 
     def posterior(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the log duration of every option of `state`, the baseline first."""
-        prior = self._prior(state)
-        targets = self._settings_of(state, state.options)
-        measured, std, residual, variance = self._measured_near(state, states, evidence)
-        usable = np.isfinite(prior.mean)
+        rows = self._rows(state)
+        table = np.array([rows[option] for option in state.options])
+        cells = table[:, 2:4].astype(np.int64)
+        own = np.full(len(table), state.index, dtype=np.int64)
+        targets = Settings(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], own)
+        guess, std = table[:, 4], table[:, 5]
+        usable = np.isfinite(guess)
         mean, spread = condition(
-            np.where(usable, prior.mean, 0.0), prior.std, targets, measured, std, residual, variance
+            np.where(usable, guess, 0.0), std, targets, *self._measured_near(state, states, evidence)
         )
         return np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
 
@@ -135,11 +143,9 @@ class Policy:
         trial = state.trial
         if trial is None:
             return
-        slots = evidence.slots_of(state.index)
         verdict, gain, half = judge(
             evidence,
             state,
-            slots,
             false_promotion=self.settings.false_promotion,
             min_gain=self.settings.min_gain,
         )
@@ -195,7 +201,7 @@ class Policy:
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None:
             return None
-        log_now = float(evidence.centre(np.array([incumbent]))[0])
+        log_now = evidence.log_us(incumbent)
         duration_us = math.exp(log_now)
         edge = log_now - mean - self.settings.min_gain
         improvement = _expected_improvement(edge, spread)
@@ -243,13 +249,14 @@ class Policy:
         slot = evidence.find(state.index, trial) if trial is not None else None
         if slot is None or incumbent is None or not evidence.n_calls[slot]:
             return 0.0
-        now, tried = evidence.centre(np.array([incumbent, slot]))
-        extra = math.exp(tried) - math.exp(now)
+        extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
         return max(0.0, extra) * state.calls_per_step * self.settings.steps_per_window
 
     def _prior(self, state: KeyState) -> Prior:
         if not isinstance(state.prior, Prior):
+            self._priors_left -= 1
             state.options = self._options(state)
+            state.rows = {}
             state.prior = self.knowledge.prior(state.key, state.message_bytes, state.options, self.costs)
         return state.prior
 
@@ -275,63 +282,64 @@ class Policy:
             kept.append(state.incumbent)
         return tuple(kept)
 
-    def _settings_of(self, state: KeyState, candidates: Iterable[Candidate]) -> Settings:
-        rows = []
-        n_available = self.costs.max_channels(state.key.communicator)
-        for candidate in candidates:
-            shown = candidate
-            if candidate.algorithm is None and state.default_setting is not None:
-                shown = state.default_setting
-            algorithm, protocol = cell_of(shown)
-            rows.append((shown.n_channels or n_available, algorithm, protocol))
-        table = np.array(rows, dtype=np.float64).reshape(-1, 3)
-        return Settings(
-            np.full(len(rows), math.log2(state.message_bytes)),
-            np.log2(table[:, 0]),
-            table[:, 1].astype(np.int64),
-            table[:, 2].astype(np.int64),
-            np.full(len(rows), state.index, dtype=np.int64),
-        )
+    def _rows(self, state: KeyState) -> dict[Candidate, tuple[float, ...]]:
+        """(log2 bytes, log2 channels, algorithm, protocol, prior mean, prior std) of every option."""
+        prior = self._prior(state)
+        if not state.rows:
+            n_available = self.costs.max_channels(state.key.communicator)
+            log2_bytes = math.log2(state.message_bytes)
+            for index, candidate in enumerate(state.options):
+                shown = candidate
+                if candidate.algorithm is None and state.default_setting is not None:
+                    shown = state.default_setting
+                state.rows[candidate] = (
+                    log2_bytes,
+                    math.log2(shown.n_channels or n_available),
+                    *cell_of(shown),
+                    float(prior.mean[index]),
+                    float(prior.std[index]),
+                )
+        return state.rows
+
+    def _near(self, state: KeyState) -> Iterator[int]:
+        """Key indices of the family, nearest size class first."""
+        family = self._families.get(_family(state), [])
+        right = bisect_left(family, (state.key.size_class, -1))
+        left = right - 1
+        while left >= 0 or right < len(family):
+            below = state.key.size_class - family[left][0] if left >= 0 else math.inf
+            above = family[right][0] - state.key.size_class if right < len(family) else math.inf
+            if above <= below:
+                yield family[right][1]
+                right += 1
+            else:
+                yield family[left][1]
+                left -= 1
 
     def _measured_near(
         self, state: KeyState, states: list[KeyState], evidence: Evidence
     ) -> tuple[Settings, Floats, Floats, Floats]:
         """Settings, starting-guess std, residual and noise variance of the slots measured near `state`."""
-        family = self._neighbours.get(_family(state), [state.index])
-        by_distance = sorted(family, key=lambda other: abs(states[other].key.size_class - state.key.size_class))
-        parts: list[Settings] = []
-        stds: list[float] = []
-        residuals: list[float] = []
-        variances: list[float] = []
-        for other in by_distance:
-            neighbour = states[other]
-            slots = evidence.slots_of(other)
-            slots = slots[evidence.n_calls[slots] > 0]
-            if not len(slots):
+        slots: list[int] = []
+        table: list[tuple[float, ...]] = []
+        for other in self._near(state):
+            if other != state.index and states[other].prior is None and self._priors_left <= 0:
                 continue
-            prior = self._prior(neighbour)
-            places = {candidate: index for index, candidate in enumerate(neighbour.options)}
-            known = [slot for slot in slots if evidence.candidates[slot] in places]
-            centres = evidence.centre(np.array(known, dtype=np.int64))
-            sigma = evidence.sigma(slots)
-            kept = []
-            for slot, centre in zip(known, centres, strict=True):
-                place = places[evidence.candidates[slot]]
-                if np.isfinite(prior.mean[place]):
-                    kept.append(evidence.candidates[slot])
-                    stds.append(float(prior.std[place]))
-                    residuals.append(float(centre - prior.mean[place]))
-                    variances.append(sigma**2 / evidence.units(slot))
-            if kept:
-                parts.append(self._settings_of(neighbour, kept))
-            if len(residuals) >= MAX_POINTS:
+            rows = self._rows(states[other])
+            for slot in evidence.slots_of(other):
+                row = rows.get(evidence.candidates[slot])
+                if row is not None and evidence.n_calls[slot] and math.isfinite(row[4]):
+                    slots.append(slot)
+                    table.append((*row, other))
+            if len(slots) >= MAX_POINTS:
                 break
-        if not parts:
-            empty = np.zeros(0)
-            nothing = np.zeros(0, np.int64)
-            return Settings(empty, empty, nothing, nothing, nothing), empty, empty, empty
-        joined = Settings(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        return joined, np.array(stds), np.array(residuals), np.array(variances)
+        index = np.array(slots, dtype=np.int64)
+        values = np.array(table, dtype=np.float64).reshape(-1, 7)
+        keys = values[:, 6].astype(np.int64)
+        cells = values[:, 2:4].astype(np.int64)
+        place = Settings(values[:, 0], values[:, 1], cells[:, 0], cells[:, 1], keys)
+        units = evidence.n_units[index] + 1.0
+        return place, values[:, 5], evidence.centre(index) - values[:, 4], evidence.sigma(keys) ** 2 / units
 
 
 def _expected_improvement(edge: Floats, spread: Floats) -> Floats:

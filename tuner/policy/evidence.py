@@ -47,6 +47,8 @@ class Evidence:
         self._open_calls = np.zeros(0, np.int64)
         self._open_sum = np.zeros(0)
         self._pooled = (0.0, 0.0)
+        self._key_dof = np.zeros(0)
+        self._key_spread = np.zeros(0)
         self._call_dof = np.zeros(0)
         self._call_spread = np.zeros(0)
         self._pooled_calls = (0.0, 0.0)
@@ -65,15 +67,19 @@ class Evidence:
             found = len(self.candidates)
             self._index[key, candidate] = found
             self._of_key.setdefault(key, []).append(found)
+            if key >= len(self._key_dof):
+                more = np.zeros(max(64, 2 * key) - len(self._key_dof))
+                self._key_dof = np.concatenate([self._key_dof, more])
+                self._key_spread = np.concatenate([self._key_spread, more])
             self.candidates.append(candidate)
             if found >= len(self.key):
                 self._grow(max(256, 2 * found))
             self.key[found] = key
         return found
 
-    def slots_of(self, key: int) -> Ints:
+    def slots_of(self, key: int) -> list[int]:
         """All slots of key index `key`."""
-        return np.array(self._of_key.get(key, ()), dtype=np.int64)
+        return self._of_key.get(key, [])
 
     def _grow(self, capacity: int) -> None:
         for name in ("key", "n_calls", "n_units", "_open_step", "_open_calls"):
@@ -103,17 +109,26 @@ class Evidence:
             centre: Floats = (self.mean[slots] * self.n_units[slots] + unit * weight) / n
         return centre
 
+    def log_us(self, slot: int) -> float:
+        """Best current mean of one slot; NaN where nothing is known."""
+        n_open = int(self._open_calls[slot])
+        n_units = int(self.n_units[slot])
+        if not n_open:
+            return float(self.mean[slot]) if n_units else float("nan")
+        unit = float(self._open_sum[slot]) / n_open
+        return (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
+
     def units(self, slot: int) -> float:
         """Units behind `centre`, the unfinished step included."""
         return float(self.n_units[slot] + (self._open_calls[slot] > 0))
 
-    def sigma(self, key_slots: Ints) -> float:
-        """Noise (log) of one unit at the key whose slots are given, shrunk towards the job's noise."""
+    def sigma(self, keys: Ints) -> Floats:
+        """Noise (log) of one unit at each key index, shrunk towards the job's noise, shape [n]."""
         dof, total = self._pooled
         overall = (PRIOR_UNITS * PRIOR_SIGMA**2 + total) / (PRIOR_UNITS + dof)
-        own_dof = float(np.maximum(self.n_units[key_slots] - 1, 0).sum())
-        own = float(self.spread[key_slots].sum())
-        return float(np.sqrt((PRIOR_UNITS * overall + own) / (PRIOR_UNITS + own_dof)))
+        own_dof, own = self._key_dof[keys], self._key_spread[keys]
+        result: Floats = np.sqrt((PRIOR_UNITS * overall + own) / (PRIOR_UNITS + own_dof))
+        return result
 
     def call_sigma(self, slots: Ints) -> Floats:
         """Noise (log) of single calls in each slot, shrunk towards the job's noise, shape [n]."""
@@ -122,11 +137,6 @@ class Evidence:
         own_dof = np.maximum(self._call_dof[slots], 0.0)
         own: Floats = np.sqrt((8.0 * overall + self._call_spread[slots]) / (8.0 + own_dof))
         return own
-
-    def forget(self, slots: Ints) -> None:
-        """Drop what was measured in `slots`."""
-        for array in (self.n_calls, self.n_units, self.mean, self.spread, self._open_calls, self._open_sum):
-            array[slots] = 0
 
     def _learn_call_noise(self, slots: Ints, logs: Floats) -> None:
         known = self.n_units[slots] >= 2
@@ -146,7 +156,7 @@ class Evidence:
         centre = self.centre(slots)
         fresh = np.isnan(centre)
         if fresh.any():
-            centre = np.where(fresh, _group_median(slots, logs), centre)
+            centre = np.where(fresh, group_median(slots, logs), centre)
         limit = max(CLIP_AT_LEAST, CLIP * self._typical())
         # A slot without history has only the block's median to go by: be generous there.
         limits = np.where(self.n_units[slots] < 2, 4 * limit, limit)
@@ -179,6 +189,12 @@ class Evidence:
         self.n_units[slots] = np.minimum(n, MEMORY)
         self._open_calls[slots] = 0
         self._open_sum[slots] = 0.0
+        keys = self.key[slots]
+        np.add.at(self._key_dof, keys, np.where(n > 1, 1.0, 0.0))
+        np.add.at(self._key_spread, keys, gained)
+        full = keys[self._key_dof[keys] > 4 * MEMORY]
+        self._key_dof[full] *= 0.5
+        self._key_spread[full] *= 0.5
         dof, total = self._pooled
         seen = int((n > 1).sum())
         dof, total = dof + seen, total + float(gained.sum())
@@ -187,7 +203,7 @@ class Evidence:
         self._pooled = (dof, total)
 
 
-def _group_median(groups: Ints, values: Floats) -> Floats:
+def group_median(groups: Ints, values: Floats) -> Floats:
     """Median of `values` within each group, for every entry."""
     order = np.lexsort((values, groups))
     ordered = groups[order]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Final
-
-import numpy as np
 
 from store.records import BASELINE, Candidate, DecisionKey
 from tuner.policy.evidence import Evidence, radius
@@ -45,6 +44,7 @@ class KeyState:
         "prior",
         "quiet_until",
         "retired",
+        "rows",
         "trial",
         "trial_reason",
     )
@@ -71,6 +71,8 @@ class KeyState:
         self.retired: dict[Candidate, str] = {}
         self.options: tuple[Candidate, ...] = ()
         self.prior: object = None
+        self.rows: dict[Candidate, tuple[float, ...]] = {}
+        """Where each candidate lies for the posterior; belongs to `prior`."""
         self.quiet_until = 0
 
     def reopen(self) -> None:
@@ -84,12 +86,11 @@ class KeyState:
         self.quiet_until = 0
 
 
-def compare(evidence: Evidence, first: int, second: int, key_slots: np.ndarray, alpha: float) -> tuple[float, float]:
+def compare(evidence: Evidence, first: int, second: int, alpha: float) -> tuple[float, float]:
     """(gain, half width): by how much (log) the second slot is faster than the first, always-valid."""
-    pair = np.array([first, second])
-    centres = evidence.centre(pair)
-    half = radius(evidence.units(first), evidence.units(second), evidence.sigma(key_slots), alpha)
-    return float(centres[0] - centres[1]), half
+    sigma = float(evidence.sigma(evidence.key[[first]])[0])
+    half = radius(evidence.units(first), evidence.units(second), sigma, alpha)
+    return evidence.log_us(first) - evidence.log_us(second), half
 
 
 def level(false_promotion: float, n_tried: int) -> float:
@@ -100,7 +101,6 @@ def level(false_promotion: float, n_tried: int) -> float:
 def judge(
     evidence: Evidence,
     state: KeyState,
-    key_slots: np.ndarray,
     *,
     false_promotion: float,
     min_gain: float,
@@ -113,11 +113,12 @@ def judge(
     if trial is None or incumbent is None or not evidence.n_calls[trial] or not evidence.n_calls[incumbent]:
         return Verdict.open, 0.0, float("inf")
     alpha = 0.2 if state.is_trusted else level(false_promotion, max(1, state.n_tried))
-    gain, half = compare(evidence, incumbent, trial, key_slots, alpha)
+    gain, half = compare(evidence, incumbent, trial, alpha)
     if gain - half > 0 and gain > min_gain:
         return Verdict.better, gain, half
     n_trial, n_incumbent = evidence.units(trial), evidence.units(incumbent)
-    doubt = evidence.sigma(key_slots) * np.sqrt(1.0 / n_trial + 1.0 / n_incumbent)
+    sigma = float(evidence.sigma(evidence.key[[trial]])[0])
+    doubt = sigma * math.sqrt(1.0 / n_trial + 1.0 / n_incumbent)
     hopeless = gain + 1.6 * doubt < min_gain and n_trial >= 2
     clearly_slow = gain + 3.0 * doubt < -0.05
     if hopeless or clearly_slow or n_trial >= MAX_TRIAL_UNITS:
