@@ -1,0 +1,190 @@
+"""What must never happen: false promotions, overspending, trying a disaster twice, keeping a slow plan."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from brain_world import Call, World, gain_share, make_brain, play
+
+from agent.nccl import fabric
+from store.records import BASELINE, Candidate, Collective, Phase, StepRecord
+from tuner.brain import BrainSettings
+from tuner.guard import Guard
+from tuner.policy.budget import Budget
+from tuner.policy.evidence import Evidence, radius
+
+
+def _world(name: str = "ethernet_boxes", n_ranks: int = 16, **changes: object) -> World:
+    machine = fabric.load(name)
+    place = machine.communicator(range(min(n_ranks, machine.max_ranks)))
+    calls = [
+        call
+        for exponent in range(14, 26)
+        for call in [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent)] * 2
+        + [Call(Collective.reduce_scatter, Phase.gradient_scatter, 1 << exponent)]
+    ]
+    return World(name, place, calls, **{"compute_us": 100_000.0, **changes})  # type: ignore[arg-type]
+
+
+def test_promotes_nothing_where_nothing_is_to_be_gained() -> None:
+    n_keys = n_promoted = 0
+    for seed in range(5):
+        world = _world(seed=100 + seed, flat=True, noise=0.03)
+        brain = make_brain(world)
+        play(world, brain, 150)
+        promoted = {decision.key for decision in brain.decisions() if decision.kind == "promote"}
+        n_keys, n_promoted = n_keys + brain.n_keys, n_promoted + len(promoted)
+        assert brain.spent_percent <= 1.0
+    assert n_promoted <= 0.01 * n_keys + 1
+
+
+def test_the_confidence_sequence_holds_at_every_look() -> None:
+    rng = np.random.default_rng(3)
+    n_runs, n_looks, alpha = 400, 60, 0.05
+    wrong = 0
+    for _ in range(n_runs):
+        gaps = rng.normal(0, 1, n_looks).cumsum() - rng.normal(0, 1, n_looks).cumsum()
+        wrong += any(abs(gaps[n - 1] / n) > radius(n, n, 1.0, alpha) for n in range(1, n_looks + 1))
+    assert wrong <= alpha * n_runs
+
+
+def test_a_radius_shrinks_with_evidence_and_grows_with_strictness() -> None:
+    assert radius(0, 5, 1.0, 0.05) == math.inf
+    assert radius(4, 4, 1.0, 0.05) > radius(16, 16, 1.0, 0.05) > 0
+    assert radius(4, 4, 1.0, 0.001) > radius(4, 4, 1.0, 0.05)
+
+
+def test_what_was_catastrophically_slow_is_never_tried_there_again() -> None:
+    world = _world()
+    brain = make_brain(world, settings=BrainSettings(budget_fraction=0.5))
+    plans = play(world, brain, 200)
+    banned = {
+        (state.key, candidate): reason
+        for state in brain._states
+        for candidate, reason in state.banned.items()
+        if "times slower" in reason
+    }
+    assert banned, "this fabric has settings that are more than twice as slow"
+    explored = [decision for decision in brain.decisions() if decision.kind == "explore"]
+    for key, candidate in banned:
+        assert sum(one.key == key and one.candidate == candidate for one in explored) == 1
+    assert plans
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.01])
+def test_exploration_stays_within_its_budget(fraction: float) -> None:
+    world = _world(compute_us=5_000.0)
+    brain = make_brain(world, settings=BrainSettings(budget_fraction=fraction))
+    play(world, brain, 200)
+    assert brain.spent_percent <= 100 * fraction * 1.25
+    assert brain.budget.training_us > 0
+
+
+def test_no_budget_means_no_exploration() -> None:
+    world = _world()
+    brain = make_brain(world, settings=BrainSettings(explore=False))
+    assert play(world, brain, 60) == []
+    assert brain.n_explored == 0
+
+
+def test_under_memory_pressure_nothing_new_is_connected_and_no_channel_added() -> None:
+    world = _world(memory_pressure=0.97)
+    brain = make_brain(world)
+    connected = {world.setting(call, BASELINE).algorithm for call in world.calls}
+    for plan in play(world, brain, 120):
+        for row in plan.rows:
+            call = next(c for c in world.calls if row.min_bytes <= c.message_bytes <= row.max_bytes)
+            assert row.candidate.algorithm in connected
+            assert row.candidate.n_channels <= world.setting(call, BASELINE).n_channels
+
+
+def test_a_slow_plan_is_noticed_within_ten_steps_and_a_good_one_left_alone() -> None:
+    noticed, false_alarms = [], 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        for slowdown in (1.02, 1.0):
+            guard = Guard()
+            for _ in range(40):
+                guard.step(10_000 * math.exp(rng.normal(0, 0.01)))
+            guard.changed()
+            at = next((n for n in range(1, 61) if guard.step(10_000 * slowdown * math.exp(rng.normal(0, 0.01)))), None)
+            if slowdown > 1:
+                noticed.append(at or 99)
+            else:
+                false_alarms += at is not None
+    assert np.median(noticed) <= 8
+    assert np.quantile(noticed, 0.8) <= 10
+    assert false_alarms <= 5
+
+
+def test_a_promotion_that_slows_training_down_is_rolled_back() -> None:
+    world = _world(step_noise=0.003)
+    world.calls = [call for call in world.calls if call.message_bytes == 1 << 17]
+    brain = make_brain(world)
+    base_us, steps_slow = world.compute_us, 0
+    for _ in range(100):
+        slow = any(row.collective is Collective.all_gather for row in world.plan.rows)
+        steps_slow += slow
+        world.compute_us = base_us * (1.03 if slow else 1.0)
+        play(world, brain, 1)
+    incumbents = {state.key.collective: state.incumbent for state in brain._states}
+    assert incumbents[Collective.all_gather] == BASELINE
+    assert not incumbents[Collective.reduce_scatter].is_baseline
+    assert any("slower with it" in decision.reason for decision in brain.decisions())
+    assert steps_slow <= 45
+
+
+def test_budget_refuses_nonsense_and_counts_what_was_spent() -> None:
+    with pytest.raises(ValueError, match="budget fraction"):
+        Budget(1.5)
+    budget = Budget(0.01)
+    budget.earn(1_000_000)
+    budget.spend(4_000)
+    assert budget.remaining_us == pytest.approx(6_000)
+    assert budget.spent_percent == pytest.approx(0.4)
+
+
+def test_one_straggler_moves_a_mean_by_little() -> None:
+    evidence = Evidence()
+    slot = evidence.slot(0, BASELINE)
+    rng = np.random.default_rng(0)
+    for step in range(20):
+        logs = np.log(100.0) + rng.normal(0, 0.01, 4)
+        if step == 10:
+            logs[0] += np.log(50.0)
+        evidence.add(np.full(4, slot), logs, np.full(4, step))
+    assert math.exp(evidence.log_us(slot)) == pytest.approx(100.0, rel=0.02)
+
+
+def test_epochs_of_another_daemons_plans_are_not_judged() -> None:
+    world = _world()
+    brain = make_brain(world)
+    block, record = world.run_step()
+    block["epoch"] = 41
+    brain.observe(block)
+    brain.step_finished(StepRecord(record.step, 41, record.duration_us))
+    brain.adopted(41, record.step)
+    plan = brain.propose()
+    assert plan is not None
+    assert plan.epoch == 42
+    assert all(state.incumbent == BASELINE for state in brain._states)
+
+
+def test_a_decision_explains_itself() -> None:
+    world = _world()
+    brain = make_brain(world)
+    play(world, brain, 60)
+    decisions = brain.decisions()
+    promoted = [decision for decision in decisions if decision.kind == "promote"]
+    assert promoted
+    for decision in promoted:
+        assert "faster than" in decision.reason
+        assert decision.baseline_us is not None
+        assert decision.predicted_low_us is not None
+        assert decision.predicted_low_us <= (decision.predicted_us or 0)
+        assert '"candidate"' in decision.alternatives
+    assert brain.decisions() == []
+    assert isinstance(promoted[0].candidate, Candidate)
+    assert sum(chosen for _, _, chosen in gain_share(world, brain).values()) > 0

@@ -1,0 +1,147 @@
+"""One contract for every registered model, and for the arrays a model is baked into."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.nccl import cost_model, fabric
+from store.measurements import MEASUREMENT
+from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from tuner import trainer
+from tuner.features import CostPrior, key_code, key_codes, key_of, size_classes
+from tuner.knowledge import Knowledge
+from tuner.model.baked import UNKNOWN_STD, Baked
+from tuner.model.estimators import MODELS, WINNER
+from tuner.model.training_set import build
+
+PLACE = CommunicatorClass(16, 16)
+EXPONENTS = range(12, 27, 2)
+
+
+def _sweep(name: str = "ethernet_boxes", exponents: range = EXPONENTS, seed: int = 0) -> np.ndarray:
+    machine = fabric.load(name)
+    costs, rng = CostPrior(machine.describe()), np.random.default_rng(seed)
+    topology = machine.topology(PLACE)
+    rows = []
+    for kind in (Collective.all_gather, Collective.reduce_scatter):
+        for exponent in exponents:
+            nbytes = 1 << exponent
+            for candidate in costs.candidates(PLACE, kind):
+                ran = candidate
+                if candidate.is_baseline:
+                    ran = cost_model.default_choice(topology, kind, nbytes)
+                us = machine.truth_us(PLACE, kind, ran.algorithm, ran.protocol, ran.n_channels, nbytes)
+                for _ in range(4):
+                    row = np.zeros(1, MEASUREMENT)[0]
+                    row["n_ranks"], row["n_nodes"], row["message_bytes"] = 16, 16, nbytes
+                    row["duration_us"] = us * np.exp(rng.normal(0, 0.02))
+                    row["collective"], row["n_channels"] = kind, ran.n_channels
+                    row["algorithm"], row["protocol"] = ran.algorithm, ran.protocol
+                    row["is_default"] = candidate.is_baseline
+                    rows.append(row)
+    return np.array(rows, MEASUREMENT)
+
+
+@pytest.fixture(scope="module")
+def swept() -> tuple[np.ndarray, CostPrior]:
+    return _sweep(), CostPrior(fabric.load("ethernet_boxes").describe())
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_keeps_the_contract(name: str, swept: tuple[np.ndarray, CostPrior]) -> None:
+    points = build(*swept)
+    fitted = MODELS[name]().fit(points)
+    mean, std = fitted.predict(points)
+    assert mean.shape == std.shape == (len(points),)
+    assert np.isfinite(mean).all()
+    assert (std > 0).all()
+    again, _ = MODELS[name]().fit(points).predict(points)
+    np.testing.assert_allclose(mean, again)
+    few = points.take(np.arange(1))
+    assert np.isfinite(MODELS[name]().fit(few).predict(points)[0]).all()
+
+
+def test_the_winner_beats_cost_and_neighbour_at_sizes_left_out(swept: tuple[np.ndarray, CostPrior]) -> None:
+    points = build(*swept)
+    error = {name: trainer.held_out_error(points, name) for name in (WINNER, "cost", "neighbour")}
+    assert error[WINNER] < 0.5 * error["cost"]
+    assert error[WINNER] < error["neighbour"]
+
+
+def test_a_model_survives_its_bytes_and_refuses_damaged_ones(swept: tuple[np.ndarray, CostPrior]) -> None:
+    record = trainer.fit(swept[0], "f", fabric.load("ethernet_boxes").describe())
+    assert record is not None
+    baked = Baked.from_bytes(record.blob)
+    options = (BASELINE, Candidate(*_cell(), 4))
+    classes = np.array([size_class(1 << 20)])
+    for found, expected in zip(
+        baked.predict(PLACE, Collective.all_gather, options, classes),
+        Baked.from_bytes(baked.to_bytes()).predict(PLACE, Collective.all_gather, options, classes),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, expected)
+    rng = np.random.default_rng(1)
+    for cut in (0, 10, len(record.blob) // 2, len(record.blob) - 5):
+        with pytest.raises(ValueError, match="model"):
+            Baked.from_bytes(record.blob[:cut])
+    for _ in range(30):
+        damaged = bytearray(record.blob)
+        damaged[rng.integers(len(damaged))] ^= 0xFF
+        try:
+            Baked.from_bytes(bytes(damaged))
+        except ValueError:
+            continue
+
+
+def test_an_unknown_collective_or_cell_gets_no_shift_and_the_widest_spread(
+    swept: tuple[np.ndarray, CostPrior],
+) -> None:
+    record = trainer.fit(swept[0], "f", fabric.load("ethernet_boxes").describe())
+    assert record is not None
+    baked = Baked.from_bytes(record.blob)
+    shift, spread = baked.predict(PLACE, Collective.all_to_all, (BASELINE,), np.array([80]))
+    assert (shift[0, 0], spread[0, 0]) == (0.0, UNKNOWN_STD)
+
+
+def test_knowledge_predicts_many_keys_as_it_predicts_one(swept: tuple[np.ndarray, CostPrior]) -> None:
+    record = trainer.fit(swept[0], "f", fabric.load("ethernet_boxes").describe())
+    assert record is not None
+    known = Knowledge((), Baked.from_bytes(record.blob), "m")
+    options = swept[1].candidates(PLACE, Collective.all_gather)
+    keys = [DecisionKey(PLACE, Collective.all_gather, Phase.other, index) for index in range(60, 90, 7)]
+    sizes = np.array([2.0 ** (key.size_class / 4) for key in keys])
+    many = known.priors(keys, sizes, options, swept[1])
+    for key, nbytes, prior in zip(keys, sizes, many, strict=True):
+        one = known.prior(key, nbytes, options, swept[1])
+        np.testing.assert_allclose(one.mean, prior.mean)
+        np.testing.assert_allclose(one.std, prior.std)
+
+
+@given(st.integers(1, 2**62))
+@settings(max_examples=300)
+def test_size_classes_are_the_records_size_class(nbytes: int) -> None:
+    assert int(size_classes([nbytes])[0]) == size_class(nbytes)
+
+
+@given(
+    st.integers(1, 2**19),
+    st.integers(1, 2**19),
+    st.sampled_from(Collective),
+    st.sampled_from(Phase),
+    st.integers(0, 255),
+)
+def test_a_key_survives_its_integer(n_ranks: int, n_nodes: int, kind: Collective, phase: Phase, index: int) -> None:
+    key = DecisionKey(CommunicatorClass(n_ranks, n_nodes), kind, phase, index)
+    assert key_of(key_code(key)) == key
+    assert int(key_codes([n_ranks], [n_nodes], [kind], [phase], [index])[0]) == key_code(key)
+
+
+def _cell() -> tuple:
+    return next((c.algorithm, c.protocol) for c in _options() if c.algorithm is not None)
+
+
+def _options() -> tuple[Candidate, ...]:
+    return CostPrior(fabric.load("ethernet_boxes").describe()).candidates(PLACE, Collective.all_gather)

@@ -1,0 +1,65 @@
+"""Changes of the network: seen soon, rarely imagined, remembered when they come back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from agent.nccl import fabric
+from store.records import Collective, Phase
+from tuner.regime import ChangeDetector
+
+
+def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:
+    detector = ChangeDetector()
+    rng = np.random.default_rng(5)
+    n_alarms = 0
+    for _ in range(400):
+        keys = rng.integers(0, 5, 1000)
+        fired = detector.update(keys, rng.standard_normal(1000))
+        if len(fired):
+            n_alarms += 1
+            detector.reset()
+    assert n_alarms <= 4
+
+
+@pytest.mark.parametrize("shift", [1.2, -1.2, 3.0])
+def test_a_shift_of_about_one_noise_scale_is_seen_within_fifty_calls(shift: float) -> None:
+    delays = []
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        detector = ChangeDetector()
+        for _ in range(50):
+            detector.update(np.zeros(4, np.int64), rng.standard_normal(4))
+        detector.reset()
+        n_calls = 0
+        while not len(detector.update(np.zeros(2, np.int64), rng.standard_normal(2) + shift)):
+            n_calls += 2
+        delays.append(n_calls)
+    assert np.median(delays) <= 50
+
+
+def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> None:
+    machine = fabric.load("ethernet_boxes")
+    calls = [
+        Call(kind, phase, 1 << exponent)
+        for exponent in (17, 20, 23)
+        for kind, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+    ] * 2
+    world = World("ethernet_boxes", machine.communicator(range(16)), calls, compute_us=100_000.0)
+    brain = make_brain(world)
+    play(world, brain, 80)
+    assert brain.regime == 0
+    before = [state.incumbent for state in brain._states]
+    world.slowdown = {"all_gather": 1.6, "reduce_scatter": 1.6}
+    play(world, brain, 8)
+    assert brain.regime == 1
+    play(world, brain, 40)
+    world.slowdown = {}
+    play(world, brain, 12)
+    assert brain.regime == 0, "the first regime was not recognised"
+    assert [state.incumbent for state in brain._states] == before
