@@ -1,4 +1,6 @@
 /* Communicators and events that come and go in any order. */
+#include <pthread.h>
+
 #include "nccl_profiling.h"
 
 #define N_POOL 1024
@@ -67,15 +69,25 @@ static void equal_ids_pair_in_turn(void) {
   profiler_finalize(first);
 }
 
+static void *init_elsewhere(void *made) {
+  *(tuned *)made = tuner_init(4, 0, 8, 1);
+  return NULL;
+}
+
 static void other_shapes_and_ids_do_not_pair(void) {
   profiled profiler = profiler_init(4, 5, 8, 1, 0);
-  tuned other_shape = tuner_init(4, 0, 16, 2), same = tuner_init(4, 0, 8, 1);
+  tuned other_shape = tuner_init(4, 0, 16, 2), other_id = tuner_init(5, 6, 8, 1), elsewhere;
+  pthread_t thread;
+  pthread_create(&thread, NULL, init_elsewhere, &elsewhere);
+  pthread_join(thread, NULL);
+  CHECK(elsewhere.context != profiler.context);
+  tuned same = tuner_init(4, 0, 8, 1);
   CHECK(other_shape.context != profiler.context && same.context == profiler.context);
-  tuned other_id = tuner_init(5, 6, 8, 1);
   CHECK(other_id.context != profiler.context);
   tuner_finalize(other_shape);
   tuner_finalize(same);
   tuner_finalize(other_id);
+  tuner_finalize(elsewhere);
   profiler_finalize(profiler);
 }
 

@@ -121,10 +121,29 @@ static void v3_settles_with_the_next_group(void) {
   CHECK_EQUAL(record.sequence, 5);
   CHECK_EQUAL(record.n_channels, 3);
   CHECK_EQUAL(record.timing_source, 2);
-  profiler_finalize(profiler); /* the last one is over when the communicator is */
+  void *group = start_group(profiler), *pair[2]; /* a kernel of two: the second's start ends nothing */
+  for (int i = 0; i < 2; i++) {
+    coll.sequence = 7 + (uint64_t)i;
+    pair[i] = start_coll(profiler, group, &coll);
+    stop_event(profiler, pair[i]);
+  }
+  stop_kernel_channel(profiler, start_kernel_channel(profiler, pair[0], 0, 0), 0);
   one_record(&record);
   CHECK_EQUAL(record.sequence, 6);
   CHECK_EQUAL(record.n_channels, 2);
+  stop_kernel_channel(profiler, start_kernel_channel(profiler, pair[1], 1, 0), 0);
+  CHECK_EQUAL(drained(&record, 1), 0);
+  stop_kernel_channel(profiler, start_kernel_channel(profiler, pair[0], 2, 0), 0);
+  coll.sequence = 9;
+  run_collective(profiler, &coll, 1, 0, 0);
+  for (uint64_t i = 0; i < 2; i++) {
+    CHECK_EQUAL(drained(&record, 1), 1);
+    CHECK_EQUAL(record.n_channels, 9 - record.sequence);
+  }
+  profiler_finalize(profiler); /* the last one is over when the communicator is */
+  one_record(&record);
+  CHECK_EQUAL(record.sequence, 9);
+  CHECK_EQUAL(record.n_channels, 1);
   CHECK_EQUAL(the.channels_seen(8, 1), 3);
   tuner_finalize(tuner);
 }

@@ -7,7 +7,7 @@
 #include "nccl_profiling.h"
 
 #define N_WORKERS 4
-#define N_CALLS 3000
+#define N_CALLS 30000
 #define N_EPOCHS 400
 
 static _Atomic int n_working;
@@ -113,7 +113,12 @@ static void *run_drainer(void *argument) {
     for (size_t i = 0; i < n; i++) {
       CHECK_EQUAL(records[i].n_ranks, 8);
       CHECK(records[i].comm_id >= 1 && records[i].comm_id <= N_WORKERS);
-      if (records[i].flags & ZT_FLAG_TIMED) CHECK(records[i].duration_us >= 0);
+      if (records[i].flags & ZT_FLAG_TIMED)
+        CHECK(records[i].duration_us >= 0);
+      else if (records[i].flags & ZT_FLAG_MATCHED) { /* all of one epoch: no lookup saw two plans */
+        CHECK_EQUAL(records[i].n_channels, 1 + records[i].epoch % 60);
+        CHECK_EQUAL(records[i].protocol, records[i].epoch % 3);
+      }
     }
     atomic_fetch_add(&n_seen_records, n);
     the.drain_costs(costs, 16);

@@ -125,11 +125,32 @@ static void clamps_channels(int version) {
     asked.cost[NCCL_COLLNET_DIRECT][NCCL_SIMPLE] = 200.0f;
     check_untouched(tuner, asked);
     adopt(&row, 1, 4, 0);
+    const uint64_t n_clamped = counted().n_clamped_channels;
     check_setting(tuner, asked, NCCL_COLLNET_DIRECT, NCCL_SIMPLE, 0);
+    CHECK_EQUAL(counted().n_clamped_channels, n_clamped + 1);
     the.set_channel_limit(16, 2, 6);
     check_setting(tuner, asked, NCCL_COLLNET_DIRECT, NCCL_SIMPLE, 6);
     the.set_channel_limit(16, 2, 0);
   }
+  tuner_finalize(tuner);
+}
+
+/* Several rows in one octave: each ends where the next begins. */
+static void finds_rows_at_their_edges(int version) {
+  zt_plan_row rows[9];
+  for (uint32_t i = 0; i < 9; i++) {
+    rows[i] = any_gather;
+    rows[i].min_bytes = 1024 + 100 * i;
+    rows[i].max_bytes = rows[i].min_bytes + 99;
+    rows[i].n_channels = (uint8_t)(i + 1);
+  }
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  adopt(rows, 9, 1, 0);
+  for (uint32_t i = 0; i < 9; i++) {
+    check_setting(tuner, ordinary_question(NCCL_ALL_GATHER, 1024 + 100 * i), NCCL_RING, NCCL_LL, (int)i + 1);
+    check_setting(tuner, ordinary_question(NCCL_ALL_GATHER, 1123 + 100 * i), NCCL_RING, NCCL_LL, (int)i + 1);
+  }
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 1924));
   tuner_finalize(tuner);
 }
 
@@ -226,7 +247,7 @@ static void flips_only_what_is_staged(void) {
 void test_tuner(void) {
   for (int version = 2; version <= 6; version++) {
     static void (*const each[])(int) = {matches_by_key_only, never_revives_ignored_cells, clamps_channels,
-                                        leaves_baseline_rows_alone};
+                                        leaves_baseline_rows_alone, finds_rows_at_their_edges};
     for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
       the.reset();
       each[i](version);
