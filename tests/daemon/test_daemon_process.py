@@ -1,0 +1,341 @@
+"""The real process over real sockets: service, refusals, hostile clients, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket as sockets
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+import zmq.auth
+
+from store import wire
+from store.database import Store
+from store.errors import StoreLockedError, UserError
+from store.records import StepRecord
+from tuner.daemon import run_daemon
+from tuner.endpoint import use_client_keys
+from tuner.status import fetch_status, render_status
+
+SERVE = """
+import sys
+from tuner.daemon import run_daemon
+code = run_daemon(sys.argv[1], sys.argv[2], idle_exit_s=float(sys.argv[3]) if sys.argv[3] else None)
+assert not {"sklearn", "torch", "scipy"} & set(sys.modules), "the daemon stays light"
+sys.exit(code)
+"""
+
+
+class Daemon:
+    def __init__(self, folder, *, idle_exit_s="", store="store.db", name="d.sock") -> None:
+        self.endpoint = f"ipc://{folder}/{name}"
+        self.path = folder / store
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, self.endpoint, str(self.path), str(idle_exit_s)], stderr=subprocess.PIPE
+        )
+        deadline_s = time.monotonic() + 30
+        while fetch_status(self.endpoint, 0.5) is None:
+            assert self.process.poll() is None, self.process.stderr.read()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+    def end(self, number=signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, self.words = self.process.communicate(timeout=30)
+        return self.process.returncode
+
+
+@pytest.fixture
+def daemon(private_path) -> Iterator[Daemon]:
+    daemon = Daemon(private_path)
+    yield daemon
+    daemon.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def connect() -> Iterator:
+    with zmq.Context() as context, contextlib.ExitStack() as stack:
+
+        def make(endpoint: str) -> zmq.Socket:
+            socket = stack.enter_context(context.socket(zmq.DEALER))
+            socket.linger = 0
+            socket.connect(endpoint)
+            return socket
+
+        yield make
+
+
+def hello(rank=0, n_ranks=1, job="job") -> list:
+    return wire.encode(wire.Hello(job, rank, n_ranks, rank, "node", 1, "fabric", {"emulated": "x"}, 22809, 5))
+
+
+def receive(socket: zmq.Socket):
+    assert socket.poll(10_000), "no answer"
+    return wire.decode_daemon(socket.recv_multipart())
+
+
+def test_a_rank_is_served_and_its_measurements_survive_sigterm(daemon, connect, records):
+    socket = connect(daemon.endpoint)
+    socket.send_multipart(hello())
+    assert receive(socket) == wire.Welcome(daemon.process.pid, fetch_status(daemon.endpoint).version)
+    block = records(500, n_ranks=1)
+    socket.send_multipart(wire.encode(wire.Observations("job", 0, 500), block.tobytes()))
+    socket.send_multipart(wire.encode(wire.Steps("job", 0, (StepRecord(1, 0, 5000.0),))))
+    assert isinstance(receive(socket), wire.Observe)
+    status = fetch_status(daemon.endpoint)
+    assert status.jobs[0].n_observations == 500
+    assert daemon.end(signal.SIGTERM) == 0, daemon.words
+    with Store.open(daemon.path, read_only=True) as store:
+        assert len(store.measurements("fabric", "job")) == 500
+        assert store.steps("job") == [StepRecord(1, 0, 5000.0)]
+    assert not list(daemon.path.parent.glob("*.sock*")), "no socket or lock is left behind"
+
+
+def test_what_has_arrived_when_sigint_comes_is_written(daemon, connect, records):
+    socket = connect(daemon.endpoint)
+    socket.send_multipart(hello())
+    receive(socket)
+    daemon.process.send_signal(signal.SIGSTOP)
+    for first in range(0, 1000, 100):
+        block = records(100, n_ranks=1, sequence=np.arange(first, first + 100))
+        socket.send_multipart(wire.encode(wire.Observations("job", 0, 100), block.tobytes()))
+    time.sleep(0.2)
+    daemon.process.send_signal(signal.SIGINT)
+    daemon.process.send_signal(signal.SIGCONT)
+    assert daemon.end(signal.SIGINT) == 0
+    with Store.open(daemon.path, read_only=True) as store:
+        assert len(store.measurements()) == 1000
+
+
+HOSTILE = {
+    "empty": [b""],
+    "one frame": [b"hello"],
+    "no header": [b"GET / HTTP/1.1", b"Host: localhost"],
+    "wrong version": [struct.pack("<2sH", b"ZT", 999), wire.encode(wire.StatusRequest())[1]],
+    "truncated": [wire.HEADER, hello()[1][:-3]],
+    "garbage": [wire.HEADER, os.urandom(1000)],
+    "deep": [wire.HEADER, b"\x91" * 100_000],
+    "many frames": [wire.HEADER] * 500,
+    "oversized body": [wire.HEADER, bytes(wire.MAX_BODY_BYTES + 1)],
+    "records missing": wire.encode(wire.Observations("job", 0, 10)),
+    "records short": wire.encode(wire.Observations("job", 0, 10), b"x" * 639),
+    "records for ever": wire.encode(wire.Observations("job", 0, 2**62), b"x" * 64),
+    "a daemon's message": wire.encode(wire.Welcome(1, "x")),
+}
+
+
+def test_hostile_frames_get_a_typed_error_and_others_are_served_on(daemon, connect):
+    good, bad = connect(daemon.endpoint), connect(daemon.endpoint)
+    for n_before, (name, frames) in enumerate(HOSTILE.items()):
+        bad.send_multipart(frames)
+        reply = receive(bad)
+        assert isinstance(reply, wire.ErrorReply), name
+        assert (reply.code, bool(reply.text)) == ("WireError", True)
+        good.send_multipart(hello())
+        assert isinstance(receive(good), wire.Welcome | wire.Observe), name
+        assert fetch_status(daemon.endpoint).n_errors == n_before + 1
+    assert b"Traceback" not in (daemon.end(), daemon.words)[1]
+
+
+def test_a_frame_over_the_transport_limit_costs_its_sender_the_connection(daemon, connect):
+    bad, good = connect(daemon.endpoint), connect(daemon.endpoint)
+    bad.send_multipart([wire.HEADER, hello()[1], bytes(2 * wire.MAX_RECORDS_BYTES)])
+    good.send_multipart(hello())
+    assert isinstance(receive(good), wire.Welcome)
+    assert bad.poll(200) == 0
+    assert fetch_status(daemon.endpoint).resident_bytes < 200 * 2**20
+
+
+def test_bytes_that_are_not_zeromq_are_ignored(daemon, connect):
+    with sockets.socket(sockets.AF_UNIX) as raw:
+        raw.connect(daemon.endpoint.removeprefix("ipc://"))
+        raw.sendall(os.urandom(4096))
+        socket = connect(daemon.endpoint)
+        socket.send_multipart(hello())
+        assert isinstance(receive(socket), wire.Welcome)
+
+
+def test_random_records_of_a_greeted_rank_are_survived(daemon, connect):
+    socket = connect(daemon.endpoint)
+    socket.send_multipart(hello())
+    receive(socket)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        n = 100
+        socket.send_multipart(wire.encode(wire.Observations("job", 0, n), rng.bytes(n * wire.OBSERVATION_BYTES)))
+        socket.send_multipart(wire.encode(wire.CostTables("job", 0, n), rng.bytes(n * wire.COST_BYTES)))
+    socket.send_multipart(hello())
+    while not isinstance(receive(socket), wire.Welcome):
+        pass
+    assert fetch_status(daemon.endpoint).jobs[0].n_observations == 2000
+    assert daemon.end() == 0
+
+
+def test_a_second_daemon_is_refused_by_name_and_pid(daemon, private_path):
+    with pytest.raises(UserError, match=rf"daemon is running at .*pid {daemon.process.pid}\).*--endpoint"):
+        run_daemon(daemon.endpoint, private_path / "another.db")
+    with pytest.raises(StoreLockedError, match=rf"pid {daemon.process.pid}\).*--store"):
+        run_daemon(f"ipc://{private_path}/another.sock", daemon.path)
+    assert not (private_path / "another.sock").exists()
+    assert fetch_status(daemon.endpoint).n_errors == 0
+
+
+def test_a_killed_daemons_socket_and_store_are_taken_over(daemon, private_path, connect):
+    socket = connect(daemon.endpoint)
+    socket.send_multipart(hello())
+    receive(socket)
+    daemon.end(signal.SIGKILL)
+    assert (private_path / "d.sock").exists()
+    successor = Daemon(private_path)
+    try:
+        deadline_s, greeted_by = time.monotonic() + 5, 0  # the same connection finds the successor
+        while greeted_by != successor.process.pid:
+            assert time.monotonic() < deadline_s
+            socket.send_multipart(hello())
+            greeted_by = getattr(receive(socket), "daemon_pid", 0)
+    finally:
+        assert successor.end() == 0
+
+
+def test_idle_exit_waits_for_the_last_rank(private_path, connect):
+    daemon = Daemon(private_path, idle_exit_s=0.5)
+    socket = connect(daemon.endpoint)
+    socket.send_multipart(hello())
+    receive(socket)
+    time.sleep(0.8)
+    assert daemon.process.poll() is None
+    socket.send_multipart(wire.encode(wire.Goodbye("job", 0)))
+    assert daemon.process.wait(timeout=10) == 0
+    daemon.end()
+
+
+def test_64_ranks_fit_in_memory_and_an_idle_daemon_uses_no_cpu(daemon, connect):
+    ranks = [connect(daemon.endpoint) for _ in range(64)]
+    for rank, socket in enumerate(ranks):
+        socket.send_multipart(hello(rank, 64))
+    for socket in ranks:
+        assert isinstance(receive(socket), wire.Welcome)
+    status = fetch_status(daemon.endpoint)
+    assert status.jobs[0].n_ranks_seen == 64
+    assert status.resident_bytes < 300 * 2**20
+    for rank, socket in enumerate(ranks):
+        socket.send_multipart(wire.encode(wire.Goodbye("job", rank)))
+    while fetch_status(daemon.endpoint).jobs:
+        pass
+    process = psutil.Process(daemon.process.pid)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(1.0)
+    assert sum(process.cpu_times()[:2]) - before <= 0.02
+
+
+def test_status_says_where_and_who(daemon, capsys):
+    from rich.console import Console
+
+    status = fetch_status(daemon.endpoint)
+    assert (status.daemon_pid, status.endpoint, status.store_path) == (
+        daemon.process.pid, daemon.endpoint, str(daemon.path),
+    )  # fmt: skip
+    render_status(status, Console(width=200))
+    assert "no job" in capsys.readouterr().out
+
+
+def test_no_status_without_a_daemon(private_path):
+    start_s = time.monotonic()
+    assert fetch_status(f"ipc://{private_path}/nobody.sock", 5.0) is None
+    assert time.monotonic() - start_s < 1, "known at once"
+    (private_path / "stale.sock").touch()
+    assert fetch_status(f"ipc://{private_path}/stale.sock", 0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        ("tcp://127.0.0.1:5555", "open to the network.*--curve-keys"),
+        ("udp://127.0.0.1:5555", "neither ipc:// nor tcp://"),
+        ("nonsense", "neither"),
+        ("ipc://", "neither"),
+        ("ipc:///proc/zerotune/d.sock", "cannot be written"),
+        ("ipc:///tmp/" + "x" * 120, "longer than 107"),
+    ],
+)
+def test_unsafe_and_impossible_endpoints_are_refused(private_path, endpoint, words):
+    with pytest.raises(UserError, match=words):
+        run_daemon(endpoint, private_path / "store.db")
+    assert not (private_path / "store.db").exists()
+
+
+def test_folders_that_others_can_enter_or_change_are_refused(private_path, monkeypatch):
+    shared = private_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(UserError, match="other users may write"):
+        run_daemon(f"ipc://{shared}/d.sock", private_path / "store.db")
+    shared.chmod(0o755)
+    monkeypatch.setenv("ZEROTUNE_RUNTIME_DIR", str(shared))
+    with pytest.raises(UserError, match="chmod 700"):
+        run_daemon(f"ipc://{shared}/d.sock", private_path / "store.db")
+
+
+def test_only_the_owner_may_connect(daemon, private_path):
+    assert (private_path / "d.sock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture
+def curve_dir(private_path):
+    folder = private_path / "keys"
+    (folder / "clients").mkdir(parents=True)
+    for name in ("server", "client"):
+        zmq.auth.create_certificates(folder, name)
+    shutil.copy(folder / "client.key", folder / "clients")
+    (folder / "server.key_secret").chmod(0o600)
+    return folder
+
+
+def test_tcp_serves_known_keys_only(curve_dir, private_path):
+    with sockets.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    code = f"""
+import sys; from pathlib import Path; from tuner.daemon import run_daemon
+sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path({str(curve_dir)!r})))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline_s = time.monotonic() + 20
+        while (status := fetch_status(endpoint, 0.5, curve_dir=curve_dir)) is None:
+            assert time.monotonic() < deadline_s
+        assert status.daemon_pid == process.pid
+        assert fetch_status(endpoint, 0.3) is None, "no keys"
+        zmq.auth.create_certificates(curve_dir, "client")  # keys that the daemon does not know
+        assert fetch_status(endpoint, 0.3, curve_dir=curve_dir) is None
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize("spoiled", ["server.key_secret", "clients", "readable"])
+def test_incomplete_or_exposed_keys_are_refused(curve_dir, private_path, spoiled):
+    if spoiled == "readable":
+        (curve_dir / "server.key_secret").chmod(0o644)
+    elif spoiled == "clients":
+        shutil.rmtree(curve_dir / "clients")
+    else:
+        (curve_dir / spoiled).write_text("nonsense")
+    with pytest.raises(UserError, match=r"key|client"):
+        run_daemon("tcp://127.0.0.1:5555", private_path / "store.db", curve_dir=curve_dir)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        use_client_keys(socket, curve_dir)
+        (curve_dir / "server.key").unlink()
+        with pytest.raises(UserError, match=r"server\.key cannot be read"):
+            use_client_keys(socket, curve_dir)

@@ -1,0 +1,98 @@
+"""The learner's thread and its training process."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+
+import pytest
+
+from store.database import Store
+from store.records import ModelRecord
+from tuner import learner as learner_module
+from tuner.learner import Learner
+from tuner.service import Request, RequestKind
+
+MODEL = ModelRecord("correction", "f", b"blob", {"features": "1"}, "hash", 0.1, 1.0)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "store.db") as store:
+        yield store
+
+
+@pytest.fixture
+def made(store):
+    """A learner that puts what is ready into a queue."""
+    ready: queue.Queue[tuple[str, object]] = queue.Queue()
+
+    def load(store, fabric_id):
+        if fabric_id == "broken":
+            raise ValueError("scripted")
+        return [model.name for model in store.models()]
+
+    learner = Learner(store, load, "empty", lambda *news: ready.put(news))
+    yield learner, ready
+    learner.close()
+
+
+def test_knowledge_is_loaded_beside_the_loop(made):
+    learner, ready = made
+    learner.ask(Request(RequestKind.load, "f"))
+    assert ready.get(timeout=10) == ("f", [])
+
+
+def test_when_loading_fails_the_job_starts_from_nothing(made, caplog):
+    learner, ready = made
+    learner.ask(Request(RequestKind.load, "broken"))
+    assert ready.get(timeout=10) == ("broken", "empty")
+    assert "broken" in caplog.text
+
+
+def test_a_fitted_model_is_saved_before_knowledge_is_read_again(made, monkeypatch, store):
+    learner, ready = made
+    monkeypatch.setattr(Learner, "_fit", lambda *_: MODEL)
+    learner.ask(Request(RequestKind.train, "f"))
+    assert ready.get(timeout=10) == ("f", ["correction"])
+    assert store.load_model("correction", "f") == MODEL
+
+
+def test_a_failing_fit_leaves_the_old_knowledge(made, monkeypatch, caplog):
+    learner, ready = made
+    monkeypatch.setattr(learner_module.sys, "executable", "/bin/false")
+    learner.ask(Request(RequestKind.train, "f"))
+    learner.ask(Request(RequestKind.load, "g"))
+    assert ready.get(timeout=10) == ("g", [])
+    assert "exited with 1" in caplog.text
+
+
+def test_the_real_training_process_has_nothing_to_say_of_an_empty_store(made, store):
+    learner, ready = made
+    learner.ask(Request(RequestKind.train, "f"))
+    assert ready.get(timeout=60) == ("f", [])
+    assert store.models() == []
+
+
+def test_closing_kills_a_fit_in_flight(store, tmp_path, monkeypatch):
+    started = threading.Event()
+    script = tmp_path / "sleeps.sh"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(learner_module.sys, "executable", str(script))
+    popen = learner_module.subprocess.Popen
+    children = []
+
+    def watched(*arguments, **options):
+        children.append(popen(*arguments, **options))
+        started.set()
+        return children[-1]
+
+    monkeypatch.setattr(learner_module.subprocess, "Popen", watched)
+    learner = Learner(store, lambda *_: None, None, lambda *_: None)
+    learner.ask(Request(RequestKind.train, "f"))
+    assert started.wait(10)
+    learner.close()
+    assert children[0].returncode == -9
+    assert sys.executable == str(script)

@@ -1,0 +1,293 @@
+"""The service as a state machine, under a fake clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from store import wire
+from store.records import Plan, Stage, StepRecord
+from tuner import service as service_module
+from tuner.service import SILENCE_S, TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
+
+COST = np.dtype(wire.COST_FIELDS)
+
+
+def report(bench, records, ranks=range(4), **fields):
+    block = records(**fields)
+    for rank in ranks:
+        bench.send(rank, wire.Observations("job", rank, len(block)), block)
+
+
+def steps(*numbers, epoch=0):
+    return wire.Steps("job", 0, tuple(StepRecord(n, epoch, 1000.0 * n) for n in numbers))
+
+
+def kinds(replies):
+    return [(sender.decode(), type(message).__name__) for sender, message in replies]
+
+
+def test_every_hello_is_answered(bench):
+    for _ in range(2):
+        assert bench.hello(3)[0] == (b"job/3", wire.Welcome(1, "test"))
+    assert bench.store.jobs["job"]["fabric"] == {"emulated": "one_node"}
+    (status,) = bench.service.jobs()
+    assert (status.n_ranks, status.n_ranks_seen, status.health) == (4, 1, "ok")
+
+
+def test_observations_become_measurements_in_store_and_brain(bench, records):
+    bench.join_all()
+    report(bench, records, n=10, duration_us=50.0)
+    bench.tick()
+    assert (bench.store.measurements["duration_us"] == 50.0).all()
+    assert len(bench.store.measurements) == 10
+    assert bench.store.blocks[0][:2] == ("fabric", "job")
+    told = bench.brains["job"].told
+    assert [what for what, _ in told] == ["sequence", "observe"], "the sequence of rank 0 only"
+    assert len(told[0][1]) == len(told[1][1]) == 10
+    assert bench.service.jobs()[0].n_observations == 40
+
+
+def test_observations_gather_before_they_are_joined(bench, records):
+    bench.join_all()
+    bench.tick()
+    report(bench, records)
+    assert 0 < bench.service.next_tick_s - bench.now_s <= service_module.JOIN_EVERY_S
+
+
+def test_plans_go_to_rank_0_only(bench):
+    bench.join_all()
+    bench.brains["job"].plans = [Plan(1)]
+    replies = bench.send(0, steps(1))
+    assert (b"job/0", wire.PlanOffer("job", Plan(1))) in replies
+    assert not [r for r in replies if isinstance(r[1], wire.PlanOffer) and r[0] != b"job/0"]
+    assert bench.store.steps == [StepRecord(1, 0, 1000.0)]
+    assert [d.reason for d in bench.store.decisions] == ["scripted"]
+    assert "scripted" in bench.service.jobs()[0].last_decisions[0]
+
+
+def test_only_the_leading_ranks_steps_and_adoptions_count(bench):
+    bench.join_all()
+    bench.send(1, wire.Steps("job", 1, (StepRecord(5, 0, 1.0),)))
+    bench.send(1, wire.Adopted("job", 4, 5))
+    assert bench.brains["job"].told == []
+    bench.send(0, wire.Adopted("job", 4, 5))
+    assert bench.brains["job"].told == [("adopted", (4, 5))]
+    assert bench.service.jobs()[0].epoch == 4
+
+
+def test_cost_tables_reach_the_brain_once(bench):
+    bench.join_all()
+    block = np.zeros(2, COST)
+    for rank in range(4):
+        bench.send(rank, wire.CostTables("job", rank, 2), block)
+    assert bench.brains["job"].names() == ["cost_tables"]
+
+
+def test_windows_open_when_all_ranks_are_here(bench):
+    for rank in range(3):
+        bench.hello(rank)
+    bench.tick(0.1)
+    assert kinds(bench.tick(0.1)) == []
+    bench.hello(3)
+    assert sorted(kinds(bench.tick(0.5))) == [(f"job/{rank}", "Observe") for rank in range(4)]
+
+
+def test_windows_open_without_the_ranks_of_other_nodes(bench):
+    for rank in range(2):
+        bench.hello(rank)
+    replies = bench.tick(0.5) + bench.tick(service_module.SETTLE_S)
+    assert sorted(kinds(replies)) == [("job/0", "Observe"), ("job/1", "Observe")]
+    assert kinds(bench.hello(2)) == [("job/2", "Welcome"), ("job/2", "Observe")], "joins the open window"
+
+
+def test_what_happens_before_the_knowledge_is_there_is_not_lost(bench, records):
+    for rank in range(4):
+        bench.hello(rank)
+    assert bench.requests == [Request(RequestKind.load, "fabric")], "asked for once"
+    bench.send(0, wire.CostTables("job", 0, 1), np.zeros(1, COST))
+    report(bench, records, n=3)
+    bench.tick()
+    bench.send(0, steps(1))
+    assert len(bench.store.measurements) == 3
+    assert bench.brains == {}
+    bench.service.model_ready("fabric", "knowledge")
+    assert bench.brains["job"].names() == ["cost_tables", "sequence", "observe", "step"]
+    assert bench.brains["job"].knowledge == "knowledge"
+
+
+def test_new_knowledge_replaces_the_old(bench):
+    bench.join_all()
+    bench.join_all(job="other", fabric="elsewhere")
+    bench.service.model_ready("fabric", "better")
+    assert bench.brains["job"].knowledge == "better"
+    assert bench.brains["other"].knowledge == "knowledge"
+
+
+def test_no_brain_where_rank_0_is_not(bench, records):
+    for rank in (1, 2, 3):
+        bench.hello(rank)
+    bench.service.model_ready("fabric", "knowledge")
+    report(bench, records, ranks=(1, 2, 3), n=2)
+    bench.tick()
+    assert bench.brains == {}
+    assert len(bench.store.measurements) == 2, "but measured and stored"
+
+
+def test_a_restarted_daemon_learns_the_epoch_in_force(bench):
+    bench.hello(0, epoch=17)
+    bench.service.model_ready("fabric", "knowledge")
+    assert bench.brains["job"].told == [("adopted", (17, 0))]
+
+
+def test_a_restarted_rank_0_gets_the_offer_again(bench):
+    bench.join_all()
+    bench.brains["job"].plans = [Plan(1)]
+    bench.send(0, steps(1))
+    again = wire.Hello("job", 0, 4, 0, "node", 2, "fabric", {}, 22809, 5)
+    replies = bench.service.handle(b"new connection", again, None)
+    assert (b"new connection", wire.PlanOffer("job", Plan(1))) in replies
+    bench.service.handle(b"new connection", wire.Adopted("job", 1, 2), None)
+    replies = bench.service.handle(b"third connection", again, None)
+    assert "PlanOffer" not in [name for _, name in kinds(replies)]
+    assert bench.service.n_sessions == 4
+
+
+def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
+    bench.join_all()
+    for _ in range(int(SILENCE_S) + 2):
+        bench.hello(0)
+        bench.tick(1.0)
+    (status,) = bench.service.jobs()
+    assert status.n_ranks_seen == 1
+    bench.tick(SILENCE_S + 1)
+    assert bench.service.jobs() == ()
+    assert bench.store.jobs["job"]["ended_at_s"] == bench.now_s
+
+
+def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
+    bench.join_all()
+    report(bench, records, ranks=(0, 1, 2, 3), n=5)
+    for rank in range(4):
+        bench.send(rank, wire.Goodbye("job", rank))
+    assert len(bench.store.measurements) == 5
+    assert bench.store.jobs["job"]["ended_at_s"] == bench.now_s
+    assert bench.service.jobs() == ()
+    assert Request(RequestKind.train, "fabric") in bench.requests, "what it measured is learned from"
+    assert bench.service.next_tick_s == float("inf"), "nothing to do: the daemon can sleep"
+
+
+def test_training_is_asked_for_after_enough_news_but_not_all_the_time(bench, records):
+    bench.join_all(1)
+    sequence = 0
+    for expected in (0, 0, 1, 1, 2):
+        n = TRAIN_EVERY_MEASUREMENTS
+        report(bench, records, ranks=(0,), n=n, n_ranks=1, sequence=np.arange(sequence, sequence + n))
+        sequence += n
+        bench.hello(0, n_ranks=1)
+        bench.tick()
+        assert bench.requests.count(Request(RequestKind.train, "fabric")) == expected
+        for _ in range(int(TRAIN_PAUSE_S * 0.7)):  # two of these rounds are longer than the pause
+            bench.hello(0, n_ranks=1)
+            bench.tick(1.0)
+
+
+def test_a_failing_brain_costs_its_job_the_tuning_and_others_nothing(bench, records, caplog):
+    bench.join_all()
+    bench.join_all(job="other")
+    bench.brains["job"].failing = True
+    report(bench, records, n=2)
+    bench.tick()
+    assert "ZeroDivisionError" in next(s.health for s in bench.service.jobs() if s.job_id == "job")
+    assert len(bench.store.measurements) == 2
+    bench.send(0, steps(2))
+    bench.brains["other"].plans = [Plan(1)]
+    step = wire.Steps("other", 0, (StepRecord(1, 0, 1.0),))
+    assert "PlanOffer" in [name for _, name in kinds(bench.send(0, step, job="other"))]
+    assert caplog.text.count("its brain failed") == 1
+
+
+def test_the_stage_is_recorded_when_it_becomes_known(bench):
+    bench.join_all()
+    bench.brains["job"].stage = Stage.zero3
+    bench.send(0, steps(1))
+    assert bench.store.jobs["job"]["stage"] == Stage.zero3
+    assert bench.service.jobs()[0].stage == Stage.zero3
+
+
+def test_status_counts(bench, records):
+    bench.join_all()
+    bench.tick(0.01)
+    for rank in range(4):
+        block = records(100)
+        bench.send(rank, wire.Observations("job", rank, 100, n_dropped=5), block)
+    bench.tick(2.5)
+    bench.send(0, steps(1, 2, 3))
+    (status,) = bench.service.jobs()
+    assert (status.n_observations, status.n_dropped, status.step, status.step_us) == (400, 20, 3, 2000.0)
+    assert status.observations_per_s == pytest.approx(400 / 2.5, rel=0.01)
+
+
+def test_a_connection_speaks_for_its_own_rank_only(bench, records):
+    bench.join_all()
+    bench.join_all(job="other")
+    forged = [
+        wire.Goodbye("job", 2),
+        wire.Goodbye("other", 1),
+        wire.Observations("job", 0, 1),
+        wire.Adopted("other", 9, 9),
+        wire.Steps("unknown", 1, ()),
+    ]
+    for message in forged:
+        ((receiver, reply),) = bench.send(1, message, records(1))
+        assert (receiver, reply.code) == (b"job/1", "NotYours")
+    assert bench.service.n_refused == len(forged)
+    assert [status.n_ranks_seen for status in bench.service.jobs()] == [4, 4]
+
+
+def test_ranks_that_have_not_greeted_are_ignored(bench, records):
+    assert bench.send(0, wire.Observations("job", 0, 1), records(1)) == []
+    assert bench.send(0, wire.Goodbye("job", 0)) == []
+    assert bench.service.n_unannounced == 2
+    assert bench.service.jobs() == ()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rank": 4},
+        {"rank": -1},
+        {"n_ranks": 0},
+        {"job_id": ""},
+        {"job_id": "x" * 300},
+        {"fabric_id": "x" * 300},
+        {"rank": 70_000, "n_ranks": 80_000},
+    ],
+)
+def test_impossible_greetings_are_refused(bench, fields):
+    values = {"job_id": "job", "rank": 0, "n_ranks": 4, "fabric_id": "fabric"} | fields
+    hello = wire.Hello(local_rank=0, node="n", pid=1, fabric={}, nccl_version=1, tuner_abi=5, **values)
+    ((_, reply),) = bench.send(0, hello)
+    assert reply.code == "BadHello"
+    assert bench.service.jobs() == ()
+
+
+def test_connections_are_bounded(bench, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_SESSIONS", 3)
+    names = [kinds(bench.hello(rank))[0][1] for rank in range(4)]
+    assert names == ["Welcome", "Welcome", "Welcome", "ErrorReply"]
+    assert kinds(bench.hello(0))[0][1] == "Welcome", "those here stay welcome"
+
+
+def test_a_connection_that_greets_as_another_rank_has_changed(bench):
+    bench.hello(0)
+    bench.send(0, wire.Hello("second", 1, 2, 1, "node", 1, "fabric", {}, 1, 5))
+    (status,) = bench.service.jobs()
+    assert (status.job_id, status.n_ranks_seen) == ("second", 1)
+
+
+def test_closing_records_what_waits(bench, records):
+    bench.join_all()
+    report(bench, records, ranks=(0, 1), n=3)
+    bench.service.close()
+    assert len(bench.store.measurements) == 3
