@@ -82,7 +82,9 @@ def observations(
             yield observation
 
 
-_RANK_IN_NAME: Final = re.compile(r"rank[_-]?(\d{1,9})|(?:dump|worker|[a-z]\.|[_-])(\d{1,9})(?:\.|$)", re.IGNORECASE)
+_RANK_IN_NAME: Final = re.compile(
+    r"rank[_-]?(\d{1,9})|(?:dump|worker|[a-z]\.|[_-])(\d{1,9})(?:\.[a-z]|$)", re.IGNORECASE
+)
 
 
 def rank_of(path: Path) -> int | None:

@@ -7,15 +7,16 @@ come from the header of the run; forced settings only from NCCL's own remark tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import UserError
-from store.records import Algorithm, Collective, Observation, Protocol, TimingSource
+from store.records import BASELINE, Algorithm, Candidate, Collective, Observation, Protocol, TimingSource
 from tuner.traces.files import line_chunks
+from tuner.traces.nccl_tables import TableReader
 from tuner.traces.records import Block, Counters, Summary, blocks_of, communicator_id
 
 _ROW: Final = re.compile(
@@ -23,6 +24,9 @@ _ROW: Final = re.compile(
     rb"\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\S+)"
     rb"(?:\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\S+))?"
 )
+_ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
+_BODY: Final = re.compile(rb"^\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\d+|N/A)")
+_SELECTED: Final = re.compile(rb"Bytes ?-> Algo (\w+) +proto (\w+) +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}")
 _RANK: Final = re.compile(rb"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _RUN: Final = re.compile(rb"^# (?:nThread|nccl-tests version)")
 _STARTING: Final = re.compile(rb"^# Collective test starting: (\w+)")
@@ -36,6 +40,15 @@ def matches(begin: bytes) -> bool:
 
 
 @dataclass
+class _Split:
+    """A row torn apart by NCCL's own lines, and what NCCL said to have chosen for it."""
+
+    message_bytes: int
+    datatype: bytes
+    settings: set[tuple[bytes, bytes, int]] = field(default_factory=set)
+
+
+@dataclass
 class _Run:
     """What the lines before a table have told."""
 
@@ -45,6 +58,23 @@ class _Run:
     in_header: bool = False
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
+    split: _Split | None = None
+
+    def setting(self) -> Candidate:
+        """What ran, as far as the log tells; the baseline if it does not."""
+        if self.split is not None and len(self.split.settings) == 1:
+            algorithm, protocol, n_channels = next(iter(self.split.settings))
+            try:
+                return Candidate(
+                    parse_algorithm(algorithm.decode()),
+                    parse_protocol(protocol.decode()),
+                    n_channels if 0 < n_channels <= 64 else 0,
+                )
+            except UserError:
+                return BASELINE
+        if self.algorithm is None or self.protocol is None:
+            return BASELINE
+        return Candidate(self.algorithm, self.protocol)
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
@@ -66,33 +96,69 @@ def _named_in(path: Path) -> Collective | None:
 def _observations(path: Path, named: Collective | None, summary: Summary) -> Iterator[Observation]:
     run = _Run(collective=named)
     counters = Counters()
+    tables = TableReader()
     n_runs = 0
     for chunk in line_chunks(path):
+        if b"NCCL INFO" in chunk:
+            tables.read(chunk)
         for line in chunk.split(b"\n"):
             row = _ROW.match(line)
             if row is not None:
                 run.in_header = False
-                yield from _records(row, run, n_runs, counters, summary)
+                bodies = ((row[4], row[5]), (row[6], row[7]))
+                yield from _records(int(row[1][:18]), row[2], bodies, run, n_runs, counters, summary)
                 continue
+            if run.split is not None and (split := _body(line, run.split)) is not None:
+                yield from _records(
+                    run.split.message_bytes, run.split.datatype, (split,), run, n_runs, counters, summary
+                )
+                continue
+            if b"NCCL INFO" in line:
+                _interleaved(line, run)
             if b"_perf" in line and (program := _PROGRAM.search(line)) is not None:
                 run.collective = find_collective(program[1].decode()) or run.collective
             if line.startswith(b"#"):
                 if _RUN.match(line) and not run.in_header:
                     n_runs += 1
                     run = _Run(collective=run.collective, in_header=True)
-                rank = _RANK.match(line)
-                if rank is not None:
-                    run.n_ranks += 1
-                    run.hosts.append(rank[3])
-                starting = _STARTING.match(line)
-                if starting is not None:
-                    run.collective = find_collective(starting[1].decode()) or run.collective
-                if line.startswith(b"# Out of bounds"):
-                    run.in_header = False
+                _header_line(line, run)
             elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
                 _force(run, forced[1], forced[2].decode("utf-8", "replace"))
+    if tables.cells:
+        summary.facts["model_table"] = tables.cells
     if not n_runs:
         summary.note(f"{path.name} has no run's header: ranks and nodes are unknown")
+
+
+def _header_line(line: bytes, run: _Run) -> None:
+    rank = _RANK.match(line)
+    if rank is not None:
+        run.n_ranks += 1
+        run.hosts.append(rank[3])
+    starting = _STARTING.match(line)
+    if starting is not None:
+        run.collective = find_collective(starting[1].decode()) or run.collective
+    if line.startswith(b"# Out of bounds"):
+        run.in_header, run.split = False, None
+
+
+def _interleaved(line: bytes, run: _Run) -> None:
+    """With NCCL_DEBUG on, NCCL's lines tear a row apart; its selections between the parts say what ran."""
+    begun = _ROW_BEGUN.match(line)
+    if begun is not None:
+        run.split = _Split(int(begun[1][:18]), begun[2])
+    selected = _SELECTED.search(line)
+    if run.split is not None and selected is not None:
+        run.split.settings.add((selected[1], selected[2], int(selected[4]) - int(selected[3]) + 1))
+
+
+def _body(line: bytes, split: _Split) -> tuple[bytes | None, bytes | None] | None:
+    """Time and wrong results of the torn row's next part; what follows in the same line is NCCL's."""
+    found = _BODY.match(line)
+    if found is None:
+        return None
+    glued = b"NCCL INFO" in line
+    return found[1], b"0" if glued and found[2].startswith(b"0") else found[2]
 
 
 def _force(run: _Run, which: bytes, value: str) -> None:
@@ -107,9 +173,14 @@ def _force(run: _Run, which: bytes, value: str) -> None:
 
 
 def _records(
-    row: re.Match[bytes], run: _Run, n_runs: int, counters: Counters, summary: Summary
+    message_bytes: int,
+    datatype: bytes,
+    bodies: Iterable[tuple[bytes | None, bytes | None]],
+    run: _Run,
+    n_runs: int,
+    counters: Counters,
+    summary: Summary,
 ) -> Iterator[Observation]:
-    message_bytes = int(row[1][:18])
     if message_bytes == 0:
         summary.skip("rows of size 0")
         return
@@ -117,12 +188,12 @@ def _records(
         summary.skip("rows of a table that does not say which collective")
         return
     comm_id = communicator_id("nccl-tests", n_runs, run.n_ranks)
-    known = run.algorithm is not None and run.protocol is not None
-    for time_text, wrong_text in ((row[4], row[5]), (row[6], row[7])):
+    setting = run.setting()
+    for time_text, wrong_text in bodies:
         if time_text is None:
             continue
         duration_us = float(time_text)
-        if wrong_text not in (b"0", b"N/A", b"0e+00") and not _is_zero(wrong_text):
+        if wrong_text != b"N/A" and not _is_zero(wrong_text):
             summary.skip("rows with wrong results")
             continue
         if not 0 < duration_us < 1e12:
@@ -135,9 +206,10 @@ def _records(
             n_ranks=run.n_ranks,
             n_nodes=len(set(run.hosts)) or None,
             comm_id=comm_id,
-            datatype=row[2].decode(),
-            algorithm=run.algorithm if known else None,
-            protocol=run.protocol if known else None,
+            datatype=datatype.decode(),
+            algorithm=setting.algorithm,
+            protocol=setting.protocol,
+            n_channels=setting.n_channels or None,
             duration_us=duration_us,
             timing_source=TimingSource.reported,
         )

@@ -75,9 +75,10 @@ class Trace:
     ) -> Iterator[Block]:
         """Timed records as blocks of `store.measurements.MEASUREMENT`, for the store.
 
-        `setting` and `is_default` say what ran where the files do not: pass what you set in NCCL_ALGO and
-        NCCL_PROTO, or `is_default` when nothing was set. `n_nodes` fills in likewise. Records without a
-        duration, ranks or nodes, and those of which nobody says what ran, are counted as unusable.
+        `setting` (what NCCL_ALGO and NCCL_PROTO were set to) fills in where the files do not say what ran;
+        `is_default` says that NCCL chose all of it by itself. `n_nodes` goes before the host names that the
+        files count. Records without a duration, ranks or nodes, and those of which nobody says what ran,
+        are counted as unusable.
         """
         for block in self.blocks():
             rows = np.zeros(len(block), MEASUREMENT)
@@ -95,11 +96,11 @@ class Trace:
                 rows["protocol"][silent] = setting.protocol
                 rows["n_channels"][silent & (rows["n_channels"] == 0)] = setting.n_channels
                 silent[:] = False
-            elif is_default:
-                rows["is_default"][silent] = 1
+            if is_default:
+                rows["is_default"] = 1
                 silent[:] = False
             if n_nodes is not None:
-                rows["n_nodes"][rows["n_nodes"] == 0] = n_nodes
+                rows["n_nodes"] = n_nodes
             timed = rows["duration_us"] > 0
             placed = (rows["n_ranks"] > 1) & (rows["n_nodes"] > 0)
             self.summary.skip("no duration", int((~timed).sum()))
