@@ -77,7 +77,8 @@ def _endpoint(endpoint: str | None) -> str:
 def _console() -> Any:
     from rich.console import Console
 
-    return Console()
+    # Into a pipe or a file, rich would cut tables to 80 columns.
+    return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 @app.command()
@@ -285,6 +286,63 @@ def sweep(
         print(result.to_json())
         return
     sweeping.render(result, _console())
+
+
+@app.command(name="import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="A file, or a folder with one file per rank.")],
+    store: StorePath = None,
+    fabric_id: Annotated[
+        str | None, typer.Option(help="Hardware it was measured on; default: the folder's name.")
+    ] = None,
+    setting: Annotated[
+        str | None, typer.Option(help="What ran where the file does not say: ALGORITHM/PROTOCOL[/CHANNELS].")
+    ] = None,
+    default: Annotated[bool, typer.Option("--default", help="The file shows NCCL's own choices.")] = False,
+    n_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file does not say.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what was found and could be used.")] = False,
+) -> None:
+    """Import measurements of nccl-tests, NVIDIA's tuner CSV and other formats (docs/traces.md).
+
+    Example: zerotune import all_gather.log --default --n-nodes 2 --fabric-id my-cluster
+    """
+    from tuner import importing
+
+    trace, n_rows = importing.import_measurements(
+        path,
+        _store_path(store),
+        fabric_id=fabric_id,
+        setting=importing.parse_setting(setting) if setting else None,
+        is_default=default,
+        n_nodes=n_nodes,
+        dry_run=dry_run,
+    )
+    importing.render(trace, n_rows, _console(), dry_run=dry_run)
+
+
+@app.command()
+def memory(
+    model: Annotated[str | None, typer.Option(help="Number of parameters, e.g. 7.5B.")] = None,
+    ranks: Annotated[int, typer.Option(help="Ranks that share the model.")] = 64,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "bf16",
+    optimizer: Annotated[str, typer.Option(help="adam, sgd, momentum, ...")] = "adam",
+    overlap: Annotated[bool, typer.Option("--overlap", help="Show where gathers stop hiding, by ranks.")] = False,
+    layer_mib: Annotated[float, typer.Option(help="With --overlap: size of one layer.")] = 400.0,
+    compute_us: Annotated[float, typer.Option(help="With --overlap: compute per layer.")] = 9000.0,
+) -> None:
+    """Memory and communication that each ZeRO stage needs; without --model the paper's tables.
+
+    Example: zerotune memory --model 7.5B --ranks 64
+    """
+    from tuner import memory_report
+
+    console = _console()
+    if overlap:
+        memory_report.render_overlap(layer_mib * 2**20, compute_us, console)
+    elif model is None:
+        memory_report.render_paper_tables(console)
+    else:
+        memory_report.render_model(model, ranks, precision, optimizer, console)
 
 
 @app.command()

@@ -1,0 +1,86 @@
+"""The command line as a user meets it: tables, mistakes, exit codes."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from store.database import Store
+
+
+def zerotune(*words, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "tuner.cli", *map(str, words)], capture_output=True, text=True, timeout=60, cwd=cwd
+    )
+
+
+def refused(done, *words):
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("zerotune: ")
+    for word in words:
+        assert word in done.stderr
+
+
+def test_help_is_quick_and_lists_every_command():
+    began = time.monotonic()
+    done = zerotune("--help")
+    assert time.monotonic() - began < 5  # a smoke alarm only: 0.3 s is measured in benchmarks
+    for command in ("daemon", "launch", "status", "explain", "replay", "sweep", "import", "memory", "report"):
+        assert command in done.stdout
+
+
+def test_paper_tables():
+    done = zerotune("memory")
+    assert "31.4" in done.stdout
+    assert "230.4" in done.stdout
+    assert "1.88 GB" in zerotune("memory", "--model", "7.5B", "--ranks", "64").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("memory", "--model", "many"), "'many'"),
+        (("memory", "--model", "7B", "--precision", "int3"), "int3"),
+        (("status", "--endpoint", "ipc:///nowhere/d.sock"), "no daemon answers"),
+        (("explain", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
+        (("replay", "/nowhere/trace"), "/nowhere/trace"),
+        (("replay", __file__), "no trace"),
+        (("import", "/nowhere/file"), "/nowhere/file"),
+        (("sweep", "--fabric", "nope"), "nope"),
+        (("launch", "--fabric", "nope", "--", sys.executable, "-c", "0"), "nope"),
+        (("report", "/proc/report.html", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(words, named):
+    refused(zerotune(*words), named)
+
+
+CSV = """collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,latency_us
+allgather,1048576,ring,simple,4,2,16,1,0,0,0,120.5
+allgather,1048576,default,default,0,2,16,1,0,0,0,150.5
+"""
+
+
+def test_import_records_what_the_dry_run_announces(tmp_path):
+    file, store = tmp_path / "cluster" / "tuner.csv", tmp_path / "s.db"
+    file.parent.mkdir()
+    file.write_text(CSV)
+    announced = zerotune("import", file, "--store", store, "--dry-run")
+    assert "usable as measurements: 2" in announced.stdout, announced.stderr
+    assert not store.exists()
+    assert "recorded as measurements: 2" in zerotune("import", file, "--store", store).stdout
+    with Store.open(store, read_only=True) as opened:
+        statistics = opened.statistics("cluster")
+    assert [(s.is_default, s.median_us) for s in sorted(statistics, key=lambda s: s.median_us)] == [
+        (False, 120.5),
+        (True, 150.5),
+    ]
+
+
+def test_import_refuses_a_wrong_setting(tmp_path):
+    file = tmp_path / "tuner.csv"
+    file.write_text(CSV)
+    refused(zerotune("import", file, "--setting", "ring"), "'ring'")
+    refused(zerotune("import", file, "--setting", "warp/simple"), "warp")

@@ -1,0 +1,81 @@
+"""`zerotune import`: measurements and traces of other tools into the store."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from rich.console import Console
+
+from agent.nccl.catalog import parse_algorithm, parse_protocol
+from store.database import Store
+from store.errors import UserError
+from store.records import Candidate
+from tuner.traces import Trace, read_trace
+
+
+def parse_setting(text: str) -> Candidate:
+    """A candidate from "ring/ll128" or "ring/ll128/8".
+
+    Raises:
+        UserError: it is not of that form or names nothing NCCL has.
+    """
+    words = text.split("/")
+    try:
+        algorithm, protocol = parse_algorithm(words[0]), parse_protocol(words[1])
+        n_channels = int(words[2]) if len(words) == 3 else 0
+        if len(words) > 3:
+            raise ValueError
+        return Candidate(algorithm, protocol, n_channels)
+    except (IndexError, ValueError) as error:
+        raise UserError(f"{text!r} is no setting", "write ALGORITHM/PROTOCOL[/CHANNELS], e.g. ring/ll128/8") from error
+
+
+def import_measurements(
+    path: Path,
+    store_path: Path,
+    *,
+    fabric_id: str | None,
+    setting: Candidate | None,
+    is_default: bool,
+    n_nodes: int | None,
+    dry_run: bool,
+) -> tuple[Trace, int]:
+    """Read `path` and record its measurements; returns the trace with its summary and the rows usable.
+
+    The fabric is named after the folder the file lies in unless `fabric_id` is given, since no format says
+    what hardware it was measured on.
+
+    Raises:
+        TraceError: the file is of no known format, or broken.
+        StoreError: the store cannot be written.
+    """
+    trace = read_trace(path)
+    fabric = fabric_id or path.absolute().parent.name
+    blocks = trace.measurements(setting, is_default=is_default or None, n_nodes=n_nodes)
+    if dry_run:
+        return trace, sum(len(block) for block in blocks)
+    n_rows = 0
+    job_id = f"import-{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
+    with Store.open(store_path) as store:
+        for block in blocks:
+            if n_rows == 0:
+                store.record_job(job_id, fabric, {"imported_from": path.name, "format": trace.format_name}, 0)
+            store.record_measurements(fabric, job_id, block)
+            n_rows += len(block)
+            store.flush()  # the queue is bounded: a long file must not outrun the writer
+    return trace, n_rows
+
+
+def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> None:
+    """What was found, what could not be used, and why."""
+    summary = trace.summary
+    console.print(
+        f"{trace.title}: {summary.n_records:,} records in {summary.n_files} file(s), {summary.n_timed:,} timed, "
+        f"{summary.n_settings:,} say which setting ran"
+    )
+    console.print(f"{'usable' if dry_run else 'recorded'} as measurements: {n_rows:,}")
+    for reason, count in summary.unusable.most_common():
+        console.print(f"  left out: {count:,} ({reason})")
+    for note in summary.notes:
+        console.print(f"  note: {note}")
