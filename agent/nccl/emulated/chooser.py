@@ -21,6 +21,8 @@ _N_CELLS: Final = cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS
 _Costs = Any  # ctypes.Array[c_float]: not subscriptable at run time, nor do its items read as float
 _NEVER_WINS: Final = 3.6e9
 """NCCL before 2.29 starts its search for the smallest cost here."""
+_NO_FALLBACK_SINCE: Final = (2, 24)
+"""Older releases ran ring/simple when nothing was left to choose from."""
 
 
 class Chooser:
@@ -82,7 +84,9 @@ class Chooser:
         key = (collective, message_bytes, winner, asked)
         known = self._candidates.get(key)
         if known is None:
-            if winner < 0:
+            if winner < 0 and plugin_host().version < _NO_FALLBACK_SINCE:
+                winner = Algorithm.ring * cost_model.N_PROTOCOLS + Protocol.simple
+            elif winner < 0:
                 reason = "NCCL_ALGO and NCCL_PROTO leave none" if self._forbidden else "every cell is IGNORE"
                 raise EmulatedNcclError(f"no algorithm for {collective.name} of {message_bytes} bytes: {reason}")
             if len(self._candidates) > 8192:

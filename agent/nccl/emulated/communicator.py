@@ -224,7 +224,11 @@ class Communicator:
         candidate, header = call.candidate, self._header
         start_us = max(call.own_arrival_us, self._own_end_us)
         overlap_us = max(
-            (min(other._own_end_us - start_us, call.duration_us) for other in _communicators if other is not self),
+            (
+                min(other._own_end_us - start_us, call.duration_us)
+                for other in _communicators
+                if other.comm_id != self.comm_id
+            ),
             default=0.0,
         )
         contention = 0.0

@@ -1,0 +1,255 @@
+"""How a setting comes about: NCCL's cheapest cell, the environment, every tuner ABI, clamps and refusals.
+
+Two ranks of one communicator live in this process, so that no world has to be started.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from agent.nccl import cost_model, library
+from agent.nccl import fabric as fabrics
+from agent.nccl.emulated import EmulatedNcclError, communicator, journal, plugin_host, tasks
+from agent.nccl.emulated.communicator import Call, Communicator, Task
+from agent.nccl.emulated.errors import DeviceOutOfMemory
+from agent.nccl.emulated.memory import CommunicatorMemory, device
+from agent.nccl.emulated.reduction import SUM
+from agent.nccl.emulated.settings import Emulation
+from store.errors import UserError
+from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+
+MIB = 1 << 20
+SHAPE = CommunicatorClass(2, 2)
+FABRIC = "ethernet_boxes"
+
+Pair = Callable[..., list[Communicator]]
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Makes both ranks of a communicator after setting environment variables."""
+    made: list[Communicator] = []
+
+    def make(**environment: str) -> list[Communicator]:
+        for name in ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ALGO", "NCCL_PROTO", "ZEROTUNE_NCCL_VERSION"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(plugin_host, "_host", None)
+        store, emulation = dist.HashStore(), Emulation(fabrics.load(FABRIC), seed=0)
+        for rank in (0, 1):
+            communicator._incarnations.clear()
+            made.append(Communicator(emulation, store, "pair", rank, [0, 1], timedelta(seconds=5)))
+        return made[-2:]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def _issue(communicators: list[Communicator], collective: Collective, n_bytes: int, average: bool = False) -> Call:
+    calls = []
+    for each in communicators:
+        task = Task(torch.zeros(n_bytes, dtype=torch.uint8), n_bytes, n_bytes, None)
+        calls.append(each.issue(collective, [task], torch.uint8, average=average))
+    for call in calls:
+        call.communicator.complete(call)
+    assert calls[0].candidate == calls[1].candidate
+    assert calls[0].end_us == calls[1].end_us
+    return calls[0]
+
+
+@pytest.mark.parametrize("n_bytes", [8, 4096, MIB, 64 * MIB])
+@pytest.mark.parametrize("collective", [Collective.all_reduce, Collective.all_gather, Collective.reduce_scatter])
+def test_without_a_plugin_nccls_own_choice_runs(pair: Pair, collective: Collective, n_bytes: int) -> None:
+    topology = fabrics.load(FABRIC).topology(SHAPE)
+    for average in (False, True):
+        expected = cost_model.default_choice(topology, collective, n_bytes, redop_is_sum=not average)
+        assert _issue(pair(), collective, n_bytes, average).candidate == expected
+
+
+def test_the_environment_restricts_the_choice(pair: Pair) -> None:
+    assert _issue(pair(NCCL_ALGO="Tree", NCCL_PROTO="LL"), Collective.all_reduce, MIB).candidate == Candidate(
+        Algorithm.tree, Protocol.ll, 8
+    )
+    assert _issue(pair(NCCL_PROTO="^Simple"), Collective.all_gather, 64 * MIB).candidate.protocol is Protocol.ll
+    with pytest.raises(EmulatedNcclError, match="NCCL_ALGO and NCCL_PROTO leave none"):
+        _issue(pair(NCCL_ALGO="Tree"), Collective.all_gather, MIB)
+    old = pair(NCCL_ALGO="Tree", ZEROTUNE_NCCL_VERSION="2.22.3")
+    assert _issue(old, Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring
+    with pytest.raises(UserError, match="unknown algorithm"):
+        pair(NCCL_ALGO="Star")
+    with pytest.raises(UserError, match="no NCCL release"):
+        pair(ZEROTUNE_NCCL_VERSION="1.0")
+
+
+@pytest.mark.parametrize(
+    ("version", "abi"),
+    [("2.21.5", 2), ("2.22.3", 3), ("2.23.4", 3), ("2.26.2", 4), ("2.27.7", 4), ("2.28.9", 5), ("2.30.7", 6)],
+)
+def test_every_tuner_abi_decides(pair: Pair, version: str, abi: int) -> None:
+    path = str(library.build())
+    plugin = library.load()
+    plugin.reset()
+    asked = Candidate(Algorithm.tree, Protocol.ll, 3)
+    row = PlanRow(SHAPE, Collective.all_reduce, Phase.other, 1, 64 * MIB, asked)
+    try:
+        ranks = pair(NCCL_TUNER_PLUGIN=path, NCCL_PROFILER_PLUGIN=path, ZEROTUNE_NCCL_VERSION=version)
+        assert plugin.tuner_abi() == abi
+        assert _issue(ranks, Collective.all_reduce, MIB).candidate != asked
+        plugin.stage_plan(Plan(epoch=1, rows=(row,)))
+        assert plugin.flip(1)
+        plugin.set_observing(True)
+        call = _issue(ranks, Collective.all_reduce, MIB)
+        assert call.candidate == asked
+        if version >= "2.27":  # timestamps in kernel-channel events; earlier ones have the CPU's clock
+            records = [record for record in plugin.drain() if record["flags"] & 2]
+            assert len(records) == 2
+            assert {int(record["rank"]) for record in records} == {0, 1}
+            assert min(record["duration_us"] for record in records) == pytest.approx(call.duration_us, rel=1e-4)
+    finally:
+        plugin.set_observing(False)
+        plugin.reset()
+
+
+PLUGIN = """
+#include <stddef.h>
+#include "nccl_abi.h"
+static int made, unmade;
+static nccl_result init(void **c, uint64_t id, size_t r, size_t n, nccl_logger l, nccl_nvl_domain_info *d,
+                        nccl_tuner_constants *k) {
+  (void)id; (void)r; (void)n; (void)d; (void)k; l(2, 0, "", 0, "%s", "hello"); *c = &made; made++; return INIT; }
+static nccl_result ask(void *c, int f, size_t b, int p, float **t, int na, int np, int rb, int *n) {
+  (void)f; (void)b; (void)p; (void)rb; (void)na; (void)np;
+  float *table = (float *)(void *)t;
+  if (c != &made) return 1;
+  ASK; return RESULT; }
+static nccl_result finalize(void *c) { (void)c; unmade++; return 0; }
+const nccl_tuner_v5 ncclTunerPlugin_v5 = {"probe", init, ask, finalize};
+int probe_made(void) { return made; }
+int probe_unmade(void) { return unmade; }
+"""
+
+
+def _plugin(folder: Path, ask: str = "", result: int = 0, init: int = 0) -> str:
+    source, binary = folder / "probe.c", folder / "libnccl-tuner-probe.so"
+    source.write_text(PLUGIN)
+    abi = Path(library.__file__).parent / "plugin"
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", f"-I{abi}", f"-DASK={ask}", f"-DRESULT={result}", f"-DINIT={init}", str(source),
+         "-o", str(binary)], check=True,
+    )  # fmt: skip
+    return str(binary)
+
+
+def test_a_refusing_plugin_fails_the_collective_or_the_communicator(pair: Pair, tmp_path: Path) -> None:
+    ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, "*n = 0", result=3))
+    with pytest.raises(EmulatedNcclError, match=r"failed the collective \(error 3\)"):
+        _issue(ranks, Collective.all_reduce, MIB)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(EmulatedNcclError, match="refused the communicator"):
+        pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path / "other", "*n = 0", init=2))
+
+
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        ("*n = 100", Candidate(Algorithm.ring, Protocol.simple, 8)),  # clamped to what the communicator has
+        ("table[0] = table[2] = 0", Candidate(Algorithm.tree, Protocol.ll, 8)),  # first on ties
+        ("*n = 2; table[5] = 0; table[2] = -5", Candidate(Algorithm.ring, Protocol.simple, 2)),
+        (
+            "for (int i = 0; i < 21; i++) table[i] = 4e9f; table[5] = 1e9f",
+            Candidate(Algorithm.ring, Protocol.simple, 8),
+        ),
+    ],
+)
+def test_the_cheapest_cell_wins_and_channels_are_clamped(
+    pair: Pair, tmp_path: Path, ask: str, expected: Candidate
+) -> None:
+    ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, ask))
+    assert _issue(ranks, Collective.all_reduce, 16 * MIB).candidate == expected
+
+
+def test_few_bytes_open_few_channels(pair: Pair, tmp_path: Path) -> None:
+    ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, "*n = 8; table[5] = 0"))
+    assert _issue(ranks, Collective.all_gather, 20_000).candidate == Candidate(Algorithm.ring, Protocol.simple, 2)
+
+
+def test_plugins_are_found_by_nccls_rules(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = _plugin(tmp_path, "*n = 2")
+    for name in ("none", "", "/nowhere/libx.so", "unheard-of"):
+        assert _issue(pair(NCCL_TUNER_PLUGIN=name), Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
+    assert sum("cannot be loaded" in message for message in caplog.messages) == 2
+    # Older than v5: this plugin has nothing for it.
+    old = pair(NCCL_TUNER_PLUGIN=path, ZEROTUNE_NCCL_VERSION="2.27.3")
+    assert _issue(old, Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
+    made = plugin_host.plugin_host()
+    ranks = pair(NCCL_TUNER_PLUGIN=path)
+    loaded = plugin_host.plugin_host()
+    assert loaded is not made
+    assert loaded.tuner is not None
+    assert loaded.tuner.abi == 5
+    counts = loaded.tuner.library
+    before = counts.probe_made(), counts.probe_unmade()
+    assert before[0] >= 2
+    for rank in ranks:
+        rank.close()
+        rank.close()
+    assert counts.probe_unmade() == before[1] + 2
+
+
+def test_memory_is_taken_for_new_algorithms_and_channels_only() -> None:
+    fabric = fabrics.load(FABRIC)
+    memory = CommunicatorMemory(fabric)
+    before = device()._nccl_mb
+    steps = [
+        (Candidate(Algorithm.ring, Protocol.simple, 2), fabric.memory_mb(2, 1)),
+        (Candidate(Algorithm.ring, Protocol.ll, 1), fabric.memory_mb(2, 1)),
+        (Candidate(Algorithm.tree, Protocol.ll, 1), fabric.memory_mb(2, 2)),
+        (Candidate(Algorithm.tree, Protocol.ll, 8), fabric.memory_mb(8, 2)),
+    ]
+    for candidate, expected_mb in steps:
+        memory.connect(candidate)
+        assert device()._nccl_mb - before == pytest.approx(expected_mb)
+    assert 0 < device().pressure() < 1
+    device().reserve_mb = fabric.memory.device_mb
+    try:
+        with pytest.raises(DeviceOutOfMemory, match="out of memory"):
+            memory.connect(Candidate(Algorithm.pat, Protocol.simple, 8))
+        assert device().pressure() == 1
+    finally:
+        device().reserve_mb = 0.0
+    memory.release()
+    assert device()._nccl_mb == pytest.approx(before)
+
+
+def test_the_journal_counts_what_ran(pair: Pair) -> None:
+    journal().clear()
+    ranks = pair()
+    call = _issue(ranks, Collective.all_reduce, MIB)
+    _issue(ranks, Collective.all_reduce, MIB)
+    assert journal().counts == {(Collective.all_reduce, MIB, call.candidate): 4}
+    assert journal().n_calls == 4
+    journal().clear()
+
+
+def test_a_bad_fabric_or_too_many_ranks_is_refused(tmp_path: Path) -> None:
+    emulation = Emulation(fabrics.load(FABRIC), 0)
+    with pytest.raises(UserError, match="nodes"):
+        Communicator(emulation, dist.HashStore(), "many", 0, list(range(40)), timedelta(seconds=1))
+
+
+def test_shapes_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
+    with pytest.raises(ValueError, match="not 2 times"):
+        tasks.all_gather(torch.empty(3), torch.empty(2), 2)
+    with pytest.raises(ValueError, match="not 2 times"):
+        tasks.reduce_scatter(torch.empty(3), torch.empty(7), SUM, 0, 2)
