@@ -57,7 +57,9 @@ def test_mistakes_are_one_line_and_exit_2(words, named):
     refused(zerotune(*words), named)
 
 
-CSV = """collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,latency_us
+CSV = """\
+collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,\
+cost_metric,bandwidth_gbps,latency_us
 allgather,1048576,ring,simple,4,2,16,1,0,0,0,120.5
 allgather,1048576,default,default,0,2,16,1,0,0,0,150.5
 """
