@@ -121,12 +121,12 @@ def test_the_last_arrival_counts(tmp_path: Path):
     came_last = came_last[::-1]
     table = load_table(write_trace(tmp_path, waited, came_last))
     assert len(table.rows) == 9
-    assert table.rows["duration_us"].tolist() == [100.0] * 9
+    assert table.duration_us.tolist() == [100.0] * 9
     assert table.rows["sequence"].tolist() == list(range(9))
     untimed = waited.copy()
     untimed["flags"] = 0
     mixed = load_table(write_trace(tmp_path / "mixed", untimed, waited))
-    assert mixed.rows["duration_us"].tolist() == [300.0] * 9
+    assert mixed.duration_us.tolist() == [300.0] * 9
 
 
 def test_jobs_are_not_mixed(tmp_path: Path):
@@ -292,3 +292,29 @@ def test_what_is_printed(tmp_path: Path):
     document = json.loads(result.to_json())
     assert document["totals"][1]["policy"] == "oracle"
     assert document["emulated"] == FABRIC
+
+
+def test_a_foreign_trace_is_replayed_as_far_as_it_tells(tmp_path: Path):
+    """NCCL Inspector: durations but no settings; per-rank bytes become totals."""
+    lines = []
+    for number in range(20):
+        perf = {
+            "coll": "AllGather",
+            "coll_sn": number,
+            "coll_msg_size_bytes": MIB // 2,
+            "coll_exec_time_us": 100 + number % 3,
+            "coll_timing_source": "kernel_gpu",
+        }
+        header = {"id": "0xabc", "rank": 0, "n_ranks": 2, "nnodes": 2}
+        version = {"inspector_output_format_version": "v4.0", "hostname": "h", "pid": 1}
+        lines.append(json.dumps({"header": header, "metadata": version, "coll_perf": perf}))
+    path = tmp_path / "h-pid1.log"
+    path.write_text("\n".join(lines) + "\n")
+    result = replay(path, ["baseline", "oracle"])
+    (shape,) = {one.message_bytes for one in result.verdicts}
+    assert shape == MIB
+    assert [total.cost_us for total in result.totals] == [pytest.approx(2020)] * 2
+    assert result.emulated == ""
+    assert any("counts as NCCL's own choice" in note for note in result.notes)
+    predicted = replay(path, ["model"], fabric=FABRIC)
+    assert predicted.totals[0].n_refused == 0

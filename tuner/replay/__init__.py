@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from agent.nccl import fabric as fabrics
 from store.database import Store
-from store.records import BASELINE, Candidate, CandidateStatistics
+from store.errors import FabricError
+from store.records import Candidate, CandidateStatistics, CommunicatorClass
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, ReplayResult, ShapeVerdict, judge
@@ -68,13 +70,13 @@ def replay_table(
 ) -> ReplayResult:
     """Judge `policies` on a table of collectives; `statistics` and `knowledge` are of earlier runs."""
     knowledge = knowledge or Knowledge.empty()
-    costs = _costs(table)
+    costs = CostPrior(table.fabric) if _fabric(table) is not None else None
     shapes, shape_index = table.shapes()
-    predictor = None if costs is None else _predictor(knowledge, costs)
+    predictor = None if costs is None else _predictor(knowledge, costs, _fabric(table))
     evidence = Evidence(table, shapes, shape_index, statistics, predictor)
     context = Context(evidence, statistics, knowledge, costs)
     counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []
-    duration_us = np.nan_to_num(table.rows["duration_us"].astype(np.float64))
+    duration_us = np.nan_to_num(table.duration_us.astype(np.float64))
     logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
     return ReplayResult(
@@ -84,7 +86,7 @@ def replay_table(
         emulated=str(table.fabric.get("emulated", "")) if table.is_emulated else "",
         n_files=table.n_files,
         n_collectives=len(table.rows),
-        n_timed=int(np.count_nonzero(np.isfinite(table.rows["duration_us"]))),
+        n_timed=int(np.count_nonzero(np.isfinite(table.duration_us))),
         n_steps=len(table.steps) or len(np.unique(table.rows["step"])),
         n_dropped=table.n_dropped,
         logged_us=float(logged_us.sum()),
@@ -94,19 +96,25 @@ def replay_table(
     )
 
 
-def _costs(table: CollectiveTable) -> CostPrior | None:
-    """NCCL's cost on the trace's fabric; None when nothing describes it, for then nothing is predicted."""
+def _fabric(table: CollectiveTable) -> fabrics.Fabric | None:
     name = table.fabric.get("emulated")
-    if not isinstance(name, str) or not name:
-        return None
-    fabrics.load(name)
-    return CostPrior(table.fabric)
+    return fabrics.load(name) if isinstance(name, str) and name else None
 
 
-def _predictor(knowledge: Knowledge, costs: CostPrior) -> Predictor:
+def _predictor(knowledge: Knowledge, costs: CostPrior, fabric: fabrics.Fabric | None) -> Predictor:
+    """Predictions on a described fabric; none for communicators that do not fit on it."""
+
+    @cache
+    def fits(communicator: CommunicatorClass) -> bool:
+        try:
+            return fabric is not None and fabric.topology(communicator) is not None
+        except (FabricError, ValueError):
+            return False
+
     def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
-        candidates = (candidate,) if candidate == BASELINE else (candidate, BASELINE)
-        prior = knowledge.prior(shape.key, shape.message_bytes, candidates, costs)
+        if not fits(shape.communicator):
+            return None
+        prior = knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
         mean, std = float(prior.mean[0]), float(prior.std[0])
         return (float(np.exp(mean)), std) if np.isfinite(mean) else None
 
@@ -116,8 +124,13 @@ def _predictor(knowledge: Knowledge, costs: CostPrior) -> Predictor:
 def _notes(
     table: CollectiveTable, statistics: Sequence[CandidateStatistics], costs: CostPrior | None
 ) -> tuple[str, ...]:
-    notes = []
-    if not np.isfinite(table.rows["duration_us"]).any():
+    notes = list(table.notes)
+    if not len(table.rows):
+        notes.append("There is no collective in it that could be judged.")
+        return tuple(notes)
+    if not table.fabric_id and np.isfinite(table.duration_us).any():
+        notes.append("The trace does not say who chose its settings: what ran counts as NCCL's own choice.")
+    if not np.isfinite(table.duration_us).any():
         notes.append("The trace has no durations: nothing is measured here.")
     if not statistics:
         notes.append("The store has no measurements of this fabric: nothing is measured elsewhere.")

@@ -86,6 +86,7 @@ class _Sums:
     own_variance: float = 0.0
     difference_variance: float = 0.0
     shared_error_us: float = 0.0
+    shared_difference_us: float = 0.0
 
     def add(self, count: int, cost: Estimate, baseline: Estimate, is_same: bool) -> None:
         """A shape of `count` collectives. Predictions share their model's error: those add up linearly."""
@@ -95,6 +96,7 @@ class _Sums:
         baseline_error_us = count * baseline.cost_us * baseline.error
         if cost.grade is Grade.predicted:
             self.shared_error_us += error_us
+            self.shared_difference_us += 0.0 if is_same else error_us
         else:
             self.own_variance += error_us**2
             if not is_same:
@@ -159,7 +161,7 @@ def _total(
     name: str, sums: _Sums, n_judged: int, n_refused: int, refused_percent: float, n_by_evidence: dict[str, int]
 ) -> PolicyTotal:
     half_us = NORMAL_95 * (math.sqrt(sums.own_variance) + sums.shared_error_us)
-    half_difference_us = NORMAL_95 * (math.sqrt(sums.difference_variance) + sums.shared_error_us)
+    half_difference_us = NORMAL_95 * (math.sqrt(sums.difference_variance) + sums.shared_difference_us)
     saved_us = sums.baseline_us - sums.cost_us
     percent = 100 / sums.baseline_us if sums.baseline_us > 0 else 0.0
     return PolicyTotal(

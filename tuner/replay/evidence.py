@@ -9,15 +9,18 @@ phase's contention then cancel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from store.records import BASELINE, Algorithm, Candidate, CandidateStatistics, DecisionKey, Phase, Protocol
 from tuner.replay.table import UNKNOWN, CollectiveTable, Shape
+
+Array = NDArray[Any]
 
 NORMAL_95: Final = 1.96
 MEDIAN_OVER_MEAN_ERROR: Final = 1.2533
@@ -27,6 +30,7 @@ LEAST_NOISE: Final = 0.02
 CARRIED_NOISE: Final = 0.05
 """Relative standard error added when a ratio is carried from another place, phase or size in the class."""
 MAD_TO_SIGMA: Final = 1.4826
+SAMPLES_THAT_SHOW_SPREAD: Final = 5
 
 
 class Grade(IntEnum):
@@ -69,7 +73,7 @@ class Evidence:
         self,
         table: CollectiveTable,
         shapes: Sequence[Shape],
-        shape_index: np.ndarray[Any, Any],
+        shape_index: Array,
         statistics: Iterable[CandidateStatistics] = (),
         predictor: Predictor | None = None,
     ) -> None:
@@ -154,25 +158,41 @@ def _by_key(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict
 
 
 def _measured_here(
-    table: CollectiveTable, shapes: Sequence[Shape], shape_index: np.ndarray[Any, Any]
+    table: CollectiveTable, shapes: Sequence[Shape], shape_index: Array
 ) -> dict[tuple[Shape, Candidate], Estimate]:
     """Medians of the trace's own timed rows by shape and setting, and of NCCL's own choice as baseline."""
-    rows = table.rows
-    timed = np.flatnonzero(rows["duration_us"] > 0)
-    rows, index = rows[timed], shape_index[timed]
-    settings = (
-        (rows["algorithm"].astype(np.int64) << 16) | (rows["protocol"].astype(np.int64) << 8) | rows["n_channels"]
-    )
-    found: dict[tuple[Shape, Candidate], Estimate] = {}
-    group = (index << 24) | settings
-    for code, estimate in _medians(group, rows["duration_us"]):
-        candidate = _candidate((code >> 16) & 255, (code >> 8) & 255, code & 255)
+    samples: dict[tuple[Shape, Candidate], list[Array]] = {}
+    for at, is_default, candidate, duration_us in _groups(table, shape_index):
         if candidate is not None:
-            found[shapes[code >> 24], candidate] = estimate
-    default = rows["is_default"] == 1
-    for code, estimate in _medians(index[default], rows["duration_us"][default]):
-        found[shapes[code], BASELINE] = estimate
+            samples.setdefault((shapes[at], candidate), []).append(duration_us)
+        if is_default:
+            samples.setdefault((shapes[at], BASELINE), []).append(duration_us)
+    summaries = {key: _median_and_spread(np.concatenate(parts)) for key, parts in samples.items()}
+    known = [spread for _, spread, count in summaries.values() if count >= SAMPLES_THAT_SHOW_SPREAD]
+    typical = float(np.median(known)) if known else LEAST_NOISE
+    found = {}
+    for key, (median_us, spread, count) in summaries.items():
+        own = spread if count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
+        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(count)
+        found[key] = Estimate(median_us, error, Grade.measured_here, count)
     return found
+
+
+def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, bool, Candidate | None, Array]]:
+    """(shape's index, chosen by NCCL, setting, durations) of the timed rows that have these in common."""
+    timed = np.flatnonzero(table.duration_us > 0)
+    if not len(timed):
+        return
+    rows = table.rows[timed]
+    code = shape_index[timed] << 25 | table.is_default[timed].astype(np.int64) << 24
+    code |= rows["algorithm"].astype(np.int64) << 16 | rows["protocol"].astype(np.int64) << 8 | rows["n_channels"]
+    codes, group, counts = np.unique(code, return_inverse=True, return_counts=True)
+    small = group.astype(np.uint16 if len(codes) < 1 << 16 else np.int64)  # 16 bits are sorted by radix
+    duration_us = table.duration_us[timed][np.argsort(small, kind="stable")]
+    ends = np.cumsum(counts)
+    for one, end, count in zip(codes.tolist(), ends.tolist(), counts.tolist(), strict=True):
+        candidate = _candidate(one >> 16 & 255, one >> 8 & 255, one & 255)
+        yield one >> 25, bool(one >> 24 & 1), candidate, duration_us[end - count : end]
 
 
 def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
@@ -181,29 +201,8 @@ def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | No
     return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)
 
 
-def _medians(group: np.ndarray[Any, Any], duration_us: np.ndarray[Any, Any]) -> list[tuple[int, Estimate]]:
-    """(group, median with its error) for each group; the spread is the median absolute deviation."""
-    if not len(group):
-        return []
-    order = np.lexsort((duration_us, group))
-    groups, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
-    median_us = _sorted_medians(duration_us[order].astype(np.float64), starts, counts)
-    deviation = np.abs(duration_us[order] - np.repeat(median_us, counts))
-    deviation = deviation[np.lexsort((deviation, group[order]))]
-    spread = MAD_TO_SIGMA * _sorted_medians(deviation, starts, counts) / median_us
-    typical = float(np.median(spread[counts >= 5])) if bool((counts >= 5).any()) else LEAST_NOISE
-    spread = np.maximum(np.where(counts >= 5, spread, np.maximum(typical, spread)), LEAST_NOISE)
-    error = MEDIAN_OVER_MEAN_ERROR * spread / np.sqrt(counts)
-    return [
-        (int(code), Estimate(float(cost), float(wrong), Grade.measured_here, int(count)))
-        for code, cost, wrong, count in zip(groups, median_us, error, counts, strict=True)
-    ]
-
-
-def _sorted_medians(
-    values: np.ndarray[Any, Any], starts: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """Median of each run of sorted `values`."""
-    below = values[starts + (counts - 1) // 2]
-    above = values[starts + counts // 2]
-    return np.asarray((below + above) / 2)
+def _median_and_spread(duration_us: Array) -> tuple[float, float, int]:
+    """(median, median absolute deviation as a normal's relative sigma, count)."""
+    median_us = float(np.median(duration_us))
+    deviation_us = float(np.median(np.abs(duration_us - median_us)))
+    return median_us, MAD_TO_SIGMA * deviation_us / median_us, len(duration_us)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from agent.nccl import fabric as fabrics
-from tuner.replay.table import CollectiveTable, from_own
+from tuner.replay.table import CollectiveTable, from_own, from_trace
+from tuner.traces import read_trace
 from tuner.traces.own import read_own, trace_files
+
+OWN_FORMAT: Final = "zerotune"
 
 
 def load_table(path: Path, fabric: str | None = None) -> CollectiveTable:
@@ -17,8 +21,12 @@ def load_table(path: Path, fabric: str | None = None) -> CollectiveTable:
         TraceError: it is no trace, or a broken one.
         FabricError: there is no such fabric.
     """
-    table = from_own([read_own(file) for file in trace_files(path)])
-    if fabric is None or table.fabric:
+    described = fabrics.load(fabric) if fabric is not None else None
+    trace = read_trace(path)
+    if trace.format_name == OWN_FORMAT:
+        table = from_own([read_own(file) for file in trace_files(path)])
+    else:
+        table = from_trace(trace, fabric=described)
+    if described is None or table.fabric:
         return table
-    described = fabrics.load(fabric)
-    return replace(table, fabric_id=described.fabric_id, fabric=described.describe())
+    return replace(table, fabric_id=table.fabric_id or described.fabric_id, fabric=described.describe())

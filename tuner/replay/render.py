@@ -29,9 +29,7 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     if result.n_dropped:
         console.print(f"[yellow]{result.n_dropped:,} records were lost before they were logged.[/]")
     _render_shapes(result, console, max_rows)
-    table = Table(
-        "policy", "cost", "95 %", "gain", "95 %", "judged by", "refused", title="Totals of communication time"
-    )
+    table = Table("policy", "cost (95 %)", "gain (95 %)", "judged by", "refused", title="Totals of communication time")
     for total in result.totals:
         table.add_row(*_total_row(total))
     console.print(table)
@@ -43,20 +41,14 @@ def _render_shapes(result: ReplayResult, console: Console, max_rows: int) -> Non
     judged = [one for one in result.verdicts if one.policy != "baseline"] or list(result.verdicts)
     by_weight = sorted(judged, key=lambda one: -(one.baseline_us or 0.0) * one.n_collectives)
     shown = sorted(by_weight[:max_rows], key=_place)
-    table = Table("collective", "phase", "bytes", "calls", "baseline", "policy", "setting", "cost", "95 %", "evidence")
+    table = Table("where", "calls", "baseline", "policy", "setting", "cost (95 %)", "evidence")
     before = None
     for one in shown:
         place = _place(one)[:5]
-        head = (
-            ("", "", "", "", "")
-            if place == before
-            else (one.collective, one.phase, f"{one.message_bytes:,}", f"{one.n_collectives:,}", _us(one.baseline_us))
-        )
+        where = f"{one.collective} {one.phase} {one.message_bytes:,}"
+        head = ("", "", "") if place == before else (where, f"{one.n_collectives:,}", _us(one.baseline_us))
         before = place
-        interval = (
-            f"{one.low_us:,.1f}..{one.high_us:,.1f}" if one.low_us is not None and one.high_us is not None else "-"
-        )
-        table.add_row(*head, one.policy, one.setting, _us(one.cost_us), interval, _evidence(one))
+        table.add_row(*head, one.policy, one.setting, _with_interval(one), _evidence(one))
     console.print(table)
     if len(judged) > max_rows:
         console.print(f"[dim]the {max_rows} rows of most time; {len(judged) - max_rows} more with --json[/]")
@@ -71,23 +63,28 @@ def _evidence(one: ShapeVerdict) -> str:
     return _EVIDENCE[one.evidence] + samples
 
 
+def _with_interval(one: ShapeVerdict) -> str:
+    if one.cost_us is None or one.low_us is None or one.high_us is None:
+        return "-"
+    return f"{_us(one.cost_us)} ({one.low_us:,.0f}..{one.high_us:,.0f})"
+
+
 def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f} us"
 
 
 def _total_row(total: PolicyTotal) -> tuple[str, ...]:
     if total.n_judged == 0:
-        return (total.policy, "-", "-", "-", "-", "nothing", f"all {total.n_refused:,} calls")
-    parts = [f"{count:,} {_EVIDENCE[name]}" for name, count in total.n_by_evidence.items() if count]
+        nothing = f"[red]all {total.n_refused:,} calls[/]" if total.n_refused else "none"
+        return (total.policy, "-", "-", "nothing", nothing)
+    parts = [f"{_EVIDENCE[name]}: {count:,}" for name, count in total.n_by_evidence.items() if count]
     refused = "none"
     if total.n_refused:
         refused = f"[red]{total.n_refused:,} calls, {total.refused_share_percent:.1f} % of the time[/]"
     return (
         total.policy,
-        f"{total.cost_us / 1e3:,.2f} ms",
-        f"{total.low_us / 1e3:,.2f}..{total.high_us / 1e3:,.2f}",
-        f"{total.gain_percent:+.2f} %",
-        f"{total.gain_low_percent:+.2f}..{total.gain_high_percent:+.2f}",
-        ", ".join(parts),
+        f"{total.cost_us / 1e3:,.2f} ms ({total.low_us / 1e3:,.2f}..{total.high_us / 1e3:,.2f})",
+        f"{total.gain_percent:+.2f} % ({total.gain_low_percent:+.2f}..{total.gain_high_percent:+.2f})",
+        "\n".join(parts),
         refused,
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.nccl.fabric import Fabric
 from store.errors import TraceError
-from store.records import Collective, CommunicatorClass, DecisionKey, Observation, Phase, size_class
-from tuner.traces.own import OwnTrace
+from store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from tuner.traces import Trace
+from tuner.traces.own import RECORD_DTYPE, STEP_DTYPE, OwnTrace
 
 Array = NDArray[Any]
 
@@ -19,26 +21,7 @@ UNKNOWN: Final = 255
 """`algorithm`, `protocol` or `n_channels` that the trace does not tell."""
 _FLAG_MATCHED = 1
 _FLAG_TIMED = 2
-
-COLLECTIVE_DTYPE: Final = np.dtype(
-    [
-        ("comm_id", "<u8"),
-        ("message_bytes", "<u8"),
-        ("start_ns", "<i8"),
-        ("duration_us", "<f4"),
-        ("sequence", "<u4"),
-        ("n_ranks", "<u4"),
-        ("n_nodes", "<u4"),
-        ("step", "<u4"),
-        ("collective", "u1"),
-        ("algorithm", "u1"),
-        ("protocol", "u1"),
-        ("n_channels", "u1"),
-        ("phase", "u1"),
-        ("is_default", "u1"),
-    ]
-)
-"""NaN duration_us = not timed; n_nodes 0 = the trace does not say."""
+_UNKNOWN_STEP = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, order=True)
@@ -64,9 +47,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class CollectiveTable:
-    """A job's collectives and steps; `rows` [n] of COLLECTIVE_DTYPE in the order of each communicator."""
+    """A job's collectives and steps."""
 
     rows: Array
+    """The plugin's records [n] (OBSERVATION_FIELDS), one per collective; n_nodes 0 = the trace does not say."""
+    duration_us: Array
+    """float32 [n], NaN = not timed."""
+    is_default: Array
+    """bool [n]: NCCL chose the setting by itself."""
     steps: Array
     """Rank 0's steps [m] of store.trace_format.STEP_FIELDS; empty when the trace has none."""
     job_id: str = ""
@@ -76,6 +64,8 @@ class CollectiveTable:
     n_dropped: int = 0
     is_emulated: bool = False
     """True when the times are the emulated NCCL's virtual ones."""
+    notes: tuple[str, ...] = ()
+    """What the reader has to say: what was left out, and why."""
 
     def shapes(self) -> tuple[list[Shape], Array]:
         """The distinct shapes, and for each row the index of its shape, int64 [n]."""
@@ -108,10 +98,10 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         raise TraceError(f"the traces are of {len(jobs)} jobs ({', '.join(jobs[:3])})", "name one job's files")
     header = min((trace.header for trace in traces), key=lambda header: header.rank)
     records = [_usable(trace.records) for trace in traces]
-    rows = _rows(np.concatenate(records))
+    rows = _concatenated(records)
     first = next(trace for trace in traces if trace.header.rank == header.rank)
-    return CollectiveTable(
-        rows=_join(rows) if len(traces) > 1 else rows,
+    return _table(
+        _join(rows) if len(traces) > 1 else rows,
         steps=first.steps,
         job_id=header.job_id,
         fabric_id=header.fabric_id,
@@ -122,34 +112,24 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
     )
 
 
-def from_observations(
-    observations: Iterable[Observation], *, fabric_id: str = "", n_nodes: int | None = None
-) -> CollectiveTable:
-    """A foreign trace; what it does not tell stays unknown. `n_nodes` fills in where it is silent."""
-
-    def row(one: Observation) -> tuple[Any, ...]:
-        return (
-            one.comm_id,
-            one.message_bytes,
-            one.start_ns or 0,
-            np.nan if one.duration_us is None else one.duration_us,
-            one.sequence,
-            one.n_ranks,
-            (n_nodes or 0) if one.n_nodes is None else one.n_nodes,
-            0 if one.step is None else one.step,
-            one.collective,
-            UNKNOWN if one.algorithm is None else one.algorithm,
-            UNKNOWN if one.protocol is None else one.protocol,
-            one.n_channels or 0,
-            one.phase,
-            one.epoch == 0,
-        )
-
-    rows = np.array([row(one) for one in observations if one.message_bytes > 0], COLLECTIVE_DTYPE)
-    return CollectiveTable(
-        rows=_join(rows),
-        steps=np.empty(0, [("step", "<u4")]),
-        fabric_id=fabric_id,
+def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:
+    """A foreign trace; what it does not tell stays unknown. `fabric` says how many nodes its ranks span."""
+    blocks = [_usable(block) for block in trace.blocks()]
+    rows = _concatenated(blocks) if blocks else np.empty(0, RECORD_DTYPE)
+    rows["step"][rows["step"] == _UNKNOWN_STEP] = 0
+    if fabric is not None:
+        for n_ranks in np.unique(rows["n_ranks"][rows["n_nodes"] == 0]).tolist():
+            silent = (rows["n_nodes"] == 0) & (rows["n_ranks"] == n_ranks)
+            rows["n_nodes"][silent] = fabric.n_nodes(range(n_ranks))
+    facts, unusable = trace.summary.facts, trace.summary.unusable
+    left_out = [f"{count:,} entries were left out: {reason}." for reason, count in unusable.items()]
+    return _table(
+        _join(rows),
+        steps=np.empty(0, STEP_DTYPE),
+        job_id=str(facts.get("job_id", "")),
+        fabric_id=str(facts.get("fabric_id", "")),
+        n_files=trace.summary.n_files,
+        notes=(*left_out, *(f"{note}." for note in trace.summary.notes)),
     )
 
 
@@ -160,15 +140,20 @@ def _usable(records: Array) -> Array:
     return records if bool(usable.all()) else records[usable]
 
 
-def _rows(records: Array) -> Array:
-    rows = np.empty(len(records), COLLECTIVE_DTYPE)
-    for name in COLLECTIVE_DTYPE.names or ():
-        if name != "is_default":
-            rows[name] = records[name]
-    rows["is_default"] = (records["flags"] & _FLAG_MATCHED) == 0
-    untimed = (records["flags"] & _FLAG_TIMED == 0) | ~(records["duration_us"] >= 0)
-    rows["duration_us"][untimed] = np.nan
-    return rows
+def _concatenated(blocks: Sequence[Array]) -> Array:
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+
+def _known_durations(records: Array) -> Array:
+    duration_us = np.array(records["duration_us"])
+    is_timed = (records["flags"] & _FLAG_TIMED != 0) & (duration_us >= 0)
+    duration_us[~is_timed] = np.nan
+    return duration_us
+
+
+def _table(rows: Array, **facts: Any) -> CollectiveTable:
+    is_default = (rows["flags"] & _FLAG_MATCHED) == 0
+    return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
 
 
 def _join(rows: Array) -> Array:
@@ -186,6 +171,9 @@ def _join(rows: Array) -> Array:
     starts = np.flatnonzero(is_first)
     joined = ordered[starts]
     if len(starts):
-        joined["duration_us"] = np.fmin.reduceat(ordered["duration_us"], starts)
+        least_us = np.fmin.reduceat(_known_durations(ordered), starts)
+        is_timed = np.isfinite(least_us)
+        joined["duration_us"] = np.where(is_timed, least_us, -1.0)
+        joined["flags"] = joined["flags"] & (255 - _FLAG_TIMED) | is_timed * np.uint8(_FLAG_TIMED)
         joined["start_ns"] = np.maximum.reduceat(ordered["start_ns"], starts)
     return joined[np.argsort(joined["start_ns"], kind="stable")]
