@@ -10,8 +10,6 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-PLUGIN = Path("agent/nccl/plugin")
-
 
 class BuildWithPlugin(build_py):
     """Adds the compiled plugin beside its sources; without a compiler the sources alone go in."""
@@ -20,11 +18,14 @@ class BuildWithPlugin(build_py):
         super().run()
         if self.editable_mode:
             return  # built on first use, beside the sources
-        target = Path(self.build_lib) / PLUGIN
-        try:
-            subprocess.run(["make", "-C", str(target)], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(f"the tuner plugin was not built ({error}); it is built on first use", file=sys.stderr)
+        # library.py knows how, and marks the library with the hash of its sources.
+        command = [sys.executable, "-c", "from agent.nccl import library; library.build(force=True)"]
+        done = subprocess.run(command, cwd=self.build_lib, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            print(f"the tuner plugin is not in this wheel ({reason}); it is built on first use", file=sys.stderr)
+        for lock in Path(self.build_lib).rglob(".*.lock"):
+            lock.unlink()
 
 
 class PlatformWheel(bdist_wheel):
