@@ -1,17 +1,43 @@
-"""ZeRO 1, 2 and 3 on torch: shards optimizer states, gradients and parameters of any module, in place."""
+"""ZeRO 1, 2 and 3 on torch: shards optimizer states, gradients and parameters of any module, in place.
+
+Names are loaded on first use, so that `zero_runtime.analysis` answers without importing torch.
+"""
 
 from __future__ import annotations
 
-from zero_runtime.engine import Engine, shard
-from zero_runtime.errors import CheckpointError, LifecycleError, SettingsError, ZeroError
-from zero_runtime.settings import Settings
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zero_runtime.engine import Engine, shard
+    from zero_runtime.errors import CheckpointError, LifecycleError, SettingsError, ZeroError
+    from zero_runtime.loss_scaling import LossScaler
+    from zero_runtime.settings import Settings
+
+_HOMES = {
+    "CheckpointError": "errors",
+    "Engine": "engine",
+    "LifecycleError": "errors",
+    "LossScaler": "loss_scaling",
+    "Settings": "settings",
+    "SettingsError": "errors",
+    "ZeroError": "errors",
+    "shard": "engine",
+}
 
 __all__ = [
     "CheckpointError",
     "Engine",
     "LifecycleError",
+    "LossScaler",
     "Settings",
     "SettingsError",
     "ZeroError",
     "shard",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

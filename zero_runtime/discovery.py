@@ -55,7 +55,9 @@ def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[str, nn.
     owner: dict[int, int] = {}  # module -> index of the innermost layer around it
     for index, layer in enumerate(layers):
         if id(layer) not in names:
-            raise SettingsError(f"the layer {type(layer).__name__} is not part of the model that is sharded")
+            raise SettingsError(
+                f"the layer {type(layer).__name__} is not part of the model; name layers inside it"
+            )
         for module in layer.modules():
             owner[id(module)] = index
     # a layer inside another one is the innermost for its own modules

@@ -33,6 +33,8 @@ from zero_runtime.settings import Settings
 from zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict
 from zero_runtime.unit import Unit
 
+_MARK = "_zero_runtime_engine"
+
 
 class Engine:
     """A sharded model's runtime; made by `shard`."""
@@ -42,14 +44,13 @@ class Engine:
         model: nn.Module,
         settings: Settings,
         layers: Sequence[nn.Module] | None,
-        group: dist.ProcessGroup,
-        replicate_group: dist.ProcessGroup | None,
+        world: dist.ProcessGroup,
     ) -> None:
         self.model = model
         self.settings = settings
-        self.group = group
-        self.replicate_group = replicate_group
-        self.collectives = backends.for_group(group)
+        self.world = world
+        self.group, self.replicate_group = hybrid_groups(world, settings.n_ranks_per_shard)
+        self.collectives = backends.for_group(self.group)
         chosen = default_layers(model) if layers is None else list(layers)
         parts = assign(model, chosen)
         if not parts:
@@ -82,8 +83,27 @@ class Engine:
             self.gradients, self._flights, self.collectives, settings.find_unused_parameters
         )
         self._optimizer: torch.optim.Optimizer | None = None
+        self._guard_state_dict()
 
     # construction
+
+    def _guard_state_dict(self) -> None:
+        """The module's own state dict knows nothing of shards: refuse it where it would be wrong."""
+
+        def before_load(*_: Any) -> None:
+            raise LifecycleError(
+                "model.load_state_dict() does not reach the shards; call engine.load_state_dict() instead"
+            )
+
+        def before_save(*_: Any) -> None:
+            if self.settings.stage == 3:
+                raise LifecycleError(
+                    "model.state_dict() would hold parameters that are partitioned; call engine.state_dict()"
+                )
+            self.synchronize()
+
+        self.model.register_load_state_dict_pre_hook(before_load)
+        self.model.register_state_dict_pre_hook(before_save)
 
     def _agree(self, parts: Sequence[tuple[str, nn.Module, list[Managed]]]) -> None:
         lines = [repr(sorted(asdict(self.settings).items()))]
@@ -91,11 +111,7 @@ class Engine:
             for managed in part:
                 p = managed.parameter
                 lines.append(f"{name} {managed.name} {tuple(p.shape)} {p.dtype} {p.requires_grad}")
-        agree_on_model("\n".join(lines), self._world(), parts[0][2][0].parameter.device)
-
-    def _world(self) -> dist.ProcessGroup:
-        """All ranks that hold this model: the shard group, and its replicas."""
-        return self.group if self.replicate_group is None else dist.group.WORLD  # type: ignore[return-value]
+        agree_on_model("\n".join(lines), self.world, parts[0][2][0].parameter.device)
 
     def _unit(self, name: str, module: nn.Module, managed: Sequence[Managed]) -> Unit:
         settings = self.settings
@@ -137,7 +153,7 @@ class Engine:
         )
 
     def _adopt_values(self) -> None:
-        source = self._world() if self.settings.broadcast_initial_values else None
+        source = self.world if self.settings.broadcast_initial_values else None
         if source is not None:
             frozen = [p for p in self.model.parameters() if not p.requires_grad and self.settings.stage < 3]
             for value in [*self.model.buffers(), *frozen]:
@@ -280,7 +296,6 @@ def shard(
     *,
     layers: Sequence[nn.Module] | None = None,
     group: dist.ProcessGroup | None = None,
-    replicate_group: dist.ProcessGroup | None = None,
     **settings: Any,
 ) -> Engine:
     """Shards `model` in place over `group` and returns its engine; call on every rank of the group.
@@ -289,13 +304,14 @@ def shard(
         model: any module; its parameters keep their identity.
         layers: modules that are gathered one by one in stage 3; by default the members of the model's
             module lists, or its children.
-        group: ranks to shard over; by default all.
-        replicate_group: hybrid sharding: ranks that hold the same shard, one in each `group`.
+        group: ranks that train the model together; by default all.
         settings: see `Settings`; `stage=3` unless said otherwise.
 
     Raises:
         SettingsError: on every rank, when settings, model and world do not fit, or ranks differ.
     """
+    if getattr(model, _MARK, None) is not None:
+        raise SettingsError("this model is sharded already; build a new one to shard it differently")
     if not dist.is_initialized():
         raise SettingsError("there is no process group; call torch.distributed.init_process_group() first")
     try:
@@ -304,4 +320,46 @@ def shard(
         raise SettingsError(f"unknown setting ({error}); see zero_runtime.Settings") from None
     world = dist.group.WORLD if group is None else group
     assert world is not None
-    return Engine(model, chosen, layers, world, replicate_group)
+    engine = Engine(model, chosen, layers, world)
+    object.__setattr__(model, _MARK, engine)
+    return engine
+
+
+def hybrid_groups(
+    world: dist.ProcessGroup, n_ranks_per_shard: int | None
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+    """(ranks that share one copy of the states, ranks that hold the same shard) of this rank.
+
+    Raises:
+        SettingsError: the world is not a multiple of `n_ranks_per_shard`.
+    """
+    ranks = dist.get_process_group_ranks(world)
+    width = n_ranks_per_shard or len(ranks)
+    if len(ranks) % width:
+        raise SettingsError(
+            f"{len(ranks)} ranks cannot be cut into shard groups of {width}; choose a divisor of {len(ranks)}"
+        )
+    if width == len(ranks):
+        return world, None
+    own = ranks.index(dist.get_rank())
+    rows = [ranks[start : start + width] for start in range(0, len(ranks), width)]
+    columns = [ranks[start::width] for start in range(width)]
+    shard_group, replicate_group = (
+        next(
+            group for line, group in zip(lines, _new_groups(lines, world), strict=True) if ranks[own] in line
+        )
+        for lines in (rows, columns)
+    )
+    return shard_group, replicate_group
+
+
+def _new_groups(lines: Sequence[Sequence[int]], world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """One group per line of ranks. Where not the whole world calls, only members of a line may."""
+    everyone = len(dist.get_process_group_ranks(world)) == dist.get_world_size()
+    own = dist.get_rank()
+    return [
+        dist.new_group(list(line), use_local_synchronization=not everyone)
+        if everyone or own in line
+        else world
+        for line in lines
+    ]

@@ -98,6 +98,7 @@ class FlatGradients:
         self._local: Tensor | None = None
         self.seen: set[int] = set()  # slots that got a gradient since the gradients were last cleared
         self.shard: Tensor | None = None
+        self.changed = False  # since the shard was last turned into the optimizer's gradients
         self._fresh = [True] * len(chunks)  # nothing was sent towards the shard's slice yet
 
     def _bucket(self, chunk: int) -> Tensor:
@@ -167,6 +168,7 @@ class FlatGradients:
             reduced = self.shard[plan.shard_start : plan.shard_start + plan.shard_numel]
         else:
             reduced = torch.empty(plan.shard_numel, dtype=bucket.dtype, device=bucket.device)
+        self.changed = True
         phases.announce(phases.GRADIENT_SCATTER)
         if self._settings.all_reduce:
             work = self._collectives.all_reduce(bucket, self.flat.group)
@@ -229,6 +231,7 @@ class FlatGradients:
     def clear(self) -> None:
         """Forgets every gradient, reduced or not; memory for the shard stays."""
         self._fresh = [True] * len(self._fresh)
+        self.changed = False
         self.seen.clear()
         for chunk, arrived in enumerate(self._arrived):
             arrived.clear()

@@ -104,19 +104,18 @@ class ShardedGradients:
     def finish(self) -> list[Tensor]:
         """Waits for all reductions and returns the gradients, in the master copy's dtype."""
         self._flights.land_all()
-        unused = self._unused() if self._find_unused else set()
-        found = []
-        for run in self.runs:
-            shard = run.gradients.shard
-            skipped = self._find_unused and (id(run.gradients), run.pieces[0].slot) in unused
-            if shard is None or not run.gradients.is_ready or skipped:
-                run.parameter.grad = None
-                continue
-            values = shard[run.start : run.start + run.parameter.numel()]
-            if run.parameter.grad is None or values.dtype == run.parameter.dtype:
-                run.parameter.grad = values.to(run.parameter.dtype)
-            found.append(run.parameter.grad)
-        return found
+        if any(gradients.changed for gradients in self._gradients):
+            unused = self._unused() if self._find_unused else set()
+            for run in self.runs:
+                shard = run.gradients.shard
+                if shard is None or not run.gradients.is_ready or (self._find_unused and (id(run.gradients), run.pieces[0].slot) in unused):
+                    run.parameter.grad = None
+                else:
+                    values = shard[run.start : run.start + run.parameter.numel()]
+                    run.parameter.grad = values.to(run.parameter.dtype)
+            for gradients in self._gradients:
+                gradients.changed = False
+        return [run.parameter.grad for run in self.runs if run.parameter.grad is not None]
 
     def _unused(self) -> set[tuple[int, int]]:
         """(gradients, slot) of parameters that no rank has a gradient for."""

@@ -33,6 +33,8 @@ class Settings:
         all_reduce_gradients: stage 1 as articles draw it: all-reduce, then use one's own slice.
         find_unused_parameters: agree, by one small all-reduce per step, on parameters without a gradient on
             any rank, which the optimizer then skips as it does in one process; otherwise they get zeros.
+        n_ranks_per_shard: hybrid sharding: shard within so many neighbouring ranks, e.g. one node's, and
+            replicate across; None shards over all.
         broadcast_initial_values: start from rank 0's parameters and buffers.
     """
 
@@ -46,6 +48,7 @@ class Settings:
     overlap_post_step_gather: bool = True
     all_reduce_gradients: bool = False
     find_unused_parameters: bool = False
+    n_ranks_per_shard: int | None = None
     broadcast_initial_values: bool = True
 
     def __post_init__(self) -> None:
@@ -58,6 +61,10 @@ class Settings:
         for field, least in (("bucket_bytes", 1), ("n_buckets_in_flight", 1), ("prefetch", 0)):
             if getattr(self, field) < least:
                 raise SettingsError(f"{field} is {getattr(self, field)!r}; it must be at least {least}")
+        if self.n_ranks_per_shard is not None and self.n_ranks_per_shard < 1:
+            raise SettingsError(
+                f"n_ranks_per_shard is {self.n_ranks_per_shard!r}; it must be at least 1 or None"
+            )
         if self.all_reduce_gradients and self.stage != 1:
             raise SettingsError(
                 f"all_reduce_gradients is for stage 1, not {self.stage}: the others never hold whole gradients"

@@ -128,3 +128,14 @@ def test_stage_1_with_all_reduce(world: World) -> None:
 @pytest.mark.parametrize("reshard", [True, False])
 def test_prefetch_and_reshard_change_no_bit(world: World, prefetch: int, reshard: bool) -> None:
     compare(world, "gpt", 2, stage=3, prefetch=prefetch, reshard_after_forward=reshard)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("n_micro", "no_sync"), [(1, False), (2, True), (2, False)])
+def test_hybrid_sharding(world: World, stage: int, n_micro: int, no_sync: bool) -> None:
+    # Sums within a pair, then across pairs: (a+b)+(c+d) rather than ((a+b)+c)+d. Each of the three sums of
+    # four gradients may differ by one rounding, 3·2⁻²⁴ relative to the largest partial sum; Adam divides by
+    # the gradient's own magnitude, so where terms cancel a step differs by up to a part of lr.
+    compare(
+        world, "gpt", 4, stage=stage, n_ranks_per_shard=2, n_micro=n_micro, no_sync=no_sync, tolerance=1e-4
+    )

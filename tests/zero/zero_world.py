@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 N_RANKS = 4
 _groups: dict[int, Any] = {}
@@ -19,12 +20,10 @@ def group_of(n_ranks: int) -> Any:
     return _groups[n_ranks]
 
 
-def _serve(rank: int, store: str, pipe: Connection) -> None:
-    import torch
-    import torch.distributed as dist
-
+def _serve(rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=N_RANKS)
+    store = dist.TCPStore("127.0.0.1", port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=N_RANKS)
     for n in range(1, N_RANKS + 1):
         _groups[n] = dist.new_group(list(range(n)))
     while True:
@@ -44,24 +43,27 @@ class World:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._folder = tempfile.TemporaryDirectory()
-        store = os.path.join(self._folder.name, "store")
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._pipes: list[Connection] = []
         self._processes = []
+        self._hung = ""
         for rank in range(N_RANKS):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, n_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        assert not self._hung, f"an earlier test left ranks hanging: {self._hung}"
         for pipe in self._pipes[:n_ranks]:
             pipe.send((function, args))
         answers = []
         for rank, pipe in enumerate(self._pipes[:n_ranks]):
-            assert pipe.poll(60), f"rank {rank} hangs in {function.__name__}"
+            if not pipe.poll(100):
+                self._hung = f"rank {rank} in {function.__name__}{args}; others said {answers}"
+            assert not self._hung, self._hung
             answers.append(pipe.recv())
         for ok, value in answers:
             assert ok, value
@@ -71,7 +73,6 @@ class World:
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
-            process.join(10)
+            process.join(0 if self._hung else 10)
             if process.is_alive():
                 process.kill()
-        self._folder.cleanup()

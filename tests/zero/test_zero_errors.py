@@ -1,0 +1,217 @@
+"""Mistakes: one clear sentence on every rank, and no hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from zero_models import gpt_batch, make_gpt, make_odd
+from zero_world import World, group_of
+
+import zero_runtime
+from zero_runtime.lifecycle import LEGAL, Lifecycle, State
+
+
+def message_of(scene: Callable[[], None]) -> str:
+    try:
+        scene()
+    except zero_runtime.ZeroError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def wrong_stage() -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2), stage=4)
+
+
+def unknown_setting() -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2), stages=3)
+
+
+def wrong_precision() -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2), precision="int3")
+
+
+def nothing_to_shard() -> None:
+    zero_runtime.shard(nn.ReLU(), group=group_of(2))
+
+
+def foreign_layer() -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2), layers=[nn.Linear(2, 2)])
+
+
+def different_models() -> None:
+    rank = torch.distributed.get_rank()
+    zero_runtime.shard(make_gpt() if rank == 0 else make_odd(), group=group_of(2))
+
+
+def different_settings() -> None:
+    rank = torch.distributed.get_rank()
+    zero_runtime.shard(make_gpt(), group=group_of(2), bucket_bytes=1000 + rank)
+
+
+def different_frozen() -> None:
+    model = make_gpt()
+    next(model.parameters()).requires_grad_(torch.distributed.get_rank() == 0)
+    zero_runtime.shard(model, group=group_of(2))
+
+
+def forward_of_a_part() -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2), stage=3)
+    model.blocks[0].up(torch.zeros(2, 12))
+
+
+def forward_without_call() -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2), stage=3)
+    model.forward(*gpt_batch(0, 0))
+
+
+def replaced(stage: int) -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2), stage=stage)
+    model.blocks[1].up.weight = nn.Parameter(torch.zeros(48, 12))
+    model(*gpt_batch(0, 0))
+
+
+def new_storage(stage: int) -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2), stage=stage)
+    model.blocks[1].up.weight.data = torch.zeros(48, 12)
+    model(*gpt_batch(0, 0))
+
+
+def written_in_place() -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2), stage=2)
+    with torch.no_grad():
+        model.norm.weight.zero_()
+    model(*gpt_batch(0, 0))
+
+
+def two_optimizers() -> None:
+    engine = zero_runtime.shard(make_gpt(), group=group_of(2))
+    engine.optimizer(torch.optim.Adam)
+    engine.optimizer(torch.optim.Adam)
+
+
+def whole_tensor_optimizer() -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2)).optimizer(torch.optim.Adafactor)
+
+
+def incomplete_groups() -> None:
+    model = make_gpt()
+    engine = zero_runtime.shard(model, group=group_of(2))
+    engine.optimizer(torch.optim.Adam, groups=[{"params": [model.norm.weight]}])
+
+
+def closure() -> None:
+    engine = zero_runtime.shard(make_gpt(), group=group_of(2))
+    engine.optimizer(torch.optim.SGD).step(lambda: 0.0)
+
+
+def load_other_names() -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2)).load_state_dict(make_odd().state_dict())
+
+
+def load_other_shapes() -> None:
+    values = make_gpt().state_dict()
+    values["norm.weight"] = torch.zeros(3)
+    zero_runtime.shard(make_gpt(), group=group_of(2)).load_state_dict(values)
+
+
+def module_load(stage: int) -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2), stage=stage)
+    model.load_state_dict(make_gpt().state_dict())
+
+
+def module_save() -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2), stage=3)
+    model.state_dict()
+
+
+def odd_world() -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(3), n_ranks_per_shard=2)
+
+
+def sharded_twice() -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2))
+    zero_runtime.shard(model, group=group_of(2))
+
+
+SCENES: list[tuple[Callable[..., None], tuple[int, ...], str]] = [
+    (wrong_stage, (), "SettingsError: stage is 4; it must be 1, 2 or 3"),
+    (unknown_setting, (), "SettingsError: unknown setting"),
+    (wrong_precision, (), "SettingsError: precision is 'int3'"),
+    (nothing_to_shard, (), "SettingsError: ReLU has no parameters"),
+    (foreign_layer, (), "SettingsError: the layer Linear is not part of the model"),
+    (different_models, (), "SettingsError: ranks [1] hold another model"),
+    (different_settings, (), "SettingsError: ranks [1] hold another model or other settings"),
+    (different_frozen, (), "SettingsError: ranks [1] hold another model"),
+    (forward_of_a_part, (), "LifecycleError: the forward of a Linear ran while its parameters"),
+    (forward_without_call, (), "LifecycleError: the forward of a Embedding ran while its parameters"),
+    (replaced, (1,), "LifecycleError: parameter blocks.1.up.weight was replaced"),
+    (replaced, (3,), "LifecycleError: parameter blocks.1.up.weight was replaced"),
+    (new_storage, (2,), "LifecycleError: parameter blocks.1.up.weight was given new storage"),
+    (new_storage, (3,), "LifecycleError: parameter blocks.1.up.weight was given new storage"),
+    (written_in_place, (), "LifecycleError: parameter norm.weight was written in place"),
+    (two_optimizers, (), "SettingsError: this model has an optimizer already"),
+    (whole_tensor_optimizer, (), "SettingsError: torch.optim.Adafactor needs whole tensors"),
+    (incomplete_groups, (), "SettingsError: parameter tokens.weight is in no param group"),
+    (closure, (), "LifecycleError: step(closure)"),
+    (load_other_names, (), "CheckpointError: the state dict is of another model"),
+    (load_other_shapes, (), "CheckpointError: norm.weight has shape (3,)"),
+    (module_load, (1,), "LifecycleError: model.load_state_dict"),
+    (module_load, (3,), "LifecycleError: model.load_state_dict"),
+    (module_save, (), "LifecycleError: model.state_dict"),
+    (odd_world, (), "SettingsError: 3 ranks cannot be cut into shard groups of 2"),
+    (sharded_twice, (), "SettingsError: this model is sharded already"),
+]
+
+
+def play(index: int) -> str:
+    scene, args, _ = SCENES[index]
+    return message_of(lambda: scene(*args))
+
+
+@pytest.mark.parametrize("index", range(len(SCENES)), ids=[f"{s.__name__}{a}" for s, a, _ in SCENES])
+def test_mistake(world: World, index: int) -> None:
+    n_ranks = 3 if SCENES[index][0] is odd_world else 2
+    messages = world.run(n_ranks, play, index)
+    for message in messages:
+        assert message.startswith(SCENES[index][2]), message
+        assert "; " in message  # names the remedy
+        assert "\n" not in message
+    assert len(set(messages)) == 1
+
+
+def reads_as_nan() -> tuple[bool, tuple[int, ...], int]:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2), stage=3)
+    weight = model.blocks[0].up.weight
+    return bool(weight.isnan().all()), tuple(weight.shape), weight.untyped_storage().nbytes()
+
+
+def test_a_partitioned_parameter_keeps_its_shape_in_four_bytes(world: World) -> None:
+    assert world.run(2, reads_as_nan) == [(True, (48, 12), 4)] * 2
+
+
+@pytest.mark.parametrize("start", list(State))
+def test_life_cycle_refuses_what_the_table_lacks(start: State) -> None:
+    for target in State:
+        life = Lifecycle("layer x", start)
+        if target in LEGAL[start]:
+            life.to(target)
+            assert life.state is target
+        else:
+            with pytest.raises(
+                zero_runtime.LifecycleError, match=f"cannot go from {start.value} to {target.value}"
+            ):
+                life.to(target)
+            assert life.state is start

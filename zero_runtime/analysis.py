@@ -1,0 +1,297 @@
+"""How much memory and communication each stage of ZeRO needs: the paper's formulas, as functions.
+
+Ψ = parameters, N_d = ranks that share the model, K = bytes of optimizer state per parameter. Sources: Rajbhandari
+et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 3, 5, 7 and 8.
+Figures in GB mean 10⁹ bytes, as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+GB = 1e9
+
+# States that an optimizer keeps per parameter, fp32 each.
+OPTIMIZER_STATES = {
+    "adam": 2,
+    "adamw": 2,
+    "radam": 2,
+    "nadam": 2,
+    "adamax": 2,
+    "rmsprop": 1,
+    "adagrad": 1,
+    "momentum": 1,
+    "sgd": 0,
+}
+PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+STAGE_NAMES = {0: "baseline", 1: "P_os", 2: "P_os+g", 3: "P_os+g+p"}
+
+
+def optimizer_multiplier(optimizer: str = "adam", precision: str = "bf16") -> int:
+    """K: bytes of optimizer state per parameter; mixed precision adds an fp32 copy of the weights.
+
+    Raises:
+        ValueError: an optimizer or precision that the table does not have.
+    """
+    if optimizer not in OPTIMIZER_STATES:
+        raise ValueError(f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZER_STATES)}")
+    if precision not in PARAMETER_BYTES:
+        raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PARAMETER_BYTES)}")
+    return 4 * (OPTIMIZER_STATES[optimizer] + (PARAMETER_BYTES[precision] < 4))
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """Bytes of model states on one rank."""
+
+    stage: int
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All three."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+def model_states(
+    n_parameters: float,
+    stage: int,
+    n_ranks: int,
+    *,
+    precision: str = "bf16",
+    optimizer: str = "adam",
+    gradient_precision: str | None = None,
+    n_model_parallel: int = 1,
+) -> ModelStates:
+    """Model states per rank (paper, section 5); stage 0 is plain data parallelism.
+
+    Args:
+        gradient_precision: of accumulated gradients, e.g. "fp32" beside bf16 weights; None: as `precision`.
+        n_model_parallel: ranks that split the model before ZeRO shards each part.
+
+    Raises:
+        ValueError: a stage other than 0 to 3, fewer than one rank, an unknown optimizer or precision.
+    """
+    if stage not in STAGE_NAMES:
+        raise ValueError(f"stage is {stage!r}; it must be 0, 1, 2 or 3")
+    if n_ranks < 1 or n_model_parallel < 1:
+        raise ValueError(f"ranks are {n_ranks} × {n_model_parallel}; there must be at least one of each")
+    multiplier = optimizer_multiplier(optimizer, precision)
+    own = n_parameters / n_model_parallel
+    weight, gradient = PARAMETER_BYTES[precision], PARAMETER_BYTES[gradient_precision or precision]
+    return ModelStates(
+        stage,
+        own * weight / (n_ranks if stage >= 3 else 1),
+        own * gradient / (n_ranks if stage >= 2 else 1),
+        own * multiplier / (n_ranks if stage >= 1 else 1),
+    )
+
+
+def largest_model(
+    memory_bytes: float, stage: int, n_ranks: int, *, n_model_parallel: int = 1, **kinds: str
+) -> float:
+    """Most parameters whose model states fit into `memory_bytes` per rank (paper, table 2)."""
+    per_parameter = model_states(1.0, stage, n_ranks, **kinds).total_bytes  # type: ignore[arg-type]
+    return n_model_parallel * memory_bytes / per_parameter
+
+
+TABLE_1_MODELS = (("7.5B", 7.5e9), ("128B", 128e9), ("1T", 1e12))
+TABLE_1_RANKS = (1, 4, 16, 64, 256, 1024)
+
+
+def _as_printed(gb: float) -> str:
+    """As the paper prints a cell: three digits, rounded half up below 100 and cut from 100 on."""
+    if gb >= 100:
+        return str(floor(gb))
+    digits = 1 if gb >= 10 else 2
+    return f"{floor(gb * 10**digits + 0.5) / 10**digits:g}"
+
+
+def table_1() -> list[tuple[int, dict[tuple[str, int], str]]]:
+    """Table 1: for each N_d, GB per rank by (model, stage), as printed."""
+    return [
+        (
+            n,
+            {
+                (name, stage): _as_printed(model_states(psi, stage, n).total_bytes / GB)
+                for name, psi in TABLE_1_MODELS
+                for stage in (1, 2, 3)
+            },
+        )
+        for n in TABLE_1_RANKS
+    ]
+
+
+TABLE_2_MODEL_PARALLEL = (1, 2, 4, 8, 16)
+
+
+def table_2(memory_gb: float = 32.0, n_ranks: int = 64) -> list[tuple[int, int, tuple[float, ...]]]:
+    """Table 2, theoretical columns: (MP, GPUs, largest model in billions by stage 0 to 3).
+
+    The paper multiplies what fits without model parallelism, rounded to 0.1 billion, by the MP degree.
+    """
+    single = [round(largest_model(memory_gb * GB, stage, n_ranks) / 1e9, 1) for stage in STAGE_NAMES]
+    return [
+        (mp, mp * n_ranks, tuple(round(size * mp, 1) for size in single)) for mp in TABLE_2_MODEL_PARALLEL
+    ]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank's model sends and receives per step, in elements of the flat buffers (paper, section 7)."""
+
+    gather_elements: float
+    scatter_elements: float
+    n_gathers: int
+
+    @property
+    def total_elements(self) -> float:
+        """2Ψ for stages 0 to 2, 3Ψ for stage 3."""
+        return self.gather_elements + self.scatter_elements
+
+
+def step_traffic(n_parameters: float, stage: int, n_layers: int = 1) -> Traffic:
+    """Collective payload per step: an all-reduce counts as its reduce-scatter and its all-gather.
+
+    Stage 3 gathers every layer forward and every layer but the last again backward: 2·layers − 1 gathers.
+    The 3Ψ of the paper counts the last layer twice as well.
+    """
+    if stage not in STAGE_NAMES:
+        raise ValueError(f"stage is {stage!r}; it must be 0, 1, 2 or 3")
+    if stage == 3:
+        return Traffic(2 * n_parameters, n_parameters, 2 * n_layers - 1)
+    return Traffic(n_parameters, n_parameters, 1)
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """What activations depend on; batch is per data-parallel rank."""
+
+    n_layers: int
+    width: int
+    n_context: int
+    batch: int
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of one block's input."""
+        return self.batch * self.n_context * self.width
+
+
+def activation_bytes(shape: TransformerShape, bytes_per_element: int = 2) -> int:
+    """Without checkpointing: about 12 inputs per block (paper, footnote 3)."""
+    return 12 * shape.n_layers * shape.block_elements * bytes_per_element
+
+
+def checkpoint_bytes(shape: TransformerShape, n_model_parallel: int = 1, bytes_per_element: int = 2) -> float:
+    """One checkpoint per block; P_a divides it among the model-parallel ranks (paper, section 6.1)."""
+    return shape.n_layers * shape.block_elements * bytes_per_element / n_model_parallel
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bandwidths seen by one rank: among model-parallel ranks, among data-parallel ranks, to CPU memory."""
+
+    model_parallel_gbs: float
+    data_parallel_gbs: float
+    cpu_gbs: float
+
+
+@dataclass(frozen=True)
+class ActivationAdvice:
+    """Which activation partitioning pays, and seconds per sample of communication that say so."""
+
+    choice: str  # "none", "P_a" or "P_a+cpu"
+    seconds_per_sample: dict[str, float]
+    batch: dict[str, int]
+
+
+def advise_activation_partitioning(
+    shape: TransformerShape,
+    n_parameters: float,
+    stage: int,
+    n_model_parallel: int,
+    links: Links,
+    free_bytes: float,
+    bytes_per_element: int = 2,
+) -> ActivationAdvice:
+    """The paper's "turned on only when it is beneficial" (section 8), for blocks of Megatron's kind.
+
+    P_a adds one all-gather per block, a twelfth of what model parallelism sends anyway, and divides
+    checkpoints by the MP degree; so more samples fit into `free_bytes`, and data-parallel traffic, fixed per
+    step, is spread over them. P_a+cpu holds one block's share instead of all, and moves every share out and
+    back. The choice is the one with the least communication time per sample; one that fits no sample is
+    infinitely slow, and a tie goes to the simpler.
+    """
+    sample = shape.n_context * shape.width * bytes_per_element  # one block's input
+    shard = sample / n_model_parallel
+    held = {"none": shape.n_layers * sample, "P_a": shape.n_layers * shard, "P_a+cpu": sample}
+    step_bytes = step_traffic(n_parameters / n_model_parallel, stage).total_elements * bytes_per_element
+    blocks = 12 * shape.n_layers * sample
+    extra = shape.n_layers * sample
+    parallel_s = {
+        "none": blocks / links.model_parallel_gbs,
+        "P_a": (blocks + extra) / links.model_parallel_gbs,
+        "P_a+cpu": (blocks + extra) / links.model_parallel_gbs + 2 * shape.n_layers * shard / links.cpu_gbs,
+    }
+    batch = {name: int(free_bytes // need) for name, need in held.items()}
+    seconds = {
+        name: (step_bytes / (links.data_parallel_gbs * batch[name]) + parallel_s[name]) / GB
+        if batch[name]
+        else float("inf")
+        for name in held
+    }
+    return ActivationAdvice(min(seconds, key=seconds.__getitem__), seconds, batch)
+
+
+@dataclass(frozen=True)
+class OverlapPoint:
+    """One layer's gather against the computation that should hide it, at one number of ranks."""
+
+    n_ranks: int
+    ring_us: float
+    hierarchical_us: float
+    compute_us: float
+
+    @property
+    def ring_hides(self) -> bool:
+        """Whether a ring over all ranks is done before the computation is."""
+        return self.ring_us <= self.compute_us
+
+    @property
+    def hierarchical_hides(self) -> bool:
+        """Whether sharding within groups is."""
+        return self.hierarchical_us <= self.compute_us
+
+
+def overlap_by_ranks(
+    layer_bytes: float,
+    compute_us: float,
+    ranks: tuple[int, ...] = (8, 64, 128, 256, 512, 1024, 2048, 4096),
+    *,
+    hop_us: float = 2.5,
+    local_hop_us: float = 0.6,
+    bandwidth_gbs: float = 50.0,
+    local_bandwidth_gbs: float = 300.0,
+    ranks_per_node: int = 8,
+    nodes_per_group: int = 8,
+) -> list[OverlapPoint]:
+    """Where stage 3 stops overlapping: a ring's latency grows with every rank, computation does not.
+
+    α-β model: a ring over n ranks takes n − 1 hops and moves (n − 1)/n of the layer. Hierarchical (hybrid)
+    sharding keeps the ring within `nodes_per_group` nodes and replicates across groups, at the price of
+    holding n / (ranks_per_node·nodes_per_group) times more per rank.
+    """
+
+    def ring_us(n: int) -> float:
+        inside = n <= ranks_per_node
+        bandwidth = local_bandwidth_gbs if inside else bandwidth_gbs
+        crossings = 0 if inside else -(-n // ranks_per_node)
+        hops = (n - 1 - crossings) * local_hop_us + crossings * hop_us
+        return hops + layer_bytes * (n - 1) / n / bandwidth / 1e3
+
+    group = ranks_per_node * nodes_per_group
+    return [OverlapPoint(n, ring_us(n), ring_us(min(n, group)), compute_us) for n in ranks]

@@ -1,0 +1,88 @@
+"""Dynamic loss scaling for fp16: gradients too small for fp16 are lifted, steps with infinities are skipped.
+
+scaler = zero_runtime.LossScaler(engine)
+scaler.scale(loss).backward()
+scaler.unscale_()                 # only before clipping
+engine.clip_grad_norm_(1.0)
+scaler.step(optimizer)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from zero_runtime import phases
+
+if TYPE_CHECKING:
+    from zero_runtime.engine import Engine
+
+
+class LossScaler:
+    """Multiplies the loss; divides the gradients in fp32; halves on overflow, doubles after calm.
+
+    Every rank sees every rank's overflow by one all-reduce of one number, so all skip the same steps.
+
+    Args:
+        initial: first scale.
+        growth_interval: steps without overflow after which the scale doubles.
+        least: the scale is never halved below it.
+    """
+
+    def __init__(
+        self, engine: Engine, initial: float = 2.0**16, growth_interval: int = 2000, least: float = 1.0
+    ) -> None:
+        self._engine = engine
+        self.value = initial
+        self._growth_interval = growth_interval
+        self._least = least
+        self._n_calm = 0
+        self._overflowed: bool | None = None  # of the present gradients; None: not looked at yet
+        self.n_skipped = 0
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call backward on."""
+        return loss * self.value
+
+    @torch.no_grad()
+    def unscale_(self) -> bool:
+        """Divides the gradients by the scale, once per step; returns whether any rank overflowed."""
+        if self._overflowed is None:
+            engine = self._engine
+            gradients = engine.sharded.finish()
+            if gradients:
+                torch._foreach_mul_(gradients, 1.0 / self.value)
+            bad = torch.zeros(1, device=engine.flats[0].device)
+            for gradient in gradients:
+                bad += ~torch.isfinite(gradient.sum())
+            phases.announce(phases.OTHER)
+            engine.collectives.all_reduce(bad, engine.group).wait()
+            self._overflowed = bool(bad.item() > 0)
+        return self._overflowed
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Steps unless a rank overflowed; adapts the scale; returns whether it stepped."""
+        overflowed = self.unscale_()
+        self._overflowed = None
+        if overflowed:
+            self.n_skipped += 1
+            self._n_calm = 0
+            self.value = max(self._least, self.value / 2)
+            self._engine.zero_grad()
+            return False
+        self._n_calm += 1
+        if self._n_calm == self._growth_interval:
+            self._n_calm = 0
+            self.value *= 2
+        optimizer.step()
+        return True
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint needs."""
+        return {"value": self.value, "n_calm": self._n_calm}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continues from a checkpoint."""
+        self.value, self._n_calm = float(state["value"]), int(state["n_calm"])
