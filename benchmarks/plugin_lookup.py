@@ -67,6 +67,7 @@ def main() -> None:
             Result("lookup_record_p50_ns", middle("lookup_record"), "ns", "<= 150"),
             Result("lookup_record_p50_ns_8_threads", middle("threads_p50"), "ns"),
             Result("lookup_record_p999_ns_8_threads", middle("threads_p999"), "ns", "<= 1000"),
+            Result("dropped_percent_8_threads", middle("dropped"), "%"),
             Result("plan_flip_p50_ns", middle("flip"), "ns", "<= 1000", "atomic exchange", flip_ratio),
             Result("clock_ns", middle("clock"), "ns"),
         ],
