@@ -14,6 +14,7 @@ from platformdirs import user_cache_path
 from store.errors import PluginError
 
 SOURCES: Final = ("rendezvous.c", "host.c")
+INCLUDED: Final = "../plugin/nccl_abi.h"
 FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 
 
@@ -25,7 +26,7 @@ def build() -> Path:
     """
     folder = Path(__file__).parent
     sources = [folder / name for name in SOURCES]
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (*sources, folder / INCLUDED))).hexdigest()[:12]
     name = f"emulated-{digest}.so"
     places = [folder, user_cache_path("zerotune")]
     for place in places:
@@ -42,5 +43,8 @@ def build() -> Path:
     )
     if run.returncode != 0:
         raise PluginError(f"{compiler} cannot compile the emulated NCCL: {run.stderr.strip()[:2000]}")
+    for stale in place.glob("emulated-*.so"):
+        if stale.name != name:
+            stale.unlink(missing_ok=True)  # whoever has it loaded keeps it
     draft.replace(place / name)
     return place / name

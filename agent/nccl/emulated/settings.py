@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from agent.nccl import fabric as fabrics
 from agent.nccl.emulated import clock
 from agent.nccl.emulated.compute import ComputeModel
@@ -54,8 +56,10 @@ def emulation() -> Emulation:
     if kind == "measured":
         current.measured_scale = scale
         current.skip_cpu()
-    elif kind == "model":
+    if kind == "model":
         ComputeModel(fabric.compute).install()
+    else:  # whoever holds a future of a collective has waited for it by now
+        register_optimizer_step_pre_hook(lambda *_: clock.current().settle())
     return Emulation(fabric, seed)
 
 
