@@ -39,9 +39,11 @@ from tuner import explain
 from tuner.features import NO_CELL, CostPrior, Floats, Ints, key_codes, key_of, size_classes
 from tuner.guard import Alarm, Guard
 from tuner.knowledge import Knowledge
+from tuner.policy import step_trial
 from tuner.policy.budget import Budget
 from tuner.policy.choice import Event, Policy, PolicySettings
 from tuner.policy.evidence import Evidence, group_median
+from tuner.policy.step_trial import StepTrials, Variant
 from tuner.policy.trial import KeyState
 from tuner.regime import ChangeDetector, Regimes
 from tuner.stage import StageFingerprint
@@ -50,6 +52,8 @@ MAX_KEYS: Final = 4000
 """Rows a plan table holds, with some to spare."""
 KEPT_EPOCHS: Final = 64
 OFFER_PATIENCE_STEPS: Final = 50
+RECENT_STEPS: Final = 120
+NEVER_STEP: Final = 2**62
 GUARD_WAITS_STEPS: Final = 3
 """How many steps the measurements of a step may come after its record."""
 PLAN_EXPIRES_AFTER: Final = 100_000
@@ -76,6 +80,8 @@ class _PlanInForce(NamedTuple):
     plan: Plan
     n_changes: int
     """Promotions so far when the plan was made."""
+    variant: Variant | None = None
+    """A whole-plan variant on trial, judged by step time."""
 
 
 @dataclass
@@ -142,11 +148,14 @@ class Brain:
         self._planned_at_step = -1
         self._urgent = True
         self._pending: list[tuple[Event, int]] = []
+        self._step_trials = StepTrials()
         self._promotions: list[_Promotion] = []
         self._n_promotions = 0
         self._withdrawn: list[_Promotion] = []
         self._adopted_changes = 0
         self._unguarded: deque[StepRecord] = deque()
+        self._recent_steps: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
+        """Epoch and duration (us) without exploration's cost, oldest first."""
         self._extra_of_step: dict[int, float] = {}
         self.n_explored = 0
 
@@ -249,10 +258,12 @@ class Brain:
         in_force = self._plans.get(epoch)
         if in_force is not None and in_force.n_changes > self._adopted_changes:
             self._adopted_changes = in_force.n_changes
+            promoted = []
             for promotion in self._promotions:
                 if promotion.since_step is None and promotion.number <= in_force.n_changes:
                     promotion.since_step = step
-            self._guard.changed()
+                    promoted.append(promotion)
+            self._guard.changed(self._steps_without(promoted))
 
     # ---- what the job is told ---------------------------------------------------------------------
 
@@ -269,7 +280,11 @@ class Brain:
         self._urgent = False
         self._planned_at_step = self._step
         self._count_calls()
-        candidates = self._policy.next_window(self._states, self._regimes.evidence, self._step)
+        candidates = self._policy.next_window(
+            self._states, self._regimes.evidence, self._step, may_start=self._step_trials.variant is None
+        )
+        if self.settings.explore:
+            self._try_variants(candidates)
         if self._unchanged(candidates):
             return None
         return self._offer(candidates)
@@ -441,6 +456,7 @@ class Brain:
         """The regime changed: verdicts are reopened, what runs stays until measured otherwise."""
         self._slots.clear()
         self._changes.reset()
+        self._step_trials.reset()
         for state in self._states:
             state.reopen()
         self._urgent = True
@@ -448,18 +464,90 @@ class Brain:
             state = self._states[0]
             self._pending.append((Event(state, state.incumbent, "keep", f"regime change: {reason}"), self._next_epoch))
 
+    def _steps_without(self, promoted: list[_Promotion]) -> list[float]:
+        """Recent step durations (us) of plans that ran none of `promoted`."""
+        told_apart: dict[int, bool] = {}
+        found = []
+        for epoch, duration_us in self._recent_steps:
+            if epoch not in told_apart:
+                in_force = self._plans.get(epoch)
+                told_apart[epoch] = in_force is not None and not any(
+                    one.state.index < len(in_force.candidates) and in_force.candidates[one.state.index] == one.candidate
+                    for one in promoted
+                )
+            if told_apart[epoch]:
+                found.append(duration_us)
+        return found
+
     def _guard_steps(self) -> None:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off."""
         while self._unguarded and (self._unguarded[0].step < self._step or len(self._unguarded) > GUARD_WAITS_STEPS):
             step = self._unguarded.popleft()
             extra_us = self._extra_of_step.pop(step.step, 0.0)
-            alarm = self._guard.step(max(step.duration_us - extra_us, 0.2 * step.duration_us))
+            duration_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
+            self._recent_steps.append((step.epoch, duration_us))
+            in_force = self._plans.get(step.epoch)
+            if self._step_trials.variant is not None and in_force is not None:
+                self._judge_variant(in_force, duration_us, step.step)
+                continue
+            alarm = self._guard.step(duration_us)
             if alarm is not None:
                 self._roll_back(alarm, step.step)
             if self._guard.recovered() is False:
                 self._reinstate()
         for old in [known for known in self._extra_of_step if known < self._step - 2 * GUARD_WAITS_STEPS]:
             del self._extra_of_step[old]
+
+    def _try_variants(self, candidates: list[Candidate]) -> None:
+        """Once the keys have settled, let variants of the whole plan compete on step time."""
+        trials = self._step_trials
+        if any(state.trial is not None for state in self._states):
+            if trials.variant is None:
+                trials.postpone(self._step)
+            return
+        if trials.is_due(self._step) and not self._guard.is_watching and self.budget.remaining_us > 0:
+            audits = trials.untried(step_trial.audits(self._states), self._step)
+            variant = next(audits, None)
+            if variant is None and not trials.has_capped:
+                caps = self._policy.channel_caps(self._states, self._regimes.evidence)
+                variant = next(trials.untried(caps, self._step), None)
+                trials.has_capped = variant is None
+            if variant is None:
+                trials.postpone(self._step)
+            else:
+                trials.begin(variant, self._step)
+        if trials.variant is not None and trials.is_on:
+            for index, candidate in trials.variant.changes.items():
+                candidates[index] = candidate
+
+    def _judge_variant(self, in_force: _PlanInForce, duration_us: float, step: int) -> None:
+        trials = self._step_trials
+        if in_force.is_trial.any() or in_force.variant not in (None, trials.variant):
+            return
+        extra_us, outcome = trials.step(duration_us, is_on=in_force.variant is not None)
+        self.budget.spend(extra_us)
+        if outcome is None:
+            return
+        trials.end(step)
+        self._urgent = True
+        if outcome.is_better:
+            self._adopt_variant(outcome)
+
+    def _adopt_variant(self, outcome: step_trial.Outcome) -> None:
+        """Steps were faster with the variant: its settings become the incumbents."""
+        saved = 100.0 * (1.0 - math.exp(-outcome.gain))
+        reason = f"steps are {saved:.1f} % faster with {outcome.variant.name}"
+        for index, candidate in outcome.variant.changes.items():
+            state = self._states[index]
+            kind = "rollback" if candidate.is_baseline else "promote"
+            state.banned[state.incumbent] = reason
+            if outcome.variant.max_channels is not None:
+                state.max_channels = outcome.variant.max_channels
+            state.previous, state.incumbent = state.incumbent, candidate
+            state.incumbent_kind, state.incumbent_reason = kind, reason
+            # It was judged by more than its own duration; only a new regime reopens the question.
+            state.quiet_until = NEVER_STEP
+            self._pending.append((Event(state, candidate, kind, reason), self._next_epoch))
 
     def _roll_back(self, alarm: Alarm, step: int) -> None:
         """Withdraw what was adopted when steps became slower; nothing, when nothing was."""
@@ -537,7 +625,9 @@ class Brain:
             [s.trial == c and not s.is_trusted for s, c in zip(self._states, candidates, strict=True)],
             dtype=np.bool_,
         )
-        self._plans[epoch] = _PlanInForce(candidates, is_trial, plan, self._n_promotions)
+        trials = self._step_trials
+        variant = trials.variant if trials.is_on else None
+        self._plans[epoch] = _PlanInForce(candidates, is_trial, plan, self._n_promotions, variant)
         while len(self._plans) > KEPT_EPOCHS:
             oldest = next(old for old in self._plans if old != self._active)
             del self._plans[oldest]

@@ -10,13 +10,15 @@ not the plan, and it is reinstated.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 REFERENCE_STEPS: Final = 40
-MIN_REFERENCE: Final = 6
+MIN_REFERENCE: Final = 4
+MIN_OWN_NOISE: Final = 12
+"""Steps after which the reference may speak for its own noise."""
 SLOWDOWN: Final = 0.02
 """Slowdown (log) that must not go unnoticed."""
 LIMIT: Final = 4.5
@@ -39,7 +41,6 @@ class Guard:
 
     def __init__(self, slowdown: float = SLOWDOWN) -> None:
         self._slowdown = slowdown
-        self._recent: deque[float] = deque(maxlen=REFERENCE_STEPS)
         self._centre: float | None = None
         self._sigma = 0.01
         self._sum = 0.0
@@ -54,19 +55,21 @@ class Guard:
         """True while a change is under watch."""
         return self._centre is not None
 
-    def changed(self) -> None:
-        """From the next step on a newly promoted plan is in force."""
-        if len(self._recent) >= MIN_REFERENCE:
-            values = np.array(self._recent)
-            self._centre = float(np.median(values))
-            spread = 1.4826 * float(np.median(np.abs(values - self._centre)))
-            # A handful of steps cannot tell its own noise: lean on what was known before.
-            weight = len(values) / REFERENCE_STEPS
-            self._sigma = max(NOISE_FLOOR, spread, (1.0 - weight) * self._sigma)
-            self._recent.clear()
-        self._sum = 0.0
-        self._n_watched = 0
-        self._run.clear()
+    def changed(self, reference_us: Sequence[float]) -> None:
+        """From the next step on a newly promoted plan is in force.
+
+        `reference_us` are recent steps that ran without what was promoted, the newest last. Steps of its
+        trial windows must not be among them, or a slow candidate would be its own yardstick.
+        """
+        self.settled()
+        values = np.log([one for one in reference_us[-REFERENCE_STEPS:] if one > 0])
+        if len(values) < MIN_REFERENCE:
+            return
+        self._centre = float(np.median(values))
+        spread = 1.4826 * float(np.median(np.abs(values - self._centre)))
+        # A handful of steps cannot tell its own noise: lean on what was known before.
+        share = min(1.0, len(values) / MIN_OWN_NOISE)
+        self._sigma = max(NOISE_FLOOR, share * spread + (1.0 - share) * max(spread, self._sigma))
 
     def step(self, duration_us: float) -> Alarm | None:
         """One finished step, without what known exploration cost in it."""
@@ -75,7 +78,6 @@ class Guard:
         log_us = math.log(duration_us)
         if self._slow_centre is not None:
             self._recovery.append(log_us)
-        self._recent.append(log_us)
         if self._centre is None:
             return None
         self._n_watched += 1
@@ -95,13 +97,13 @@ class Guard:
         """The watch is over: what ran lately is the new normal."""
         self._centre = None
         self._sum = 0.0
-        self._run.clear()
+        self._n_watched = 0
+        self._run = []
 
     def rolled_back(self) -> None:
         """The plan is withdrawn; from the next step on it is watched whether steps recover."""
         self._slow_centre = float(np.median(self._run)) if self._run else None
         self._recovery.clear()
-        self._recent.clear()
         self.settled()
 
     def recovered(self) -> bool | None:

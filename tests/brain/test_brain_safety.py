@@ -106,9 +106,7 @@ def test_a_slow_plan_is_noticed_within_ten_steps_and_a_good_one_left_alone() -> 
         rng = np.random.default_rng(seed)
         for slowdown in (1.02, 1.0):
             guard = Guard()
-            for _ in range(40):
-                guard.step(10_000 * math.exp(rng.normal(0, 0.01)))
-            guard.changed()
+            guard.changed([10_000 * math.exp(rng.normal(0, 0.01)) for _ in range(40)])
             at = next((n for n in range(1, 61) if guard.step(10_000 * slowdown * math.exp(rng.normal(0, 0.01)))), None)
             if slowdown > 1:
                 noticed.append(at or 99)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from agent.nccl.catalog import CHANNEL_LADDER
 from agent.nccl.cost_model import channels_used
 from store.records import BASELINE, Candidate, Collective
 from tuner.features import NO_CELL, CostPrior, Floats, cell_of
@@ -22,6 +23,7 @@ from tuner.knowledge import Knowledge, Prior
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
 from tuner.policy.posterior import MAX_POINTS, Settings, condition
+from tuner.policy.step_trial import Variant
 from tuner.policy.trial import PROMISING, KeyState, Verdict, judge
 
 MIN_BASELINE_UNITS: Final = 2
@@ -87,7 +89,9 @@ class Policy:
             state.trial, state.trial_reason, state.is_trusted = candidate, reason, True
             self._report(Event(state, candidate, "prior", reason))
 
-    def next_window(self, states: list[KeyState], evidence: Evidence, step: int) -> list[Candidate]:
+    def next_window(
+        self, states: list[KeyState], evidence: Evidence, step: int, *, may_start: bool = True
+    ) -> list[Candidate]:
         """The setting of every key for the next window, shape [n_keys]."""
         self._priors_left = MAX_NEW_PRIORS
         risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us)
@@ -96,9 +100,51 @@ class Policy:
                 self._settle(state, states, evidence)
             if state.trial is not None and not state.is_trusted:
                 risk_left_us -= self._risk_us(state, evidence)
-        if risk_left_us > 0 or self.budget.fraction >= 1.0:
+        if may_start and risk_left_us > 0:
             self._start_trials(states, evidence, step, risk_left_us)
         return [self._runs(state) for state in states]
+
+    def channel_caps(self, states: list[KeyState], evidence: Evidence) -> list[Variant]:
+        """Variants with fewer channels that the budget can carry, the mildest first."""
+        running = [self._channels(state) for state in states]
+        most = max(running, default=0)
+        caps = [rung for rung in reversed(CHANNEL_LADDER) if rung < most]
+        opinions = {
+            state.index: self.posterior(state, states, evidence)[0]
+            for state, n_channels in zip(states, running, strict=True)
+            if caps and n_channels > min(caps)
+        }
+        found = []
+        for cap in caps:
+            changes: dict[int, Candidate] = {}
+            risk_us = 0.0
+            for state, n_channels in zip(states, running, strict=True):
+                if n_channels <= cap:
+                    continue
+                mean = opinions[state.index]
+                incumbent = evidence.find(state.index, state.incumbent)
+                fewer = [
+                    (float(mean[index]), option)
+                    for index, option in enumerate(state.options)
+                    if 0 < option.n_channels <= cap and option not in state.banned and np.isfinite(mean[index])
+                    if self.memory_pressure <= self.settings.memory_threshold or self._may_try(state, option)
+                ]
+                if not fewer or incumbent is None:
+                    continue
+                log_us, option = min(fewer)
+                extra_us = math.exp(log_us) - math.exp(evidence.log_us(incumbent))
+                if math.isfinite(extra_us):
+                    changes[state.index] = option
+                    risk_us += max(0.0, extra_us) * state.calls_per_step
+            n_steps = 2.0 * self.settings.steps_per_window
+            if changes and risk_us * n_steps <= RISK_SHARE * max(0.0, self.budget.remaining_us):
+                found.append(Variant(f"at most {cap} channels", changes, cap))
+        return found
+
+    def _channels(self, state: KeyState) -> int:
+        if state.incumbent.n_channels:
+            return state.incumbent.n_channels
+        return state.default_setting.n_channels if state.default_setting is not None else 0
 
     def drop_trial(self, state: KeyState, reason: str, *, ban: bool) -> None:
         """End a trial at once, outside of the usual verdicts."""
@@ -234,13 +280,13 @@ class Policy:
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
         if candidate == state.incumbent or candidate in state.banned or candidate in state.retired:
             return False
+        if candidate.n_channels > state.max_channels:
+            return False
         if self.memory_pressure <= self.settings.memory_threshold:
             return True
         if candidate.algorithm is not None and int(candidate.algorithm) not in self.connected:
             return False
-        now = state.incumbent.n_channels
-        if not now and state.default_setting is not None:
-            now = state.default_setting.n_channels
+        now = self._channels(state)
         return not now or 0 < candidate.n_channels <= now
 
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:

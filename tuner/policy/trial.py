@@ -36,6 +36,7 @@ class KeyState:
         "index",
         "is_trusted",
         "key",
+        "max_channels",
         "message_bytes",
         "n_tried",
         "n_windows",
@@ -67,6 +68,8 @@ class KeyState:
         self.calls_per_step = 1.0
         self.default_setting: Candidate | None = None
         """What NCCL ran here when left alone."""
+        self.max_channels = 64
+        """More were found to slow training down."""
         self.banned: dict[Candidate, str] = {}
         self.retired: dict[Candidate, str] = {}
         self.options: tuple[Candidate, ...] = ()
@@ -80,6 +83,7 @@ class KeyState:
         self.trial = None
         self.is_trusted = False
         self.n_tried = 0
+        self.max_channels = 64
         self.banned.clear()
         self.retired.clear()
         self.prior = None

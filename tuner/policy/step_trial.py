@@ -1,0 +1,142 @@
+"""Trials judged by step time alone: what a collective's own duration cannot show.
+
+A collective that overlaps computation is not worth its own microseconds. Channels hold multiprocessors, so
+the setting that is fastest alone may slow training down, and a slower one may speed it up. Once the keys
+have settled, *variants* of the whole plan run in windows that alternate with the plan itself, and are judged
+by the always-valid comparison of step times: one with a group of keys back at the baseline (an audit: was
+the promotion good for training?), and ones with fewer channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from store.records import BASELINE, Candidate
+from tuner.policy.evidence import radius
+from tuner.policy.trial import KeyState
+
+SETTLED_STEPS: Final = 4
+AUDIT_EVERY_STEPS: Final = 500
+MAX_UNITS: Final = 24
+ALPHA: Final = 0.01
+STEP_NOISE: Final = 0.01
+STEP_NOISE_WEIGHT: Final = 3.0
+MIN_STEP_GAIN: Final = 0.002
+WINDOW_STEPS: Final = 2
+
+
+class Variant(NamedTuple):
+    """Another setting for some keys, by key index."""
+
+    name: str
+    changes: dict[int, Candidate]
+    max_channels: int | None
+    """The cap it stands for, None for an audit."""
+
+
+class Outcome(NamedTuple):
+    """A variant's end: `gain` is by how much (log) steps were faster with it."""
+
+    variant: Variant
+    is_better: bool
+    gain: float
+
+
+class _Side:
+    def __init__(self) -> None:
+        self.n = 0
+        self.mean = 0.0
+        self.spread = 0.0
+
+    def add(self, value: float) -> None:
+        self.n += 1
+        delta = value - self.mean
+        self.mean += delta / self.n
+        self.spread += delta * (value - self.mean)
+
+
+class StepTrials:
+    """At most one variant at a time; `begin` offers them, `step` feeds measured steps."""
+
+    def __init__(self) -> None:
+        self.variant: Variant | None = None
+        self.is_on = False
+        self.has_capped = False
+        """Every channel cap was tried in this regime."""
+        self._on, self._off = _Side(), _Side()
+        self._tried: dict[str, int] = {}
+        self._next_at_step = 0
+        self._steps_in_window = 0
+
+    def reset(self) -> None:
+        """The regime changed: everything may be asked anew."""
+        self.variant, self.is_on = None, False
+        self.has_capped = False
+        self._tried.clear()
+
+    def postpone(self, step: int) -> None:
+        """Keys are still on trial."""
+        self._next_at_step = step + SETTLED_STEPS
+
+    def is_due(self, step: int) -> bool:
+        """Whether a variant may begin."""
+        return self.variant is None and step >= self._next_at_step
+
+    def untried(self, variants: Sequence[Variant], step: int) -> Iterator[Variant]:
+        """Those that were not tried lately; audits come back, channel caps only in a new regime."""
+        for variant in variants:
+            last = self._tried.get(variant.name)
+            if last is None or (variant.max_channels is None and step - last > AUDIT_EVERY_STEPS):
+                yield variant
+
+    def begin(self, variant: Variant, step: int) -> None:
+        """Start alternating."""
+        self.variant, self.is_on = variant, True
+        self._tried[variant.name] = step
+        self._on, self._off = _Side(), _Side()
+        self._steps_in_window = 0
+
+    def step(self, duration_us: float, *, is_on: bool) -> tuple[float, Outcome | None]:
+        """One step of the variant or of the plan itself: (extra cost in us, the verdict if there is one)."""
+        if self.variant is None or not duration_us > 0:
+            return 0.0, None
+        (self._on if is_on else self._off).add(math.log(duration_us))
+        extra_us = 0.0
+        if is_on and self._off.n:
+            extra_us = max(0.0, duration_us - math.exp(self._off.mean))
+        if is_on is self.is_on:
+            self._steps_in_window += 1
+            if self._steps_in_window >= WINDOW_STEPS:
+                self.is_on, self._steps_in_window = not self.is_on, 0
+        return extra_us, self._verdict()
+
+    def end(self, step: int) -> None:
+        """Back to the plan itself."""
+        self.variant, self.is_on = None, False
+        self._next_at_step = step + SETTLED_STEPS
+
+    def _verdict(self) -> Outcome | None:
+        if self.variant is None or min(self._on.n, self._off.n) < 2:
+            return None
+        dof = self._on.n + self._off.n - 2
+        total = self._on.spread + self._off.spread + STEP_NOISE_WEIGHT * STEP_NOISE**2
+        sigma = math.sqrt(total / (dof + STEP_NOISE_WEIGHT))
+        gain = self._off.mean - self._on.mean
+        if gain - radius(self._on.n, self._off.n, sigma, ALPHA) > 0 and gain > MIN_STEP_GAIN:
+            return Outcome(self.variant, True, gain)
+        doubt = sigma * math.sqrt(1.0 / self._on.n + 1.0 / self._off.n)
+        if gain + 1.3 * doubt < MIN_STEP_GAIN or min(self._on.n, self._off.n) >= MAX_UNITS:
+            return Outcome(self.variant, False, gain)
+        return None
+
+
+def audits(states: Sequence[KeyState]) -> list[Variant]:
+    """One variant per (collective, phase) that has promotions: those keys back at what NCCL does."""
+    groups: dict[str, dict[int, Candidate]] = {}
+    for state in states:
+        if not state.incumbent.is_baseline:
+            name = f"{state.key.collective.name} in {state.key.phase.name} left to NCCL"
+            groups.setdefault(name, {})[state.index] = BASELINE
+    return [Variant(name, changes, None) for name, changes in sorted(groups.items())]
