@@ -1,0 +1,249 @@
+"""What was learned, for use elsewhere: our plan file, NVIDIA's example-tuner CSV, measurements as CSV.
+
+The CSV is what NCCL's own example plugin reads (plugins/tuner/example, NCCL_TUNER_CONFIG_FILE): first match
+wins, -1 means any. Its traps, which the file's head repeats: the plugin presets one channel before it
+looks for a match, so every collective that no row covers runs on a single channel; unknown names become
+all_reduce, ring or simple without a word; it has no phases.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, TextIO
+
+import numpy as np
+
+from agent.nccl import catalog
+from store.database import UNKNOWN, Store
+from store.errors import PlanError, UserError
+from store.plan_file import PlanFile, write_plan
+from store.records import (
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    Outcome,
+    Phase,
+    Plan,
+    PlanRow,
+    Protocol,
+    Source,
+    TimingSource,
+    size_class_range,
+)
+
+NVIDIA_COLUMNS: Final = (
+    "colltype", "minbytes", "maxbytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps",
+    "regBuff",
+)  # fmt: skip
+_MAX_LINE: Final = 255
+_NVIDIA_COLLECTIVES: Final = {
+    Collective.broadcast: "broadcast",
+    Collective.reduce: "reduce",
+    Collective.all_gather: "allgather",
+    Collective.reduce_scatter: "reducescatter",
+    Collective.all_reduce: "allreduce",
+}
+_HEAD: Final = (
+    "Written by zerotune, for the example plugin of NCCL's plugins/tuner (NCCL_TUNER_CONFIG_FILE).",
+    "Trap: that plugin presets *nChannels = 1, so whatever no row below covers runs on one channel.",
+    "Change that line of plugin.c to 0 (no opinion) before you use it.",
+    ",".join(NVIDIA_COLUMNS),
+)
+
+
+def learned_plan(store: Store, job_id: str | None = None) -> PlanFile:
+    """The plan that the decisions of `job_id` (the newest job with any when None) amount to.
+
+    Raises:
+        UserError: there is no such job, or it decided nothing away from NCCL's own choice.
+    """
+    jobs = {job.job_id: job for job in store.jobs()}
+    if job_id is not None and job_id not in jobs:
+        raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(list(jobs)[-3:]) or 'none'}")
+    for candidate in [job_id] if job_id is not None else list(jobs)[::-1]:
+        decisions = store.decisions(job_id=candidate)
+        if decisions:
+            job = jobs[candidate]
+            emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
+            return PlanFile(plan_of(decisions), fabric_id=job.fabric_id, job_id=job.job_id, emulated=emulated)
+    raise UserError(f"no decisions are recorded in {store.path}", "run a job with the tuner first")
+
+
+def plan_of(decisions: Iterable[Decision]) -> Plan:
+    """The last word on every key as plan rows; neighbouring size classes of one setting become one row."""
+    settled = {one.key: one for one in decisions if one.kind != "explore"}
+    rows: list[PlanRow] = []
+    for key in sorted(settled):
+        decision = settled[key]
+        if decision.candidate.is_baseline:
+            continue
+        low, high = size_class_range(key.size_class)
+        place = (key.communicator, key.collective, key.phase)
+        row = PlanRow(*place, low, high, decision.candidate, decision.reason, decision.model_id)
+        before = rows[-1] if rows else None
+        if before is not None and _continues(before, row):
+            row = PlanRow(*place, before.min_bytes, high, row.candidate, row.reason, row.model_id)
+            rows.pop()
+        rows.append(row)
+    has_post_step = any(key.phase is Phase.post_step_gather for key in settled)
+    return Plan(epoch=1, rows=tuple(rows), gathers_after_step=has_post_step)
+
+
+def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
+    """Write our plan file; returns remarks for the user."""
+    with Store.open(store_path, read_only=True) as store:
+        file = learned_plan(store, job_id)
+    write_plan(out, file)
+    remarks = [
+        f"{len(file.plan.rows)} rows of job {file.job_id} written to {out}; use: zerotune launch --plan {out} -- ..."
+    ]
+    if file.emulated:
+        remarks.append(f"Learned on the emulated fabric {file.emulated}: it says nothing about real hardware.")
+    return remarks
+
+
+def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
+    """Write NVIDIA's example-tuner CSV; returns remarks: its traps, and what it cannot say."""
+    with Store.open(store_path, read_only=True) as store:
+        file = learned_plan(store, job_id)
+    rows, conflicts = without_phases(file.plan.rows)
+    try:
+        with out.open("w", encoding="ascii", newline="") as text:
+            write_nvidia_csv(rows, text)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:3]]
+    if conflicts:
+        remarks.append(
+            f"{conflicts} size ranges differ by phase, which the CSV cannot say: their first phase was kept."
+        )
+    return remarks
+
+
+def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
+    """Rows whose ranges do not overlap within a collective and communicator, and how many had to be cut."""
+    kept: list[PlanRow] = []
+    n_conflicts = 0
+    for row in sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase, row.min_bytes)):
+        rivals = [one for one in kept if (one.communicator, one.collective) == (row.communicator, row.collective)]
+        overlapping = [one for one in rivals if one.min_bytes <= row.max_bytes and row.min_bytes <= one.max_bytes]
+        n_conflicts += any(one.candidate != row.candidate for one in overlapping)
+        free = [(row.min_bytes, row.max_bytes)]
+        for one in overlapping:
+            free = [part for span in free for part in _outside(span, (one.min_bytes, one.max_bytes))]
+        kept += [
+            PlanRow(row.communicator, row.collective, Phase.other, low, high, row.candidate, row.reason)
+            for low, high in free
+        ]
+    return sorted(kept, key=lambda row: (row.communicator, row.collective, row.min_bytes)), n_conflicts
+
+
+def write_nvidia_csv(rows: Iterable[PlanRow], text: TextIO) -> None:
+    """Rows in NVIDIA's columns; rows without algorithm, which the format cannot say, are left out."""
+    for line in _HEAD:
+        text.write(f"# {line}\n")
+    for row in rows:
+        candidate = row.candidate
+        if candidate.algorithm is None or candidate.protocol is None or row.collective not in _NVIDIA_COLLECTIVES:
+            continue
+        fields = (
+            _NVIDIA_COLLECTIVES[row.collective],
+            row.min_bytes,
+            row.max_bytes,
+            candidate.algorithm.name,
+            candidate.protocol.name,
+            candidate.n_channels or -1,
+            row.communicator.n_nodes,
+            row.communicator.n_ranks,
+            -1,
+            -1,
+        )
+        text.write(",".join(map(str, fields)) + "\n")
+
+
+def read_nvidia_csv(path: Path) -> list[PlanRow]:
+    """Rows of NVIDIA's CSV as its plugin reads them, but names it would misread are refused.
+
+    A row for any number of ranks or nodes (-1) cannot be a plan row of ours and is refused, too.
+
+    Raises:
+        PlanError: the file cannot be read, or a row is not one.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read {path}: {error}", "name a tuner CSV") from error
+    rows: list[PlanRow] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            rows.append(_plan_row(line))
+        except (UserError, ValueError) as error:
+            raise PlanError(f"{path}, line {number}: {error}", f"columns are {','.join(NVIDIA_COLUMNS)}") from error
+    return rows
+
+
+def export_measurements(store_path: Path, out: Path, fabric_id: str | None = None) -> list[str]:
+    """Write every measurement as CSV with names in place of numbers; empty = unknown."""
+    with Store.open(store_path, read_only=True) as store:
+        found = store.measurements(fabric_id=fabric_id)
+    names = found.dtype.names or ()
+    enums = {
+        "collective": Collective,
+        "phase": Phase,
+        "source": Source,
+        "outcome": Outcome,
+        "timing_source": TimingSource,
+    }
+    try:
+        with out.open("w", encoding="ascii", newline="") as text:
+            writer = csv.writer(text)
+            writer.writerow(names)
+            columns = []
+            for name in names:
+                values = found[name].tolist()
+                if name in enums:
+                    values = [enums[name](value).name for value in values]
+                elif name in ("algorithm", "protocol"):
+                    kind = Algorithm if name == "algorithm" else Protocol
+                    values = ["" if value == UNKNOWN else kind(value).name for value in values]
+                elif found[name].dtype.kind == "f":
+                    values = ["" if np.isnan(value) else value for value in values]
+                columns.append(values)
+            writer.writerows(zip(*columns, strict=True))
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    return [f"{len(found):,} measurements written to {out}."]
+
+
+def _continues(before: PlanRow, row: PlanRow) -> bool:
+    same = (before.communicator, before.collective, before.phase) == (row.communicator, row.collective, row.phase)
+    return same and before.candidate == row.candidate and before.max_bytes + 1 == row.min_bytes
+
+
+def _outside(span: tuple[int, int], taken: tuple[int, int]) -> list[tuple[int, int]]:
+    """What is left of `span` outside `taken`, both inclusive."""
+    parts = [(span[0], min(span[1], taken[0] - 1)), (max(span[0], taken[1] + 1), span[1])]
+    return [(low, high) for low, high in dict.fromkeys(parts) if low <= high]
+
+
+def _plan_row(line: str) -> PlanRow:
+    fields = [field.strip() for field in line.split(",")]
+    if not 8 <= len(fields) <= 10 or len(line) > _MAX_LINE:
+        raise ValueError(f"{len(fields)} fields in {len(line)} characters")
+    n_channels, n_nodes, n_ranks = (int(field) for field in fields[5:8])
+    if n_nodes < 1 or n_ranks < 1:
+        raise ValueError("rows for any number of nodes or ranks have no counterpart in a plan")
+    return PlanRow(
+        CommunicatorClass(n_ranks, n_nodes),
+        catalog.parse_collective(fields[0]),
+        Phase.other,
+        int(fields[1]),
+        int(fields[2]),
+        Candidate(catalog.parse_algorithm(fields[3]), catalog.parse_protocol(fields[4]), max(n_channels, 0)),
+    )
