@@ -132,8 +132,9 @@ class Load:
         message = wire.Hello(f"job-{job}", rank, N_RANKS, rank, "node", os.getpid(), f"fabric-{job}", facts, 0, 5)
         self.sockets[job][rank].send_multipart(wire.encode(message))
 
-    def round(self) -> int:
-        """One message of every rank; the number of observations in it."""
+    def round(self, duration_s: float = 0.0) -> int:
+        """One message of every rank, jobs spread over `duration_s`; the number of observations in it."""
+        start_s = time.monotonic()
         n = RECORDS_PER_MESSAGE
         block = np.zeros(n, OBSERVATION)
         block["sequence"] = np.arange(self.sequence, self.sequence + n)
@@ -157,6 +158,7 @@ class Load:
                 socket.send_multipart(wire.encode(message, block.tobytes()))
             step = wire.Steps(f"job-{job}", 0, (StepRecord(self._step, self.epochs[job], 1e5),))
             ranks[0].send_multipart(wire.encode(step))
+            time.sleep(max(0.0, start_s + duration_s * (job + 1) / N_JOBS - time.monotonic()))
         return n * N_JOBS * N_RANKS
 
     def answer(self, limit: int = 0) -> None:
@@ -262,15 +264,17 @@ def latency(context: zmq.Context, folder: Path, core: int, duration_s: float) ->
     sent = [0, 0.0]
 
     def send() -> None:
+        os.nice(5)  # of this thread: what the probe waits for is the daemon, not a turn on this core
         load.n_unread = [1] * N_JOBS
-        start_s = time.monotonic()
+        round_s = N_JOBS * N_RANKS * RECORDS_PER_MESSAGE / LOAD_PER_S
+        start_s, n_rounds = time.monotonic(), 0
         while not stop.is_set():
-            sent[0] += load.round()
+            n_rounds += 1
+            sent[0] += load.round(max(0.0, start_s + n_rounds * round_s - time.monotonic()))
             load.answer(limit=64)
-            if sent[0] % 64 == 0:
+            if n_rounds % 64 == 0:
                 load.keep_alive()
             sent[1] = time.monotonic() - start_s
-            time.sleep(max(0.0, sent[0] / LOAD_PER_S - sent[1]))
 
     thread = threading.Thread(target=send)
     thread.start()
