@@ -30,6 +30,9 @@ RANKS_PER_TURN_INTERVAL = 512
 TURNS_PER_ACKNOWLEDGEMENT = 64
 """Every so many turns a rank says that it has read them; then rank 0 deletes them."""
 CLOSE_TIMEOUT_S = 2.0
+CONFIRMED_KEY = "lockstep/confirmed"
+ALL_CONFIRMED_KEY = "lockstep/all"
+MISMATCH_KEY = "lockstep/mismatch"
 
 
 def pacing_for(world_size: int) -> Pacing:
@@ -68,7 +71,7 @@ class Agreement:
         self._world_size = world_size
         self._plan_table = plan_table
         self._calls_on_world = calls_on_world
-        self._fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
+        self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
         # A peer that has the word goes on, and its next collective waits for us: after two timeouts
         # its watchdog has ended the job. Whoever still lives then knows that no rank has the word.
         self._patience_s = 2 * timeout_s + 60.0
@@ -197,10 +200,10 @@ class Agreement:
 
     def _muster(self) -> bool:
         exchange = self._exchange
-        if not muster.compare(exchange, self._world_size, self._fingerprint):
+        if not muster.compare(exchange, self._world_size, self.fingerprint):
             self.state = "off"
             if self._rank == 0:
-                logger.warning("zerotune: tuning stays off: ranks differ in versions; rank 0 has %s", self._fingerprint)
+                logger.warning("zerotune: tuning stays off: ranks differ in versions; rank 0 has %s", self.fingerprint)
             return False
         with self._changed:
             promised = self._follower.promise()
@@ -224,8 +227,8 @@ class Agreement:
                 self._report_mismatch(crossing)
             elif crossing.is_checked and not has_confirmed:
                 has_confirmed = True
-                if exchange.add("lockstep/confirmed") == self._world_size:
-                    exchange.set("lockstep/all", b"1")
+                if exchange.add(CONFIRMED_KEY) == self._world_size:
+                    exchange.set(ALL_CONFIRMED_KEY, b"1")
             if self._leader is not None:
                 self._publish(self._leader, crossing)
                 read.append(crossing.boundary)
@@ -262,12 +265,12 @@ class Agreement:
                 f"rank {self._rank} and rank 0 differ in their count of collectives before boundary {crossing.boundary}"
             )
             logger.warning("zerotune: %s; plans stay as they are", detail)
-            self._exchange.set("lockstep/mismatch", detail.encode())
+            self._exchange.set(MISMATCH_KEY, detail.encode())
 
     def _publish(self, leader: Leader, crossing: Crossing) -> None:
         exchange = self._exchange
-        is_confirmed = leader.is_confirmed or exchange.has("lockstep/all")
-        is_frozen = leader.is_frozen or exchange.has("lockstep/mismatch")
+        is_confirmed = leader.is_confirmed or exchange.has(ALL_CONFIRMED_KEY)
+        is_frozen = leader.is_frozen or exchange.has(MISMATCH_KEY)
         with self._changed:
             leader.is_confirmed = is_confirmed
             if is_frozen and not leader.is_frozen:

@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 logger = logging.getLogger("zerotune.agreement")
 
-FIRST_SLICE_S = 1.0
-LONGEST_SLICE_S = 16.0
+FIRST_SLICE_S = 10.0
+LONGEST_SLICE_S = 60.0
+FIRST_POLL_S = 0.005
+LONGEST_POLL_S = 2.0
 
 
 class Closed(Exception):
@@ -33,8 +35,22 @@ class Exchange:
         """Make a blocking read give up at the end of its time slice."""
         self._closing.set()
 
+    def poll(self, key: str) -> bytes:
+        """The value of `key`, asked for now and then: for what may take minutes or never come.
+
+        Raises:
+            Closed: `close` was called.
+            RuntimeError: the store is gone.
+        """
+        delay_s = FIRST_POLL_S
+        while not self.has(key):
+            if self._closing.wait(delay_s):
+                raise Closed
+            delay_s = min(1.5 * delay_s, LONGEST_POLL_S)
+        return self.get(key)
+
     def get(self, key: str) -> bytes:
-        """The value of `key`, waiting for it as long as it takes.
+        """The value of `key`, waiting in the store for what is on its way.
 
         Raises:
             Closed: `close` was called.
@@ -48,7 +64,7 @@ class Exchange:
                 self.n_requests += 2  # c10d asks twice: wait for the key, then its value
                 return bytes(self._store.get(key))
             except dist.DistStoreError:
-                # Nothing wrong, only slow. Growing slices keep thousands of waiting ranks cheap.
+                # Nothing wrong, only slow; c10d logs a line each time.
                 slice_s = min(2 * slice_s, LONGEST_SLICE_S)
             except RuntimeError:
                 if self._closing.is_set() or not may_reconnect or not self._reconnect():

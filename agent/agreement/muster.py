@@ -20,6 +20,7 @@ from collections.abc import Callable
 from agent.agreement.exchange import Exchange
 from agent.agreement.protocol import Turn, decode_turn
 
+ALL_KEY = "muster/all"
 VERDICT_KEY = "muster/verdict"
 FIRST_TURN_KEY = "turn/first"
 ALIKE = b"alike"
@@ -28,27 +29,27 @@ DIFFERENT = b"different"
 
 def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
     """Step 1: True when all `world_size` ranks came with this `fingerprint`."""
-    own_key = "muster/" + hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+    own_key = member_key(fingerprint)
     exchange.add(own_key)
-    if exchange.add("muster/all") == world_size:
+    if exchange.add(ALL_KEY) == world_size:
         is_alike = exchange.add(own_key, 0) == world_size
         exchange.set(VERDICT_KEY, ALIKE if is_alike else DIFFERENT)
-    return exchange.get(VERDICT_KEY) == ALIKE
+    return exchange.poll(VERDICT_KEY) == ALIKE
 
 
 def announce_promise(exchange: Exchange, rank: int, boundary: int) -> None:
     """Step 2, after `Follower.promise`."""
-    exchange.set(_promise_key(rank), str(boundary).encode())
+    exchange.set(promise_key(rank), str(boundary).encode())
 
 
 def write_first_turn(exchange: Exchange, world_size: int, first_turn: Callable[[list[int]], bytes]) -> None:
     """Step 3, on rank 0: `first_turn` makes the value from all promises."""
     promises = []
     for rank in range(world_size):
-        promises.append(int(exchange.get(_promise_key(rank))))
+        promises.append(int(exchange.get(promise_key(rank))))
     exchange.set(FIRST_TURN_KEY, first_turn(promises))
     for rank in range(world_size):
-        exchange.delete(_promise_key(rank))
+        exchange.delete(promise_key(rank))
 
 
 def read_first_turn(exchange: Exchange) -> Turn:
@@ -56,5 +57,11 @@ def read_first_turn(exchange: Exchange) -> Turn:
     return decode_turn(exchange.get(FIRST_TURN_KEY))
 
 
-def _promise_key(rank: int) -> str:
+def member_key(fingerprint: str) -> str:
+    """Where the ranks of one fingerprint are counted."""
+    return "muster/" + hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+
+
+def promise_key(rank: int) -> str:
+    """Where a rank's promise is written."""
     return f"muster/promise/{rank}"

@@ -1,0 +1,220 @@
+"""`Agreement` with its ranks as threads of one process, stepped in lockstep by the test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from job_stubs import StubPlugin
+
+from agent.agreement import Agreement, Pacing, pacing_for
+from agent.agreement.exchange import Closed, Exchange
+from agent.agreement.protocol import Turn, decode_turn, encode_turn
+from agent.plan_table import PlanTable
+from store.errors import RankDisagreement, WireError
+from store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan, PlanRow
+
+EVERY = Pacing(base=1, limit=1)
+
+
+class Job:
+    """`n_ranks` agreements over one in-process store."""
+
+    def __init__(self, n_ranks: int, *, refuses: dict[int, frozenset[int]] | None = None, **options: Any) -> None:
+        self.store = dist.HashStore()
+        self.plugins = [StubPlugin((refuses or {}).get(rank, frozenset())) for rank in range(n_ranks)]
+        self.calls = [0] * n_ranks
+        self._pool = ThreadPoolExecutor(n_ranks)
+        options = {"pacing": EVERY, "timeout_s": 20.0} | options
+        self.ranks = [
+            Agreement(self.store, rank, n_ranks, PlanTable(self.plugins[rank]), self._counter(rank), **options)
+            for rank in range(n_ranks)
+        ]
+
+    def _counter(self, rank: int) -> Callable[[], int]:
+        return lambda: self.calls[rank]
+
+    def step(self, extra_calls: int = 0) -> list[int]:
+        """One step on all ranks; `extra_calls` more on the last."""
+        for rank in range(len(self.ranks)):
+            self.calls[rank] += 2
+        self.calls[-1] += extra_calls
+        return list(self._pool.map(Agreement.boundary, self.ranks))
+
+    def until_agreeing(self) -> None:
+        """Past muster and probation, so that offers are taken."""
+        deadline = time.monotonic() + 20
+        while min(rank.n_turns for rank in self.ranks) < 5:
+            assert time.monotonic() < deadline
+            self.step()
+
+    def close(self) -> None:
+        self._pool.map(Agreement.close, self.ranks)
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def job() -> Any:
+    jobs = []
+
+    def start(*args: Any, **options: Any) -> Job:
+        jobs.append(Job(*args, **options))
+        return jobs[-1]
+
+    yield start
+    for started in jobs:
+        started.close()
+
+
+def test_an_offer_is_adopted_within_two_boundaries(job: Any) -> None:
+    ranks = job(3)
+    ranks.until_agreeing()
+    for epoch in range(1, 20):
+        ranks.ranks[0].offer(Plan(epoch))
+        ranks.step()
+        assert ranks.step() == [epoch] * 3
+
+
+def test_only_rank_0_offers(job: Any) -> None:
+    ranks = job(2)
+    ranks.until_agreeing()
+    ranks.ranks[1].offer(Plan(7))
+    assert [ranks.step() for _ in range(4)][-1] == [0, 0]
+
+
+def test_epochs_that_do_not_rise_are_refused(job: Any) -> None:
+    ranks = job(2)
+    ranks.until_agreeing()
+    leader = ranks.ranks[0]
+    leader.offer(Plan(5))
+    ranks.step(), ranks.step()
+    leader.offer(Plan(4))
+    leader.offer(Plan(0))
+    leader.offer(Plan(5, expires_after=3))
+    assert [ranks.step() for _ in range(3)][-1] == [5, 5]
+    assert leader.n_refused_plans == 3
+
+
+def test_a_plan_that_rank_0_cannot_stage_is_never_published(job: Any) -> None:
+    ranks = job(2, refuses={0: frozenset({1})})
+    ranks.until_agreeing()
+    ranks.ranks[0].offer(Plan(1))
+    assert [ranks.step() for _ in range(3)][-1] == [0, 0]
+    assert ranks.ranks[0].n_refused_plans == 1
+    ranks.ranks[0].offer(Plan(2))
+    assert [ranks.step() for _ in range(2)][-1] == [2, 2]
+
+
+def test_a_rank_that_cannot_follow_says_so_instead_of_diverging(job: Any) -> None:
+    ranks = job(2, refuses={1: frozenset({1})})
+    ranks.until_agreeing()
+    ranks.ranks[0].offer(Plan(1))
+    with pytest.raises(RankDisagreement, match="rank 1 cannot stage the plan of epoch 1"):
+        ranks.step(), ranks.step(), ranks.step()
+
+
+def test_ranks_out_of_step_freeze_the_plan(job: Any) -> None:
+    ranks = job(2)
+    ranks.until_agreeing()
+    leader = ranks.ranks[0]
+    leader.offer(Plan(1))
+    ranks.step(), ranks.step()
+    ranks.step(extra_calls=1)
+    for _ in range(4):
+        ranks.step()
+    leader.offer(Plan(2))
+    assert [ranks.step() for _ in range(4)][-1] == [1, 1]
+    assert leader.state == "frozen"
+    assert ranks.ranks[1].n_mismatches > 0
+
+
+def test_ranks_of_different_versions_train_on_untuned() -> None:
+    store = dist.HashStore()
+    pair = [Agreement(store, r, 2, PlanTable(StubPlugin()), lambda: 0, fingerprint=f"layout {r}") for r in range(2)]
+    deadline = time.monotonic() + 20
+    while any(rank.state == "mustering" for rank in pair):
+        assert time.monotonic() < deadline
+        assert [rank.boundary() for rank in pair] == [0, 0]
+    pair[0].offer(Plan(1))
+    assert [rank.boundary() for _ in range(5) for rank in pair] == [0] * 10
+    assert [rank.state for rank in pair] == ["off", "off"]
+    for rank in pair:
+        rank.close()
+
+
+def test_a_missing_rank_is_never_waited_for() -> None:
+    alone = Agreement(dist.HashStore(), 1, 2, PlanTable(StubPlugin()), lambda: 0)
+    assert [alone.boundary() for _ in range(1000)] == [0] * 1000
+    assert (alone.state, alone.n_waits) == ("mustering", 0)
+    alone.close()
+
+
+def test_silence_of_rank_0_ends_in_the_plan_in_force(job: Any) -> None:
+    ranks = job(2)
+    ranks.until_agreeing()
+    follower = ranks.ranks[1]
+    follower._patience_s = 0.2
+    follower.boundary()
+    follower.boundary()
+    assert follower.boundary() == 0
+    assert (follower.state, follower.n_waits > 0) == ("lost", True)
+    assert follower.boundary() == 0
+
+
+def test_quiet_turns_lie_further_apart(job: Any) -> None:
+    ranks = job(2, pacing=Pacing(base=1, limit=4, n_quiet=2))
+    ranks.until_agreeing()
+    for _ in range(10):
+        ranks.step()
+    before = ranks.ranks[1].n_turns
+    for _ in range(40):
+        ranks.step()
+    assert ranks.ranks[1].n_turns - before == 10
+    ranks.ranks[0].offer(Plan(1))
+    assert [ranks.step() for _ in range(8)][-1] == [1, 1]
+
+
+def test_read_turns_are_deleted(job: Any) -> None:
+    ranks = job(2)
+    for _ in range(700):
+        ranks.step()
+    assert ranks.store.num_keys() < 300
+
+
+def test_interval_grows_with_the_world() -> None:
+    assert pacing_for(8).base == 1
+    assert pacing_for(4096).base > pacing_for(1024).base >= 1
+
+
+def test_a_turn_survives_the_wire() -> None:
+    row = PlanRow(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 1, 2, BASELINE)
+    turn = Turn(5, 6, 3, 17, Plan(3, (row,)))
+    assert decode_turn(encode_turn(turn)) == turn
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        encode_turn(Turn(5, 6, 3, 0))[:-1],
+        encode_turn(Turn(5, 5, 3, 0)),
+        encode_turn(Turn(5, 6, 3, 0, Plan(4))),
+    ],
+)
+def test_a_broken_turn_is_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_turn(data)
+
+
+def test_a_blocking_read_can_be_called_off() -> None:
+    exchange = Exchange(dist.HashStore())
+    exchange.close()
+    start = time.monotonic()
+    with pytest.raises(Closed):
+        exchange.get("never")
+    assert time.monotonic() - start < 0.5
