@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
 from store.errors import TraceError
 
@@ -34,18 +34,17 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             else:
                 yield raw
     except OSError as error:
-        what = f"damaged gzip: {error}" if isinstance(error, gzip.BadGzipFile) else error.strerror
-        raise TraceError(f"{path} cannot be read: {what}", "check the file and its permissions") from None
-    except zlib.error as error:
-        raise TraceError(f"{path} is damaged: {error}", "copy it again from its source") from None
+        raise TraceError(f"{path} cannot be read: {error.strerror}", "check the file's permissions") from None
 
 
 def read_some(file: IO[bytes], n_bytes: int) -> bytes:
-    """Up to `n_bytes`; the end of a truncated gzip file is an end like any other."""
+    """Up to `n_bytes`; the end of a truncated gzip file is an end like any other. Raises TraceError."""
     try:
         return file.read(n_bytes)
     except EOFError:
         return b""
+    except (OSError, zlib.error) as error:
+        raise TraceError(f"the trace cannot be read on: {error}", "it is damaged; copy it again") from None
 
 
 def head(path: Path, n_bytes: int = 1 << 16) -> bytes:
@@ -77,6 +76,9 @@ def line_chunks(path: Path) -> Iterator[bytes]:
             yield rest
 
 
+_Value = TypeVar("_Value")
+
+
 class JsonStream:
     """Walks a JSON document without holding it: members of the top-level object, elements of its arrays.
 
@@ -99,17 +101,20 @@ class JsonStream:
         """Members of a top-level object, or ("", elements) of a top-level array."""
         with opened(self._path) as file:
             self._file = file
-            try:
-                yield from self._document()
-            except _EndedEarly:
-                self.truncated = True
-            except RecursionError:
-                raise self._damaged("is nested too deeply") from None
+            yield from self._until_cut(self._document())
+
+    def _until_cut(self, values: Iterator[_Value]) -> Iterator[_Value]:
+        try:
+            yield from values
+        except _EndedEarly:
+            self.truncated = True
+        except RecursionError:
+            raise self._damaged("is nested too deeply") from None
 
     def _document(self) -> Iterator[tuple[str, Any]]:
         first = self._peek()
         if first == "[":
-            yield "", self._elements()
+            yield "", self._until_cut(self._elements())
             return
         if first != "{":
             raise self._damaged("is not JSON")
@@ -124,7 +129,9 @@ class JsonStream:
                 raise self._damaged("has a member without a value")
             self._at += 1
             if key in self._streamed and self._peek() == "[":
-                yield key, self._elements()
+                yield key, self._until_cut(self._elements())
+                if self.truncated:
+                    return
             else:
                 yield key, self._value()
             following = self._peek()

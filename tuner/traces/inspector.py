@@ -67,7 +67,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     for chunk in line_chunks(path):
         try:
             lines = _decoder.decode_lines(chunk)
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             lines, n_damaged = _one_by_one(chunk)
             n_bad += n_damaged
             summary.skip("damaged line", n_damaged)
@@ -85,7 +85,7 @@ def _one_by_one(chunk: bytes) -> tuple[list[_Line], int]:
         if text.strip():
             try:
                 lines.append(_decoder.decode(text))
-            except (msgspec.MsgspecError, RecursionError):
+            except (msgspec.MsgspecError, ValueError, RecursionError):
                 n_damaged += 1
     return lines, n_damaged
 

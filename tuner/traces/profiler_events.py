@@ -119,7 +119,7 @@ def _events(path: Path, summary: Summary) -> Iterator[_Event]:
                 continue
             try:
                 yield _decoder.decode(text)
-            except (msgspec.MsgspecError, RecursionError):
+            except (msgspec.MsgspecError, ValueError, RecursionError):
                 summary.skip("damaged line")
 
 

@@ -118,14 +118,15 @@ def read_trace(path: str | Path, format_name: str | None = None) -> Trace:
     lie together; errors inside the files are raised when they are read.
     """
     path = Path(path)
+    given = by_name(format_name) if format_name else None
     if not path.is_dir():
-        return Trace([(path, by_name(format_name) if format_name else detect(path))])
+        return Trace([(path, given or detect(path))])
     files: list[tuple[Path, Format]] = []
     for file in sorted(path.iterdir(), key=_natural):
         if not file.is_file() or file.name.startswith(".") or file.stat().st_size == 0:
             continue
         try:
-            files.append((file, by_name(format_name) if format_name else detect(file)))
+            files.append((file, given or detect(file)))
         except TraceError:
             continue  # a README beside the traces
     if not files:
