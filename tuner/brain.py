@@ -41,7 +41,7 @@ from tuner.guard import Alarm, Guard
 from tuner.knowledge import Knowledge
 from tuner.policy import step_trial
 from tuner.policy.budget import Budget
-from tuner.policy.choice import Event, Policy, PolicySettings
+from tuner.policy.choice import RETRY_STEPS, Event, Policy, PolicySettings
 from tuner.policy.evidence import Evidence, group_median
 from tuner.policy.step_trial import StepTrials, Variant
 from tuner.policy.trial import KeyState
@@ -53,6 +53,7 @@ MAX_KEYS: Final = 4000
 KEPT_EPOCHS: Final = 64
 OFFER_PATIENCE_STEPS: Final = 50
 RECENT_STEPS: Final = 120
+MAX_SUMMED_KEYS: Final = 256
 NEVER_STEP: Final = 2**62
 GUARD_WAITS_STEPS: Final = 3
 """How many steps the measurements of a step may come after its record."""
@@ -234,6 +235,8 @@ class Brain:
             self._policy.memory_pressure = step.memory_pressure
         if step.epoch == self._active:
             self._steps_in_epoch += 1
+        if step.exposed_us is not None and math.isfinite(step.exposed_us):
+            self._learn_exposed(step.exposed_us)
         self._unguarded.append(step)
         self._guard_steps()
 
@@ -498,6 +501,17 @@ class Brain:
         for old in [known for known in self._extra_of_step if known < self._step - 2 * GUARD_WAITS_STEPS]:
             del self._extra_of_step[old]
 
+    def _learn_exposed(self, exposed_us: float) -> None:
+        evidence = self._regimes.evidence
+        total_us = 0.0
+        for state in self._states[:MAX_SUMMED_KEYS]:
+            slot = evidence.find(state.index, state.incumbent)
+            if slot is not None and evidence.n_calls[slot]:
+                total_us += state.calls_per_step * math.exp(evidence.log_us(slot))
+        if total_us > 0:
+            share = min(1.0, max(0.0, exposed_us / total_us))
+            self._policy.exposed_share += 0.1 * (share - self._policy.exposed_share)
+
     def _try_variants(self, candidates: list[Candidate]) -> None:
         """Once the keys have settled, let variants of the whole plan compete on step time."""
         trials = self._step_trials
@@ -509,11 +523,11 @@ class Brain:
             audits = trials.untried(step_trial.audits(self._states), self._step)
             variant = next(audits, None)
             if variant is None and not trials.has_capped:
-                caps = self._policy.channel_caps(self._states, self._regimes.evidence)
+                caps, all_fit = self._policy.channel_caps(self._states, self._regimes.evidence)
                 variant = next(trials.untried(caps, self._step), None)
-                trials.has_capped = variant is None
+                trials.has_capped = variant is None and all_fit
             if variant is None:
-                trials.postpone(self._step)
+                trials.postpone(self._step, RETRY_STEPS)
             else:
                 trials.begin(variant, self._step)
         if trials.variant is not None and trials.is_on:

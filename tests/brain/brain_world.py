@@ -135,6 +135,20 @@ class World:
         return block, record
 
 
+class OverlappedWorld(World):
+    """Communication hides behind computation, which its channels slow down while they are held."""
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        total_us = float(block["duration_us"].sum())
+        slowed_us = sum(
+            float(row["duration_us"]) * (self.fabric.sms_slowdown(int(row["n_channels"])) - 1.0) for row in block
+        )
+        exposed_us = max(0.0, total_us - self.compute_us)
+        duration_us = (self.compute_us + slowed_us + exposed_us) * math.exp(self.rng.normal(0.0, self.step_noise))
+        return block, StepRecord(record.step, record.epoch, duration_us, exposed_us, self.memory_pressure)
+
+
 def make_brain(world: World, knowledge: Knowledge | None = None, settings: BrainSettings | None = None) -> Brain:
     return Brain(
         "job",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from brain_world import Call, World, gain_share, make_brain, play
+from brain_world import Call, OverlappedWorld, World, gain_share, make_brain, play
 
 from agent.nccl import catalog, fabric
-from store.records import Collective, Phase
+from store.records import BASELINE, Collective, Phase
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
 
@@ -40,3 +40,26 @@ def test_finds_the_attainable_gain_within_its_budget(seed: int) -> None:
             assert (row.candidate.algorithm, row.candidate.protocol) in legal
             assert 1 <= row.candidate.n_channels <= world.topology.comm_channels
             assert row.min_bytes <= row.max_bytes
+
+
+def test_finds_what_is_best_in_training_where_the_fastest_alone_is_not() -> None:
+    machine = fabric.load("few_sms_node")
+    place = machine.communicator(range(machine.ranks_per_node))
+    calls = [
+        call
+        for nbytes in (1 << 22, 1 << 24, 1 << 26)
+        for call in [Call(Collective.all_gather, Phase.backward_gather, nbytes)] * 3
+        + [Call(Collective.reduce_scatter, Phase.gradient_scatter, nbytes)] * 3
+    ]
+    world = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0)
+    before_us = sum(world.run_step()[1].duration_us for _ in range(20))
+    brain = make_brain(world)
+    play(world, brain, 300)
+    after_us = sum(world.run_step()[1].duration_us for _ in range(20))
+    assert after_us < 0.94 * before_us
+    call = max(calls, key=lambda one: one.message_bytes)
+    alone = {option: world.truth(call, option)[0] for option in brain._costs.candidates(place, call.collective)}
+    chosen = world.chosen(call)
+    assert chosen != min(alone, key=lambda option: alone[option])
+    assert chosen.n_channels < world.setting(call, BASELINE).n_channels
+    assert brain.spent_percent <= 1.0

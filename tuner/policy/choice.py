@@ -73,6 +73,8 @@ class Policy:
         self.knowledge = Knowledge.empty()
         self._report = report
         self.memory_pressure = 0.0
+        self.exposed_share = 1.0
+        """Share of communication time that computation waits for."""
         self.connected: set[int] = set()
         """Algorithms that have run in this job: only they are free to use under memory pressure."""
         self._families: dict[tuple[object, ...], list[tuple[int, int]]] = {}
@@ -104,8 +106,8 @@ class Policy:
             self._start_trials(states, evidence, step, risk_left_us)
         return [self._runs(state) for state in states]
 
-    def channel_caps(self, states: list[KeyState], evidence: Evidence) -> list[Variant]:
-        """Variants with fewer channels that the budget can carry, the mildest first."""
+    def channel_caps(self, states: list[KeyState], evidence: Evidence) -> tuple[list[Variant], bool]:
+        """Variants with fewer channels, the mildest first; and whether all of them fit the budget."""
         running = [self._channels(state) for state in states]
         most = max(running, default=0)
         caps = [rung for rung in reversed(CHANNEL_LADDER) if rung < most]
@@ -115,6 +117,7 @@ class Policy:
             if caps and n_channels > min(caps)
         }
         found = []
+        all_fit = True
         for cap in caps:
             changes: dict[int, Candidate] = {}
             risk_us = 0.0
@@ -137,9 +140,15 @@ class Policy:
                     changes[state.index] = option
                     risk_us += max(0.0, extra_us) * state.calls_per_step
             n_steps = 2.0 * self.settings.steps_per_window
-            if changes and risk_us * n_steps <= RISK_SHARE * max(0.0, self.budget.remaining_us):
+            if not changes:
+                continue
+            # Only what computation waits for can cost training time.
+            risk_us *= min(1.0, self.exposed_share + 0.1)
+            if risk_us * n_steps <= RISK_SHARE * max(0.0, self.budget.remaining_us):
                 found.append(Variant(f"at most {cap} channels", changes, cap))
-        return found
+            else:
+                all_fit = False
+        return found, all_fit
 
     def _channels(self, state: KeyState) -> int:
         if state.incumbent.n_channels:

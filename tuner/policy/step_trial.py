@@ -76,9 +76,9 @@ class StepTrials:
         self.has_capped = False
         self._tried.clear()
 
-    def postpone(self, step: int) -> None:
-        """Keys are still on trial."""
-        self._next_at_step = step + SETTLED_STEPS
+    def postpone(self, step: int, n_steps: int = SETTLED_STEPS) -> None:
+        """Keys are still on trial, or there is nothing to try now."""
+        self._next_at_step = step + n_steps
 
     def is_due(self, step: int) -> bool:
         """Whether a variant may begin."""
