@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from store.measurements import MEASUREMENT
 from store.records import Decision, Plan, Stage, StepRecord, size_class_floor
 from store.wire import Hello, JobStatus
-from tuner.join import OBSERVATION, Joiner
+from tuner.join import Joiner
 from tuner.windows import ObservationWindows
 
 _log = logging.getLogger("zerotune.service")
@@ -168,7 +168,7 @@ class Job:
         self.joiner.add(rank, records)
         if rank == self.lead_rank:
             sane = (records["message_bytes"] > 0) & (records["message_bytes"] < 2**62)
-            block = records[sane]
+            block = records if sane.all() else records[sane]
             self.tell(lambda brain: brain.sequence(block))
 
     def join(self, now_s: float, *, give_up: bool = False) -> NDArray[np.void]:
@@ -226,8 +226,3 @@ def _headline(decision: Decision) -> str:
     key = decision.key
     what = f"{key.collective.name} {key.phase.name} from {size_class_floor(key.size_class)} bytes"
     return f"epoch {decision.epoch}: {decision.kind} {decision.candidate} for {what}: {decision.reason}"
-
-
-def observations(raw: bytes) -> NDArray[np.void]:
-    """A records frame as an array (OBSERVATION, shape [n])."""
-    return np.frombuffer(raw, OBSERVATION)

@@ -25,6 +25,7 @@ MAX_PENDING: Final = 400_000
 MAX_COMMUNICATORS: Final = 4096
 MAX_REPORTERS: Final = 65536
 
+_MAX_COLLECTIVE: Final = max(Collective)
 _RAW: Final = np.dtype(f"V{OBSERVATION.itemsize}")
 _SAME_FIELDS: Final = ("n_ranks", "n_nodes", "message_bytes", "epoch", "step", "collective", "phase", "algorithm",
                        "protocol", "n_channels", "timing_source")  # fmt: skip
@@ -98,7 +99,7 @@ class Joiner:
         self.n_partial += int(counts[expired & ~joined].sum())
         measurements = self._measure(places, starts, joined)
         waiting = np.repeat(~ended, counts)
-        self._records, self._codes = self._records[waiting], self._codes[waiting]
+        self._records, self._codes = _select(self._records, waiting), self._codes[waiting]
         self._arrived_s = self._arrived_s[waiting]
         return measurements, int(counts[joined].sum())
 
@@ -116,17 +117,17 @@ class Joiner:
         timed = (
             (records["flags"] & FLAG_TIMED != 0)
             & (records["duration_us"] >= 0)
-            & (records["collective"] <= max(Collective))
+            & (records["collective"] <= _MAX_COLLECTIVE)
             & (records["n_ranks"] > 0)
         )
         if not timed.all():
-            records, reporters = records[timed], reporters[timed]
+            records, reporters = _select(records, timed), reporters[timed]
         codes = self._encode(records, reporters)
         late = records["sequence"] <= self._joined_up_to[(codes >> np.uint64(48)).astype(np.int64)]
         if late.any():
             self.n_late += int(late.sum())
             self._n_members[(codes[late] >> np.uint64(52)).astype(np.int64)] = 0  # more report than was thought
-            records, codes = records[~late], codes[~late]
+            records, codes = _select(records, ~late), codes[~late]
         codes = np.concatenate([self._codes, codes])
         arrived_s = np.full(len(codes), now_s)
         arrived_s[: len(self._arrived_s)] = self._arrived_s
@@ -136,7 +137,7 @@ class Joiner:
         if not once.all():
             self.n_late += int(len(once) - once.sum())
             order, codes = order[once], codes[once]
-        self._records = _concatenate([self._records, records])[order]
+        self._records = _select(_concatenate([self._records, records]), order)
         self._codes, self._arrived_s = codes, arrived_s[order]
 
     def _encode(self, records: NDArray[np.void], reporters: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -162,7 +163,7 @@ class Joiner:
         """What the calls marked in `joined` took, in the order they started."""
         shortest_us = np.minimum.reduceat(self._records["duration_us"], starts)[joined]
         pressure = np.fmax.reduceat(self._records["memory_pressure"], starts)[joined]
-        first = self._records[starts[joined]]
+        first = _select(self._records, starts[joined])
         np.maximum.at(self._joined_up_to, places[joined], first["sequence"].astype(np.int64))
         made = np.zeros(len(first), MEASUREMENT)
         for name in _SAME_FIELDS:
@@ -175,7 +176,12 @@ class Joiner:
         return made if good.all() else made[good]
 
 
+# OBSERVATION blocks are moved as plain bytes: numpy is slow to copy and to promote named fields.
+
+
 def _concatenate(blocks: list[NDArray[np.void]]) -> NDArray[np.void]:
-    """As np.concatenate, for OBSERVATION blocks: as plain bytes, since numpy is slow to promote fields."""
-    raw = [block.view(_RAW) for block in blocks]
-    return np.concatenate(raw).view(OBSERVATION)
+    return np.concatenate([block.view(_RAW) for block in blocks]).view(OBSERVATION)
+
+
+def _select(block: NDArray[np.void], which: NDArray[np.bool_] | NDArray[np.intp]) -> NDArray[np.void]:
+    return block.view(_RAW)[which].view(OBSERVATION)
