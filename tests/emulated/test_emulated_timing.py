@@ -48,9 +48,10 @@ def _overlapped(rank: int, fabric: str, folder: str) -> Any:
     clock.mark_compute_us(100.0 * (rank + 1))
     work = dist.all_reduce(torch.ones(MIB), async_op=True)
     clock.mark_compute_us(50.0)
+    following = dist.all_reduce(torch.ones(MIB), async_op=True)
     before_us = clock.now_us()
     work.wait()
-    dist.all_reduce(torch.ones(MIB))
+    following.wait()
     calls = [(call.start_us, call.end_us, call.candidate) for call in journal().calls]
     return before_us, clock.now_us(), clock.exposed_us(), calls
 
