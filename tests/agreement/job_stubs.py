@@ -66,6 +66,10 @@ def run_rank(
         timeout_s=20,
         pacing=Pacing(base=1, limit=1),
     )
+    while agreement.state == "mustering":
+        time.sleep(0.001)
+    pipe.send("mustered")
+    pipe.recv()
     stop = threading.Event()
 
     def daemon() -> None:

@@ -29,7 +29,7 @@ def port(server: dist.TCPStore) -> int:
 def start(port: int, n_ranks: int, n_steps: int, seed: int = 0, **options: object) -> Job:
     # Not "fork": a thread of some earlier test may hold a lock of torch's in the forked copy.
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["job_stubs"])
+    context.set_forkserver_preload(["torch.distributed"])
     job: Job = []
     for rank in range(n_ranks):
         ours, theirs = context.Pipe()
@@ -37,6 +37,11 @@ def start(port: int, n_ranks: int, n_steps: int, seed: int = 0, **options: objec
         process = context.Process(target=run_rank, args=args, kwargs=options, daemon=True)
         process.start()
         job.append((process, ours))
+    for _, pipe in job:
+        assert pipe.poll(60), "a rank did not muster"
+        pipe.recv()
+    for _, pipe in job:
+        pipe.send("go")
     return job
 
 
