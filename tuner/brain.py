@@ -190,6 +190,13 @@ class Brain:
         """Decision keys seen."""
         return len(self._states)
 
+    def restrict(self, costs: CostPrior) -> None:
+        """Predict from `costs` instead of the fabric's description, before anything was observed.
+
+        For replays and benchmarks that can only run what was measured.
+        """
+        self._costs = self._policy.costs = costs
+
     # ---- what the job reports -----------------------------------------------------------------
 
     def observe(self, block: npt.NDArray[np.void]) -> None:

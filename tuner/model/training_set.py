@@ -62,12 +62,13 @@ def build(block: npt.NDArray[np.void], costs: CostPrior) -> TrainingSet:
     usable = (block["outcome"] == Outcome.ok) & (block["duration_us"] > 0) & (block["message_bytes"] > 0)
     block = block[usable & (block["n_ranks"] > 1)]
     default = block[block["is_default"] > 0]
-    named = block[(block["algorithm"] != NO_CELL) & (block["n_channels"] > 0)]
+    named = block[block["algorithm"] != NO_CELL]
     points, logs = [], []
     for rows, is_baseline in ((named, False), (default, True)):
         columns = [rows[name].astype(np.int64) for name in _COLUMNS]
         if is_baseline:
             columns[3:6] = [np.full(len(rows), value) for value in (*DEFAULT_CELL, RUNGS[-1])]
+        columns[5][columns[5] == 0] = RUNGS[-1]  # no opinion: all that the communicator has
         points.append(np.stack(columns, axis=1))
         logs.append(np.log(rows["duration_us"].astype(np.float64)))
     return _medians(np.concatenate(points), np.concatenate(logs), costs)
