@@ -23,6 +23,7 @@ from store.records import Collective, Stage
 
 MIN_MESSAGE_BYTES: Final = 16 << 10
 """Smaller messages are losses, norms and flags, not parameters or gradients."""
+SOME_SHARE: Final = 0.02
 AGREEING_STEPS: Final = 2
 
 Ints = npt.NDArray[np.int64]
@@ -43,11 +44,15 @@ def classify(collectives: Ints, message_bytes: Ints) -> Stage:
     total = gathered + scattered + reduced
     if total <= 0 or total < 0.5 * float(sizes.sum()):
         return Stage.unknown
-    if gathered < 0.1 * total and scattered < 0.1 * total:
+    # Gradients leave once in many micro-steps, while parameters are gathered in each: a small share counts.
+    gathers_much, scatters_much = gathered > SOME_SHARE * total, scattered > SOME_SHARE * total
+    if not gathers_much and not scatters_much:
         return Stage.ddp
-    if gathered < 0.1 * total:
+    if not gathers_much:
         return Stage.unknown
-    if scattered < 0.1 * total:
+    if not scatters_much:
+        if not reduces.any():
+            return Stage.unknown
         after = _share_after(gathers, reduces, sizes)
         return Stage.zero1 if reduced >= 0.3 * total and after > 0.9 else Stage.unknown
     after = _share_after(gathers, scatters, sizes)
@@ -72,7 +77,7 @@ class StageFingerprint:
     def __init__(self) -> None:
         self.stage = Stage.unknown
         self._recent: deque[Stage] = deque(maxlen=AGREEING_STEPS)
-        self._open: list[tuple[int, int]] = []
+        self._open: list[tuple[Ints, Ints]] = []
         self._step: int | None = None
 
     @property
@@ -83,17 +88,20 @@ class StageFingerprint:
     def add(self, collectives: Ints, message_bytes: Ints, steps: Ints) -> bool:
         """Take in enqueued collectives in order; True when the stage has changed."""
         changed = False
-        for collective, nbytes, step in zip(collectives.tolist(), message_bytes.tolist(), steps.tolist(), strict=True):
+        begins = np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]]) if len(steps) else steps
+        for start, end in zip(begins.tolist(), [*begins[1:].tolist(), len(steps)], strict=True):
+            step = int(steps[start])
             if self._step is not None and step != self._step:
                 changed |= self._finish()
             self._step = step
-            self._open.append((collective, nbytes))
+            self._open.append((collectives[start:end], message_bytes[start:end]))
         return changed
 
     def _finish(self) -> bool:
-        table = np.array(self._open, dtype=np.int64).reshape(-1, 2)
+        kinds = np.concatenate([part for part, _ in self._open])
+        sizes = np.concatenate([part for _, part in self._open])
         self._open = []
-        shown = classify(table[:, 0], table[:, 1])
+        shown = classify(kinds, sizes)
         self._recent.append(shown)
         if len(self._recent) == AGREEING_STEPS and len(set(self._recent)) == 1 and shown is not self.stage:
             self.stage = shown
