@@ -18,7 +18,8 @@ from pathlib import Path
 from agent import settings
 from agent.nccl import fabric as fabrics
 from agent.nccl import library
-from store.errors import FabricError, PluginError, UserError
+from store.errors import FabricError, PlanError, PluginError, UserError
+from store.plan_file import read_plan
 
 SITE_DIR = Path(__file__).parent / "site"
 PACKAGES = ("agent", "store", "tuner", "zero_runtime")
@@ -64,6 +65,8 @@ def check(request: LaunchRequest, *, daemon_answers: bool) -> list[Problem]:
     problems = _command_problems(request) + _shadowing_problems(request)
     if request.fabric is not None:
         problems += _fabric_problems(request.fabric)
+    if request.plan_path is not None:
+        problems += _plan_problems(request.plan_path)
     if request.agent_on:
         problems += _plugin_problems(request) + _setting_problems(request)
         if request.fabric is None:
@@ -177,6 +180,16 @@ def _fabric_problems(name: str) -> list[Problem]:
         library.build()  # the emulated NCCL has C code of its own: it needs the compiler
     except PluginError as error:
         return [Problem(str(error), "the emulated NCCL cannot run without it", fatal=True)]
+    return []
+
+
+def _plan_problems(path: Path) -> list[Problem]:
+    try:
+        library.load().stage_plan(read_plan(path).plan)
+    except PlanError as error:
+        return [Problem(error.problem, error.remedy, fatal=True)]
+    except PluginError:
+        pass  # said by the plugin's own check
     return []
 
 

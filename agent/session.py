@@ -27,6 +27,7 @@ from agent.settings import AgentSettings
 from agent.summary import RunSummary
 from agent.trace_log import TraceLog
 from store import wire
+from store.plan_file import read_plan
 from store.records import StepRecord
 
 logger = logging.getLogger("zerotune.agent")
@@ -154,6 +155,8 @@ class Session:
             fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={plugin.layout_version()}/{plugin.tuner_abi()}",
         )
         settings = self._settings
+        if settings.plan_path is not None and rank == 0:
+            self._agreement.offer(read_plan(settings.plan_path).plan)
         self._channel = Channel(
             settings.endpoint, self._hello, self, self._on_message, self._on_alive, settings.tick_ms
         )

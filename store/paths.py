@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from pathlib import Path
 
 import platformdirs
@@ -20,9 +19,11 @@ def runtime_dir() -> Path:
     override = os.environ.get("ZEROTUNE_RUNTIME_DIR")
     if override:
         return Path(override)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a machine without XDG_RUNTIME_DIR is no news to anyone
-        return Path(platformdirs.user_runtime_dir(APP_NAME, appauthor=False))
+    session_dir = os.environ.get("XDG_RUNTIME_DIR")
+    if session_dir:
+        return Path(session_dir) / APP_NAME
+    # Containers and batch jobs have no login session. The daemon makes it private and checks the owner.
+    return Path(tempfile.gettempdir()) / f"{APP_NAME}-{os.getuid()}"
 
 
 def default_endpoint() -> str:

@@ -1,26 +1,55 @@
-"""A plan as a JSON file: what `zerotune export` writes and `launch --plan` and `replay --plan` read."""
+"""Plans at rest: JSON files that people can read and edit; `zerotune export` writes, `launch --plan` reads.
+
+    {"zerotune_plan": 1, "rows": [{"n_ranks": 16, "n_nodes": 2, "collective": "all_gather",
+      "phase": "forward_gather", "min_bytes": 1, "max_bytes": 1048576,
+      "algorithm": "ring", "protocol": "ll128", "n_channels": 8, "reason": "..."}]}
+
+`algorithm` and `protocol` may be left out together (no opinion), `n_channels` 0 likewise.
+"""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from store.errors import PlanError
-from store.records import Plan
+from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
-PLAN_FORMAT: Final = "zerotune-plan"
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20
 
+AnyEnum = TypeVar("AnyEnum", bound=IntEnum)
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    n_ranks: int
+    n_nodes: int
+    collective: str
+    phase: str
+    min_bytes: int
+    max_bytes: int
+    algorithm: str | None = None
+    protocol: str | None = None
+    n_channels: int = 0
+    reason: str = ""
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    zerotune_plan: int
+    rows: tuple[_Row, ...]
+    gathers_after_step: bool = False
+    fabric_id: str = ""
+    job_id: str = ""
+    emulated: str = ""
+
 
 class PlanFile(msgspec.Struct, frozen=True):
-    """The document: where the plan comes from, and the plan."""
+    """A plan and where it comes from. Epoch and expiry belong to one job and are not in the file."""
 
     plan: Plan
-    format: str = PLAN_FORMAT
-    version: int = PLAN_FILE_VERSION
     fabric_id: str = ""
     job_id: str = ""
     emulated: str = ""
@@ -28,38 +57,82 @@ class PlanFile(msgspec.Struct, frozen=True):
 
 
 def write_plan(path: Path, file: PlanFile) -> None:
-    """Write `file` to `path` in one piece, indented for people.
+    """Write `file` to `path` in one piece.
 
     Raises:
         PlanError: the path cannot be written.
     """
+    plan = file.plan
+    rows = tuple(
+        _Row(
+            n_ranks=row.communicator.n_ranks,
+            n_nodes=row.communicator.n_nodes,
+            collective=row.collective.name,
+            phase=row.phase.name,
+            min_bytes=row.min_bytes,
+            max_bytes=row.max_bytes,
+            algorithm=None if row.candidate.algorithm is None else row.candidate.algorithm.name,
+            protocol=None if row.candidate.protocol is None else row.candidate.protocol.name,
+            n_channels=row.candidate.n_channels,
+            reason=row.reason,
+        )
+        for row in plan.rows
+    )
+    document = _Document(
+        PLAN_FILE_VERSION, rows, plan.gathers_after_step, file.fabric_id, file.job_id, file.emulated
+    )
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
         partial.replace(path)
     except OSError as error:
         raise PlanError(f"cannot write {path}: {error.strerror}", "choose another path") from error
 
 
 def read_plan(path: Path) -> PlanFile:
-    """The plan file at `path`.
+    """The plan in `path`, under epoch 1. What NCCL cannot do is refused when it is staged, not here.
 
     Raises:
-        PlanError: it cannot be read, or is not a plan file of this version.
+        PlanError: no such file, not a plan, or a name that means nothing; names the row.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise PlanError(f"{path} is larger than any plan", "name a file that `zerotune export` wrote")
-        text = path.read_bytes()
+            raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
+        file = msgspec.json.decode(path.read_bytes(), type=_Document)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}", "check the path") from error
-    try:
-        file = msgspec.json.decode(text, type=PlanFile)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan file: {error}", "name one that `zerotune export` wrote") from error
-    if file.format != PLAN_FORMAT or file.version != PLAN_FILE_VERSION:
+    if file.zerotune_plan != PLAN_FILE_VERSION:
         raise PlanError(
-            f"{path} is {file.format} version {file.version}, not {PLAN_FORMAT} version {PLAN_FILE_VERSION}",
-            "export it again with this zerotune",
+            f"{path} is of plan version {file.zerotune_plan}", f"this zerotune reads version {PLAN_FILE_VERSION}"
         )
-    return file
+    rows = tuple(_plan_row(row, f"{path}, row {number}") for number, row in enumerate(file.rows, 1))
+    plan = Plan(epoch=1, rows=rows, gathers_after_step=file.gathers_after_step)
+    return PlanFile(plan, file.fabric_id, file.job_id, file.emulated)
+
+
+def _plan_row(row: _Row, where: str) -> PlanRow:
+    algorithm = None if row.algorithm is None else _member(Algorithm, row.algorithm, where)
+    protocol = None if row.protocol is None else _member(Protocol, row.protocol, where)
+    try:
+        candidate = Candidate(algorithm, protocol, row.n_channels)
+    except ValueError as error:
+        raise PlanError(f"{where}: {error}", "mend the row") from error
+    return PlanRow(
+        CommunicatorClass(row.n_ranks, row.n_nodes),
+        _member(Collective, row.collective, where),
+        _member(Phase, row.phase, where),
+        row.min_bytes,
+        row.max_bytes,
+        candidate,
+        row.reason,
+    )
+
+
+def _member(kind: type[AnyEnum], name: str, where: str) -> AnyEnum:
+    try:
+        return kind[name]
+    except KeyError:
+        known = ", ".join(kind.__members__)
+        raise PlanError(f"{where}: unknown {kind.__name__.lower()} {name!r}", f"use {known}") from None

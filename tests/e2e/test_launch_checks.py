@@ -1,5 +1,6 @@
 """Each mistake before training: one line with the remedy, exit code 2, no traceback."""
 
+import json
 import sys
 
 import pytest
@@ -74,3 +75,28 @@ def test_every_help_has_an_example(world, command):
     assert done.returncode == 0
     assert "Example" in done.stdout
     assert f"zerotune {command}" in done.stdout
+
+
+PLAN = """{"zerotune_plan": 1, "rows": [{"n_ranks": 2, "n_nodes": 2, "collective": "all_gather",
+"phase": "forward_gather", "min_bytes": 1, "max_bytes": 1000000000, "algorithm": "%s", "protocol": "simple"}]}"""
+
+
+def test_a_plan_with_an_illegal_cell_is_refused(world):
+    plan = world.folder / "plan.json"
+    plan.write_text(PLAN % "tree")
+    done = world.zerotune("launch", "--plan", plan, "--", sys.executable, "-c", "0")
+    refused(done, "tree/simple", "all_gather")
+
+
+@pytest.mark.timeout(90)
+def test_a_plan_file_needs_no_daemon(world):
+    plan = world.folder / "plan.json"
+    plan.write_text(PLAN % "pat")
+    summary = world.folder / "summary.json"
+    training, _ = world.train("--steps", "25", launch=("--plan", plan, "--summary", summary))
+    returncode, output = world.finish(training)
+    assert returncode == 0, output
+    assert "no daemon" not in output
+    steps = json.loads(summary.read_text())["steps"]
+    assert steps[0]["epoch"] == 0
+    assert steps[-1]["epoch"] == 1

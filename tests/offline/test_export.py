@@ -96,7 +96,7 @@ def test_plan_file_round_trip(store_path: Path, tmp_path: Path):
         (b"", "not a plan file"),
         (b"{}", "not a plan file"),
         (b'{"plan": {"epoch": 1, "rows": [{"candidate": {"algorithm": 99}}]}}', "not a plan file"),
-        (b'{"plan": {"epoch": 1}, "version": 9}', "version 9"),
+        (b'{"zerotune_plan": 9, "rows": []}', "version 9"),
         (b"[" * 100_000, "not a plan file"),
     ],
 )

@@ -1,0 +1,65 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.errors import PlanError
+from store.plan_file import PlanFile, read_plan, write_plan
+from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+
+candidates = st.builds(
+    Candidate, st.sampled_from(Algorithm), st.sampled_from(Protocol), st.integers(0, 64)
+) | st.builds(Candidate, n_channels=st.integers(0, 64))
+rows = st.builds(
+    PlanRow,
+    st.builds(CommunicatorClass, st.integers(1, 9999), st.integers(1, 999)),
+    st.sampled_from(Collective),
+    st.sampled_from(Phase),
+    st.integers(1, 2**40),
+    st.integers(1, 2**40),
+    candidates,
+    st.text(max_size=20),
+)
+
+
+@given(st.builds(Plan, epoch=st.just(1), rows=st.lists(rows, max_size=5).map(tuple), gathers_after_step=st.booleans()))
+def test_round_trip(tmp_path_factory, plan):
+    path, file = tmp_path_factory.mktemp("p") / "plan.json", PlanFile(plan, "fabric", "job", "emulated")
+    write_plan(path, file)
+    assert read_plan(path) == file
+
+
+GOOD = {
+    "n_ranks": 2, "n_nodes": 2, "collective": "all_gather", "phase": "other",
+    "min_bytes": 1, "max_bytes": 9, "algorithm": "ring", "protocol": "ll",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"algorithm": "rings"}, "'rings'"),
+        ({"protocol": None}, "set both or neither"),
+        ({"n_channels": 65}, "65"),
+        ({"collective": "gather_all"}, "'gather_all'"),
+        ({"colour": 1}, "colour"),
+        ({"min_bytes": "1"}, "min_bytes"),
+    ],
+)
+def test_refusals_name_the_value(tmp_path, change, named):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"zerotune_plan": 1, "rows": [{**GOOD, **change}]}))
+    with pytest.raises(PlanError, match=r"plan\.json") as refusal:
+        read_plan(path)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"zerotune_plan": 2, "rows": []}', "[" * 100_000])
+def test_what_is_no_plan_is_refused(tmp_path, text):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanError):
+        read_plan(path)
+    with pytest.raises(PlanError):
+        read_plan(tmp_path / "absent.json")
