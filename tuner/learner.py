@@ -79,6 +79,14 @@ class Learner:
                     continue
                 knowledge = self._empty
             self._on_ready(request.fabric_id, knowledge)
+            if request.kind is RequestKind.load and self._never_fitted(request.fabric_id):
+                self.ask(Request(RequestKind.train, request.fabric_id))
+
+    def _never_fitted(self, fabric_id: str) -> bool:
+        """True when a fit was cut short, say by the end of the daemon: its measurements are there."""
+        if any(model.fabric_id == fabric_id for model in self._store.models()):
+            return False
+        return len(self._store.measurements(fabric_id, limit=1)) > 0
 
     def _train(self, fabric_id: str) -> None:
         self._store.flush()

@@ -6,9 +6,10 @@ import queue
 import sys
 import threading
 
+import numpy as np
 import pytest
 
-from store.database import Store
+from store.database import MEASUREMENT, Store
 from store.records import ModelRecord
 from tuner import learner as learner_module
 from tuner.learner import Learner
@@ -73,6 +74,22 @@ def test_the_real_training_process_has_nothing_to_say_of_an_empty_store(made, st
     learner.ask(Request(RequestKind.train, "f"))
     assert ready.get(timeout=60) == ("f", [])
     assert store.models() == []
+
+
+def test_a_fit_that_was_cut_short_is_made_up_for(made, monkeypatch, store):
+    learner, ready = made
+    monkeypatch.setattr(Learner, "_fit", lambda *_: MODEL)
+    block = np.zeros(1, MEASUREMENT)
+    block["n_ranks"] = block["message_bytes"] = block["duration_us"] = 1
+    store.record_measurements("f", "job", block)
+    store.flush()
+    learner.ask(Request(RequestKind.load, "f"))
+    assert ready.get(timeout=10) == ("f", []), "what is there, at once"
+    assert ready.get(timeout=10) == ("f", ["correction"]), "then the model"
+    learner.ask(Request(RequestKind.load, "f"))
+    assert ready.get(timeout=10) == ("f", ["correction"])
+    learner.ask(Request(RequestKind.load, "g"))
+    assert ready.get(timeout=10)[0] == "g", "no second fit in between"
 
 
 def test_closing_kills_a_fit_in_flight(store, tmp_path, monkeypatch):

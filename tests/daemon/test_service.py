@@ -153,6 +153,15 @@ def test_a_restarted_rank_0_gets_the_offer_again(bench):
     assert bench.service.n_sessions == 4
 
 
+def test_a_plan_made_while_rank_0_is_away_waits_for_it(bench):
+    bench.join_all()
+    bench.send(0, wire.Goodbye("job", 0))
+    bench.brains["job"].plans = [Plan(1)]
+    step = wire.Steps("job", 1, (StepRecord(1, 0, 1.0),))
+    assert "PlanOffer" not in [name for _, name in kinds(bench.send(1, step))]
+    assert (b"job/0", wire.PlanOffer("job", Plan(1))) in bench.hello(0)
+
+
 def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
     bench.join_all()
     for _ in range(int(SILENCE_S) + 2):
