@@ -56,7 +56,7 @@ def _plain_reduce_scatter(shard: Tensor, whole: Tensor, group: dist.ProcessGroup
 
 
 def _plain_all_reduce(whole: Tensor, group: dist.ProcessGroup) -> Work:
-    work = dist.all_reduce(whole, op=dist.ReduceOp.SUM, group=group, async_op=True)
+    work: Work | None = dist.all_reduce(whole, op=dist.ReduceOp.SUM, group=group, async_op=True)
     assert work is not None
     return work
 

@@ -12,14 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from zero_runtime import checkpoint, phases
 from zero_runtime import collectives as backends
-from zero_runtime import phases
 from zero_runtime.backward import BackwardPass
 from zero_runtime.discovery import agree_on_model, assign, default_layers
 from zero_runtime.errors import LifecycleError, SettingsError
@@ -30,7 +32,7 @@ from zero_runtime.optimizer import ShardedGradients, build_optimizer
 from zero_runtime.partitioned import PartitionedParameters
 from zero_runtime.replicated import ReplicatedParameters
 from zero_runtime.settings import Settings
-from zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict
+from zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
 from zero_runtime.unit import Unit
 
 _MARK = "_zero_runtime_engine"
@@ -84,6 +86,8 @@ class Engine:
         )
         self._optimizer: torch.optim.Optimizer | None = None
         self._guard_state_dict()
+        if settings.precision is not None:
+            model.register_forward_pre_hook(self._cast_inputs, prepend=True, with_kwargs=True)
 
     # construction
 
@@ -102,8 +106,8 @@ class Engine:
                 )
             self.synchronize()
 
-        self.model.register_load_state_dict_pre_hook(before_load)
-        self.model.register_state_dict_pre_hook(before_save)
+        self.model.register_load_state_dict_pre_hook(before_load)  # type: ignore[no-untyped-call]
+        self.model.register_state_dict_pre_hook(before_save)  # type: ignore[no-untyped-call]
 
     def _agree(self, parts: Sequence[tuple[str, nn.Module, list[Managed]]]) -> None:
         lines = [repr(sorted(asdict(self.settings).items()))]
@@ -163,6 +167,15 @@ class Engine:
             flat.adopt(source)
 
     # training
+
+    def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The model's floating-point inputs, in the precision that it computes in."""
+        dtype = self.settings.compute_dtype(torch.float32)
+
+        def cast(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        return tree_map(cast, (args, kwargs))
 
     def optimizer(
         self,
@@ -284,6 +297,32 @@ class Engine:
             if self.settings.stage == 3:
                 for unit in self.units:
                     unit.free()
+
+    @property
+    def current_optimizer(self) -> torch.optim.Optimizer | None:
+        """The one that `optimizer` made."""
+        return self._optimizer
+
+    def unsharded_values(self) -> dict[str, Tensor]:
+        """Persistent buffers and, in stages 1 and 2, frozen parameters: whole on every rank."""
+        return unsharded_values(self)
+
+    @torch.no_grad()
+    def after_load(self) -> None:
+        """Shares master copies that were written from outside."""
+        for flat in self.flats:
+            flat.publish_master()
+            if not flat.partitioned:
+                flat.start_gather(phases.OTHER)
+                flat.finish_gather()
+
+    def save_checkpoint(self, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
+        """See `zero_runtime.checkpoint.save`."""
+        return checkpoint.save(self, folder, step, extra)
+
+    def load_checkpoint(self, folder: str | Path, step: int | None = None) -> dict[str, Any]:
+        """See `zero_runtime.checkpoint.load`."""
+        return checkpoint.load(self, folder, step)
 
     def synchronize(self) -> None:
         """Waits until every parameter of stages 1 and 2 is up to date."""

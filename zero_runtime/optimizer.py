@@ -108,7 +108,11 @@ class ShardedGradients:
             unused = self._unused() if self._find_unused else set()
             for run in self.runs:
                 shard = run.gradients.shard
-                if shard is None or not run.gradients.is_ready or (self._find_unused and (id(run.gradients), run.pieces[0].slot) in unused):
+                if (
+                    shard is None
+                    or not run.gradients.is_ready
+                    or (self._find_unused and (id(run.gradients), run.pieces[0].slot) in unused)
+                ):
                     run.parameter.grad = None
                 else:
                     values = shard[run.start : run.start + run.parameter.numel()]

@@ -62,6 +62,12 @@ def _entries(engine: Engine) -> dict[str, Tensor]:
     return entries
 
 
+def unsharded_values(engine: Engine) -> dict[str, Tensor]:
+    """Entries of the state dict that no flat buffer holds."""
+    sharded = {id(p) for flat in engine.flats for p in flat.parameters}
+    return {name: tensor for name, tensor in _entries(engine).items() if id(tensor) not in sharded}
+
+
 @torch.no_grad()
 def load_full_state_dict(engine: Engine, values: Mapping[str, Tensor]) -> None:
     """Takes this rank's part of every value; every rank passes the same state dict.
@@ -83,10 +89,8 @@ def load_full_state_dict(engine: Engine, values: Mapping[str, Tensor]) -> None:
                 "the model; load one that was saved from the same architecture"
             )
     engine.synchronize()
-    sharded = {id(p) for flat in engine.flats for p in flat.parameters}
-    for name, tensor in entries.items():
-        if id(tensor) not in sharded:
-            tensor.copy_(values[name])
+    for name, tensor in unsharded_values(engine).items():
+        tensor.copy_(values[name])
     for flat in engine.flats:
         assign_pieces(flat, values)
 

@@ -1,0 +1,120 @@
+"""P_a over a tensor-parallel GPT, alone and under ZeRO, on 2 × 2 ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from zero_models import TINY, gpt_batch, make_gpt
+from zero_world import World
+
+import zero_runtime
+from zero_runtime import fragmentation
+from zero_runtime.activations import PartitionedActivations
+from zero_runtime.buffers import Arena
+from zero_runtime.engine import hybrid_groups
+from zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
+from zero_runtime.presets import preset
+
+Result = dict[str, Any]
+
+
+def train_2x2(stage: int, mode: str) -> Result:
+    """Ranks (0,1) and (2,3) are model-parallel pairs; (0,2) and (1,3) share states."""
+    world = dist.group.WORLD
+    assert world is not None
+    pair, across = hybrid_groups(world, 2)
+    assert across is not None
+    arena = Arena(1 << 16) if mode == "arena" else None
+    run = None if mode == "none" else PartitionedActivations(pair, offload=mode == "cpu", arena=arena)
+    torch.manual_seed(7)
+    model = ParallelGPT(TINY, pair, run)
+    engine = zero_runtime.shard(model, group=across, stage=stage)
+    optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+    losses = []
+    for n in range(3):
+        if arena:
+            arena.reset()
+        loss = model(*gpt_batch(dist.get_rank(across), n))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {
+        "losses": losses,
+        "kept_bytes": run.kept_bytes if run else 0,
+        "n_gathers": run.n_gathers if run else 0,
+        "outside": arena.n_outside if arena else 0,
+        "values": engine.state_dict(),
+    }
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("mode", ["P_a", "cpu", "arena"])
+def test_partitioning_changes_no_bit_and_halves_what_is_kept(world: World, stage: int, mode: str) -> None:
+    plain = world.run(4, train_2x2, stage, "none")
+    found = world.run(4, train_2x2, stage, mode)
+    block_bytes = 2 * TINY.n_context * TINY.width * 4
+    for a, b in zip(plain, found, strict=True):
+        assert a["losses"] == b["losses"]
+        assert all(torch.equal(v, b["values"][k]) for k, v in a["values"].items())
+        assert b["n_gathers"] == 3 * TINY.n_layers  # one per block and step
+        assert b["kept_bytes"] == 3 * TINY.n_layers * block_bytes // 2
+        assert b["outside"] == 0
+
+
+def test_tensor_parallel_under_zero_trains_like_one_process(world: World) -> None:
+    model = make_gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    expected = []
+    for n in range(3):
+        losses: list[Tensor] = [model(*gpt_batch(rank, n)) for rank in range(2)]
+        (sum(losses) / 2).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append([loss.item() for loss in losses])
+    found = world.run(4, train_2x2, 3, "none")
+    for rank, result in enumerate(found):
+        for n, loss in enumerate(result["losses"]):
+            # sums of products are cut in two: a few roundings of fp32 in losses of about 4
+            assert abs(loss - expected[n][rank // 2]) < 4 * 2.0**-24 * 4 * TINY.width * TINY.n_layers
+
+
+def test_an_arena_that_is_full_says_so() -> None:
+    arena = Arena(256)
+    kept = [arena.keep(torch.full((16,), float(i))) for i in range(6)]
+    assert arena.n_outside == 2
+    assert arena.peak_bytes == 256
+    assert [t[0].item() for t in kept] == [0, 1, 2, 3, 4, 5]
+    assert kept[1].data_ptr() - kept[0].data_ptr() == 64
+    arena.reset()
+    assert arena.keep(torch.zeros(3)).data_ptr() == kept[0].data_ptr()
+
+
+def test_contiguous_buffers_leave_memory_in_one_stretch() -> None:
+    without = fragmentation.checkpointed_forward(12, contiguous=False)
+    with_buffers = fragmentation.checkpointed_forward(12, contiguous=True)
+    assert without.n_free == with_buffers.n_free
+    assert with_buffers.largest_free == with_buffers.n_free
+    assert without.largest_free < without.n_free
+    assert fragmentation.picture().count("#") == 24
+
+
+def test_presets_are_the_rows_of_table_3() -> None:
+    rows = {
+        n: (p.stage, p.partition_activations, p.offload_activations)
+        for n in ("C1", "C2", "C3", "C4", "C5")
+        for p in (preset(n),)
+    }
+    assert rows == {
+        "C1": (1, False, False),
+        "C2": (1, True, False),
+        "C3": (2, False, False),
+        "C4": (2, True, False),
+        "C5": (2, True, True),
+    }
+    assert preset("C4").settings().stage == 2
+    with pytest.raises(zero_runtime.SettingsError, match="preset is 'C6'"):
+        preset("C6")

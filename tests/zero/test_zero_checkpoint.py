@@ -1,0 +1,214 @@
+"""Checkpoints: any number of ranks, interrupted saves, interchange with FSDP2 and plain state dicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from zero_models import MODELS
+from zero_world import World, group_of
+
+import zero_runtime
+from zero_runtime import checkpoint
+from zero_runtime.rectangles import boxes
+
+
+@given(st.lists(st.integers(1, 5), max_size=4).map(tuple), st.data())
+def test_boxes_cover_a_run_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
+    whole = torch.arange(int(torch.Size(shape).numel())).view(shape)
+    start = data.draw(st.integers(0, whole.numel()))
+    end = data.draw(st.integers(start, whole.numel()))
+    found: list[int] = []
+    cut = boxes(shape, start, end)
+    for offsets, sizes in cut:
+        box = whole
+        for dim, (offset, length) in enumerate(zip(offsets, sizes, strict=True)):
+            box = box.narrow(dim, offset, length)
+        found += box.reshape(-1).tolist()
+    assert found == list(range(start, end))
+    assert len(cut) <= max(1, 2 * len(shape) - 1)
+
+
+def step(engine: Any, optimizer: Any, batch: Any, n: int) -> None:
+    """The same global batch on any number of ranks, so that losses agree: every rank computes all of it."""
+    engine.model(*batch(0, n)).backward()
+    optimizer.step()
+
+
+def build(name: str, n_ranks: int, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
+    make, batch = MODELS[name]
+    engine = zero_runtime.shard(make(), group=group_of(n_ranks), **settings)
+    return engine, engine.optimizer(torch.optim.AdamW, lr=1e-2), batch
+
+
+def save_after(name: str, n_ranks: int, settings: dict[str, Any], folder: str) -> dict[str, Tensor]:
+    engine, optimizer, batch = build(name, n_ranks, settings)
+    for n in range(2):
+        step(engine, optimizer, batch, n)
+    engine.save_checkpoint(folder, 2, extra={"seen": 17})
+    step(engine, optimizer, batch, 2)
+    values: dict[str, Tensor] = engine.state_dict()
+    return values
+
+
+def resume(name: str, n_ranks: int, settings: dict[str, Any], folder: str) -> dict[str, Tensor]:
+    engine, optimizer, batch = build(name, n_ranks, settings)
+    with torch.no_grad(), engine.full_parameters(write=True):
+        for p in engine.model.parameters():
+            if p.requires_grad:
+                p.mul_(3)
+    for group in optimizer.param_groups:
+        group["lr"] = 123.0
+    assert engine.load_checkpoint(folder) == {"step": 2, "extra": {"seen": 17}}
+    step(engine, optimizer, batch, 2)
+    values: dict[str, Tensor] = engine.state_dict()
+    return values
+
+
+@pytest.mark.parametrize("name", ["gpt", "odd"])
+@pytest.mark.parametrize(
+    ("saved_on", "resumed_on", "settings"),
+    [
+        (4, 2, {"stage": 3}),
+        (4, 1, {"stage": 3, "precision": "bf16"}),
+        (1, 4, {"stage": 2}),
+        (2, 4, {"stage": 1, "precision": "bf16", "bucket_bytes": 500}),
+    ],
+)
+def test_resume_on_another_number_of_ranks(
+    world: World, tmp_path: Path, name: str, saved_on: int, resumed_on: int, settings: dict[str, Any]
+) -> None:
+    expected = world.run(saved_on, save_after, name, saved_on, settings, str(tmp_path))[0]
+    for found in world.run(resumed_on, resume, name, resumed_on, settings, str(tmp_path)):
+        for key, value in expected.items():
+            # all ranks add the same gradient n times and divide by n: exact for powers of two
+            assert torch.equal(found[key], value), key
+
+
+def test_resume_under_another_stage(world: World, tmp_path: Path) -> None:
+    expected = world.run(4, save_after, "gpt", 4, {"stage": 3}, str(tmp_path))[0]
+    found = world.run(2, resume, "gpt", 2, {"stage": 1, "find_unused_parameters": True}, str(tmp_path))[0]
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+def interrupted(folder: str) -> str:
+    engine, optimizer, batch = build("gpt", 2, {"stage": 3})
+    step(engine, optimizer, batch, 0)
+    engine.save_checkpoint(folder, 1)
+    before = engine.state_dict()
+    original = dcp.FileSystemWriter.write_data
+
+    def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if dist.get_rank() == 1:
+            raise OSError("the disk is full")
+        return original(self, *args, **kwargs)
+
+    dcp.FileSystemWriter.write_data = fail  # type: ignore[method-assign]
+    try:
+        step(engine, optimizer, batch, 1)
+        engine.save_checkpoint(folder, 2)
+        message = "no error"
+    except zero_runtime.CheckpointError as error:
+        message = str(error)
+    finally:
+        dcp.FileSystemWriter.write_data = original  # type: ignore[method-assign]
+    assert engine.load_checkpoint(folder)["step"] == 1
+    assert all(torch.equal(v, before[k]) for k, v in engine.state_dict().items())
+    engine.save_checkpoint(folder, 2)
+    assert engine.load_checkpoint(folder)["step"] == 2
+    return message
+
+
+def test_an_interrupted_save_leaves_the_last_good_one(world: World, tmp_path: Path) -> None:
+    for message in world.run(2, interrupted, str(tmp_path)):
+        assert "the last checkpoint is untouched" in message
+
+
+def of_another_model(folder: str) -> list[str]:
+    messages = []
+    for name in ("odd", "gpt"):
+        engine, _, _ = build(name, 2, {"stage": 3})
+        for action in (
+            lambda e=engine: e.save_checkpoint(folder, 1),
+            lambda e=engine: e.load_checkpoint(folder),
+        ):
+            try:
+                action()
+                messages.append("")
+            except zero_runtime.CheckpointError as error:
+                messages.append(str(error))
+    return messages
+
+
+def test_a_checkpoint_of_another_model_is_refused(world: World, tmp_path: Path) -> None:
+    for messages in world.run(2, of_another_model, str(tmp_path)):
+        assert messages[:2] == ["", ""]
+        assert "exists already" in messages[2]
+        assert "is of another model" in messages[3]
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(zero_runtime.CheckpointError, match="no complete checkpoint"):
+        checkpoint.latest(tmp_path)
+
+
+def test_an_index_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(zero_runtime.CheckpointError, match=r"names os\.system"):
+        checkpoint.SafeReader(tmp_path).read_metadata()
+
+
+def fsdp2_reads_ours_and_we_read_fsdp2s(folder: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    engine, optimizer, batch = build("gpt", 4, {"stage": 3})
+    step(engine, optimizer, batch, 0)
+    ours = engine.save_checkpoint(folder, 1)
+    expected = engine.state_dict()
+    make, _ = MODELS["gpt"]
+    mesh = init_device_mesh("cpu", (4,))
+    theirs = make()
+    for block in theirs.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(theirs, mesh=mesh)
+    state = {"model": {k: v for k, v in theirs.state_dict().items() if k != "head.weight"}}
+    dcp.load(state, checkpoint_id=ours)
+    for key, value in state["model"].items():
+        assert torch.equal(value.full_tensor(), expected[key]), key
+    dcp.save(state, checkpoint_id=f"{folder}/fsdp2")
+    other, _, _ = build("gpt", 4, {"stage": 2})
+    with torch.no_grad(), other.full_parameters(write=True):
+        for p in other.model.parameters():
+            p.zero_()
+    checkpoint.load_weights(other, f"{folder}/fsdp2")
+    for key, value in other.state_dict().items():
+        assert torch.equal(value, expected[key]), key
+
+
+def test_interchange_with_fsdp2(world: World, tmp_path: Path) -> None:
+    world.run(4, fsdp2_reads_ours_and_we_read_fsdp2s, str(tmp_path))
+
+
+def plain_round_trip() -> None:
+    engine, optimizer, batch = build("gpt", 2, {"stage": 3})
+    step(engine, optimizer, batch, 0)
+    values = engine.state_dict()
+    make, _ = MODELS["gpt"]
+    plain = make()
+    plain.load_state_dict(values)  # all names, the tied one too
+    other, _, _ = build("gpt", 2, {"stage": 1})
+    other.load_state_dict(plain.state_dict())
+    assert all(torch.equal(v, values[k]) for k, v in other.state_dict().items())
+    assert torch.equal(other.model(*batch(0, 5)), plain(*batch(0, 5)))
+
+
+def test_interchange_with_a_plain_state_dict(world: World) -> None:
+    world.run(2, plain_round_trip)

@@ -1,0 +1,339 @@
+"""Checkpoints through torch.distributed.checkpoint, readable on any number of ranks, and by FSDP2.
+
+    folder/step-00000100/            complete, or not there at all
+        model.*                      every parameter in master precision, as boxes of the whole tensor
+        elementwise.*, scalar.*      the optimizer's state, by parameter and key
+        zero.json                    names and shapes, param groups, whatever else the caller hands over
+
+A checkpoint is written under another name and renamed when every rank has finished, so an interrupted save
+never touches the last good one. Nothing in it is unpickled but DCP's own index, by a reader that knows only
+the index's classes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from zero_runtime.errors import CheckpointError
+from zero_runtime.rectangles import boxes
+
+if TYPE_CHECKING:
+    from zero_runtime.engine import Engine
+
+MANIFEST = "zero.json"
+_TRUSTED = ("torch.distributed.checkpoint.", "pathlib", "torch.serialization")
+_TRUSTED_NAMES = {("torch", "Size"), ("torch", "device"), ("collections", "OrderedDict"), ("builtins", "set")}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        index = module.startswith(_TRUSTED[0]) or module.split(".")[0] == "pathlib"
+        if dtype or index or (module, name) in _TRUSTED_NAMES or name in ("_get_layout",):
+            return super().find_class(module, name)
+        raise CheckpointError(
+            f"the checkpoint's index names {module}.{name}; only read checkpoints that you trust"
+        )
+
+
+class SafeReader(dcp.FileSystemReader):
+    """Reads a DCP folder without running what its index might say."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The index, from which only known classes are built.
+
+        Raises:
+            CheckpointError: it is missing, broken, or names anything else.
+        """
+        try:
+            with open(Path(self.path) / ".metadata", "rb") as file:
+                metadata: Metadata = _IndexUnpickler(file).load()
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(
+                f"{self.path} has no readable index ({error}); choose a complete checkpoint"
+            ) from None
+        metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class Share:
+    """What this rank has of one whole tensor: boxes of it, each a view of a shard."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.parts: dict[tuple[int, ...], Tensor] = {}
+
+    def add(self, start: int, values: Tensor) -> None:
+        """Adds a run of the flattened tensor that begins at element `start`."""
+        position = 0
+        for offsets, sizes in boxes(tuple(self.shape), start, start + values.numel()):
+            n = torch.Size(sizes).numel()
+            self.parts[offsets] = values[position : position + n].view(sizes)
+            position += n
+
+    def size(self) -> torch.Size:
+        """Of the whole tensor."""
+        return self.shape
+
+    def _chunks(self) -> Iterator[ChunkStorageMetadata]:
+        for offsets, part in self.parts.items():
+            yield ChunkStorageMetadata(torch.Size(offsets), part.shape)
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
+            )
+            for chunk in self._chunks()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return list(self._chunks())
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        assert index.offset is not None
+        return self.parts[tuple(index.offset)]
+
+
+class _SavePlanner(dcp.DefaultSavePlanner):
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self.state_dict[index.fqn].__get_tensor_shard__(index)  # type: ignore[no-any-return]
+
+
+class _LoadPlanner(dcp.DefaultLoadPlanner):
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        self.state_dict = state_dict
+        self.metadata = metadata
+        self.is_coordinator = is_coordinator
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return self.state_dict[index.fqn].__get_tensor_shard__(index)  # type: ignore[no-any-return]
+
+
+def _model_shares(engine: Engine) -> dict[str, Share]:
+    shares: dict[str, Share] = {}
+    for flat in engine.flats:
+        layout = flat.layout
+        for slot in layout.slots:
+            shares[f"model.{slot.name}"] = Share(slot.shape, flat.masters[0].dtype)
+        for chunk, master in zip(layout.chunks, flat.masters, strict=True):
+            for piece in layout.pieces(flat.rank):
+                at = piece.shard_offset - chunk.shard_start
+                if 0 <= at < chunk.shard_numel:
+                    slot = layout.slots[piece.slot]
+                    shares[f"model.{slot.name}"].add(piece.slot_offset, master[at : at + piece.numel])
+    for name, value in engine.unsharded_values().items():
+        share = Share(tuple(value.shape), value.dtype)
+        share.add(0, value.detach().reshape(-1))
+        shares[f"model.{name}"] = share
+    return shares
+
+
+def _optimizer_shares(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Share]:
+    shares: dict[str, Share] = {}
+    for run in engine.sharded.runs:
+        for key, value in optimizer.state.get(run.parameter, {}).items():
+            scalar = (
+                not isinstance(value, Tensor) or value.numel() == 1 != run.parameter.numel() or key == "step"
+            )
+            for piece in run.pieces:
+                slot = run.flat.layout.slots[piece.slot]
+                if scalar:
+                    tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
+                    share = Share((), tensor.dtype)
+                    share.add(0, tensor.reshape(1))
+                    shares[f"scalar.{slot.name}.{key}"] = share
+                else:
+                    name = f"elementwise.{slot.name}.{key}"
+                    share = shares.setdefault(name, Share(slot.shape, value.dtype))
+                    at = piece.shard_offset - run.start
+                    share.add(piece.slot_offset, value[at : at + piece.numel])
+    return shares
+
+
+def _shapes(engine: Engine) -> dict[str, list[int]]:
+    return {slot.name: list(slot.shape) for flat in engine.flats for slot in flat.layout.slots}
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    def keep(value: Any) -> bool:
+        return (
+            value is None
+            or isinstance(value, (bool, int, float, str))
+            or (isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value))
+        )
+
+    return {key: value for key, value in group.items() if key != "params" and keep(value)}
+
+
+def save(engine: Engine, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
+    """Writes `folder/step-<step>`; every rank calls it, with a folder that all see.
+
+    Args:
+        extra: anything that JSON can hold, e.g. a loss scaler's or scheduler's state; rank 0's counts.
+
+    Raises:
+        CheckpointError: the step exists already, or a rank could not write; earlier checkpoints are untouched.
+    """
+    engine.synchronize()
+    final = Path(folder) / f"step-{step:08d}"
+    partial = final.with_suffix(".partial")
+    if final.exists():
+        raise CheckpointError(f"{final} exists already; choose another step or folder")
+    first = dist.get_rank(engine.world) == 0
+    dist.barrier(group=engine.world)
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)  # left by a save that was interrupted
+    dist.barrier(group=engine.world)
+    optimizer = engine.current_optimizer
+    shares = _model_shares(engine)
+    if optimizer is not None:
+        shares |= _optimizer_shares(engine, optimizer)
+    try:
+        dcp.save(
+            dict(shares),
+            storage_writer=dcp.FileSystemWriter(partial),
+            planner=_SavePlanner(),
+            process_group=engine.world,
+        )
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(
+            f"{partial} could not be written (rank {rank}: {cause}); the last checkpoint is untouched"
+        ) from error
+    if first:
+        groups = [] if optimizer is None else [_plain(group) for group in optimizer.param_groups]
+        manifest = {
+            "step": step,
+            "shapes": _shapes(engine),
+            "param_groups": groups,
+            "extra": dict(extra or {}),
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest))
+        os.rename(partial, final)
+    dist.barrier(group=engine.world)
+    return final
+
+
+def latest(folder: str | Path) -> Path:
+    """The complete checkpoint with the highest step.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = sorted(
+        p for p in Path(folder).glob("step-*") if (p / MANIFEST).is_file() and p.suffix != ".partial"
+    )
+    if not found:
+        raise CheckpointError(f"{folder} holds no complete checkpoint; save one or name another folder")
+    return found[-1]
+
+
+def load(engine: Engine, folder: str | Path, step: int | None = None) -> dict[str, Any]:
+    """Resumes from `folder`, saved on any number of ranks, and returns {"step": …, "extra": …}.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is of another model; nothing was changed then.
+    """
+    path = latest(folder) if step is None else Path(folder) / f"step-{step:08d}"
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a complete checkpoint ({error}); choose another step") from None
+    _compare(path, manifest["shapes"], _shapes(engine))
+    engine.synchronize()
+    reader = SafeReader(path)
+    shares = _model_shares(engine)
+    optimizer = engine.current_optimizer
+    if optimizer is not None:
+        _make_room(engine, optimizer, reader.read_metadata())
+        shares |= _optimizer_shares(engine, optimizer)
+        for group, saved in zip(optimizer.param_groups, manifest["param_groups"], strict=False):
+            group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()})
+    _read(engine, reader, shares)
+    return {"step": manifest["step"], "extra": manifest["extra"]}
+
+
+def load_weights(engine: Engine, path: str | Path) -> None:
+    """Takes the `model.*` of any DCP folder, e.g. one that FSDP2 saved as {"model": model.state_dict()}.
+
+    Raises:
+        CheckpointError: it is of another model; nothing was changed then.
+    """
+    reader = SafeReader(path)
+    shares = _model_shares(engine)
+    stored = {
+        name.removeprefix("model."): list(entry.size)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if name in shares and isinstance(entry, TensorStorageMetadata)
+    }
+    _compare(Path(path), stored, {name.removeprefix("model."): list(s.shape) for name, s in shares.items()})
+    engine.synchronize()
+    _read(engine, reader, shares)
+
+
+def _compare(path: Path, stored: Mapping[str, list[int]], own: Mapping[str, list[int]]) -> None:
+    for name in [*own, *stored]:
+        if stored.get(name) != own.get(name):
+            raise CheckpointError(
+                f"{path} is of another model: {name} has shape {stored.get(name)} there and {own.get(name)} here; "
+                "build the model that was saved"
+            )
+
+
+@torch.no_grad()
+def _read(engine: Engine, reader: SafeReader, shares: dict[str, Share]) -> None:
+    dcp.load(dict(shares), storage_reader=reader, planner=_LoadPlanner(), process_group=engine.world)
+    engine.after_load()
+
+
+def _make_room(engine: Engine, optimizer: torch.optim.Optimizer, metadata: Metadata) -> None:
+    """Empty optimizer states of the kinds that were saved, for a fresh optimizer to be filled."""
+    kinds: dict[str, list[tuple[str, bool, torch.dtype]]] = {}
+    names = {slot.name for flat in engine.flats for slot in flat.layout.slots}
+    for fqn, entry in metadata.state_dict_metadata.items():
+        kind, _, rest = fqn.partition(".")
+        name, _, key = rest.rpartition(".")
+        if kind in ("elementwise", "scalar") and name in names and isinstance(entry, TensorStorageMetadata):
+            dtype = entry.properties.dtype
+            kinds.setdefault(name, []).append((key, kind == "scalar", dtype))
+    for run in engine.sharded.runs:
+        slot = run.flat.layout.slots[run.pieces[0].slot]
+        state = optimizer.state[run.parameter]
+        for key, scalar, dtype in kinds.get(slot.name, []):
+            shape = () if scalar else run.parameter.shape
+            state[key] = torch.zeros(shape, dtype=dtype, device="cpu" if scalar else run.parameter.device)

@@ -1,0 +1,55 @@
+"""The paper's configurations C1 to C5 (Table 3): which parts of ZeRO-DP and ZeRO-R are on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from zero_runtime.activations import PartitionedActivations
+from zero_runtime.buffers import Arena
+from zero_runtime.errors import SettingsError
+from zero_runtime.settings import Settings
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One row of Table 3; C_B and M_D are on in all of them."""
+
+    stage: int
+    partition_activations: bool
+    offload_activations: bool
+
+    def settings(self, bucket_bytes: int = 32 * 2**20) -> Settings:
+        """The ZeRO-DP part, with C_B's cap."""
+        return Settings(stage=self.stage, bucket_bytes=bucket_bytes)
+
+    def activations(
+        self, model_parallel_group: dist.ProcessGroup, arena_bytes: int, device: torch.device | str = "cpu"
+    ) -> PartitionedActivations | None:
+        """The P_a part over M_D's buffer; None where the row has no P_a."""
+        if not self.partition_activations:
+            return None
+        arena = Arena(arena_bytes, "cpu" if self.offload_activations else device)
+        return PartitionedActivations(model_parallel_group, self.offload_activations, arena)
+
+
+PRESETS = {
+    "C1": Preset(stage=1, partition_activations=False, offload_activations=False),
+    "C2": Preset(stage=1, partition_activations=True, offload_activations=False),
+    "C3": Preset(stage=2, partition_activations=False, offload_activations=False),
+    "C4": Preset(stage=2, partition_activations=True, offload_activations=False),
+    "C5": Preset(stage=2, partition_activations=True, offload_activations=True),
+}
+
+
+def preset(name: str) -> Preset:
+    """C1 to C5.
+
+    Raises:
+        SettingsError: there is no such row.
+    """
+    if name not in PRESETS:
+        raise SettingsError(f"preset is {name!r}; it must be one of {', '.join(PRESETS)}")
+    return PRESETS[name]

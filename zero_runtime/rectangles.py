@@ -1,0 +1,39 @@
+"""A run of a flattened tensor as boxes of the tensor: what checkpoints of any sharding have in common."""
+
+from __future__ import annotations
+
+from math import prod
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
+
+
+def boxes(shape: tuple[int, ...], start: int, end: int) -> list[Box]:
+    """Elements [start, end) of the row-major flattened tensor, in order, as at most 2·dims − 1 boxes.
+
+    A first row that is cut, whole rows, a last row that is cut; the cut rows likewise, one dimension down.
+    """
+    if start >= end:
+        return []
+    if not shape:
+        return [((), ())]
+    row = prod(shape[1:])
+    if len(shape) == 1:
+        return [((start,), (end - start,))]
+    first, last = start // row, (end - 1) // row
+
+    def inside(index: int, low: int, high: int) -> list[Box]:
+        return [((index, *offsets), (1, *sizes)) for offsets, sizes in boxes(shape[1:], low, high)]
+
+    if first == last and (start, end) != (first * row, (first + 1) * row):
+        return inside(first, start - first * row, end - first * row)
+    found: list[Box] = []
+    whole = first
+    if start % row:
+        found += inside(first, start % row, row)
+        whole += 1
+    n_whole = end // row - whole
+    if n_whole:
+        found.append(((whole, *(0 for _ in shape[1:])), (n_whole, *shape[1:])))
+    if end % row:
+        found += inside(last, 0, end % row)
+    return found
