@@ -16,11 +16,10 @@ from tuner.policy.posterior import MAX_POINTS, Settings, condition
 from tuner.sweep.cells import Cell, Place
 
 LOOK_REPEATS: Final = 3
-"""Samples of a first look; only contenders get more."""
-WORTH: Final = 0.01
+"""Samples of a first look; only the best of a place and the baseline get more."""
+WORTH: Final = 0.015
 """A place is settled when no cell is expected to improve on its best by more than this share."""
-CONTENDER_GAP: Final = 0.02
-"""Cells within this of the best are told apart, up to the wanted precision."""
+CLOSE_PRECISIONS: Final = 3.0
 _NOISE: Final = 0.04
 
 
@@ -126,17 +125,10 @@ class Active:
         improvement = np.where(measured | ~np.isfinite(mean), 0.0, _expected_improvement(medians[best] - mean, std))
         if improvement.max() > WORTH:
             return cells[int(np.argmax(improvement))]
-        return self._unsure_contender(cells, baseline, best)
-
-    def _unsure_contender(self, cells: list[Cell], baseline: Cell, best: int) -> Cell | None:
-        """The least sampled of the best, its near rivals and the baseline that is not precise yet."""
-        limit_us = cells[best].median_us * (1 + CONTENDER_GAP)
-        contenders = [
-            cell
-            for cell in cells
-            if cell is baseline or (cell.duration_us and cell.outcome is Outcome.ok and cell.median_us <= limit_us)
-        ]
-        unsure = [cell for cell in contenders if not cell.is_done(self._precision, self._max_repeats)]
+        # The baseline's own precision matters only where it might still be the choice.
+        is_close = baseline.duration_us and medians[0] - medians[best] < CLOSE_PRECISIONS * self._precision
+        rivals = (cells[best], baseline) if is_close else (cells[best],)
+        unsure = [cell for cell in rivals if not cell.is_done(self._precision, self._max_repeats)]
         return min(unsure, key=lambda cell: len(cell.duration_us)) if unsure else None
 
     def _prior_of(self, place: Place, cells: Sequence[Cell]) -> tuple[Floats, Floats]:
