@@ -6,10 +6,22 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tuner.sweep.compare import Comparison, compare, render_comparison
 from tuner.sweep.render import progress_bar, render
 from tuner.sweep.run import SweepRequest, SweepResult, SweepRow, check, run_sweep
 
-__all__ = ["SweepRequest", "SweepResult", "SweepRow", "check", "render", "run_sweep", "sweep"]
+__all__ = [
+    "Comparison",
+    "SweepRequest",
+    "SweepResult",
+    "SweepRow",
+    "check",
+    "compare",
+    "render",
+    "render_comparison",
+    "run_sweep",
+    "sweep",
+]
 
 
 def sweep(request: SweepRequest, store_path: Path, console: Console) -> SweepResult:
