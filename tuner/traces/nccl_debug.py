@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tuner.traces.files import line_chunks
 from tuner.traces.nccl_tables import TableReader
 from tuner.traces.records import (
     MAX_BYTES,
+    UNKNOWN_U1,
     UNKNOWN_U4,
     Block,
     Summary,
@@ -32,18 +33,21 @@ from tuner.traces.records import (
     empty_block,
 )
 
+# The patterns of frequent lines begin with the line break, which the regular-expression engine finds fastest;
+# a launcher's or NCCL's own time stamp may stand before NCCL's prefix.
+_PREFIX: Final = rb"\n(?:\[[^\]\n]*\](?:<\w+>:?)? ?)?([^\s:]+:\d+):\d+ \[\d+\] NCCL INFO "
 _COLL: Final = re.compile(
-    rb"([\w.-]+:\d+):\d+ \[\d+\] NCCL INFO (\w+): opCount ([0-9a-f]{1,16}) [^\n]*?count (\d{1,18}) datatype (\d{1,3}) "
-    rb"[^\n]*?comm (0x[0-9a-f]+)(?: \[nranks=(\d{1,9})\])?"
+    _PREFIX + rb"(\w+): opCount ([0-9a-f]{1,16}) sendbuff \S+ recvbuff \S+ (?:acc \S+ )?count (\d{1,18}) "
+    rb"datatype (\d{1,3}) op \S+ root \S+ comm (0x[0-9a-f]+)(?: \[nranks=(\d{1,9})\])?"
 )
 _TUNING: Final = re.compile(
-    rb"([\w.-]+:\d+):\d+ \[\d+\] NCCL INFO (?:(\w+): +)?(\d{1,18}) Bytes ?-> Algo (\w+) +proto (\w+)"
+    _PREFIX + rb"(?:(\w+): +)?(\d{1,18}) Bytes ?-> Algo (\w+) +proto (\w+)"
     rb"(?: +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}| +time [\d.]+)"
 )
 _COMM: Final = re.compile(
-    rb"([\w.-]+:\d+):\d+ \[\d+\] NCCL INFO [^\n]*?comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9})"
-    rb"(?: nNodes (\d{1,9}))?(?:[^\n]*?commId (0x[0-9a-f]+))?"
+    rb"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9})(?: nNodes (\d{1,9}))?(?:[^\n]*?commId (0x[0-9a-f]+))?"
 )
+_OWNER: Final = re.compile(rb"([^\s:]+:\d+):\d+ \[\d+\] NCCL INFO ")
 _VERSION: Final = re.compile(rb"NCCL version (\d{1,3})\.(\d{1,3})")
 _GRAPH: Final = re.compile(
     rb"Pattern (\d+), crossNic (\d+), nChannels (\d+), bw ([\d.]+)/([\d.]+), type (\w+)/(\w+), sameChannels (\d)"
@@ -71,7 +75,7 @@ class _Log:
 
     version: tuple[int, int] = (0, 0)
     communicators: dict[tuple[bytes, bytes], _Communicator] = field(default_factory=dict)
-    n_calls: int = 0
+    has_calls: bool = False
     selections: dict[tuple[Collective, int, int], set[tuple[int, int, int]]] = field(
         default_factory=lambda: defaultdict(set)
     )
@@ -83,10 +87,10 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     log = _survey(path, summary)
     calls: dict[tuple[bytes, ...], int] = {}
     for chunk in line_chunks(path):
-        if log.n_calls:
-            block = _calls(_COLL.findall(chunk), log, calls, summary)
+        if log.has_calls:
+            block = _calls(_COLL.findall(b"\n" + chunk), log, summary)
         else:
-            block = _selections(_TUNING.findall(chunk), log, calls, summary)
+            block = _selections(_TUNING.findall(b"\n" + chunk), log, calls, summary)
         if len(block):
             yield block
 
@@ -94,27 +98,31 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def _survey(path: Path, summary: Summary) -> _Log:
     log = _Log()
     tables = TableReader()
-    tuning: list[tuple[bytes, ...]] = []
+    tuning: set[tuple[bytes, ...]] = set()
     for chunk in line_chunks(path):
         version = _VERSION.search(chunk)
         if version is not None:
             log.version = (int(version[1]), int(version[2]))
             summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"
-        for host, pointer, rank, n_ranks, n_nodes, comm_id in _COMM.findall(chunk):
+        for found in _COMM.finditer(chunk):
+            owner = _OWNER.search(chunk, chunk.rfind(b"\n", 0, found.start()) + 1, found.start())
+            if owner is None:
+                continue
+            host, (pointer, rank, n_ranks, n_nodes, comm_id) = owner[1], found.groups()
             known = log.communicators.setdefault((host, pointer), _Communicator(int(rank), int(n_ranks)))
             known.n_nodes = int(n_nodes or 0) or known.n_nodes
             known.comm_id = int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else known.comm_id
-        for found in _GRAPH.finditer(chunk):
-            _graph(found, summary)
+        for graph in _GRAPH.finditer(chunk):
+            _graph(graph, summary)
         if b" |" in chunk:
             tables.read(chunk)
-        if not log.n_calls and b": opCount " in chunk:
-            log.n_calls = sum(1 for _ in _COLL.finditer(chunk))
-        if len(tuning) < 1 << 20:
-            tuning += set(_TUNING.findall(chunk))
+        if not log.has_calls and b": opCount " in chunk:
+            log.has_calls = _COLL.search(b"\n" + chunk) is not None
+        if b" Bytes" in chunk and len(tuning) < 1 << 20:
+            tuning.update(_TUNING.findall(b"\n" + chunk))
     if tables.cells:
         summary.facts["model_table"] = tables.cells
-    for match in set(tuning):
+    for match in tuning:
         selected = _selected(match, log, Summary())
         if selected is not None:
             collective, message_bytes, n_ranks, setting = selected
@@ -163,45 +171,80 @@ def _selected(
     return collective, message_bytes, n_ranks, (algorithm, protocol, n_channels if 0 < n_channels <= 64 else 0)
 
 
-def _calls(
-    matches: list[tuple[bytes, ...]], log: _Log, known_calls: dict[tuple[bytes, ...], int], summary: Summary
-) -> Block:
-    block = empty_block(len(matches))
-    kept = 0
-    names: dict[bytes, Collective | None] = {}
-    for host, name, op_count, count, datatype, pointer, n_ranks_text in matches:
-        if name not in names:
-            names[name] = find_collective(name.decode())
-        collective = names[name]
-        width = datatype_bytes(int(datatype))
-        if collective is None or width is None or collective in (Collective.send, Collective.recv):
-            summary.skip("point to point or unknown operation")
-            continue
-        communicator = log.communicators.get((host, pointer))
-        n_ranks = int(n_ranks_text) if n_ranks_text else communicator.n_ranks if communicator else 0
-        message_bytes = int(count) * width
-        if collective in _SHARDED:
-            message_bytes *= n_ranks
-        if not 0 < message_bytes <= MAX_BYTES:
-            summary.skip("bytes unknown")
-            continue
-        row = block[kept]
-        kept += 1
-        row["collective"] = collective
-        row["message_bytes"] = message_bytes
-        row["n_ranks"] = n_ranks
-        row["datatype"] = int(datatype)
-        row["sequence"] = int(op_count, 16) & UNKNOWN_U4
-        if communicator is not None:
-            row["rank"] = communicator.rank
-            row["n_nodes"] = communicator.n_nodes
-            row["comm_id"] = communicator.comm_id or communicator_id(pointer, host)
-        else:
-            row["comm_id"] = communicator_id(pointer, host)
-        settings = log.selections.get((collective, message_bytes, n_ranks))
-        if settings is not None and len(settings) == 1:
-            row["algorithm"], row["protocol"], row["n_channels"] = next(iter(settings))
-    return block[:kept]
+class _CallKind(NamedTuple):
+    """What all calls of one operation, type and communicator have in common; None in the table = not usable."""
+
+    collective: Collective
+    bytes_per_count: int
+    datatype: int
+    n_ranks: int
+    n_nodes: int
+    rank: int
+    comm_id: int
+
+
+def _kind(key: tuple[bytes, ...], log: _Log) -> _CallKind | None:
+    host, name, datatype, pointer, n_ranks_text = key
+    collective, width = find_collective(name.decode()), datatype_bytes(int(datatype))
+    if collective is None or width is None or collective in (Collective.send, Collective.recv):
+        return None
+    known = log.communicators.get((host, pointer), _Communicator(UNKNOWN_U4, 0))
+    n_ranks = int(n_ranks_text) if n_ranks_text else known.n_ranks
+    return _CallKind(
+        collective,
+        width * (n_ranks if collective in _SHARDED else 1),
+        int(datatype),
+        n_ranks,
+        known.n_nodes,
+        known.rank,
+        known.comm_id or communicator_id(pointer, host),
+    )
+
+
+def _calls(matches: list[tuple[bytes, ...]], log: _Log, summary: Summary) -> Block:
+    """All columns that do not change from call to call are looked up once per kind of call."""
+    if not matches:
+        return empty_block(0)
+    hosts, names, op_counts, counts, datatypes, pointers, n_ranks = zip(*matches, strict=True)
+    keys = list(zip(hosts, names, datatypes, pointers, n_ranks, strict=True))
+    distinct = {key: index for index, key in enumerate(set(keys))}
+    kinds = [_kind(key, log) for key in distinct]
+    usable = np.array([kind is not None for kind in kinds])
+    templates = empty_block(len(kinds))
+    factors = np.zeros(len(kinds))
+    for template, kind, index in zip(templates, kinds, range(len(kinds)), strict=True):
+        if kind is not None:
+            factors[index] = kind.bytes_per_count
+            template["collective"], template["datatype"], template["n_ranks"] = (
+                kind.collective,
+                kind.datatype,
+                kind.n_ranks,
+            )
+            template["n_nodes"], template["rank"], template["comm_id"] = kind.n_nodes, kind.rank, kind.comm_id
+    picks = np.array([distinct[key] for key in keys], dtype=np.intp)
+    block = templates[picks]
+    message_bytes = np.array(list(map(int, counts)), dtype=np.float64) * factors[picks]
+    sized = (message_bytes > 0) & (message_bytes <= MAX_BYTES)
+    block["message_bytes"] = np.where(sized, message_bytes, 0)
+    block["sequence"] = np.array([int(text, 16) & UNKNOWN_U4 for text in op_counts], dtype=np.uint32)
+    summary.skip("point to point or unknown operation", int((~usable[picks]).sum()))
+    summary.skip("bytes unknown", int((usable[picks] & ~sized).sum()))
+    block = block[usable[picks] & sized]
+    if log.selections:
+        _apply_selections(block, log)
+    return block
+
+
+def _apply_selections(block: Block, log: _Log) -> None:
+    """Gives calls the setting of the selection for their collective and bytes, if there was only one."""
+    shapes, inverse = np.unique(block[["collective", "message_bytes", "n_ranks"]], return_inverse=True)
+    settings = np.zeros((len(shapes), 3), np.uint8)
+    settings[:, :2] = UNKNOWN_U1
+    for index, (collective, message_bytes, n_ranks) in enumerate(shapes.tolist()):
+        chosen = log.selections.get((collective, message_bytes, n_ranks))
+        if chosen is not None and len(chosen) == 1:
+            settings[index] = next(iter(chosen))
+    block["algorithm"], block["protocol"], block["n_channels"] = settings[inverse.ravel()].T
 
 
 def _selections(

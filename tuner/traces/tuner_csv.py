@@ -18,7 +18,7 @@ from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import TraceError, UserError
 from store.records import TimingSource
 from tuner.traces.files import line_chunks
-from tuner.traces.records import FLAG_DEFAULT, FLAG_TIMED, UNKNOWN_U1, Block, Counters, Summary, empty_block
+from tuner.traces.records import FLAG_DEFAULT, FLAG_TIMED, UNKNOWN_U1, Block, Summary, empty_block
 
 _REQUIRED: Final = ("collective", "size_bytes", "algorithm", "protocol")
 _NOTHING: Final = ("", "default", "none", "-1")
@@ -37,19 +37,36 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     columns: dict[str, int] | None = None
     known = _Names()
     for chunk in line_chunks(path):
-        lines = [line for line in chunk.decode("utf-8", "replace").splitlines() if line and line[0] != "#"]
-        if columns is None and lines:
-            columns = _columns(lines.pop(0), path)
-        if columns is None or not lines:
-            continue
-        rows = [line.split(",") for line in lines]
-        width = max(columns.values()) + 1
-        whole = [row for row in rows if len(row) >= width]
-        summary.skip("row with too few columns", len(rows) - len(whole))
-        if whole:
-            yield from _block(list(zip(*(row[:width] for row in whole), strict=True)), columns, known, summary)
+        text = chunk.decode("utf-8", "replace")
+        table = None if columns is None else _even_table(text, len(columns))
+        if columns is None or table is None:
+            lines = [line for line in text.splitlines() if line and line[0] != "#"]
+            if not lines:
+                continue
+            if columns is None:
+                columns = _columns(lines.pop(0), path)
+            table = _even_table("\n".join(lines), len(columns)) or _uneven_table(lines, columns, summary)
+        if table:
+            yield _block(table, columns, known, summary)
     if columns is None:
         raise TraceError(f"{path} has no header", "the first line names the columns")
+
+
+def _even_table(text: str, n_columns: int) -> list[list[str]] | None:
+    """Columns of rows that all have `n_columns` fields, cut in one go; None if any row differs."""
+    cells = text.rstrip("\n").replace("\n", ",\n,").split(",")
+    n_cells = n_columns + 1
+    if (len(cells) + 1) % n_cells or not set(cells[n_columns::n_cells]) <= {"\n"} or "#" in text:
+        return None
+    return [cells[column::n_cells] for column in range(n_columns)]
+
+
+def _uneven_table(lines: list[str], columns: dict[str, int], summary: Summary) -> list[list[str]]:
+    """Columns of those rows that have enough fields."""
+    width = max(columns.values()) + 1
+    rows = [row[:width] for row in (line.split(",") for line in lines) if len(row) >= width]
+    summary.skip("row with too few columns", len(lines) - len(rows))
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _columns(header: str, path: Path) -> dict[str, int]:
@@ -62,22 +79,20 @@ def _columns(header: str, path: Path) -> dict[str, int]:
 
 
 class _Names:
-    """Numbers of names, each looked up once."""
+    """Numbers of names: each distinct text is looked up once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], int] = {}
-        self.counters = Counters()
+        self._known: dict[str, dict[str, int]] = {}
 
     def numbers(self, kind: str, texts: Sequence[str], find: Callable[[str], int]) -> list[int]:
         """The number of each text; -1 for nothing said, 255 for a name that is none."""
-        known = self._known
-        for text in set(texts):
-            if (kind, text) not in known:
-                try:
-                    known[kind, text] = -1 if text.strip().lower() in _NOTHING else find(text)
-                except UserError:
-                    known[kind, text] = UNKNOWN_U1
-        return [known[kind, text] for text in texts]
+        known = self._known.setdefault(kind, {})
+        for text in set(texts).difference(known):
+            try:
+                known[text] = -1 if text.strip().lower() in _NOTHING else find(text)
+            except UserError:
+                known[text] = UNKNOWN_U1
+        return list(map(known.__getitem__, texts))
 
 
 def _collective(text: str) -> int:
@@ -85,9 +100,7 @@ def _collective(text: str) -> int:
     return UNKNOWN_U1 if found is None else int(found)
 
 
-def _block(
-    table: Sequence[tuple[str, ...]], columns: dict[str, int], known: _Names, summary: Summary
-) -> Iterator[Block]:
+def _block(table: Sequence[Sequence[str]], columns: dict[str, int], known: _Names, summary: Summary) -> Block:
     n_rows = len(table[0])
     block = empty_block(n_rows)
     collective = np.array(known.numbers("collective", table[columns["collective"]], _collective))
@@ -120,12 +133,13 @@ def _block(
     block["duration_us"] = np.where(timed, latency_us, -1.0)
     block["timing_source"] = np.where(timed, TimingSource.reported, TimingSource.none)
     block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, 0)
-    yield block[usable]
+    kept: Block = block[usable]
+    return kept
 
 
 def _numbers(texts: Sequence[str]) -> Any:
     try:
-        return np.array(texts, dtype=np.float64)
+        return np.array(list(map(float, texts)))
     except ValueError:
         return np.array([_number(text) for text in texts])
 
