@@ -318,3 +318,36 @@ def test_a_foreign_trace_is_replayed_as_far_as_it_tells(tmp_path: Path):
     assert any("counts as NCCL's own choice" in note for note in result.notes)
     predicted = replay(path, ["model"], fabric=FABRIC)
     assert predicted.totals[0].n_refused == 0
+
+
+def with_steps(tmp_path: Path, block: np.ndarray, step_us: float, exposed_us: float) -> CollectiveTable:
+    described = fabrics.load(FABRIC)
+    log = TraceLog(
+        tmp_path, job_id="j", rank=0, n_ranks=2, fabric_id=described.fabric_id, fabric=described.describe(), version="0"
+    )
+    log.record(block)
+    log.steps([StepRecord(step, 0, step_us, exposed_us) for step in range(10)])
+    log.close()
+    return load_table(tmp_path)
+
+
+def test_hidden_communication_gains_no_step_time(tmp_path: Path):
+    block = np.concatenate([records(20, 100.0), records(20, 50.0, candidate=RING_LL_4, is_default=False, first=20)])
+    hidden = replay_table(with_steps(tmp_path / "a", block, 5000.0, 0.0), ["oracle"]).step_estimates
+    assert hidden[0].step_us == pytest.approx(5000)
+    exposed = replay_table(with_steps(tmp_path / "b", block, 5000.0, 1e6), ["oracle", "baseline"]).step_estimates
+    # 40 collectives in 10 steps: 400 us a step as baseline, 200 us as oracle, 300 us as logged (median step).
+    assert exposed[0].step_us == pytest.approx(5000 - 100)
+    assert exposed[1].step_us == pytest.approx(5000 + 100)
+    assert exposed[0].low_us <= exposed[0].step_us <= exposed[0].high_us
+
+
+def test_a_plan_file_is_a_policy(tmp_path: Path):
+    block = np.concatenate([records(20, 100.0), records(20, 60.0, candidate=RING_LL_4, is_default=False, first=20)])
+    trace = write_trace(tmp_path / "t", block)
+    conf = tmp_path / "nvidia.conf"
+    conf.write_text("allgather,0,2000000,ring,ll,4,2,2,-1,-1\n")
+    result = replay(trace, ["table"], plan=conf)
+    assert result.totals[0].gain_percent == pytest.approx(40)
+    conf.write_text("allgather,0,1000,ring,ll,4,2,2,-1,-1\n")
+    assert replay(trace, ["table"], plan=conf).totals[0].gain_percent == 0

@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.errors import FabricError
-from store.records import Candidate, CandidateStatistics, CommunicatorClass
+from store.plan_file import read_plan
+from store.records import Candidate, CandidateStatistics, CommunicatorClass, Phase, PlanRow
+from tuner.export import read_nvidia_csv
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
-from tuner.replay.engine import PolicyTotal, ReplayResult, ShapeVerdict, judge
+from tuner.replay.engine import PolicyTotal, ShapeVerdict, judge
 from tuner.replay.evidence import Evidence, Prediction, Predictor
 from tuner.replay.loading import load_table
 from tuner.replay.policies import POLICIES, Context, named
 from tuner.replay.render import render
+from tuner.replay.result import ReplayResult
+from tuner.replay.steps import step_estimates, step_facts
 from tuner.replay.table import CollectiveTable, Shape
 
 __all__ = [
@@ -39,17 +44,20 @@ def replay(
     policies: Sequence[str],
     store_path: Path | None = None,
     fabric: str | None = None,
+    plan: Path | None = None,
 ) -> ReplayResult:
     """Judge `policies` on the trace at `trace` (a file, or a folder of --log-trace).
 
     Earlier measurements come from the store at `store_path` if it exists; `fabric` names the fabric for
-    predictions when the trace does not say which it ran on.
+    predictions when the trace does not say which it ran on; `plan` is what the policy `table` follows, our plan
+    file or NVIDIA's tuner CSV.
 
     Raises:
         TraceError: the trace cannot be read.
         UserError: a policy, the fabric or the store is not usable.
     """
     named(policies)
+    rows = None if plan is None else _plan_rows(plan)
     table = load_table(trace, fabric)
     statistics: Sequence[CandidateStatistics] = ()
     knowledge = Knowledge.empty()
@@ -57,7 +65,7 @@ def replay(
         with Store.open(store_path, read_only=True) as store:
             statistics = store.statistics(table.fabric_id)
             knowledge = Knowledge.from_store(store, table.fabric_id)
-    return replay_table(table, policies, statistics=statistics, knowledge=knowledge, trace=str(trace))
+    return replay_table(table, policies, statistics=statistics, knowledge=knowledge, plan=rows, trace=str(trace))
 
 
 def replay_table(
@@ -66,6 +74,7 @@ def replay_table(
     *,
     statistics: Sequence[CandidateStatistics] = (),
     knowledge: Knowledge | None = None,
+    plan: Sequence[PlanRow] | None = None,
     trace: str = "",
 ) -> ReplayResult:
     """Judge `policies` on a table of collectives; `statistics` and `knowledge` are of earlier runs."""
@@ -74,11 +83,13 @@ def replay_table(
     shapes, shape_index = table.shapes()
     predictor = None if costs is None else _predictor(knowledge, costs, _fabric(table))
     evidence = Evidence(table, shapes, shape_index, statistics, predictor)
-    context = Context(evidence, statistics, knowledge, costs)
+    context = Context(evidence, statistics, knowledge, costs, plan)
     counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []
     duration_us = np.nan_to_num(table.duration_us.astype(np.float64))
     logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
+    facts = step_facts(table)
+    total_us = float(logged_us.sum())
     return ReplayResult(
         trace=trace,
         job_id=table.job_id,
@@ -89,11 +100,20 @@ def replay_table(
         n_timed=int(np.count_nonzero(np.isfinite(table.duration_us))),
         n_steps=len(table.steps) or len(np.unique(table.rows["step"])),
         n_dropped=table.n_dropped,
-        logged_us=float(logged_us.sum()),
+        logged_us=total_us,
         totals=totals,
         verdicts=verdicts,
+        steps=facts,
+        step_estimates=() if facts is None else tuple(step_estimates(facts, totals, total_us)),
         notes=_notes(table, statistics, costs),
     )
+
+
+def _plan_rows(path: Path) -> list[PlanRow]:
+    """Rows of a plan file, or of NVIDIA's CSV, which has no phases: its rows count for every phase."""
+    if path.suffix == ".json":
+        return list(read_plan(path).plan.rows)
+    return [msgspec.structs.replace(row, phase=phase) for row in read_nvidia_csv(path) for phase in Phase]
 
 
 def _fabric(table: CollectiveTable) -> fabrics.Fabric | None:

@@ -53,30 +53,6 @@ class PolicyTotal(msgspec.Struct, frozen=True):
     n_by_evidence: dict[str, int]
 
 
-class ReplayResult(msgspec.Struct, frozen=True):
-    """What `zerotune replay` found out."""
-
-    trace: str
-    job_id: str
-    fabric_id: str
-    emulated: str
-    """Name of the emulated fabric; empty for a real one."""
-    n_files: int
-    n_collectives: int
-    n_timed: int
-    n_steps: int
-    n_dropped: int
-    logged_us: float
-    """Sum of the durations in the trace."""
-    totals: tuple[PolicyTotal, ...]
-    verdicts: tuple[ShapeVerdict, ...]
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """One JSON document."""
-        return msgspec.json.encode(self).decode()
-
-
 @dataclass
 class _Sums:
     """Running totals of one policy: costs, and errors that do or do not cancel between shapes."""

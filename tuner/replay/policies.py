@@ -36,7 +36,6 @@ class Context:
     """NCCL's own cost; None when nobody described the fabric."""
     plan: Sequence[PlanRow] | None = None
     """A static table given by the user."""
-    gathers_after_step: bool = False
 
 
 Policy = Callable[[Context, Shape], Candidate]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from tuner.replay.engine import PolicyTotal, ReplayResult, ShapeVerdict
+from tuner.replay.engine import PolicyTotal, ShapeVerdict
+from tuner.replay.result import ReplayResult
 
 MAX_ROWS = 30
 _EVIDENCE = {
@@ -33,8 +34,24 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     for total in result.totals:
         table.add_row(*_total_row(total))
     console.print(table)
+    _render_steps(result, console)
     for note in result.notes:
         console.print(f"[dim]{note}[/]")
+
+
+def _render_steps(result: ReplayResult, console: Console) -> None:
+    facts = result.steps
+    if facts is None or not result.step_estimates:
+        return
+    table = Table("policy", "step", "change", "if all hidden .. all exposed", title="Step time, first order")
+    for one in result.step_estimates:
+        bounds = f"{one.low_us / 1e3:,.2f}..{one.high_us / 1e3:,.2f}"
+        table.add_row(one.policy, f"{one.step_us / 1e3:,.2f} ms", f"{one.change_percent:+.2f} %", bounds)
+    console.print(table)
+    console.print(
+        f"[dim]as logged: {facts.step_us / 1e3:,.2f} ms a step, of {facts.communication_us / 1e3:,.2f} ms communication"
+        f" {100 * facts.exposed_share:.0f} % exposed; that share is taken to stay[/]"
+    )
 
 
 def _render_shapes(result: ReplayResult, console: Console, max_rows: int) -> None:
