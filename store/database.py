@@ -195,8 +195,7 @@ class Store:
         """What became known of a job; None leaves a field as it is."""
         self._put(
             lambda connection: connection.execute(
-                "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s)"
-                " WHERE job_id = ?",
+                "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s) WHERE job_id = ?",
                 (stage, ended_at_s, job_id),
             )
         )
@@ -245,9 +244,7 @@ class Store:
                 fabric = _fabric(connection, decision.fabric_id)
                 values = (_job(connection, decision.job_id, fabric), fabric, *_decision_values(decision))
                 columns = ",".join(("job", "fabric", *_DECISION_COLUMNS))
-                connection.execute(
-                    f"INSERT INTO decisions ({columns}) VALUES ({','.join('?' * len(values))})", values
-                )
+                connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({','.join('?' * len(values))})", values)
 
         self._put(write, len(decisions))
 
@@ -331,9 +328,7 @@ class Store:
             "SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s"
             " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
         )
-        return [
-            JobRecord(job, fabric, n, Stage(stage), start, end) for job, fabric, n, stage, start, end in rows
-        ]
+        return [JobRecord(job, fabric, n, Stage(stage), start, end) for job, fabric, n, stage, start, end in rows]
 
     def load_model(self, name: str, fabric_id: str) -> ModelRecord | None:
         """The saved model of that name for that fabric, if any."""
@@ -347,9 +342,7 @@ class Store:
             " ORDER BY name, fabric_id"
         )
         return [
-            ModelRecord(
-                name, fabric_id, blob, msgspec.json.decode(versions), training_hash, error, created_at_s
-            )
+            ModelRecord(name, fabric_id, blob, msgspec.json.decode(versions), training_hash, error, created_at_s)
             for name, fabric_id, blob, versions, training_hash, error, created_at_s in rows
         ]
 
@@ -386,9 +379,7 @@ def _fabric(connection: sqlite3.Connection, fabric_id: str) -> int:
 def _job(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int:
     connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,))
     if fabric is not None:
-        connection.execute(
-            "UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?", (fabric, job_id, fabric)
-        )
+        connection.execute("UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?", (fabric, job_id, fabric))
     return int(connection.execute("SELECT id FROM jobs WHERE job_id = ?", (job_id,)).fetchone()[0])
 
 

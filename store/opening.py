@@ -90,9 +90,7 @@ def _lock(path: Path) -> LockFile:
             f"store {path} is in use by `{held.command}` (pid {held.pid})", "stop it, or " + _BY_FLAG
         ) from held
     except OSError as error:
-        raise StoreError(
-            f"store directory {path.parent} cannot be written: {error.strerror}", _BY_FLAG
-        ) from error
+        raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", _BY_FLAG) from error
 
 
 def _checked(path: Path) -> sqlite3.Connection:

@@ -61,9 +61,7 @@ def test_read_only_works_beside_the_writer_and_cannot_write(path, store, block):
 
 
 def test_kill_9_loses_only_the_batch_in_flight(path):
-    child = subprocess.Popen(
-        [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)], stdout=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen([sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
         committed = 0

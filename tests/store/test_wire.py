@@ -61,9 +61,7 @@ daemon_messages = st.one_of(
     st.builds(wire.Welcome, u32, names),
     st.builds(wire.PlanOffer, names, plans),
     st.builds(wire.Observe, names, u32),
-    st.builds(
-        wire.StatusReply, u32, names, names, names, real, u32, u32, st.lists(statuses, max_size=2).map(tuple)
-    ),
+    st.builds(wire.StatusReply, u32, names, names, names, real, u32, u32, st.lists(statuses, max_size=2).map(tuple)),
     st.builds(wire.ErrorReply, names, names),
 )
 
@@ -169,9 +167,7 @@ def test_oversized_frames_are_refused_before_they_are_decoded():
 @pytest.mark.parametrize("n_records", [-1, 0, 1, 3, 2**62])
 def test_a_records_frame_must_be_what_was_announced(n_records):
     with pytest.raises(WireError, match="announces"):
-        wire.decode_agent(
-            wire.encode(wire.Observations("j", 0, n_records), bytes(2 * wire.OBSERVATION_BYTES))
-        )
+        wire.decode_agent(wire.encode(wire.Observations("j", 0, n_records), bytes(2 * wire.OBSERVATION_BYTES)))
 
 
 def test_missing_and_unexpected_records_frames_are_refused():
