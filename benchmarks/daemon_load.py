@@ -20,6 +20,7 @@ Run: python benchmarks/daemon_load.py [--quick] [--json]
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import subprocess
 import sys
@@ -187,7 +188,9 @@ class Load:
 def start(mode: str, *arguments: str, core: int) -> subprocess.Popen:
     command = [sys.executable, __file__, mode, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}), env=environment)
+    process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}), env=environment)
+    atexit.register(process.kill)  # whatever goes wrong here, no daemon is left behind
+    return process
 
 
 def wait_for(endpoint: str) -> None:
