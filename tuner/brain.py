@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from store.records import (
     BASELINE,
-    Algorithm,
     Candidate,
     Collective,
     CommunicatorClass,
@@ -30,26 +29,24 @@ from store.records import (
     Outcome,
     Plan,
     PlanRow,
-    Protocol,
     Stage,
     StepRecord,
     size_class_range,
 )
 from tuner import explain
-from tuner.features import NO_CELL, CostPrior, Floats, Ints, key_codes, key_of, size_classes
+from tuner.features import NO_CELL, CostPrior, Floats, Ints
 from tuner.guard import Alarm, Guard
 from tuner.knowledge import Knowledge
 from tuner.policy import step_trial
 from tuner.policy.budget import Budget
 from tuner.policy.choice import RETRY_STEPS, Event, Policy, PolicySettings
 from tuner.policy.evidence import Evidence, group_median
+from tuner.policy.keys import KeyTable
 from tuner.policy.step_trial import StepTrials, Variant
 from tuner.policy.trial import KeyState
 from tuner.regime import ChangeDetector, Regimes
 from tuner.stage import StageFingerprint
 
-MAX_KEYS: Final = 4000
-"""Rows a plan table holds, with some to spare."""
 KEPT_EPOCHS: Final = 64
 OFFER_PATIENCE_STEPS: Final = 50
 RECENT_STEPS: Final = 120
@@ -130,13 +127,8 @@ class Brain:
         self._changes = ChangeDetector()
         self._guard = Guard()
         self._fingerprint = StageFingerprint()
-        self._states: list[KeyState] = []
-        self._index: dict[int, int] = {}
-        self._first_step = np.zeros(0, np.int64)
-        self._n_calls = np.zeros(0, np.int64)
-        self._reference_log = np.zeros(0)
-        self._slope = np.zeros(0)
-        self._has_default = np.zeros(0, np.bool_)
+        self._keys = KeyTable(self._new_key)
+        self._states = self._keys.states
         self._active = 0
         self._offered: int | None = None
         self._offered_at_step = 0
@@ -204,12 +196,11 @@ class Brain:
         block = block[(block["outcome"] == Outcome.ok) & (block["duration_us"] > 0) & (block["message_bytes"] > 0)]
         if not len(block):
             return
-        keys = self._key_indices(block)
+        keys = self._keys.indices(block, self._costs)
         known = keys >= 0
         if not known.all():
             block, keys = block[known], keys[known]
-        log_bytes = np.log(block["message_bytes"].astype(np.float64))
-        logs = np.log(block["duration_us"]) - self._slope[keys] * (log_bytes - self._reference_log[keys])
+        logs = self._keys.logs(block, keys)
         epochs = block["epoch"].astype(np.int64)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
@@ -289,7 +280,7 @@ class Brain:
                 return None
         self._urgent = False
         self._planned_at_step = self._step
-        self._count_calls()
+        self._keys.update_rates(self._step)
         candidates = self._policy.next_window(
             self._states, self._regimes.evidence, self._step, may_start=self._step_trials.variant is None
         )
@@ -329,39 +320,9 @@ class Brain:
             previous = event.state.previous
             self._promotions.append(_Promotion(event.state, event.candidate, previous, self._n_promotions))
 
-    def _key_indices(self, block: npt.NDArray[np.void]) -> Ints:
-        classes = size_classes(block["message_bytes"])
-        codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
-        unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        found = np.array([self._index.get(code, -1) for code in unique.tolist()], dtype=np.int64)
-        for place in np.flatnonzero(found < 0).tolist():
-            if len(self._states) < MAX_KEYS:
-                found[place] = self._new_key(int(unique[place]), block[first[place]])
-        indices: Ints = found[inverse]
-        return indices
-
-    def _new_key(self, code: int, row: np.void) -> int:
-        index = len(self._states)
-        state = KeyState(index, key_of(code), float(row["message_bytes"]))
-        key = state.key
-        self._index[code] = index
-        self._states.append(state)
-        if index >= len(self._n_calls):
-            more = max(64, index)
-            self._first_step = np.concatenate([self._first_step, np.zeros(more, np.int64)])
-            self._n_calls = np.concatenate([self._n_calls, np.zeros(more, np.int64)])
-            self._reference_log = np.concatenate([self._reference_log, np.zeros(more)])
-            self._slope = np.concatenate([self._slope, np.zeros(more)])
-            self._has_default = np.concatenate([self._has_default, np.zeros(more, np.bool_)])
-        sizes = np.array([1.0, 1.1]) * state.message_bytes
-        costs = self._costs.log_cost(key.communicator, key.collective, (BASELINE,), sizes)[:, 0]
-        slope = float(np.diff(costs)[0]) / math.log(1.1)
-        self._slope[index] = min(max(slope, 0.0), 1.0) if math.isfinite(slope) else 0.5
-        self._reference_log[index] = math.log(state.message_bytes)
-        self._first_step[index] = int(row["step"])
+    def _new_key(self, state: KeyState) -> None:
         self._policy.register(self._states, state)
         self._urgent |= state.is_trusted
-        return index
 
     def _take_in(self, epoch: int, block: npt.NDArray[np.void], keys: Ints, logs: Floats) -> None:
         in_force = self._plans.get(epoch)
@@ -370,10 +331,12 @@ class Brain:
         evidence = self._regimes.evidence
         slots = self._slots_of(epoch, evidence)[keys]
         steps = block["step"].astype(np.int64)
-        np.add.at(self._n_calls, keys, 1)
+        self._keys.count(keys)
         last = int(steps.max())
         self._step = max(self._step, last)
-        self._learn_settings(block, keys)
+        self._keys.learn_defaults(block, keys, self._costs)
+        algorithms = np.unique(block["algorithm"])
+        self._policy.connected.update(algorithms[algorithms != NO_CELL].tolist())
         is_trial = np.zeros(len(keys), np.bool_)
         planned = keys < len(in_force.is_trial)
         is_trial[planned] = in_force.is_trial[keys[planned]]
@@ -396,27 +359,6 @@ class Brain:
             )
             self._slots[epoch] = slots
         return slots
-
-    def _learn_settings(self, block: npt.NDArray[np.void], keys: Ints) -> None:
-        """Note which algorithms run, how many channels there are, and what NCCL does when left alone."""
-        ran = block["algorithm"] != NO_CELL
-        if not ran.any():
-            return
-        self._policy.connected.update(np.unique(block["algorithm"][ran]).tolist())
-        defaults = np.flatnonzero(ran & (block["is_default"] > 0))
-        unknown = defaults[~self._has_default[keys[defaults]]]
-        _, first = np.unique(keys[unknown], return_index=True)
-        for place in unknown[first].tolist():
-            row, state = block[place], self._states[keys[place]]
-            if row["algorithm"] not in _ALGORITHMS or row["protocol"] not in _PROTOCOLS:
-                continue
-            n_channels = min(int(row["n_channels"]), 64)
-            state.default_setting = Candidate(
-                Algorithm(int(row["algorithm"])), Protocol(int(row["protocol"])), n_channels
-            )
-            state.prior = None
-            self._has_default[keys[place]] = True
-            self._costs.learn_channels(state.key.communicator, n_channels)
 
     def _charge(self, keys: Ints, slots: Ints, logs: Floats, steps: Ints, evidence: Evidence) -> None:
         """Account for explored calls, and stop at once what is catastrophically slow."""
@@ -604,12 +546,6 @@ class Brain:
         self._withdrawn = []
         self._urgent = True
 
-    def _count_calls(self) -> None:
-        n_steps = np.maximum(1, self._step - self._first_step[: len(self._states)] + 1)
-        rates = self._n_calls[: len(self._states)] / n_steps
-        for state, rate in zip(self._states, rates.tolist(), strict=True):
-            state.calls_per_step = max(rate, 0.01)
-
     def _unchanged(self, candidates: list[Candidate]) -> bool:
         epoch = self._active if self._offered is None else self._offered
         in_force = self._plans.get(epoch)
@@ -658,5 +594,3 @@ class Brain:
 
 
 _COLLECTIVES: Final = frozenset(int(member) for member in Collective)
-_ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
-_PROTOCOLS: Final = frozenset(int(member) for member in Protocol)
