@@ -162,6 +162,30 @@ def winners(
     return figure
 
 
+def timeline(steps: Sequence[tuple[str, Array, Array, Sequence[str]]], lanes: Sequence[str]) -> Figure:
+    """Collectives of one step per row of pictures, one lane per phase.
+
+    `steps` holds (label, start in us [n], duration in us [n], lane of each [n]); the last is drawn strong.
+    """
+    figure, _ = new_figure(0.5)
+    figure.clear()
+    figure.set_size_inches(_WIDTH_INCHES, 0.6 + len(steps) * (0.5 + 0.24 * len(lanes)))
+    with matplotlib.rc_context(_STYLE):
+        rows = figure.subplots(len(steps), 1, squeeze=False, sharex=True)[:, 0]
+    colours = [BEFORE, AFTER] if len(steps) > 1 else [AFTER]
+    for axes, (label, start_us, duration_us, names), colour in zip(rows, steps, colours, strict=True):
+        axes.patch.set_alpha(0)
+        place = np.array([lanes.index(name) for name in names])
+        axes.barh(
+            place, duration_us / 1e3, left=start_us / 1e3, height=0.62, color=colour, edgecolor=GRID, linewidth=0.3
+        )
+        axes.set_yticks(range(len(lanes)), lanes, fontsize=7.5)
+        axes.set_ylim(len(lanes) - 0.5, -0.5)
+        _title(axes, label)
+    rows[-1].set_xlabel("ms since the step's first collective")
+    return figure
+
+
 def over_steps(title: str, ylabel: str, steps: Array, values: Array, *, top: float | None = None) -> Figure:
     """One line over the steps, with its smoothed course; NaN leaves gaps."""
     figure, (axes,) = new_figure(2.1)

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from report_material import FABRIC, make_store, make_summaries
 
+from agent.trace_log import TraceLog
 from store.database import Store
 from store.errors import UserError
+from store.records import StepRecord
+from store.wire import OBSERVATION_FIELDS
 from tuner import plots
 from tuner.report import gather, write_report
 from tuner.report.facts import trust
@@ -200,3 +203,23 @@ def _js(text: str) -> str:
     import json
 
     return json.dumps(text).replace("</", "<\\/")
+
+
+def test_timelines_of_traced_runs(store_path: Path, tmp_path: Path):
+    folders = []
+    for name, us in (("off", 300.0), ("on", 150.0)):
+        block = np.zeros(60, OBSERVATION_FIELDS)
+        block["message_bytes"], block["n_ranks"], block["n_nodes"], block["collective"] = 1 << 20, 2, 2, 2
+        block["sequence"], block["step"] = np.arange(60), np.arange(60) // 6
+        block["start_ns"], block["duration_us"] = 1 + np.arange(60) * 400_000, us
+        block["phase"], block["flags"] = 1 + np.arange(60) % 3, 2
+        log = TraceLog(tmp_path / name, job_id="j", rank=0, n_ranks=2, fabric_id="", fabric={}, version="0")
+        log.record(block)
+        log.steps([StepRecord(step, 0, 2400.0, 0.0) for step in range(10)])
+        log.close()
+        folders.append(tmp_path / name)
+    text = write_report(store_path, tmp_path / "r.html", traces=folders).read_text()
+    assert 'id="timeline"' in text
+    assert "before: step" in text
+    assert "after: step" in text
+    assert "gradient_scatter" in text

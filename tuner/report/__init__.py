@@ -11,13 +11,20 @@ from tuner.report.page import page, write_page
 __all__ = ["Facts", "gather", "page", "write_page", "write_report"]
 
 
-def write_report(store_path: Path, out: Path, job_id: str | None = None, summaries: Sequence[Path] = ()) -> Path:
+def write_report(
+    store_path: Path,
+    out: Path,
+    job_id: str | None = None,
+    summaries: Sequence[Path] = (),
+    traces: Sequence[Path] = (),
+) -> Path:
     """Write the page about `job_id` (the newest job when None) to `out`, and return `out`.
 
     `summaries` are two run summaries as JSON, before and after:
     {"label", "emulated", "fabric", "n_disagreements", "steps": [{"step", "duration_us", "exposed_us", "loss_hex"}]}.
+    `traces` are the --log-trace folders of one or two runs, for timelines of a step.
 
     Raises:
         UserError: no such store, job or summary, or `out` cannot be written.
     """
-    return write_page(gather(store_path, job_id, summaries), out)
+    return write_page(gather(store_path, job_id, summaries, traces), out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from store.database import Store
 from store.errors import UserError
 from store.records import Decision, DecisionKey, JobRecord, Outcome, StepRecord, TimingSource
+from tuner.replay.loading import load_table
+from tuner.replay.table import CollectiveTable
 
 Array = NDArray[Any]
 
@@ -77,7 +79,8 @@ class Facts:
     changes: Sequence[Change]
     comparison: str
     """What was compared with what, in words."""
-    notes: Sequence[str] = field(default_factory=tuple)
+    traced: Sequence[CollectiveTable] = ()
+    """Traces of the runs before and after, for timelines."""
 
     @property
     def emulated(self) -> str:
@@ -93,12 +96,17 @@ class Facts:
         return sum(one.kind == "explore" for one in self.decisions)
 
 
-def gather(store_path: Path, job_id: str | None = None, summaries: Sequence[Path] = ()) -> Facts:
+def gather(
+    store_path: Path, job_id: str | None = None, summaries: Sequence[Path] = (), traces: Sequence[Path] = ()
+) -> Facts:
     """The facts about `job_id` (the newest job when None); `summaries` are the runs before and after.
+
+    `traces` are their --log-trace folders, if they were logged.
 
     Raises:
         StoreError: there is no usable store.
         UserError: no such job, or a summary is not one.
+        TraceError: a trace is not one.
     """
     if not store_path.exists():
         raise UserError(f"there is no store at {store_path}", "name it with --store, or run a job first")
@@ -118,7 +126,8 @@ def gather(store_path: Path, job_id: str | None = None, summaries: Sequence[Path
         fabric = store.fabrics().get(job.fabric_id, {})
     before, after = runs or (None, None)
     changes, comparison = _compare(before, after, steps)
-    return Facts(job, fabric, steps, decisions, measurements, before, after, changes, comparison)
+    traced = [load_table(path) for path in traces]
+    return Facts(job, fabric, steps, decisions, measurements, before, after, changes, comparison, traced)
 
 
 def read_summary(path: Path) -> Summary:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from store.errors import UserError
-from store.records import DecisionKey, Outcome, size_class_floor, size_class_range
+from store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
 from tuner import plots
 from tuner.report.facts import Facts, alternatives_of, trust
 
@@ -71,6 +71,7 @@ def pictures(facts: Facts) -> list[Picture]:
     found = [
         _step_picture(facts, "duration_us", "step time", "steps"),
         _step_picture(facts, "exposed_us", "exposed communication", "exposed"),
+        _timeline_picture(facts),
         _winners_picture(facts),
         _regret_picture(facts),
         _memory_picture(facts),
@@ -93,6 +94,29 @@ def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture |
         "Thin: every step; thick: running median. Right: the last quarter of the steps, sorted; dotted: its median."
     )
     return _picture(plots.step_times(lines, title), name, title, caption)
+
+
+def _timeline_picture(facts: Facts) -> Picture | None:
+    """One step of each traced run: the one of median length in the run's last quarter."""
+    labels = ["before", "after"] if len(facts.traced) == 2 else [facts.job.job_id]
+    steps = []
+    for label, table in zip(labels, facts.traced, strict=False):
+        rows, duration_us = table.rows, table.duration_us
+        tail = table.steps[-max(1, len(table.steps) // 4) :]
+        if not len(tail):
+            return None
+        step = int(tail["step"][np.argsort(tail["duration_us"])[len(tail) // 2]])
+        shown = (rows["step"] == step) & np.isfinite(duration_us) & (rows["start_ns"] > 0)
+        if not shown.any():
+            return None
+        start_us = (rows["start_ns"][shown] - rows["start_ns"][shown].min()) / 1e3
+        names = [Phase(int(phase)).name for phase in rows["phase"][shown]]
+        steps.append((f"{label}: step {step}", start_us, duration_us[shown].astype(np.float64), names))
+    if not steps:
+        return None
+    lanes = sorted({name for *_, names in steps for name in names}, key=lambda name: Phase[name])
+    caption = "The collectives of one settled step. What computation waited for, a trace does not tell."
+    return _picture(plots.timeline(steps, lanes), "timeline", "One step", caption)
 
 
 def _winners_picture(facts: Facts) -> Picture | None:
