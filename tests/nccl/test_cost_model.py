@@ -104,8 +104,7 @@ def test_choice_is_that_of_a_real_log(collective: Collective, shard_bytes: int, 
 
 def test_broadcast_choice_is_that_of_a_real_log() -> None:
     chosen = [
-        str(cost_model.default_choice(two_sockets_boxes(), Collective.broadcast, 1 << shift))
-        for shift in range(13, 18)
+        str(cost_model.default_choice(two_sockets_boxes(), Collective.broadcast, 1 << shift)) for shift in range(13, 18)
     ]
     # The log is NCCL 2.29's, whose 32 KiB per channel make it 1 and 2 channels at 32 and 64 KiB.
     assert chosen == ["ring/ll/1ch", "ring/ll/2ch", "ring/simple/2ch", "ring/simple/4ch", "ring/simple/4ch"]
@@ -113,9 +112,7 @@ def test_broadcast_choice_is_that_of_a_real_log() -> None:
 
 def test_nvls_needs_belief() -> None:
     node = two_sockets_boxes(n_ranks=8, n_nodes=1, type_intra=1, type_inter=0, compute_capability=90)
-    assert (
-        cost_model.cost_table(node, Collective.all_gather, 1 << 20)[Algorithm.nvls].tolist() == [IGNORE] * 3
-    )
+    assert cost_model.cost_table(node, Collective.all_gather, 1 << 20)[Algorithm.nvls].tolist() == [IGNORE] * 3
     believed = two_sockets_boxes(
         n_ranks=8,
         n_nodes=1,
@@ -137,8 +134,7 @@ def test_averages_exclude_pat_and_nvls_from_reduce_scatter() -> None:
     sizes = [1 << shift for shift in range(4, 28)]
     by_sum = {cost_model.default_choice(topology, Collective.reduce_scatter, s).algorithm for s in sizes}
     by_average = {
-        cost_model.default_choice(topology, Collective.reduce_scatter, s, redop_is_sum=False).algorithm
-        for s in sizes
+        cost_model.default_choice(topology, Collective.reduce_scatter, s, redop_is_sum=False).algorithm for s in sizes
     }
     assert Algorithm.pat in by_sum
     assert by_average == {Algorithm.ring}
