@@ -58,9 +58,10 @@ class PartitionedParameters:
         self._backward_order: list[Unit] = []
         self._position = 0
         self._inputs_due: dict[int, int] = {}
-        self._handles: list[Any] = [root.register_forward_pre_hook(self._begin_forward, prepend=True)]
+        self._handles: list[Any] = []
         for unit in self._units:
             self._watch(unit)
+        self._handles.append(root.register_forward_pre_hook(self._begin_forward, prepend=True))  # runs first
         self._handles.append(root.register_forward_hook(self._end_forward))
 
     def _watch(self, unit: Unit) -> None:

@@ -1,0 +1,285 @@
+"""Communication, order and memory, as the paper counts them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from zero_models import TINY, gpt_batch, make_gpt
+from zero_world import World, group_of
+
+import zero_runtime
+from zero_runtime import analysis, collectives, phases
+from zero_runtime.examples.gpt import GPT
+
+Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
+
+
+class Recorder:
+    """Stands in for the collectives and writes down every one of a model's."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._phase = ""
+
+    def __enter__(self) -> Recorder:
+        phases.set_listener(self._hear)
+        self._original = collectives.for_group
+
+        def for_group(group: dist.ProcessGroup) -> collectives.Collectives:
+            real = self._original(group)
+
+            def gather(whole: Tensor, shard: Tensor, group: dist.ProcessGroup) -> collectives.Work:
+                self.events.append((self._phase, "all_gather", whole.numel()))
+                return real.all_gather(whole, shard, group)
+
+            def scatter(shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> collectives.Work:
+                self.events.append((self._phase, "reduce_scatter", whole.numel()))
+                return real.reduce_scatter(shard, whole, group)
+
+            def reduce(whole: Tensor, group: dist.ProcessGroup) -> collectives.Work:
+                self.events.append((self._phase, "all_reduce", whole.numel()))
+                return real.all_reduce(whole, group)
+
+            return dataclasses.replace(real, all_gather=gather, reduce_scatter=scatter, all_reduce=reduce)
+
+        collectives.for_group = for_group
+        return self
+
+    def _hear(self, phase: str) -> None:
+        self._phase = phase
+
+    def __exit__(self, *_: object) -> None:
+        phases.set_listener(None)
+        collectives.for_group = self._original
+
+
+def record_steps(settings: dict[str, Any], checkpointed: bool = False) -> tuple[list[Event], int, int]:
+    """Events of the third step, parameters, padding."""
+    group = group_of(2)
+    model = make_gpt()
+    if checkpointed:
+        for block in model.blocks:
+            plain = block.forward
+            block.forward = lambda x, plain=plain: checkpoint(plain, x, use_reentrant=False)
+    with Recorder() as recorder:
+        engine = zero_runtime.shard(model, group=group, **settings)
+        optimizer = engine.optimizer(torch.optim.AdamW)
+        for n in range(3):
+            recorder.events.clear()
+            model(*gpt_batch(dist.get_rank(group), n)).backward()
+            optimizer.step()
+        engine.synchronize()
+        layouts = [flat.layout for flat in engine.flats]
+        return recorder.events, sum(x.n_parameters for x in layouts), sum(x.padding for x in layouts)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stages_1_and_2_move_2_psi(world: World, stage: int) -> None:
+    for events, psi, padding in world.run(2, record_steps, {"stage": stage, "bucket_bytes": 4096}):
+        assert {(phase, kind) for phase, kind, _ in events} == {
+            ("gradient_scatter", "reduce_scatter"),
+            ("post_step_gather", "all_gather"),
+        }
+        assert sum(n for _, _, n in events) == analysis.step_traffic(psi, stage).total_elements + 2 * padding
+
+
+def test_stage_3_gathers_2n_minus_1_layers_and_moves_3_psi_less_what_it_keeps(world: World) -> None:
+    n_layers = TINY.n_layers
+    for events, psi, padding in world.run(2, record_steps, {"stage": 3}):
+        gathers = [n for _, kind, n in events if kind == "all_gather"]
+        assert len(gathers) == 1 + analysis.step_traffic(psi, 3, n_layers).n_gathers  # the root's, and 2n − 1
+        root, layer = gathers[0], gathers[1]
+        assert root + n_layers * layer == psi + padding
+        assert sum(n for _, _, n in events) == 3 * (psi + padding) - root - layer
+
+
+def test_the_variant_with_all_reduce_and_a_gather(world: World) -> None:
+    for events, psi, padding in world.run(2, record_steps, {"stage": 1, "all_reduce_gradients": True}):
+        assert [(kind, n) for _, kind, n in events] == [
+            ("all_reduce", psi + padding),
+            ("all_gather", psi + padding),
+        ]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_order_of_gathers_and_scatters(world: World, prefetch: int) -> None:
+    """Layers 0 1 2 below the root r: what is asked for when, with `prefetch` layers ahead."""
+    for events, _, _ in world.run(2, record_steps, {"stage": 3, "prefetch": prefetch}):
+        order = [phase for phase, _, _ in events]
+        forward = order[:4]
+        assert forward == ["forward_gather"] * 4
+        backward = order[4:]
+        gather, scatter = "backward_gather", "gradient_scatter"
+        # layer 2 stayed; its scatter comes before the next gather only if nothing was asked for ahead
+        assert (
+            backward
+            == {
+                0: [scatter, gather, scatter, gather, scatter, scatter],
+                1: [gather, scatter, gather, scatter, scatter, scatter],
+                2: [gather, gather, scatter, scatter, scatter, scatter],
+            }[prefetch]
+        )
+
+
+def test_activation_checkpointing_gathers_no_layer_twice(world: World) -> None:
+    plain = world.run(2, record_steps, {"stage": 3}, False)
+    again = world.run(2, record_steps, {"stage": 3}, True)
+    assert [events for events, _, _ in plain] == [events for events, _, _ in again]
+
+
+def hybrid_steps() -> list[Event]:
+    with Recorder() as recorder:
+        model = make_gpt()
+        engine = zero_runtime.shard(model, stage=3, n_ranks_per_shard=2)
+        optimizer = engine.optimizer(torch.optim.AdamW)
+        for n in range(2):
+            recorder.events.clear()
+            model(*gpt_batch(0, n)).backward()
+            optimizer.step()
+        return recorder.events
+
+
+def test_hybrid_sharding_reduces_shards_across(world: World) -> None:
+    for events in world.run(4, hybrid_steps):
+        scattered = [n for _, kind, n in events if kind == "reduce_scatter"]
+        assert sorted(n // 2 for n in scattered) == sorted(n for _, kind, n in events if kind == "all_reduce")
+
+
+def tensor_bytes(device: str = "cpu") -> int:
+    gc.collect()
+    storages = {}
+    for value in gc.get_objects():
+        if isinstance(value, Tensor) and value.device.type == device and not value.is_meta:
+            storage = value.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
+    """Bytes of tensors alive between backward and step, parameters, padding."""
+    before = tensor_bytes()
+    model = make_gpt()
+    engine = zero_runtime.shard(model, group=group_of(4), **settings)
+    optimizer = engine.optimizer(torch.optim.AdamW)
+    for n in range(2):
+        model(*gpt_batch(0, n)).backward()
+        if n == 0:
+            optimizer.step()
+    engine._flights.land_all()
+    found = tensor_bytes() - before
+    layouts = [flat.layout for flat in engine.flats]
+    return found, sum(x.n_parameters for x in layouts), sum(x.padding for x in layouts)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_model_states_take_what_the_formula_says(world: World, stage: int, precision: str) -> None:
+    for found, psi, padding in world.run(4, state_bytes, {"stage": stage, "precision": precision}):
+        expected = analysis.model_states(psi + padding, stage, 4, precision=precision).total_bytes
+        if stage == 1:  # beside the whole gradients lies the sum's shard, which the paper does not count
+            expected += (psi + padding) * analysis.PARAMETER_BYTES[precision] / 4
+        slack = 64 * TINY.n_layers + 256  # Adam's step counters, NaN placeholders
+        assert abs(found - expected) <= slack, (found, expected)
+
+
+def peak_bucket_bytes(n_layers: int, stage: int) -> int:
+    """Most bytes in buckets that are being filled or sent at one time."""
+    group = group_of(2)
+    model = GPT(dataclasses.replace(TINY, n_layers=n_layers))
+    engine = zero_runtime.shard(model, group=group, stage=stage, bucket_bytes=2048)
+    engine.optimizer(torch.optim.SGD, lr=0.1)
+    peak = 0
+
+    def look(_: Tensor) -> None:
+        nonlocal peak
+        alive = {}
+        for gradients in engine.gradients:
+            for bucket in gradients._buckets:
+                if bucket is not None:
+                    alive[bucket.data_ptr()] = bucket.numel() * bucket.element_size()
+        for flight in engine._flights._queue:
+            alive[flight.source.data_ptr()] = flight.source.numel() * flight.source.element_size()
+        peak = max(peak, sum(alive.values()))
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(look)
+    model(*gpt_batch(0, 0)).backward()
+    return peak
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_temporary_buckets_do_not_grow_with_the_model(world: World, stage: int) -> None:
+    """Two under way, and those that one layer's largest parameter is being written to."""
+    small, large = (max(world.run(2, peak_bucket_bytes, n, stage)) for n in (6, 24))
+    assert large <= small <= 5 * 2048
+
+
+def peak_whole_bytes(prefetch: int) -> tuple[int, int]:
+    """Most bytes of whole parameters at one time in stage 3, and of one layer."""
+    model = GPT(dataclasses.replace(TINY, n_layers=8))
+    engine = zero_runtime.shard(model, group=group_of(2), stage=3, prefetch=prefetch)
+    engine.optimizer(torch.optim.SGD, lr=0.1)
+    peak = 0
+
+    def look(*_: Any) -> None:
+        nonlocal peak
+        peak = max(peak, sum(f.whole.untyped_storage().nbytes() for f in engine.flats))
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(look)
+            module.register_full_backward_hook(look)
+    for n in range(2):
+        model(*gpt_batch(0, n)).backward()
+    root, layer = (unit.flats[0].layout.numel * 4 for unit in engine.units[:2])
+    assert sum(f.whole.untyped_storage().nbytes() for f in engine.flats) == 0
+    return peak - root, layer
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_whole_layers_alive_are_the_one_in_use_and_those_ahead(world: World, prefetch: int) -> None:
+    for peak, layer in world.run(2, peak_whole_bytes, prefetch):
+        assert peak <= (1 + prefetch) * layer
+
+
+def curves(n_steps: int) -> tuple[list[float], list[float]]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from zero_models import text_batch, text_gpt
+
+    rank = dist.get_rank()
+    ours = text_gpt()
+    engine = zero_runtime.shard(ours, stage=3)
+    optimizers = [engine.optimizer(torch.optim.AdamW, lr=3e-3)]
+    theirs = text_gpt()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in theirs.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(theirs, mesh=mesh)
+    optimizers.append(torch.optim.AdamW(theirs.parameters(), lr=3e-3))
+    losses: tuple[list[float], list[float]] = ([], [])
+    for n in range(n_steps):
+        batch = text_batch(rank, n)
+        for model, optimizer, found in zip((ours, theirs), optimizers, losses, strict=True):
+            loss = model(*batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+    return losses
+
+
+def test_fifty_steps_on_text_follow_fsdp2(world: World) -> None:
+    for ours, theirs in world.run(4, curves, 50):
+        assert ours[0] > 4.5
+        assert ours[-1] < 3.4  # it learns
+        # gradients differ by the order of three additions; Adam carries single roundings on, so that curves
+        # drift apart slowly: 50 steps of lr, each off by at most a few 2⁻²⁴ of the gradient's scale
+        assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 2e-3
