@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -27,7 +28,7 @@ class Exchange:
     """One rank's view of the store. Used by one thread; only `close` may come from another."""
 
     def __init__(self, store: dist.Store) -> None:
-        self._store = store
+        self._store: Any = store
         self._closing = threading.Event()
         self.n_requests = 0
 
