@@ -11,27 +11,24 @@ attributed by the epoch they ran under, so that what was *asked* is judged, what
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from store.records import (
-    BASELINE,
     Candidate,
     Collective,
     CommunicatorClass,
     Decision,
     Outcome,
     Plan,
-    PlanRow,
     Stage,
     StepRecord,
-    size_class_range,
 )
 from tuner import explain
 from tuner.features import NO_CELL, CostPrior, Floats, Ints
@@ -42,12 +39,12 @@ from tuner.policy.budget import Budget
 from tuner.policy.choice import RETRY_STEPS, Event, Policy, PolicySettings
 from tuner.policy.evidence import Evidence, group_median
 from tuner.policy.keys import KeyTable
-from tuner.policy.step_trial import StepTrials, Variant
+from tuner.policy.plans import PlanBook, PlanInForce, rows_of, unchanged
+from tuner.policy.step_trial import StepTrials
 from tuner.policy.trial import KeyState
 from tuner.regime import ChangeDetector, Regimes
 from tuner.stage import StageFingerprint
 
-KEPT_EPOCHS: Final = 64
 OFFER_PATIENCE_STEPS: Final = 50
 RECENT_STEPS: Final = 120
 MAX_SUMMED_KEYS: Final = 256
@@ -68,18 +65,6 @@ class BrainSettings(msgspec.Struct, frozen=True):
     window_steps: int = 1
     """Steps a plan runs before the next one may replace it."""
     explore: bool = True
-
-
-class _PlanInForce(NamedTuple):
-    """What the keys known at that time were asked to run, and which of that was exploration."""
-
-    candidates: list[Candidate]
-    is_trial: npt.NDArray[np.bool_]
-    plan: Plan
-    n_changes: int
-    """Promotions so far when the plan was made."""
-    variant: Variant | None = None
-    """A whole-plan variant on trial, judged by step time."""
 
 
 @dataclass
@@ -133,9 +118,7 @@ class Brain:
         self._offered: int | None = None
         self._offered_at_step = 0
         self._next_epoch = 1
-        self._plans: OrderedDict[int, _PlanInForce] = OrderedDict()
-        self._slots: dict[int, Ints] = {}
-        self._plans[0] = _PlanInForce([], np.zeros(0, np.bool_), Plan(0), 0)
+        self._plans = PlanBook()
         self._step = 0
         self._steps_in_epoch = 0
         self._planned_at_step = -1
@@ -286,7 +269,8 @@ class Brain:
         )
         if self.settings.explore:
             self._try_variants(candidates)
-        if self._unchanged(candidates):
+        latest = self._plans.get(self._active if self._offered is None else self._offered)
+        if unchanged(latest, candidates, self._fingerprint.gathers_after_step):
             return None
         return self._offer(candidates)
 
@@ -329,7 +313,7 @@ class Brain:
         if in_force is None:
             return  # a plan of another daemon's time: what was asked is unknown
         evidence = self._regimes.evidence
-        slots = self._slots_of(epoch, evidence)[keys]
+        slots = self._plans.slots(epoch, self._states, evidence)[keys]
         steps = block["step"].astype(np.int64)
         self._keys.count(keys)
         last = int(steps.max())
@@ -343,22 +327,10 @@ class Brain:
         self._watch_residuals(keys[~is_trial], slots[~is_trial], logs[~is_trial], evidence)
         if evidence is not self._regimes.evidence:
             evidence = self._regimes.evidence
-            slots = self._slots_of(epoch, evidence)[keys]
+            slots = self._plans.slots(epoch, self._states, evidence)[keys]
         if is_trial.any():
             self._charge(keys[is_trial], slots[is_trial], logs[is_trial], steps[is_trial], evidence)
         evidence.add(slots, logs, steps)
-
-    def _slots_of(self, epoch: int, evidence: Evidence) -> Ints:
-        slots = self._slots.get(epoch)
-        if slots is None or len(slots) < len(self._states):
-            candidates = self._plans[epoch].candidates
-            padding = len(self._states) - len(candidates)
-            slots = np.array(
-                [evidence.slot(i, c) for i, c in enumerate([*candidates, *[BASELINE] * padding])],
-                dtype=np.int64,
-            )
-            self._slots[epoch] = slots
-        return slots
 
     def _charge(self, keys: Ints, slots: Ints, logs: Floats, steps: Ints, evidence: Evidence) -> None:
         """Account for explored calls, and stop at once what is catastrophically slow."""
@@ -406,7 +378,7 @@ class Brain:
 
     def _new_evidence(self, reason: str) -> None:
         """The regime changed: verdicts are reopened, what runs stays until measured otherwise."""
-        self._slots.clear()
+        self._plans.forget_slots()
         self._changes.reset()
         self._step_trials.reset()
         for state in self._states:
@@ -483,7 +455,7 @@ class Brain:
             for index, candidate in trials.variant.changes.items():
                 candidates[index] = candidate
 
-    def _judge_variant(self, in_force: _PlanInForce, duration_us: float, step: int) -> None:
+    def _judge_variant(self, in_force: PlanInForce, duration_us: float, step: int) -> None:
         trials = self._step_trials
         if in_force.is_trial.any() or in_force.variant not in (None, trials.variant):
             return
@@ -546,49 +518,18 @@ class Brain:
         self._withdrawn = []
         self._urgent = True
 
-    def _unchanged(self, candidates: list[Candidate]) -> bool:
-        epoch = self._active if self._offered is None else self._offered
-        in_force = self._plans.get(epoch)
-        if in_force is None:
-            return False
-        old = in_force.candidates
-        padded = [*old, *[BASELINE] * (len(candidates) - len(old))]
-        same_flag = in_force.plan.gathers_after_step == self._fingerprint.gathers_after_step
-        return padded == candidates and same_flag
-
     def _offer(self, candidates: list[Candidate]) -> Plan:
         epoch = self._next_epoch
         self._next_epoch += 1
-        rows = []
-        for state, candidate in zip(self._states, candidates, strict=True):
-            if candidate.is_baseline:
-                continue
-            low, high = size_class_range(state.key.size_class)
-            on_trial = candidate == state.trial
-            rows.append(
-                PlanRow(
-                    state.key.communicator,
-                    state.key.collective,
-                    state.key.phase,
-                    low,
-                    high,
-                    candidate,
-                    state.trial_reason if on_trial else state.incumbent_reason,
-                    self._policy.knowledge.model_id,
-                )
-            )
-        plan = Plan(epoch, tuple(rows), PLAN_EXPIRES_AFTER, self._fingerprint.gathers_after_step)
+        rows = rows_of(self._states, candidates, self._policy.knowledge.model_id)
+        plan = Plan(epoch, rows, PLAN_EXPIRES_AFTER, self._fingerprint.gathers_after_step)
         is_trial = np.array(
             [s.trial == c and not s.is_trusted for s, c in zip(self._states, candidates, strict=True)],
             dtype=np.bool_,
         )
         trials = self._step_trials
         variant = trials.variant if trials.is_on else None
-        self._plans[epoch] = _PlanInForce(candidates, is_trial, plan, self._n_promotions, variant)
-        while len(self._plans) > KEPT_EPOCHS:
-            oldest = next(old for old in self._plans if old != self._active)
-            del self._plans[oldest]
-            self._slots.pop(oldest, None)
+        self._plans.add(PlanInForce(candidates, is_trial, plan, self._n_promotions, variant), self._active)
         self._offered, self._offered_at_step = epoch, self._step
         return plan
 
