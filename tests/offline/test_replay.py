@@ -351,3 +351,10 @@ def test_a_plan_file_is_a_policy(tmp_path: Path):
     assert result.totals[0].gain_percent == pytest.approx(40)
     conf.write_text("allgather,0,1000,ring,ll,4,2,2,-1,-1\n")
     assert replay(trace, ["table"], plan=conf).totals[0].gain_percent == 0
+
+
+def test_untimed_calls_do_not_look_like_slower_steps(tmp_path: Path):
+    block = records(40, 100.0)
+    block["flags"][::4] = 0
+    (estimate,) = replay_table(with_steps(tmp_path, block, 5000.0, 1e6), ["baseline"]).step_estimates
+    assert estimate.change_percent == pytest.approx(0, abs=1e-6)
