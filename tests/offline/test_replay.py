@@ -123,10 +123,20 @@ def test_the_last_arrival_counts(tmp_path: Path):
     assert len(table.rows) == 9
     assert table.duration_us.tolist() == [100.0] * 9
     assert table.rows["sequence"].tolist() == list(range(9))
-    untimed = waited.copy()
-    untimed["flags"] = 0
-    mixed = load_table(write_trace(tmp_path / "mixed", untimed, waited))
-    assert mixed.duration_us.tolist() == [300.0] * 9
+
+
+def test_decisions_are_not_counted_beside_the_timed_collectives(tmp_path: Path):
+    """The plugin logs both, numbered differently; the channels that ran are in the timed record only."""
+    timed = records(9, 300.0)
+    decisions = timed.copy()
+    decisions["flags"], decisions["duration_us"], decisions["n_channels"] = 0, -1.0, 0
+    decisions["sequence"] += 4
+    table = load_table(write_trace(tmp_path / "a", *[np.concatenate([decisions, timed])] * 2))
+    assert table.duration_us.tolist() == [300.0] * 9
+    assert set(table.rows["n_channels"].tolist()) == {8}
+    bare = load_table(write_trace(tmp_path / "b", decisions))
+    assert len(bare.rows) == 9
+    assert np.isnan(bare.duration_us).all()
 
 
 def test_jobs_are_not_mixed(tmp_path: Path):
@@ -351,10 +361,3 @@ def test_a_plan_file_is_a_policy(tmp_path: Path):
     assert result.totals[0].gain_percent == pytest.approx(40)
     conf.write_text("allgather,0,1000,ring,ll,4,2,2,-1,-1\n")
     assert replay(trace, ["table"], plan=conf).totals[0].gain_percent == 0
-
-
-def test_untimed_calls_do_not_look_like_slower_steps(tmp_path: Path):
-    block = records(40, 100.0)
-    block["flags"][::4] = 0
-    (estimate,) = replay_table(with_steps(tmp_path, block, 5000.0, 1e6), ["baseline"]).step_estimates
-    assert estimate.change_percent == pytest.approx(0, abs=1e-6)

@@ -90,9 +90,6 @@ def replay_table(
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
     facts = step_facts(table)
     total_us = float(logged_us.sum())
-    # Policies are costed on every collective: compare with what those would have added up to, had all been timed.
-    n_timed = np.bincount(shape_index, weights=table.duration_us > 0, minlength=len(shapes)) if shapes else np.empty(0)
-    whole_us = float((logged_us * counts / np.maximum(n_timed, 1)).sum())
     return ReplayResult(
         trace=trace,
         job_id=table.job_id,
@@ -107,7 +104,7 @@ def replay_table(
         totals=totals,
         verdicts=verdicts,
         steps=facts,
-        step_estimates=() if facts is None else tuple(step_estimates(facts, totals, whole_us)),
+        step_estimates=() if facts is None else tuple(step_estimates(facts, totals, total_us)),
         notes=_notes(table, statistics, costs),
     )
 

@@ -97,7 +97,7 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
     if len(jobs) != 1:
         raise TraceError(f"the traces are of {len(jobs)} jobs ({', '.join(jobs[:3])})", "name one job's files")
     header = min((trace.header for trace in traces), key=lambda header: header.rank)
-    records = [_usable(trace.records) for trace in traces]
+    records = [_completed(_usable(trace.records)) for trace in traces]
     rows = _concatenated(records)
     first = next(trace for trace in traces if trace.header.rank == header.rank)
     return _table(
@@ -138,6 +138,15 @@ def _usable(records: Array) -> Array:
     known = (records["collective"] <= max(Collective)) & (records["phase"] <= max(Phase))
     usable = known & (records["message_bytes"] > 0)
     return records if bool(usable.all()) else records[usable]
+
+
+def _completed(records: Array) -> Array:
+    """One record per collective: the plugin logs a decision, and again, numbered by NCCL, the timed collective.
+
+    Decisions stand for collectives only in a trace without times.
+    """
+    is_timed = records["flags"] & _FLAG_TIMED != 0
+    return records[is_timed] if is_timed.any() and not is_timed.all() else records
 
 
 def _concatenated(blocks: Sequence[Array]) -> Array:
