@@ -149,7 +149,7 @@ def _regret_picture(facts: Facts) -> Picture | None:
         return None
     steps, percent = regret
     figure = plots.over_steps("regret over time", "% over the best measured", steps, percent)
-    caption = "What a step's measured collectives took beyond the best setting this job measured for each."
+    caption = "What a step's measured collectives took beyond the best setting's median; below zero: faster than that."
     return _picture(figure, "regret", "Regret", caption)
 
 
