@@ -60,7 +60,7 @@ def m001_first_schema(db: Database) -> None:
         "CREATE INDEX decisions_by_job ON decisions (job)",
         """CREATE TABLE models (
             name TEXT NOT NULL, fabric_id TEXT NOT NULL, blob BLOB NOT NULL, versions TEXT NOT NULL,
-            training_hash TEXT NOT NULL, error REAL NOT NULL, created_at_s REAL NOT NULL,
+            training_hash TEXT NOT NULL, error REAL, created_at_s REAL NOT NULL,
             PRIMARY KEY (name, fabric_id))""",
     )
     for statement in statements:

@@ -321,8 +321,8 @@ class ModelRecord(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     """Of the features, of scikit-learn …; a mismatch means refit."""
     training_hash: str
-    error: float
-    """Held-out error, in the model's own terms."""
+    error: float | None
+    """Held-out error, in the model's own terms; None when there was too little to hold any out."""
     created_at_s: float
 
 

@@ -8,7 +8,6 @@ else here imports scikit-learn.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -136,11 +135,11 @@ def bake(estimator: Estimator, points: TrainingSet) -> Baked:
     return Baked(shapes, collectives, cells, int(classes[0]), mean, std)
 
 
-def held_out_error(points: TrainingSet, name: str) -> float:
-    """Median absolute error (log) at every third size class, left out; NaN with fewer than four classes."""
+def held_out_error(points: TrainingSet, name: str) -> float | None:
+    """Median absolute error (log) at every third size class, left out; None with fewer than four classes."""
     classes = np.unique(points.size_class)
     if len(classes) < 4:
-        return math.nan
+        return None
     held = np.isin(points.size_class, classes[1::3])
     fitted = MODELS[name]().fit(points.take(~held))
     predicted, _ = fitted.predict(points.take(held))

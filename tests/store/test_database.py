@@ -270,3 +270,11 @@ def test_empty_store_answers_with_nothing(store):
     assert store.measurements().dtype == MEASUREMENT
     assert len(store.measurements()) == 0
     assert (store.jobs(), store.fabrics(), store.models(), store.decisions()) == ([], {}, [], [])
+
+
+def test_a_model_without_a_held_out_error_is_kept(tmp_path):
+    model = ModelRecord("m", "fabric", b"blob", {"features": "1"}, "hash", None, 1.0)
+    with Store.open(tmp_path / "s.db") as store:
+        store.save_model(model)
+        store.flush()
+        assert store.load_model("m", "fabric") == model
