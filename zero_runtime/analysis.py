@@ -90,9 +90,7 @@ def model_states(
     )
 
 
-def largest_model(
-    memory_bytes: float, stage: int, n_ranks: int, *, n_model_parallel: int = 1, **kinds: str
-) -> float:
+def largest_model(memory_bytes: float, stage: int, n_ranks: int, *, n_model_parallel: int = 1, **kinds: str) -> float:
     """Most parameters whose model states fit into `memory_bytes` per rank (paper, table 2)."""
     per_parameter = model_states(1.0, stage, n_ranks, **kinds).total_bytes  # type: ignore[arg-type]
     return n_model_parallel * memory_bytes / per_parameter
@@ -134,9 +132,7 @@ def table_2(memory_gb: float = 32.0, n_ranks: int = 64) -> list[tuple[int, int, 
     The paper multiplies what fits without model parallelism, rounded to 0.1 billion, by the MP degree.
     """
     single = [round(largest_model(memory_gb * GB, stage, n_ranks) / 1e9, 1) for stage in STAGE_NAMES]
-    return [
-        (mp, mp * n_ranks, tuple(round(size * mp, 1) for size in single)) for mp in TABLE_2_MODEL_PARALLEL
-    ]
+    return [(mp, mp * n_ranks, tuple(round(size * mp, 1) for size in single)) for mp in TABLE_2_MODEL_PARALLEL]
 
 
 @dataclass(frozen=True)

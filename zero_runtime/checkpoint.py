@@ -52,9 +52,7 @@ class _IndexUnpickler(pickle.Unpickler):
         index = module.startswith(_TRUSTED[0]) or module.split(".")[0] == "pathlib"
         if dtype or index or (module, name) in _TRUSTED_NAMES or name in ("_get_layout",):
             return super().find_class(module, name)
-        raise CheckpointError(
-            f"the checkpoint's index names {module}.{name}; only read checkpoints that you trust"
-        )
+        raise CheckpointError(f"the checkpoint's index names {module}.{name}; only read checkpoints that you trust")
 
 
 class SafeReader(dcp.FileSystemReader):
@@ -167,9 +165,7 @@ def _optimizer_shares(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[
     shares: dict[str, Share] = {}
     for run in engine.sharded.runs:
         for key, value in optimizer.state.get(run.parameter, {}).items():
-            scalar = (
-                not isinstance(value, Tensor) or value.numel() == 1 != run.parameter.numel() or key == "step"
-            )
+            scalar = not isinstance(value, Tensor) or value.numel() == 1 != run.parameter.numel() or key == "step"
             for piece in run.pieces:
                 slot = run.flat.layout.slots[piece.slot]
                 if scalar:
@@ -255,9 +251,7 @@ def latest(folder: str | Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    found = sorted(
-        p for p in Path(folder).glob("step-*") if (p / MANIFEST).is_file() and p.suffix != ".partial"
-    )
+    found = sorted(p for p in Path(folder).glob("step-*") if (p / MANIFEST).is_file() and p.suffix != ".partial")
     if not found:
         raise CheckpointError(f"{folder} holds no complete checkpoint; save one or name another folder")
     return found[-1]

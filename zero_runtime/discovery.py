@@ -55,9 +55,7 @@ def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[str, nn.
     owner: dict[int, int] = {}  # module -> index of the innermost layer around it
     for index, layer in enumerate(layers):
         if id(layer) not in names:
-            raise SettingsError(
-                f"the layer {type(layer).__name__} is not part of the model; name layers inside it"
-            )
+            raise SettingsError(f"the layer {type(layer).__name__} is not part of the model; name layers inside it")
         for module in layer.modules():
             owner[id(module)] = index
     # a layer inside another one is the innermost for its own modules
@@ -79,9 +77,7 @@ def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.dev
     Raises:
         SettingsError: on every rank, naming those that differ from rank 0.
     """
-    digest = torch.tensor(
-        list(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8, device=device
-    )
+    digest = torch.tensor(list(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8, device=device)
     everyone = [torch.empty_like(digest) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, digest, group=group)
     odd = [rank for rank, other in enumerate(everyone) if not torch.equal(other, everyone[0])]

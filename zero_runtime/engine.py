@@ -36,6 +36,8 @@ from zero_runtime.state import assign_pieces, full_state_dict, load_full_state_d
 from zero_runtime.unit import Unit
 
 _MARK = "_zero_runtime_engine"
+_FEWEST_BUCKETS = 6
+_LEAST_BUCKET_BYTES = 1 << 20
 
 
 class Engine:
@@ -74,9 +76,7 @@ class Engine:
                 model, self.units, settings.prefetch, settings.reshard_after_forward
             )
         else:
-            self._parameters = ReplicatedParameters(
-                model, self.units[0], chosen, settings.overlap_post_step_gather
-            )
+            self._parameters = ReplicatedParameters(model, self.units[0], chosen, settings.overlap_post_step_gather)
         self._backward = BackwardPass(
             self.units, self._flights, self._parameters.on_unit_done, self._parameters.end_backward
         )
@@ -132,14 +132,14 @@ class Engine:
                 for m in part:  # frozen parameters have no states to shard
                     m.parameter.data = m.parameter.data.to(compute)
                 continue
-            flat = Flat(
-                part, self.group, self.collectives, compute, settings.stage == 3, settings.bucket_bytes
-            )
+            n_bytes = sum(m.parameter.numel() for m in part) * compute.itemsize
+            cap = settings.bucket_bytes
+            if settings.stage < 3:  # a small model still gets a few buckets, so that backward overlaps
+                cap = min(cap, max(_LEAST_BUCKET_BYTES, n_bytes // _FEWEST_BUCKETS))
+            flat = Flat(part, self.group, self.collectives, compute, settings.stage == 3, cap)
             flats.append(flat)
             if trainable:
-                gradients.append(
-                    FlatGradients(flat, self.collectives, self._flights, self._reduce_settings(compute))
-                )
+                gradients.append(FlatGradients(flat, self.collectives, self._flights, self._reduce_settings(compute)))
         unit = Unit(name, module, flats, gradients)
         unit.schedule = Schedule(gradients, self._positions)
         return unit
@@ -193,9 +193,7 @@ class Engine:
             SettingsError: `cls` needs whole tensors, the groups are not a partition, or one exists already.
         """
         if self._optimizer is not None:
-            raise SettingsError(
-                "this model has an optimizer already; use param groups instead of a second one"
-            )
+            raise SettingsError("this model has an optimizer already; use param groups instead of a second one")
         optimizer = build_optimizer(
             cls, self.sharded, self.gradients, groups, self.settings.find_unused_parameters, defaults
         )
@@ -207,9 +205,7 @@ class Engine:
 
     def _before_step(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(value is not None for value in [*args[1:], *kwargs.values()]):
-            raise LifecycleError(
-                "step(closure) would compute gradients too late; call backward before step()"
-            )
+            raise LifecycleError("step(closure) would compute gradients too late; call backward before step()")
         self.sharded.finish()
 
     def _after_step(self, *_: Any) -> None:
@@ -247,9 +243,7 @@ class Engine:
         device = self.flats[0].device
         if norm_type == float("inf"):
             local = (
-                torch.stack([g.abs().max() for g in gradients]).max()
-                if gradients
-                else torch.zeros((), device=device)
+                torch.stack([g.abs().max() for g in gradients]).max() if gradients else torch.zeros((), device=device)
             )
             everyone = [torch.zeros_like(local) for _ in range(dist.get_world_size(self.group))]
             phases.announce(phases.OTHER)
@@ -384,9 +378,7 @@ def hybrid_groups(
     rows = [ranks[start : start + width] for start in range(0, len(ranks), width)]
     columns = [ranks[start::width] for start in range(width)]
     shard_group, replicate_group = (
-        next(
-            group for line, group in zip(lines, _new_groups(lines, world), strict=True) if ranks[own] in line
-        )
+        next(group for line, group in zip(lines, _new_groups(lines, world), strict=True) if ranks[own] in line)
         for lines in (rows, columns)
     )
     return shard_group, replicate_group
@@ -397,8 +389,6 @@ def _new_groups(lines: Sequence[Sequence[int]], world: dist.ProcessGroup) -> lis
     everyone = len(dist.get_process_group_ranks(world)) == dist.get_world_size()
     own = dist.get_rank()
     return [
-        dist.new_group(list(line), use_local_synchronization=not everyone)
-        if everyone or own in line
-        else world
+        dist.new_group(list(line), use_local_synchronization=not everyone) if everyone or own in line else world
         for line in lines
     ]

@@ -77,9 +77,7 @@ class ReduceSettings:
 class FlatGradients:
     """The gradients of one trainable flat buffer."""
 
-    def __init__(
-        self, flat: Flat, collectives: Collectives, flights: Flights, settings: ReduceSettings
-    ) -> None:
+    def __init__(self, flat: Flat, collectives: Collectives, flights: Flights, settings: ReduceSettings) -> None:
         self.flat = flat
         self.layout = flat.layout
         self._collectives = collectives
@@ -159,9 +157,7 @@ class FlatGradients:
         plan, bucket = self.layout.chunks[chunk], self._bucket(chunk)
         self._blank(chunk, bucket)
         if self.shard is None:
-            self.shard = torch.empty(
-                self.layout.shard_numel, dtype=self._settings.dtype, device=self.flat.device
-            )
+            self.shard = torch.empty(self.layout.shard_numel, dtype=self._settings.dtype, device=self.flat.device)
         first = self._fresh[chunk]
         if first:
             self._fresh[chunk] = False

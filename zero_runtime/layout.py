@@ -120,9 +120,7 @@ class Layout:
             for index, slot in enumerate(self.slots):
                 low, high = max(start, slot.offset), min(end, slot.end)
                 if low < high:
-                    pieces.append(
-                        Piece(index, low - slot.offset, chunk.shard_start + low - start, high - low)
-                    )
+                    pieces.append(Piece(index, low - slot.offset, chunk.shard_start + low - start, high - low))
         return tuple(pieces)
 
 

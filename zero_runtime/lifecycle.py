@@ -35,9 +35,7 @@ LEGAL: dict[State, frozenset[State]] = {
     State.MATERIALISED: frozenset(
         {State.IN_USE, State.PARTITIONED, State.GRADIENT_AVAILABLE, State.REDUCING, State.UPDATED}
     ),
-    State.IN_USE: frozenset(
-        {State.MATERIALISED, State.PARTITIONED, State.GRADIENT_AVAILABLE, State.REDUCING}
-    ),
+    State.IN_USE: frozenset({State.MATERIALISED, State.PARTITIONED, State.GRADIENT_AVAILABLE, State.REDUCING}),
     State.GRADIENT_AVAILABLE: frozenset({State.REDUCING, State.MATERIALISED, State.IN_USE}),
     State.REDUCING: frozenset({State.PARTITIONED, State.MATERIALISED, State.UPDATED}),
     State.UPDATED: frozenset({State.PARTITIONED, State.GATHERING, State.MATERIALISED}),

@@ -44,9 +44,7 @@ class Run:
         return self.gradients.flat
 
 
-def plan_runs(
-    gradients: FlatGradients, group_of: Callable[[int], int], by_piece: bool
-) -> dict[int, list[Run]]:
+def plan_runs(gradients: FlatGradients, group_of: Callable[[int], int], by_piece: bool) -> dict[int, list[Run]]:
     """Cuts a shard into the fewest runs such that each belongs to one param group; keyed by group.
 
     Args:
@@ -181,7 +179,6 @@ def build_optimizer(
             lists[index] += runs
     sharded.runs = [run for runs in lists for run in runs]
     param_groups = [
-        {**option, "params": [run.parameter for run in runs]}
-        for option, runs in zip(options, lists, strict=True)
+        {**option, "params": [run.parameter for run in runs]} for option, runs in zip(options, lists, strict=True)
     ]
     return cls(param_groups, **defaults)

@@ -45,9 +45,7 @@ class PartitionedParameters:
         reshard_after_forward: False keeps every unit until its backward.
     """
 
-    def __init__(
-        self, root: nn.Module, units: Sequence[Unit], prefetch: int, reshard_after_forward: bool
-    ) -> None:
+    def __init__(self, root: nn.Module, units: Sequence[Unit], prefetch: int, reshard_after_forward: bool) -> None:
         self._root = root
         self._units = tuple(units)
         self._prefetch = prefetch

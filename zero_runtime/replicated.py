@@ -50,9 +50,7 @@ class ReplicatedParameters:
         chunks: dict[int, tuple[Flat, set[int]]] = {}
         for parameter in parameters:
             flat, slot = slot_of[id(parameter)]
-            chunks.setdefault(id(flat), (flat, set()))[1].update(
-                flat.layout.chunks_of(flat.layout.slots[slot])
-            )
+            chunks.setdefault(id(flat), (flat, set()))[1].update(flat.layout.chunks_of(flat.layout.slots[slot]))
         return [(flat, sorted(indices)) for flat, indices in chunks.values()]
 
     def _hold(self, layer: nn.Module, needs: list[tuple[Flat, list[int]]]) -> None:

@@ -62,9 +62,7 @@ class Settings:
             if getattr(self, field) < least:
                 raise SettingsError(f"{field} is {getattr(self, field)!r}; it must be at least {least}")
         if self.n_ranks_per_shard is not None and self.n_ranks_per_shard < 1:
-            raise SettingsError(
-                f"n_ranks_per_shard is {self.n_ranks_per_shard!r}; it must be at least 1 or None"
-            )
+            raise SettingsError(f"n_ranks_per_shard is {self.n_ranks_per_shard!r}; it must be at least 1 or None")
         if self.all_reduce_gradients and self.stage != 1:
             raise SettingsError(
                 f"all_reduce_gradients is for stage 1, not {self.stage}: the others never hold whole gradients"

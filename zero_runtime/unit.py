@@ -14,9 +14,7 @@ from zero_runtime.lifecycle import Lifecycle, State
 class Unit:
     """One module with the flat buffers of its parameters (stage 3)."""
 
-    def __init__(
-        self, name: str, module: nn.Module, flats: Sequence[Flat], gradients: Sequence[FlatGradients]
-    ) -> None:
+    def __init__(self, name: str, module: nn.Module, flats: Sequence[Flat], gradients: Sequence[FlatGradients]) -> None:
         self.name = name
         self.module = module
         self.flats = tuple(flats)
