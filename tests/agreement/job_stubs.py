@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -37,6 +38,19 @@ class StubPlugin:
 
     def active_epoch(self) -> int:
         return self._active
+
+
+def serve() -> dist.TCPStore:
+    """A store on 127.0.0.1 alone.
+
+    A dual-stack one, torch's default, asks the name server who each peer is, since hosts files do not
+    know 127.0.0.1 as a mapped IPv6 address.
+    """
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    port = listener.getsockname()[1]
+    fd = listener.detach()
+    timeout = timedelta(seconds=20)
+    return dist.TCPStore("127.0.0.1", port, None, True, timeout, wait_for_workers=False, master_listen_fd=fd)
 
 
 def connect(port: int, prefix: str = "zerotune/0") -> dist.Store:

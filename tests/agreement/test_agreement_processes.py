@@ -5,20 +5,19 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import pytest
 import torch.distributed as dist
-from job_stubs import run_rank
+from job_stubs import connect, run_rank, serve
 
 Job = list[tuple[BaseProcess, Connection]]
 
 
 @pytest.fixture
 def server() -> dist.TCPStore:
-    return dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False)
+    return serve()
 
 
 @pytest.fixture
@@ -88,8 +87,7 @@ def test_two_jobs_on_one_store_keep_apart(port: int) -> None:
 def test_killed_job_restarts_from_nothing(port: int) -> None:
     killed = start(port, 2, n_steps=10**9, prefix="zerotune/job/0")
     # Let it come far enough to leave turns and counters behind.
-    client = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=20), wait_for_workers=False)
-    dist.PrefixStore("zerotune/job/0", client).get("lockstep/all")
+    connect(port, "zerotune/job/0").get("lockstep/all")
     for process, _ in killed:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
