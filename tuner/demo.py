@@ -29,7 +29,7 @@ from tuner.background import start_in_background
 
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
-N_STEPS = 240
+N_STEPS = 120
 SETTLED_SHARE = 0.25
 """The last quarter of the steps is compared: by then the tuner has made up its mind."""
 RUN_TIMEOUT_S = 170
@@ -62,8 +62,8 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     store_path = out / "store.db"
     earlier = _explored_so_far(store_path)
     console.print(
-        f"[bold]Emulated fabric [cyan]{fabric}[/][/]: gloo moves the bytes, a virtual clock keeps the time. "
-        "These figures show the loop at work; they say nothing about a real NCCL."
+        f"[bold]Emulated fabric [cyan]{fabric}[/][/]: real training, real collectives, and a virtual clock in place "
+        "of a GPU cluster. These figures show the loop at work; they say nothing about a real NCCL."
     )
     with tempfile.TemporaryDirectory(prefix="zerotune-") as runtime:
         endpoint = f"ipc://{runtime}/daemon.sock"

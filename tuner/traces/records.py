@@ -30,7 +30,7 @@ MAX_BYTES: Final = 1 << 50
 """A larger message is a damaged file, not a message."""
 
 FLAG_TIMED: Final = 2
-FLAG_DEFAULT: Final = 8
+FLAG_DEFAULT: Final = 128
 """The file says that NCCL chose this setting by itself."""
 
 DATATYPES: Final = (
