@@ -26,7 +26,7 @@ from reporting import Result, report
 
 from tuner.background import start_in_background
 
-FABRIC = "nothing_to_gain"
+FABRIC = "as_believed"
 WORKER = Path(__file__).parent / "overhead_worker.py"
 
 
