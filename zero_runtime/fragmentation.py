@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FREE, SHORT, LONG = ".", "s", "#"
+CHECKPOINT_CELLS = 3
 
 
 @dataclass
@@ -47,13 +48,13 @@ def checkpointed_forward(n_layers: int, contiguous: bool, n_cells: int = 96) -> 
     """The heap behind the forward: per layer, activations live until the next layer's exist; a checkpoint stays."""
     heap = Heap(n_cells)
     if contiguous:
-        heap.take(n_layers, LONG)
+        heap.take(n_layers * CHECKPOINT_CELLS, LONG)
     alive: tuple[int, int] | None = None
     for layer in range(n_layers):
-        n = 4 + layer % 3
+        n = 4 + layer * 5 % 7  # no two neighbours are alike
         start = heap.take(n, SHORT)
         if not contiguous:
-            heap.take(1, LONG)
+            heap.take(CHECKPOINT_CELLS, LONG)
         if alive is not None:
             heap.give(*alive)
         assert start is not None

@@ -98,8 +98,8 @@ def test_contiguous_buffers_leave_memory_in_one_stretch() -> None:
     with_buffers = fragmentation.checkpointed_forward(12, contiguous=True)
     assert without.n_free == with_buffers.n_free
     assert with_buffers.largest_free == with_buffers.n_free
-    assert without.largest_free < without.n_free
-    assert fragmentation.picture().count("#") == 24
+    assert without.largest_free < 0.7 * without.n_free
+    assert fragmentation.picture().count("#") == 2 * 12 * fragmentation.CHECKPOINT_CELLS
 
 
 def test_presets_are_the_rows_of_table_3() -> None:

@@ -210,8 +210,6 @@ def test_life_cycle_refuses_what_the_table_lacks(start: State) -> None:
             life.to(target)
             assert life.state is target
         else:
-            with pytest.raises(
-                zero_runtime.LifecycleError, match=f"cannot go from {start.value} to {target.value}"
-            ):
+            with pytest.raises(zero_runtime.LifecycleError, match=f"cannot go from {start.value} to {target.value}"):
                 life.to(target)
             assert life.state is start

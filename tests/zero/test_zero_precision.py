@@ -10,9 +10,7 @@ from zero_world import World, group_of
 import zero_runtime
 
 
-def scaled_training(
-    n_ranks: int, poison_rank: int | None
-) -> tuple[dict[str, Tensor], float, int, list[bool]]:
+def scaled_training(n_ranks: int, poison_rank: int | None) -> tuple[dict[str, Tensor], float, int, list[bool]]:
     import torch.distributed as dist
 
     group = group_of(n_ranks)

@@ -91,13 +91,9 @@ def test_small_buckets(world: World, stage: int, bucket_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("precision", "reduce_precision"), [("bf16", None), ("bf16", "fp32"), ("fp16", None)]
-)
+@pytest.mark.parametrize(("precision", "reduce_precision"), [("bf16", None), ("bf16", "fp32"), ("fp16", None)])
 @pytest.mark.parametrize("name", ["gpt", "odd"])
-def test_mixed_precision(
-    world: World, name: str, stage: int, precision: str, reduce_precision: str | None
-) -> None:
+def test_mixed_precision(world: World, name: str, stage: int, precision: str, reduce_precision: str | None) -> None:
     compare(world, name, 2, stage=stage, precision=precision, reduce_precision=reduce_precision)
 
 
@@ -136,6 +132,4 @@ def test_hybrid_sharding(world: World, stage: int, n_micro: int, no_sync: bool) 
     # Sums within a pair, then across pairs: (a+b)+(c+d) rather than ((a+b)+c)+d. Each of the three sums of
     # four gradients may differ by one rounding, 3·2⁻²⁴ relative to the largest partial sum; Adam divides by
     # the gradient's own magnitude, so where terms cancel a step differs by up to a part of lr.
-    compare(
-        world, "gpt", 4, stage=stage, n_ranks_per_shard=2, n_micro=n_micro, no_sync=no_sync, tolerance=1e-4
-    )
+    compare(world, "gpt", 4, stage=stage, n_ranks_per_shard=2, n_micro=n_micro, no_sync=no_sync, tolerance=1e-4)

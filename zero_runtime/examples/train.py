@@ -20,13 +20,10 @@ from zero_runtime.examples.gpt import GPT, GPTShape
 def main() -> None:
     """One loss per step, the mean over ranks, on standard output and in the log."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stage", type=int, default=3)
+    numbers = {"stage": 3, "steps": 20, "batch": 4, "layers": 4, "width": 128, "seed": 0}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{default} by default")
     parser.add_argument("--precision", default=None, help="bf16 or fp16; fp32 by default")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=4, help="sequences per rank")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--losses", help="file for one JSON line per step, written by rank 0")
     options = parser.parse_args()
 
