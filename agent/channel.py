@@ -38,7 +38,7 @@ class Channel:
 
     Args:
         endpoint: ZeroMQ endpoint of the daemon.
-        hello: builds the greeting; called on the channel's thread, it may block there.
+        hello: builds the greeting, or None while it cannot yet; called on the channel's thread.
         outbox: asked every `tick_ms` for what is to be sent.
         on_message: called on the channel's thread with each message of the daemon.
         on_alive: called with True when a daemon answers, with False when it has gone silent.
@@ -47,7 +47,7 @@ class Channel:
     def __init__(
         self,
         endpoint: str,
-        hello: Callable[[], wire.Hello],
+        hello: Callable[[], wire.Hello | None],
         outbox: Outbox,
         on_message: Callable[[wire.DaemonMessage], None],
         on_alive: Callable[[bool], None],
@@ -97,14 +97,13 @@ class Channel:
             context.term()
 
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
-        hello = self._hello()
         greeted_at, heard_at = -HELLO_EVERY_S, time.monotonic()
         while not self._stop.is_set():
             if socket.poll(self._tick_ms):
                 heard_at = time.monotonic()
                 self._receive(socket)
             now = time.monotonic()
-            if now - greeted_at >= HELLO_EVERY_S:
+            if now - greeted_at >= HELLO_EVERY_S and (hello := self._hello()) is not None:
                 self._send(socket, hello, None)
                 greeted_at = now
             if self.alive and now - heard_at > SILENCE_S:

@@ -12,6 +12,7 @@ import os
 import socket
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from agent import fabric_identity, memory
@@ -57,6 +58,7 @@ class Session:
         self._fabric: fabric_identity.Description = {}
         self._step = 0
         self._epoch = 0
+        self._highest_epoch = 0
         self._boundary_us = 0.0
         self._boundary_exposed_us: float | None = None
         self._observe_steps = 0
@@ -130,29 +132,24 @@ class Session:
         _follow_runtime_phases(plugin)
         self._rank = rank = dist.get_rank()
         self._world_size = world_size = dist.get_world_size()
-        store = open_job_store()
-        self._job_id = self._agree_on_job_id(store, rank)
         self._fabric_id, self._fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
-        if self._settings.trace_dir is not None:
-            self._trace_log = TraceLog(
-                self._settings.trace_dir,
-                job_id=self._job_id,
-                rank=rank,
-                n_ranks=world_size,
-                fabric_id=self._fabric_id,
-                fabric=self._fabric,
-                version=importlib.metadata.version("zerotune"),
-            )
-        self._drain = RecordDrain(plugin, self._job_id, rank, self._trace_log)
-        plugin.set_recording(rank == 0 or self._trace_log is not None)
-        plugin.set_observing(self._trace_log is not None)
+        if emulated:
+            from agent.nccl.emulated import memory_pressure
+
+            self._sample_pressure = memory_pressure
+        if plugin.tuner_abi() == 0:
+            logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
+        logs_trace = self._settings.trace_dir is not None
+        plugin.set_recording(rank == 0 or logs_trace)
+        plugin.set_observing(logs_trace)
         self._agreement = Agreement(
-            store,
+            open_job_store(),
             rank,
             world_size,
             PlanTable(plugin),
             lambda: plugin.calls_with_ranks(world_size),
             fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={plugin.layout_version()}/{plugin.tuner_abi()}",
+            timeout_s=_group_timeout_s(),
         )
         settings = self._settings
         if settings.plan_path is not None and rank == 0:
@@ -161,15 +158,6 @@ class Session:
             settings.endpoint, self._hello, self, self._on_message, self._on_alive, settings.tick_ms
         )
         self._channel.start()
-
-    def _agree_on_job_id(self, store: Any, rank: int) -> str:
-        """Rank 0's job id, so that ranks launched on several nodes name the job alike."""
-        if rank == 0:
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            job_id = self._settings.job_id + (f".{attempt}" if attempt != "0" else "")
-            store.set(JOB_ID_KEY, job_id)
-            return job_id
-        return bytes(store.get(JOB_ID_KEY)).decode()
 
     # ---- channel thread ----------------------------------------------------------------------
 
@@ -182,8 +170,23 @@ class Session:
         self._ticks += 1
         return self._drain.collect() if self._drain is not None else []
 
-    def _hello(self) -> wire.Hello:
+    def _hello(self) -> wire.Hello | None:
+        """The greeting, once rank 0 has said how the job is called; None until then."""
         plugin = self._plugin
+        if plugin is None or not self._learn_job_id():
+            return None
+        if self._drain is None:
+            if self._settings.trace_dir is not None:
+                self._trace_log = TraceLog(
+                    self._settings.trace_dir,
+                    job_id=self._job_id,
+                    rank=self._rank,
+                    n_ranks=self._world_size,
+                    fabric_id=self._fabric_id,
+                    fabric=self._fabric,
+                    version=importlib.metadata.version("zerotune"),
+                )
+            self._drain = RecordDrain(plugin, self._job_id, self._rank, self._trace_log)
         return wire.Hello(
             job_id=self._job_id,
             rank=self._rank,
@@ -194,15 +197,32 @@ class Session:
             fabric_id=self._fabric_id,
             fabric=self._fabric,
             nccl_version=fabric_identity.nccl_version(),
-            tuner_abi=plugin.tuner_abi() if plugin is not None else 0,
-            epoch=plugin.active_epoch() if plugin is not None else 0,
+            tuner_abi=plugin.tuner_abi(),
+            # A daemon that comes back must number its plans above all that were ever offered.
+            epoch=max(plugin.active_epoch(), self._highest_epoch),
         )
+
+    def _learn_job_id(self) -> bool:
+        """Rank 0's job id, so that ranks launched on several nodes name the job alike; never waits for it."""
+        if self._drain is not None:
+            return True
+        store = open_job_store()
+        if self._rank == 0:
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._job_id = self._settings.job_id + (f".{attempt}" if attempt != "0" else "")
+            store.set(JOB_ID_KEY, self._job_id)
+        elif store.check([JOB_ID_KEY]):
+            self._job_id = bytes(store.get(JOB_ID_KEY)).decode()
+        else:
+            return False
+        return True
 
     def _on_message(self, message: wire.DaemonMessage) -> None:
         if self._agreement is not None:
             self._agreement.renew()  # a daemon that speaks keeps the plan in force from expiring
         if isinstance(message, wire.PlanOffer) and self._agreement is not None:
             if message.job_id == self._job_id:
+                self._highest_epoch = max(self._highest_epoch, message.plan.epoch)
                 self._agreement.offer(message.plan)
         elif isinstance(message, wire.Observe) and self._plugin is not None:
             if self._trace_log is None:
@@ -236,6 +256,19 @@ class Session:
         self.n_errors += 1
         if self.n_errors == 1:
             logger.warning("zerotune: the agent met an error, training goes on: %s", error, exc_info=True)
+
+
+def _group_timeout_s() -> float:
+    """How long the job's collectives may take before its watchdog ends it."""
+    from torch.distributed.distributed_c10d import _get_default_group, default_pg_timeout
+
+    timeout = default_pg_timeout
+    try:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        timeout = _get_default_group()._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):
+        pass  # a backend that does not say: the default errs on the patient side
+    return float(timeout.total_seconds())
 
 
 def _follow_runtime_phases(plugin: Plugin) -> None:

@@ -51,7 +51,7 @@ MAX_SUMMED_KEYS: Final = 256
 NEVER_STEP: Final = 2**62
 GUARD_WAITS_STEPS: Final = 3
 """How many steps the measurements of a step may come after its record."""
-PLAN_EXPIRES_AFTER: Final = 100_000
+PLAN_EXPIRES_AFTER: Final = 1000
 
 
 class BrainSettings(msgspec.Struct, frozen=True):

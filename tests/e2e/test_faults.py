@@ -7,7 +7,7 @@ import psutil
 import pytest
 from conftest import losses_of
 
-STEPS = 120
+STEPS = 160
 
 
 @pytest.mark.timeout(180)
@@ -18,8 +18,8 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill
     daemon = world.start_daemon()
     training, losses = world.train("--steps", STEPS)
     world.wait_for(lambda: len(losses_of(losses)) > 15, "training to run", training)
-    world.wait_for(
-        lambda: any(job.step > 3 for job in world.status().jobs), "the daemon to see steps", training
+    epoch_at_kill = world.wait_for(
+        lambda: next((job.epoch for job in world.status().jobs if job.epoch > 0), None), "a first plan", training
     )
     kill9(daemon.pid)
     at_kill = len(losses_of(losses))
@@ -29,6 +29,9 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill
         lambda: any(job.n_observations > 0 and job.n_ranks_seen == 2 for job in world.status().jobs),
         "tuning to resume", training, timeout_s=5,
     )  # fmt: skip
+    world.wait_for(
+        lambda: any(job.epoch > epoch_at_kill for job in world.status().jobs), "a plan of the new daemon", training
+    )
     returncode, output = world.finish(training)
     assert returncode == 0, output
     assert losses_of(losses) == losses_of(reference)
