@@ -232,6 +232,9 @@ def replay(
     policy: Annotated[
         list[str], typer.Option(help="baseline, table, model or oracle; may be given several times.")
     ] = ["baseline", "table", "model", "oracle"],  # noqa: B006 - typer reads the default, nobody changes it
+    plan: Annotated[
+        Path | None, typer.Option(help="What policy `table` follows: our plan file or NVIDIA's tuner CSV.")
+    ] = None,
     store: StorePath = None,
     fabric: FabricName = None,
     as_json: AsJson = False,
@@ -242,7 +245,7 @@ def replay(
     """
     from tuner import replay as replaying
 
-    result = replaying.replay(trace, policy, _store_path(store), fabric)
+    result = replaying.replay(trace, policy, _store_path(store), fabric, plan)
     if as_json:
         print(result.to_json())
         return
@@ -260,6 +263,9 @@ def sweep(
     min_bytes: Annotated[int, typer.Option(help="Smallest message, total bytes.")] = 4096,
     max_bytes: Annotated[int, typer.Option(help="Largest message, total bytes.")] = 64 * 2**20,
     full: Annotated[bool, typer.Option("--full", help="Measure the whole grid.")] = False,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(help="Measure nothing: compare two sweeps, by job id or fabric id.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure settings x sizes x collectives in one process group and record them.
@@ -270,6 +276,12 @@ def sweep(
     """
     from tuner import sweep as sweeping
 
+    if compare is not None:
+        from tuner.sweep.compare import compare as compare_sweeps
+        from tuner.sweep.compare import render_comparison
+
+        render_comparison(compare_sweeps(_store_path(store), *compare), _console())
+        return
     result = sweeping.sweep(
         sweeping.SweepRequest(
             fabric=fabric,
@@ -386,6 +398,31 @@ def report(
     from tuner.report import write_report
 
     print(write_report(_store_path(store), out, job_id=job))
+
+
+@app.command()
+def plot(
+    name: Annotated[str, typer.Argument(help="steps, exposed, winners, regret, memory, ...; `list` shows them.")],
+    out: Annotated[Path, typer.Argument(help="A .png or .svg file.")] = Path("plot.png"),
+    store: StorePath = None,
+    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job.")] = None,
+) -> None:
+    """Write one picture of the report as PNG or SVG.
+
+    Example: zerotune plot winners winners.svg
+    """
+    from tuner.plots import save
+    from tuner.report.facts import gather
+    from tuner.report.page import pictures
+
+    found = {picture.name: picture for picture in pictures(gather(_store_path(store), job))}
+    if name == "list":
+        print("\n".join(found))
+    elif name in found:
+        save(found[name].figure, out)
+        print(out)
+    else:
+        raise UserError(f"there is no picture {name!r} of this job", f"use one of {', '.join(found) or 'none'}")
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 import numpy as np
 from markupsafe import Markup
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from store.errors import UserError
@@ -29,6 +30,7 @@ class Picture:
     name: str
     title: str
     caption: str
+    figure: Figure
     svg: Markup
 
 
@@ -187,8 +189,8 @@ def _memory_picture(facts: Facts) -> Picture | None:
     return _picture(figure, "memory", "Memory pressure", caption)
 
 
-def _picture(figure: Any, name: str, title: str, caption: str) -> Picture:
-    return Picture(name, title, caption, Markup(plots.inline_svg(figure, name, title)))
+def _picture(figure: Figure, name: str, title: str, caption: str) -> Picture:
+    return Picture(name, title, caption, figure, Markup(plots.inline_svg(figure, name, title)))
 
 
 def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
