@@ -17,7 +17,9 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,16 +44,37 @@ if TYPE_CHECKING:
     from zero_runtime.engine import Engine
 
 MANIFEST = "zero.json"
-_TRUSTED = ("torch.distributed.checkpoint.", "pathlib", "torch.serialization")
-_TRUSTED_NAMES = {("torch", "Size"), ("torch", "device"), ("collections", "OrderedDict"), ("builtins", "set")}
+_TRUSTED_NAMES = {
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("builtins", "set"),
+}
+
+
+def _enum_member(kind: type, name: str) -> Enum:
+    """What Python 3.11.0 to 3.11.3 pickle an enum's member as, in place of the real getattr."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind[name]
+    raise CheckpointError(f"the checkpoint's index asks {kind} for {name!r}; only read checkpoints that you trust")
 
 
 class _IndexUnpickler(pickle.Unpickler):
+    """Builds what DCP writes into an index and nothing else: plain records, enums, dtypes, paths."""
+
     def find_class(self, module: str, name: str) -> Any:
-        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        index = module.startswith(_TRUSTED[0]) or module.split(".")[0] == "pathlib"
-        if dtype or index or (module, name) in _TRUSTED_NAMES or name in ("_get_layout",):
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in _TRUSTED_NAMES:
             return super().find_class(module, name)
+        # A dotted name would reach whatever a module happens to import.
+        is_known = module.startswith("torch.distributed.checkpoint.") or module.split(".")[0] == "pathlib"
+        if is_known and "." not in name:
+            found = super().find_class(module, name)
+            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, (Enum, PurePath))):
+                return found
         raise CheckpointError(f"the checkpoint's index names {module}.{name}; only read checkpoints that you trust")
 
 
@@ -67,7 +90,9 @@ class SafeReader(dcp.FileSystemReader):
         try:
             with open(Path(self.path) / ".metadata", "rb") as file:
                 metadata: Metadata = _IndexUnpickler(file).load()
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
+        except CheckpointError:
+            raise
+        except Exception as error:  # a damaged pickle raises anything
             raise CheckpointError(
                 f"{self.path} has no readable index ({error}); choose a complete checkpoint"
             ) from None
