@@ -37,7 +37,7 @@ class Channel:
     """Owns the socket and the thread.
 
     Args:
-        endpoint: ZeroMQ endpoint of the daemon.
+        endpoint: ZeroMQ endpoint of the daemon; None: there is none, the thread only empties the outbox.
         hello: builds the greeting, or None while it cannot yet; called on the channel's thread.
         outbox: asked every `tick_ms` for what is to be sent.
         on_message: called on the channel's thread with each message of the daemon.
@@ -46,7 +46,7 @@ class Channel:
 
     def __init__(
         self,
-        endpoint: str,
+        endpoint: str | None,
         hello: Callable[[], wire.Hello | None],
         outbox: Outbox,
         on_message: Callable[[wire.DaemonMessage], None],
@@ -87,7 +87,8 @@ class Channel:
         # Without a daemon nothing is queued: a daemon that returns gets fresh news, not old.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
-            socket.connect(self._endpoint)
+            if self._endpoint is not None:
+                socket.connect(self._endpoint)
             self._loop(socket)
         except Exception:
             logger.exception("the agent's channel stopped; training goes on untuned")

@@ -66,7 +66,7 @@ def check(request: LaunchRequest, *, daemon_answers: bool) -> list[Problem]:
     if request.fabric is not None:
         problems += _fabric_problems(request.fabric)
     if request.plan_path is not None:
-        problems += _plan_problems(request.plan_path)
+        problems += _plan_problems(request.plan_path, request.fabric)
     if request.agent_on:
         problems += _plugin_problems(request) + _setting_problems(request)
         if request.fabric is None:
@@ -183,13 +183,23 @@ def _fabric_problems(name: str) -> list[Problem]:
     return []
 
 
-def _plan_problems(path: Path) -> list[Problem]:
+def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
     try:
-        library.load().stage_plan(read_plan(path).plan)
+        file = read_plan(path)
+        library.load().stage_plan(file.plan)
     except PlanError as error:
         return [Problem(error.problem, error.remedy, fatal=True)]
     except PluginError:
-        pass  # said by the plugin's own check
+        return []  # said by the plugin's own check
+    if file.emulated and file.emulated != fabric:
+        here = f"on fabric {fabric}" if fabric else "on real hardware"
+        return [
+            Problem(
+                f"{path} was learned on the emulated fabric {file.emulated} and runs {here}",
+                "what was best there need not be good here",
+                fatal=False,
+            )
+        ]
     return []
 
 

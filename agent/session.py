@@ -63,6 +63,7 @@ class Session:
         self._boundary_exposed_us: float | None = None
         self._observe_steps = 0
         self._agreement: Agreement | None = None
+        self._store: Any = None
         self._channel: Channel | None = None
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
@@ -139,6 +140,8 @@ class Session:
             self._sample_pressure = memory_pressure
         if plugin.tuner_abi() == 0:
             logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
+        # For the channel's thread alone: the agreement's thread blocks on a connection of its own.
+        self._store = open_job_store()
         logs_trace = self._settings.trace_dir is not None
         plugin.set_recording(rank == 0 or logs_trace)
         plugin.set_observing(logs_trace)
@@ -155,7 +158,12 @@ class Session:
         if settings.plan_path is not None and rank == 0:
             self._agreement.offer(read_plan(settings.plan_path).plan)
         self._channel = Channel(
-            settings.endpoint, self._hello, self, self._on_message, self._on_alive, settings.tick_ms
+            None if settings.plan_path is not None else settings.endpoint,
+            self._hello,
+            self,
+            self._on_message,
+            self._on_alive,
+            settings.tick_ms,
         )
         self._channel.start()
 
@@ -206,14 +214,20 @@ class Session:
         """Rank 0's job id, so that ranks launched on several nodes name the job alike; never waits for it."""
         if self._drain is not None:
             return True
-        store = open_job_store()
-        if self._rank == 0:
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            self._job_id = self._settings.job_id + (f".{attempt}" if attempt != "0" else "")
-            store.set(JOB_ID_KEY, self._job_id)
-        elif store.check([JOB_ID_KEY]):
-            self._job_id = bytes(store.get(JOB_ID_KEY)).decode()
-        else:
+        store = self._store
+        if store is None:
+            return False
+        try:
+            if self._rank == 0:
+                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+                self._job_id = self._settings.job_id + (f".{attempt}" if attempt != "0" else "")
+                store.set(JOB_ID_KEY, self._job_id)
+            elif store.check([JOB_ID_KEY]):
+                self._job_id = bytes(store.get(JOB_ID_KEY)).decode()
+            else:
+                return False
+        except RuntimeError as error:
+            logger.debug("the job's store is gone, so is the job: %s", error)
             return False
         return True
 

@@ -20,6 +20,8 @@ _log = logging.getLogger("zerotune.store")
 BUSY_TIMEOUT_S: Final = 10.0
 _SIDE_FILES: Final = ("", "-wal", "-shm")
 _BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
+_SQLITE_HEADER: Final = b"SQLite format 3\0"
+_DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 
 
 def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Path | None]:
@@ -30,6 +32,7 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Path | N
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
+    _refuse_foreign(path)
     lock = _lock(path)
     try:
         set_aside = None
@@ -130,6 +133,15 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
             f"store {path} was written by a newer zerotune (it has schema step {unknown[-1]})",
             "install that version, or " + _BY_FLAG,
         )
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a mistyped path: a file that is no database, by its first bytes and by its name."""
+    if path.is_file() and path.suffix not in _DATABASE_SUFFIXES:
+        with path.open("rb") as file:
+            begin = file.read(len(_SQLITE_HEADER))
+        if begin and begin != _SQLITE_HEADER:
+            raise StoreError(f"{path} is no zerotune store", _BY_FLAG)
 
 
 def _set_aside(path: Path, error: sqlite3.DatabaseError) -> Path:

@@ -7,6 +7,7 @@ Exit codes: 0 done, 2 a mistake of the user's (one line on stderr), 130 interrup
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,8 +59,19 @@ def main() -> None:
     except ZerotuneError as error:
         print(f"zerotune: {error}", file=sys.stderr)
         sys.exit(1)
+    except sqlite3.DatabaseError as error:
+        reason = " ".join(str(error).split())
+        print(f"zerotune: the store is damaged ({reason}); start `zerotune daemon` once: it keeps the damaged "
+              "file under another name and begins a new one", file=sys.stderr)  # fmt: skip
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _output_file(path: Path) -> Path:
+    if not path.name or path.is_dir():
+        raise UserError(f"cannot write to {str(path)!r}: it is a folder", "name a file")
+    return path
 
 
 def _store_path(path: Path | None) -> Path:
@@ -308,7 +320,7 @@ def import_(
         str | None, typer.Option(help="Hardware it was measured on; default: the folder's name.")
     ] = None,
     setting: Annotated[
-        str | None, typer.Option(help="What ran where the file does not say: ALGORITHM/PROTOCOL[/CHANNELS].")
+        str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128 or ring/ll128/8.")
     ] = None,
     default: Annotated[bool, typer.Option("--default", help="The file shows NCCL's own choices.")] = False,
     n_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file does not say.")] = None,
@@ -372,7 +384,7 @@ def export(
     """
     from tuner import export as exporting
 
-    path = _store_path(store)
+    path, out = _store_path(store), _output_file(out)
     if to == "plan":
         remarks = exporting.export_plan(path, out, job)
     elif to == "nvidia-csv":
@@ -397,7 +409,7 @@ def report(
     """
     from tuner.report import write_report
 
-    print(write_report(_store_path(store), out, job_id=job))
+    print(write_report(_store_path(store), _output_file(out), job_id=job))
 
 
 @app.command()
@@ -419,7 +431,7 @@ def plot(
     if name == "list":
         print("\n".join(found))
     elif name in found:
-        save(found[name].figure, out)
+        save(found[name].figure, _output_file(out))
         print(out)
     else:
         raise UserError(f"there is no picture {name!r} of this job", f"use one of {', '.join(found) or 'none'}")

@@ -52,6 +52,8 @@ def test_paper_tables():
         (("sweep", "--compare", "a", "b", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
         (("replay", "/nowhere/trace", "--plan", "/nowhere/plan.json"), "/nowhere"),
         (("export", "/tmp/x.json", "--to", "xml"), "'xml'"),
+        (("report", "."), "folder"),
+        (("export", ""), "folder"),
         (("plot", "winners", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
         (("launch", "--fabric", "nope", "--", sys.executable, "-c", "0"), "nope"),
         (("report", "/proc/report.html", "--store", "/nowhere/s.db"), "/nowhere/s.db"),

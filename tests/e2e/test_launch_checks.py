@@ -69,7 +69,13 @@ def test_a_sitecustomize_of_the_users_still_runs(world):
     assert done.stdout == "mine\nmine\ntrained\n"  # once in zerotune's own process, once in the script's
 
 
-@pytest.mark.parametrize("command", ["daemon", "launch", "replay", "sweep", "status", "explain", "fabrics"])
+COMMANDS = [
+    "daemon", "launch", "replay", "sweep", "status", "explain", "fabrics", "import", "export", "memory", "report",
+    "plot", "demo",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_has_an_example(world, command):
     done = world.zerotune(command, "--help")
     assert done.returncode == 0
@@ -89,7 +95,8 @@ def test_a_plan_with_an_illegal_cell_is_refused(world):
 
 
 @pytest.mark.timeout(90)
-def test_a_plan_file_needs_no_daemon(world):
+def test_a_plan_file_heeds_no_daemon(world):
+    world.start_daemon()
     plan = world.folder / "plan.json"
     plan.write_text(PLAN % "pat")
     summary = world.folder / "summary.json"
@@ -100,3 +107,4 @@ def test_a_plan_file_needs_no_daemon(world):
     steps = json.loads(summary.read_text())["steps"]
     assert steps[0]["epoch"] == 0
     assert steps[-1]["epoch"] == 1
+    assert world.status().jobs == ()

@@ -169,3 +169,12 @@ def test_closing_an_idle_store_is_quick(path):
     start_s = time.monotonic()
     store.close()
     assert time.monotonic() - start_s < 2
+
+
+def test_a_file_that_never_was_a_store_is_left_alone(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('precious')")
+    with pytest.raises(StoreError, match="no zerotune store"):
+        Store.open(script)
+    assert script.read_text() == "print('precious')"
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
