@@ -40,6 +40,7 @@ def _on_emulated(original: Any, *, asks_default: bool) -> Any:
             kwargs["backend"] = _backend(kwargs.get("backend"), asks_default)
         return original(*positional, **kwargs)
 
+    # A mark on the function, so that a second install does not wrap it again.
     make_group.zerotune_emulated = True  # type: ignore[attr-defined]
     return make_group
 

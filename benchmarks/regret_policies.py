@@ -160,7 +160,7 @@ class CoordinateDescent(Bandit):
         seen = np.where(self._counts[key] > 0, self._means(key), np.inf)
         return int(np.argmin(seen))
 
-    def _search(self, key: int):  # type: ignore[no-untyped-def]
+    def _search(self, key: int):
         candidates = self._problems[key].candidates
         places = {(c.algorithm, c.protocol, c.n_channels): at for at, c in enumerate(candidates) if at}
         cells = sorted({place[:2] for place in places}, key=str)

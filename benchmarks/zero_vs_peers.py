@@ -202,7 +202,7 @@ def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float,
         for _ in range(n):
             step(batch)
     own = 0.0
-    for (file, _, _), (_, _, total, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+    for (file, _, _), (_, _, total, _, _) in pstats.Stats(profile).stats.items():
         if f"{os.sep}zero_runtime{os.sep}" in file and "examples" not in file:
             own += total  # own time only: what torch does on our behalf is not Python's
     out.put(100 * own / n / statistics.median(plain))

@@ -19,6 +19,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 class _AfterTorch(importlib.abc.MetaPathFinder):
     """Finds torch like everybody else and runs `agent.activate` once it is imported."""
 
+    # Untyped: the types' imports would be paid by every Python process of the job.
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name != "torch":
             return None

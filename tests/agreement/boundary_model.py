@@ -89,7 +89,7 @@ _leader_fields = attrgetter(*Leader.__dataclass_fields__)
 
 
 def _flat(machine: Follower | Leader) -> tuple[object, ...]:
-    return (_follower_fields if isinstance(machine, Follower) else _leader_fields)(machine)  # type: ignore[no-any-return]
+    return (_follower_fields if isinstance(machine, Follower) else _leader_fields)(machine)
 
 
 Action = tuple[str, Callable[["State"], None]]
@@ -127,12 +127,12 @@ class Model:
         for index, rank in enumerate(state.ranks):
             if rank.follower.is_blocked or rank.follower.is_turn:
                 if rank.follower.is_turn and rank.background == "idle":
-                    yield f"rank {index} crosses", lambda s, i=index: self.cross(s, i)  # type: ignore[misc]
+                    yield f"rank {index} crosses", lambda s, i=index: self.cross(s, i)
             elif rank.n_calls < self.bounds.n_boundaries:
-                yield f"rank {index} steps", lambda s, i=index: self.step(s, i)  # type: ignore[misc]
+                yield f"rank {index} steps", lambda s, i=index: self.step(s, i)
             if self.can_work(state, index):
                 name = f"rank {index} background {rank.background}"
-                yield name, lambda s, i=index: self.work(s, i)  # type: ignore[misc]
+                yield name, lambda s, i=index: self.work(s, i)
 
     def outside_actions(self, state: State) -> Iterator[Action]:
         """What the daemon and the launcher may do at any moment."""
@@ -186,7 +186,7 @@ class Model:
         if rank.background == "verdict":
             return state.store.get(self.key(state, "registered")) == self.bounds.n_ranks
         if rank.background == "charter":
-            return len(state.store[self.key(state, "promises")]) == self.bounds.n_ranks  # type: ignore[arg-type]
+            return len(state.store[self.key(state, "promises")]) == self.bounds.n_ranks
         if rank.background == "receive":
             first = rank.follower.n_turns == 0
             return rank.follower.turn is None and has(FIRST if first else rank.follower.due)
@@ -198,7 +198,7 @@ class Model:
 
     def register(self, state: State, index: int) -> None:
         key = self.key(state, "registered")
-        state.store[key] = state.store.get(key, 0) + 1  # type: ignore[operator]
+        state.store[key] = state.store.get(key, 0) + 1
         state.ranks[index].background = "verdict"
 
     def verdict(self, state: State, index: int) -> None:
@@ -207,13 +207,13 @@ class Model:
     def promise(self, state: State, index: int) -> None:
         rank = state.ranks[index]
         key = self.key(state, "promises")
-        promises = (*state.store.get(key, ()), rank.follower.promise())  # type: ignore[misc]
+        promises = (*state.store.get(key, ()), rank.follower.promise())
         state.store[key] = tuple(sorted(promises))
         rank.background = "receive" if index else "charter"
 
     def charter(self, state: State, index: int) -> None:
         promises = state.store.pop(self.key(state, "promises"))
-        state.store[self.key(state, FIRST)] = state.leader.first_turn(promises)  # type: ignore[arg-type]
+        state.store[self.key(state, FIRST)] = state.leader.first_turn(promises)
         state.ranks[index].background = "receive"
 
     def receive(self, state: State, index: int) -> None:
@@ -241,7 +241,7 @@ class Model:
             state.store[self.key(state, "mismatch")] = True
         if rank.must_confirm:
             key = self.key(state, "confirmed")
-            state.store[key] = state.store.get(key, 0) + 1  # type: ignore[operator]
+            state.store[key] = state.store.get(key, 0) + 1
             rank.has_confirmed = True
         rank.must_report = rank.must_confirm = False
         rank.background = "receive" if index else "publish"
@@ -339,5 +339,5 @@ def _trail(path: tuple[object, ...] | None) -> str:
     names = []
     while path is not None:
         names.append(str(path[0]))
-        path = path[1]  # type: ignore[assignment]
+        path = path[1]
     return "\n".join(reversed(names))

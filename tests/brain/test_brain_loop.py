@@ -19,7 +19,7 @@ def _world(**changes: object) -> World:
         for call in [Call(Collective.all_gather, Phase.forward_gather, nbytes)] * 2
         + [Call(Collective.reduce_scatter, Phase.gradient_scatter, nbytes)] * 2
     ]
-    return World("ethernet_boxes", place, calls, **{"compute_us": 100_000.0, **changes})  # type: ignore[arg-type]
+    return World("ethernet_boxes", place, calls, **{"compute_us": 100_000.0, **changes})
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -25,7 +25,7 @@ def _world(name: str = "ethernet_boxes", n_ranks: int = 16, **changes: object) -
         for call in [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent)] * 2
         + [Call(Collective.reduce_scatter, Phase.gradient_scatter, 1 << exponent)]
     ]
-    return World(name, place, calls, **{"compute_us": 100_000.0, **changes})  # type: ignore[arg-type]
+    return World(name, place, calls, **{"compute_us": 100_000.0, **changes})
 
 
 def test_promotes_nothing_where_nothing_is_to_be_gained() -> None:

@@ -16,7 +16,7 @@ NVLS = (Algorithm.nvls, Protocol.simple)
 
 
 def cells(collective: Collective, n_nodes: int, **rest: object) -> set[catalog.Cell]:
-    return set(catalog.legal_cells(collective, n_nodes=n_nodes, **rest))  # type: ignore[arg-type]
+    return set(catalog.legal_cells(collective, n_nodes=n_nodes, **rest))
 
 
 def test_gather_and_scatter_cells() -> None:

@@ -40,7 +40,7 @@ def golden() -> list[tuple[Topology, Collective, int, int, np.ndarray]]:
             )
             table = calls.setdefault(call, np.full((7, 3), np.nan))
             table[Algorithm[row["algorithm"]], Protocol[row["protocol"]]] = float(row["cost_us"])
-    return [(*call, table) for call, table in calls.items()]  # type: ignore[misc]
+    return [(*call, table) for call, table in calls.items()]
 
 
 def test_equals_every_recorded_output(golden: list) -> None:
@@ -81,7 +81,7 @@ def two_sockets_boxes(**changes: object) -> Topology:
         "plain_tree_pattern": True,
         "comm_channels": 4,
     }
-    return Topology(**{**fields, **changes})  # type: ignore[arg-type]
+    return Topology(**{**fields, **changes})
 
 
 @pytest.mark.parametrize(

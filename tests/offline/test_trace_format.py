@@ -36,7 +36,7 @@ def new_log(directory: Path, **changes: object) -> TraceLog:
         "version": "0.1.0",
         "clock_s": lambda: 0.0,
     } | changes
-    return TraceLog(directory, **arguments)  # type: ignore[arg-type]
+    return TraceLog(directory, **arguments)
 
 
 def records_from(seed: int, n_records: int) -> np.ndarray:

@@ -167,7 +167,7 @@ def test_a_pickle_of_shared_lists_takes_no_time(tmp_path: Path) -> None:
     dump = {
         "version": bomb,
         "pg_config": {"0": {"ranks": bomb}, "1": bomb},
-        "entries": [{**samples.FLIGHT_RECORDER["entries"][0], "process_group": bomb, "input_sizes": bomb}, bomb],  # type: ignore[index]
+        "entries": [{**samples.FLIGHT_RECORDER["entries"][0], "process_group": bomb, "input_sizes": bomb}, bomb],
     }
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(pickle.dumps(dump))

@@ -71,7 +71,7 @@ def test_tensor_parallel_under_zero_trains_like_one_process(world: World) -> Non
     expected = []
     for n in range(3):
         losses: list[Tensor] = [model(*gpt_batch(rank, n)) for rank in range(2)]
-        (sum(losses) / 2).backward()  # type: ignore[union-attr]
+        (sum(losses) / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
         expected.append([loss.item() for loss in losses])

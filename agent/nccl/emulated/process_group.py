@@ -30,6 +30,7 @@ Tensors = Sequence[torch.Tensor]
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+# torch's stubs give its base class other signatures than the ones it is called with (hence Any).
 class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives run on the emulated NCCL."""
 
