@@ -1,0 +1,73 @@
+"""The `zerotune` command: each subcommand parses, calls one function of its part, and renders.
+
+One module per command; everything heavy is imported inside the commands, so that `zerotune --help` answers at once.
+Exit codes: 0 done, 1 it failed, 2 a mistake of the user's (one line on stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+
+import typer
+
+from store.errors import UserError, ZerotuneError
+from tuner.cli.daemon import daemon
+from tuner.cli.demo import demo
+from tuner.cli.explain import explain
+from tuner.cli.export import export
+from tuner.cli.fabrics import fabrics
+from tuner.cli.import_ import import_
+from tuner.cli.launch import launch
+from tuner.cli.memory import memory
+from tuner.cli.plot import plot
+from tuner.cli.replay import replay
+from tuner.cli.report import report
+from tuner.cli.status import status
+from tuner.cli.sweep import sweep
+
+app = typer.Typer(
+    name="zerotune",
+    help="Online autotuning of NCCL collectives for ZeRO and FSDP training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# The order of `zerotune --help`.
+for _command in (
+    daemon,
+    launch,
+    status,
+    explain,
+    replay,
+    sweep,
+    import_,
+    export,
+    memory,
+    report,
+    plot,
+    fabrics,
+    demo,
+):
+    app.command(name=_command.__name__.rstrip("_"))(_command)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        print(f"zerotune: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ZerotuneError as error:
+        print(f"zerotune: {error}", file=sys.stderr)
+        sys.exit(1)
+    except sqlite3.DatabaseError as error:
+        reason = " ".join(str(error).split())
+        print(f"zerotune: the store is damaged ({reason}); start `zerotune daemon` once: it keeps the damaged "
+              "file under another name and begins a new one", file=sys.stderr)  # fmt: skip
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,5 @@
+"""`python -m tuner.cli`."""
+
+from tuner.cli import main
+
+main()

@@ -1,0 +1,37 @@
+"""`zerotune daemon`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.cli.options import Endpoint, StorePath, endpoint_or_default, store_path
+
+
+def daemon(
+    endpoint: Endpoint = None,
+    store: StorePath = None,
+    idle_exit: Annotated[
+        float | None, typer.Option(help="Leave after this many seconds without a rank; default: never.")
+    ] = None,
+    curve_keys: Annotated[
+        Path | None, typer.Option(help="Folder with CURVE keys; required for a tcp:// endpoint.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
+) -> None:
+    """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
+
+    Example: zerotune daemon --store /var/lib/zerotune/store.db
+    """
+    import logging
+
+    from tuner.daemon import run_daemon
+
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    raise typer.Exit(
+        run_daemon(endpoint_or_default(endpoint), store_path(store), idle_exit_s=idle_exit, curve_dir=curve_keys)
+    )

@@ -1,0 +1,32 @@
+"""`zerotune explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tuner.cli.options import AsJson, StorePath, console, store_path
+
+
+def explain(
+    store: StorePath = None,
+    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job.")] = None,
+    collective: Annotated[str | None, typer.Option(help="Only this collective, e.g. all_gather.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Only this phase, e.g. forward_gather.")] = None,
+    message_bytes: Annotated[int | None, typer.Option(help="Only the size class of this size.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why each setting is what it is: evidence, prediction, alternatives.
+
+    Example: zerotune explain --collective all_gather --message-bytes 1048576
+    """
+    from tuner import explanations
+
+    explained = explanations.explain(store_path(store), job, collective, phase, message_bytes)
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(explained).decode())
+        return
+    explanations.render(explained, console())

@@ -1,0 +1,38 @@
+"""`zerotune export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from store.errors import UserError
+from tuner.cli.options import StorePath, output_file, store_path
+
+
+def export(
+    out: Annotated[Path, typer.Argument(help="File to write.")],
+    to: Annotated[
+        str, typer.Option("--to", help="plan (for launch --plan), nvidia-csv, or measurements (CSV).")
+    ] = "plan",
+    store: StorePath = None,
+    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job with decisions.")] = None,
+) -> None:
+    """Take what was learned elsewhere: a plan file, NVIDIA's example-tuner CSV, or all measurements.
+
+    Example: zerotune export plan.json && zerotune launch --plan plan.json -- torchrun train.py
+    """
+    from tuner import export as exporting
+
+    path, out = store_path(store), output_file(out)
+    if to == "plan":
+        remarks = exporting.export_plan(path, out, job)
+    elif to == "nvidia-csv":
+        remarks = exporting.export_nvidia_csv(path, out, job)
+    elif to == "measurements":
+        remarks = exporting.export_measurements(path, out)
+    else:
+        raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv or measurements")
+    for remark in remarks:
+        print(remark)

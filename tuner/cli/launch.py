@@ -1,0 +1,58 @@
+"""`zerotune launch`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.cli.options import Endpoint, FabricName, StorePath, store_path
+
+
+def launch(
+    command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
+    fabric: FabricName = None,
+    endpoint: Endpoint = None,
+    start_daemon: Annotated[bool, typer.Option(help="Start a daemon for this job if none answers.")] = False,
+    store: StorePath = None,
+    log_trace: Annotated[
+        Path | None, typer.Option(help="Log every collective into this folder, for `zerotune replay`.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")
+    ] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write step times to this JSON file.")] = None,
+    agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
+) -> None:
+    """Run an unmodified training command with its collectives tuned.
+
+    Example: zerotune launch -- torchrun --nproc-per-node 8 train.py --epochs 3
+
+    Without a GPU: zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 train.py
+    """
+    from agent import launch as launching
+    from tuner.status import fetch_status
+
+    request = launching.LaunchRequest(
+        command, fabric, endpoint, agent, trace_dir=log_trace, summary_path=summary, plan_path=plan
+    )
+    where = launching.endpoint(request)
+    answers = False
+    if agent and plan is None:
+        answers = fetch_status(where, timeout_s=0.5) is not None
+        if not answers and start_daemon:
+            from tuner.background import start_in_background
+
+            start_in_background(where, store_path(store))
+            answers = True
+    problems = launching.check(request, daemon_answers=answers)
+    launching.refuse_fatal(problems)
+    for problem in problems:
+        print(f"zerotune: {problem}", file=sys.stderr)
+    for folder in filter(None, (log_trace, summary.parent if summary else None)):
+        launching.make_writable(folder)
+    sys.stdout.flush()
+    os.execvpe(command[0], command, launching.environment(request))

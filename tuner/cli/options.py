@@ -1,0 +1,61 @@
+"""Options and helpers that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from store.errors import UserError
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="ZeroMQ endpoint of the daemon; default: ipc:// below the runtime directory.",
+        envvar="ZEROTUNE_ENDPOINT",
+    ),
+]
+StorePath = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        help="The store's SQLite file; default: below the XDG data directory.",
+        envvar="ZEROTUNE_STORE",
+    ),
+]
+FabricName = Annotated[
+    str | None,
+    typer.Option("--fabric", help="Name or path of a fabric file: use the emulated NCCL. See `zerotune fabrics`."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+
+def output_file(path: Path) -> Path:
+    """A path that can be written to; UserError when it is a folder."""
+    if not path.name or path.is_dir():
+        raise UserError(f"cannot write to {str(path)!r}: it is a folder", "name a file")
+    return path
+
+
+def store_path(path: Path | None) -> Path:
+    """The given store file or the default one."""
+    from store.paths import default_store_path
+
+    return path or default_store_path()
+
+
+def endpoint_or_default(endpoint: str | None) -> str:
+    """The given endpoint or this user's default one."""
+    from store.paths import default_endpoint
+
+    return endpoint or default_endpoint()
+
+
+def console() -> Any:
+    """Where tables go."""
+    from rich.console import Console
+
+    # Into a pipe or a file, rich would cut tables to 80 columns.
+    return Console() if sys.stdout.isatty() else Console(width=160)

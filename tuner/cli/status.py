@@ -1,0 +1,27 @@
+"""`zerotune status`."""
+
+from __future__ import annotations
+
+from store.errors import UserError
+from tuner.cli.options import AsJson, Endpoint, console, endpoint_or_default
+
+
+def status(endpoint: Endpoint = None, as_json: AsJson = False) -> None:
+    """Show the daemon's jobs, ranks, rates, epochs, last decisions and health.
+
+    Example: zerotune status
+    """
+    from tuner.status import fetch_status
+
+    where = endpoint_or_default(endpoint)
+    reply = fetch_status(where, timeout_s=2.0)
+    if reply is None:
+        raise UserError(f"no daemon answers at {where}", "start one with `zerotune daemon`")
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(reply).decode())
+        return
+    from tuner.status import render_status
+
+    render_status(reply, console())
