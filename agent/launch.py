@@ -57,6 +57,7 @@ class LaunchRequest:
     trace_dir: Path | None = None
     summary_path: Path | None = None
     plan_path: Path | None = None
+    keys_dir: Path | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -113,6 +114,7 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_TRACE_DIR: request.trace_dir and request.trace_dir.absolute(),
         settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
         settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
+        settings.ENV_CURVE_KEYS: request.keys_dir and request.keys_dir.absolute(),
     }
     for name, value in optional.items():
         if value is None:

@@ -20,8 +20,11 @@ ENV_TRACE_DIR = "ZEROTUNE_TRACE_DIR"
 ENV_SUMMARY = "ZEROTUNE_SUMMARY"
 ENV_PLAN = "ZEROTUNE_PLAN"
 ENV_TICK_MS = "ZEROTUNE_TICK_MS"
+ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
+"""Folder with the keys for a daemon at tcp://."""
 
-DEFAULT_TICK_MS = 250
+DEFAULT_TICK_MS = 100
+"""How often the agent reports while there is something to learn from it."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ ALLOWED = {
     "zero_runtime": {"zero_runtime"},
     "agent.nccl": {"agent.nccl", *BASE},
     "agent": {"agent", "store.trace_format", *BASE},
-    "tuner": {"tuner", "store", "agent.nccl", "agent.launch", "agent.settings"},
+    "tuner": {"tuner", "store", "agent.nccl", "agent.launch", "agent.settings", "agent.keys"},
     "tuner.memory_report": {"store", "zero_runtime.analysis"},
     # Runs inside a training process of its own making, like a user's script.
     "tuner.sweep_worker": {"tuner", "store", "agent"},

@@ -12,14 +12,16 @@ CURVE, or refused. Keys are ZeroMQ certificates in one folder:
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import zmq
 import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
+from agent.keys import load_key_pair
 from store.errors import UserError
 from store.lockfile import LockFile, LockHeld
 from store.paths import runtime_dir
@@ -72,17 +74,26 @@ class BoundEndpoint:
             self._lock.release()
 
 
-def use_client_keys(socket: zmq.Socket[Any], curve_dir: Path) -> None:
-    """Make `socket` a CURVE client of the daemon whose public key is in `curve_dir`.
+def make_keys(folder: Path) -> None:
+    """Write a new set of keys into `folder`: one server, one client, who may connect to it.
 
     Raises:
-        UserError: a key is missing or malformed.
+        UserError: there are keys already, or the folder cannot be written.
     """
-    socket.curve_publickey, socket.curve_secretkey = _key_pair(curve_dir / "client.key_secret")
+    if list(folder.glob("*.key_secret")):
+        raise UserError(f"there are keys in {folder} already", "name another folder, or remove them")
     try:
-        socket.curve_serverkey, _ = zmq.auth.load_certificate(curve_dir / "server.key")
-    except (OSError, ValueError) as error:
-        raise UserError(f"key {curve_dir / 'server.key'} cannot be read: {error}", "copy it from the daemon") from error
+        (folder / "clients").mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        umask = os.umask(0o177)
+        try:
+            for name in ("server", "client"):
+                zmq.auth.create_certificates(folder, name)
+            shutil.copy(folder / "client.key", folder / "clients")
+        finally:
+            os.umask(umask)
+    except OSError as error:
+        raise UserError(f"keys cannot be written to {folder}: {error.strerror}", "name another folder") from error
 
 
 def _lock(path: Path) -> LockFile:
@@ -115,7 +126,7 @@ def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | Non
     if curve_dir is None:
         raise UserError(f"endpoint {endpoint} would be open to the network", "give --curve-keys, or use ipc://")
     secret = curve_dir / "server.key_secret"
-    public_key, secret_key = _key_pair(secret)
+    public_key, secret_key = load_key_pair(secret)
     if stat.S_IMODE(secret.stat().st_mode) & 0o077:
         raise UserError(f"key {secret} can be read by others", f"run `chmod 600 {secret}`")
     if not (curve_dir / "clients").is_dir():
@@ -126,13 +137,3 @@ def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | Non
     socket.curve_publickey, socket.curve_secretkey = public_key, secret_key
     socket.curve_server = True
     return authenticator
-
-
-def _key_pair(path: Path) -> tuple[bytes, bytes]:
-    try:
-        public_key, secret_key = zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"key {path} cannot be read: {error}", "make keys with zmq.auth.create_certificates") from error
-    if secret_key is None:
-        raise UserError(f"key {path} has no secret half", "make keys with zmq.auth.create_certificates")
-    return public_key, secret_key

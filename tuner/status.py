@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from agent.keys import connect
 from store import wire
 from store.errors import WireError
 
@@ -18,19 +19,15 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
     """The state of the daemon at `endpoint`; None when none answers in time.
 
     Raises:
-        UserError: `curve_dir` lacks a key.
+        UserError: the endpoint needs keys, and `curve_dir` (default: ZEROTUNE_CURVE_KEYS) lacks one.
     """
     scheme, _, place = endpoint.partition("://")
     if scheme == "ipc" and not Path(place).exists():
         return None
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
-        if curve_dir is not None:
-            from tuner.endpoint import use_client_keys
-
-            use_client_keys(socket, curve_dir)
         try:
-            socket.connect(endpoint)
+            connect(socket, endpoint, curve_dir)
             socket.send_multipart(wire.encode(wire.StatusRequest()))
             if not socket.poll(int(timeout_s * 1000)):
                 return None

@@ -19,12 +19,13 @@ import pytest
 import zmq
 import zmq.auth
 
+from agent.keys import use_client_keys
 from store import wire
 from store.database import Store
 from store.errors import StoreLockedError, UserError
 from store.records import StepRecord
 from tuner.daemon import run_daemon
-from tuner.endpoint import use_client_keys
+from tuner.endpoint import make_keys
 from tuner.status import fetch_status, render_status
 
 SERVE = """
@@ -294,15 +295,13 @@ def test_only_the_owner_may_connect(daemon, private_path):
 @pytest.fixture
 def curve_dir(private_path):
     folder = private_path / "keys"
-    (folder / "clients").mkdir(parents=True)
-    for name in ("server", "client"):
-        zmq.auth.create_certificates(folder, name)
-    shutil.copy(folder / "client.key", folder / "clients")
-    (folder / "server.key_secret").chmod(0o600)
+    make_keys(folder)
+    with pytest.raises(UserError, match="already"):
+        make_keys(folder)
     return folder
 
 
-def test_tcp_serves_known_keys_only(curve_dir, private_path):
+def test_tcp_serves_known_keys_only(curve_dir, private_path, connect):
     with sockets.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -316,7 +315,11 @@ sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path
         while (status := fetch_status(endpoint, 0.5, curve_dir=curve_dir)) is None:
             assert time.monotonic() < deadline_s
         assert status.daemon_pid == process.pid
-        assert fetch_status(endpoint, 0.3) is None, "no keys"
+        with pytest.raises(UserError, match="wants keys"):
+            fetch_status(endpoint, 0.3)
+        keyless = connect(endpoint)
+        keyless.send_multipart(hello())
+        assert not keyless.poll(300)
         zmq.auth.create_certificates(curve_dir, "client")  # keys that the daemon does not know
         assert fetch_status(endpoint, 0.3, curve_dir=curve_dir) is None
     finally:

@@ -71,7 +71,7 @@ def test_a_sitecustomize_of_the_users_still_runs(world):
 
 COMMANDS = [
     "daemon", "launch", "replay", "sweep", "status", "explain", "fabrics", "import", "export", "memory", "report",
-    "plot", "demo",
+    "plot", "demo", "keys",
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from tuner.cli.explain import explain
 from tuner.cli.export import export
 from tuner.cli.fabrics import fabrics
 from tuner.cli.import_ import import_
+from tuner.cli.keys import keys
 from tuner.cli.launch import launch
 from tuner.cli.memory import memory
 from tuner.cli.plot import plot
@@ -49,6 +50,7 @@ for _command in (
     report,
     plot,
     fabrics,
+    keys,
     demo,
 ):
     app.command(name=_command.__name__.rstrip("_"))(_command)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner.cli.options import Endpoint, StorePath, endpoint_or_default, store_path
+from tuner.cli.options import CurveKeys, Endpoint, StorePath, endpoint_or_default, store_path
 
 
 def daemon(
@@ -16,9 +15,7 @@ def daemon(
     idle_exit: Annotated[
         float | None, typer.Option(help="Leave after this many seconds without a rank; default: never.")
     ] = None,
-    curve_keys: Annotated[
-        Path | None, typer.Option(help="Folder with CURVE keys; required for a tcp:// endpoint.")
-    ] = None,
+    curve_keys: CurveKeys = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.

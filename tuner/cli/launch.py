@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.options import Endpoint, FabricName, StorePath, store_path
+from tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, store_path
 
 
 def launch(
     command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
     fabric: FabricName = None,
     endpoint: Endpoint = None,
+    curve_keys: CurveKeys = None,
     start_daemon: Annotated[bool, typer.Option(help="Start a daemon for this job if none answers.")] = False,
     store: StorePath = None,
     log_trace: Annotated[
@@ -37,12 +38,13 @@ def launch(
     from tuner.status import fetch_status
 
     request = launching.LaunchRequest(
-        command, fabric, endpoint, agent, trace_dir=log_trace, summary_path=summary, plan_path=plan
-    )
+        command, fabric, endpoint, agent,
+        trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
+    )  # fmt: skip
     where = launching.endpoint(request)
     answers = False
     if agent and plan is None:
-        answers = fetch_status(where, timeout_s=0.5) is not None
+        answers = fetch_status(where, timeout_s=0.5, curve_dir=curve_keys) is not None
         if not answers and start_daemon:
             from tuner.background import start_in_background
 

@@ -29,6 +29,14 @@ FabricName = Annotated[
     str | None,
     typer.Option("--fabric", help="Name or path of a fabric file: use the emulated NCCL. See `zerotune fabrics`."),
 ]
+CurveKeys = Annotated[
+    Path | None,
+    typer.Option(
+        "--curve-keys",
+        help="Folder with the keys for tcp:// endpoints, see `zerotune keys`.",
+        envvar="ZEROTUNE_CURVE_KEYS",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 

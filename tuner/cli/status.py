@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from store.errors import UserError
-from tuner.cli.options import AsJson, Endpoint, console, endpoint_or_default
+from tuner.cli.options import AsJson, CurveKeys, Endpoint, console, endpoint_or_default
 
 
-def status(endpoint: Endpoint = None, as_json: AsJson = False) -> None:
+def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJson = False) -> None:
     """Show the daemon's jobs, ranks, rates, epochs, last decisions and health.
 
     Example: zerotune status
@@ -14,7 +14,7 @@ def status(endpoint: Endpoint = None, as_json: AsJson = False) -> None:
     from tuner.status import fetch_status
 
     where = endpoint_or_default(endpoint)
-    reply = fetch_status(where, timeout_s=2.0)
+    reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
     if reply is None:
         raise UserError(f"no daemon answers at {where}", "start one with `zerotune daemon`")
     if as_json:
