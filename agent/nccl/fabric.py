@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from agent.nccl import catalog, cost_model
+from agent.nccl import catalog, cost_model, memory
 from agent.nccl.cost_model import IGNORE, Topology
 from agent.nccl.truth import (
     ChannelFactors,
@@ -122,12 +122,15 @@ class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Device memory that NCCL takes."""
+    """Device memory that NCCL takes when it connects an algorithm; `nccl.memory` has NCCL's arithmetic."""
 
     device_mb: Positive
     channel_mb: NotNegative
+    """Per channel and neighbour: the buffers of all protocols."""
     algorithm_mb: NotNegative
-    """For connecting an algorithm for the first time."""
+    """Besides, once per algorithm."""
+    connects: Literal["all_channels", "used_channels"] = "all_channels"
+    """NCCL connects all channels of the communicator at once; the other is a library that does not."""
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -297,9 +300,12 @@ class Fabric:
         """Factor >= 1 on each of `n_collectives` that overlap."""
         return 1.0 + self.contention.sharing * (max(n_collectives, 1) - 1)
 
-    def memory_mb(self, n_channels: int, n_algorithms: int) -> float:
-        """Device memory NCCL holds for `n_channels` channels over `n_algorithms` connected algorithms."""
-        return n_channels * self.memory.channel_mb + n_algorithms * self.memory.algorithm_mb
+    def memory_mb(self, communicator: CommunicatorClass, n_channels: Mapping[Algorithm, int]) -> float:
+        """Device memory held for the connected algorithms, each with so many channels."""
+        return sum(
+            n * memory.n_neighbours(algorithm, communicator) * self.memory.channel_mb + self.memory.algorithm_mb
+            for algorithm, n in n_channels.items()
+        )
 
     def describe(self) -> dict[str, str | int | float | bool]:
         """Facts for the store and for features; `emulated` marks every result drawn from it."""

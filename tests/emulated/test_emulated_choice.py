@@ -207,24 +207,30 @@ def test_plugins_are_found_by_nccls_rules(
     assert counts.probe_unmade() == before[1] + 2
 
 
-def test_memory_is_taken_for_new_algorithms_and_channels_only() -> None:
-    fabric = fabrics.load(FABRIC)
-    memory = CommunicatorMemory(fabric)
+@pytest.mark.parametrize("connects", ["all_channels", "used_channels"])
+def test_memory_is_taken_at_an_algorithms_first_use(connects: str, tmp_path: Path) -> None:
+    """NCCL connects all of the communicator's channels at once; another library might connect those in use."""
+    text = (fabrics.FABRICS_DIR / f"{FABRIC}.toml").read_text()
+    path = tmp_path / "copy.toml"
+    path.write_text(text.replace("[memory]", f'[memory]\nconnects = "{connects}"'))
+    fabric = fabrics.load(path)
+    memory = CommunicatorMemory(fabric, SHAPE, 8)
     before = device()._nccl_mb
+    all_at_once = connects == "all_channels"
     steps = [
-        (Candidate(Algorithm.ring, Protocol.simple, 2), fabric.memory_mb(2, 1)),
-        (Candidate(Algorithm.ring, Protocol.ll, 1), fabric.memory_mb(2, 1)),
-        (Candidate(Algorithm.tree, Protocol.ll, 1), fabric.memory_mb(2, 2)),
-        (Candidate(Algorithm.tree, Protocol.ll, 8), fabric.memory_mb(8, 2)),
+        (Algorithm.ring, 2, {Algorithm.ring: 8 if all_at_once else 2}),
+        (Algorithm.ring, 1, {Algorithm.ring: 8 if all_at_once else 2}),
+        (Algorithm.tree, 1, {Algorithm.ring: 8 if all_at_once else 2, Algorithm.tree: 8 if all_at_once else 1}),
+        (Algorithm.ring, 8, {Algorithm.ring: 8, Algorithm.tree: 8 if all_at_once else 1}),
     ]
-    for candidate, expected_mb in steps:
-        memory.connect(candidate)
-        assert device()._nccl_mb - before == pytest.approx(expected_mb)
+    for algorithm, n_channels, connected in steps:
+        memory.connect(algorithm, n_channels)
+        assert device()._nccl_mb - before == pytest.approx(fabric.memory_mb(SHAPE, connected))
     assert 0 < device().pressure() < 1
     device().reserve_mb = fabric.memory.device_mb
     try:
         with pytest.raises(DeviceOutOfMemory, match="out of memory"):
-            memory.connect(Candidate(Algorithm.pat, Protocol.simple, 8))
+            memory.connect(Algorithm.pat, 8)
         assert device().pressure() == 1
     finally:
         device().reserve_mb = 0.0

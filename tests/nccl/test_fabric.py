@@ -244,7 +244,9 @@ def test_contention_grows_with_channels() -> None:
     assert slowdowns == sorted(slowdowns)
     assert slowdowns[0] == 1.0
     assert node.sharing_slowdown(1) == 1.0 < node.sharing_slowdown(2)
-    assert node.memory_mb(8, 2) > node.memory_mb(8, 1) > node.memory_mb(4, 1)
+    shape = CommunicatorClass(8, 1)
+    ring, both = {Algorithm.ring: 8}, {Algorithm.ring: 8, Algorithm.tree: 8}
+    assert node.memory_mb(shape, both) > node.memory_mb(shape, ring) > node.memory_mb(shape, {Algorithm.ring: 4})
 
 
 def test_channel_tables_need_not_be_unimodal() -> None:

@@ -133,7 +133,7 @@ class Communicator:
         self._plugins = CommunicatorPlugins(self.comm_id, rank, self.n_ranks, self._shape.n_nodes, name)
         self._chooser = Chooser(fabric, self._shape, self._plugins) if self.n_ranks > 1 else None
         self._n_channels = fabric.max_channels(self._shape)
-        self._memory = CommunicatorMemory(fabric)
+        self._memory = CommunicatorMemory(fabric, self._shape, self._n_channels)
         self._header = Header()
         self._event = CollectiveEvent(rank=rank, comm_id=self.comm_id, n_warps=16)
         self._pending: deque[Call] = deque()
@@ -201,7 +201,7 @@ class Communicator:
         )
         candidate = faults.forced(candidate, self._global_rank)
         faults.check(candidate)
-        self._memory.connect(candidate)
+        self._memory.connect(candidate.algorithm, candidate.n_channels)
         return candidate
 
     def _duration_us(self, call: Call, is_tuned: bool) -> float:

@@ -6,7 +6,7 @@ import threading
 
 from agent.nccl.emulated.errors import DeviceOutOfMemory
 from agent.nccl.fabric import Fabric
-from store.records import Algorithm, Candidate
+from store.records import Algorithm, CommunicatorClass
 
 
 class DeviceMemory:
@@ -14,6 +14,8 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self.reserve_mb = 0.0
+        self.limit_mb: float | None = None
+        """Memory of the device where the fabric's own figure is not meant."""
         self._nccl_mb = 0.0
         self._device_mb = float("inf")
         self._lock = threading.Lock()
@@ -25,6 +27,8 @@ class DeviceMemory:
     def take(self, wanted_mb: float, purpose: str, device_mb: float) -> None:
         """Reserve memory for NCCL; raises DeviceOutOfMemory when the device is full."""
         with self._lock:
+            if self.limit_mb is not None:
+                device_mb = self.limit_mb
             self._device_mb = device_mb
             used_mb = self.reserve_mb + self._nccl_mb
             if used_mb + wanted_mb > device_mb:
@@ -56,27 +60,27 @@ def memory_pressure() -> float:
 class CommunicatorMemory:
     """What one communicator has connected so far; an algorithm is connected at its first use."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, communicator: CommunicatorClass, n_channels: int) -> None:
         self._fabric = fabric
-        self._n_channels = 0
-        self._algorithms: set[Algorithm] = set()
+        self._communicator = communicator
+        self._n_channels = n_channels
+        self._connected: dict[Algorithm, int] = {}
         self._taken_mb = 0.0
-        self._seen: set[tuple[Algorithm | None, int]] = set()
 
-    def connect(self, candidate: Candidate) -> None:
-        """Make sure that `candidate` can run; raises DeviceOutOfMemory."""
-        key = (candidate.algorithm, candidate.n_channels)
-        if key in self._seen or candidate.algorithm is None:
+    def connect(self, algorithm: Algorithm | None, n_channels: int) -> None:
+        """Make sure that `algorithm` can run with `n_channels`; raises DeviceOutOfMemory."""
+        if algorithm is None:
             return
-        n_channels = max(self._n_channels, candidate.n_channels)
-        algorithms = self._algorithms | {candidate.algorithm}
-        wanted_mb = self._fabric.memory_mb(n_channels, len(algorithms)) - self._taken_mb
-        if wanted_mb > 0:
-            purpose = f"connecting {candidate.algorithm.name} with {candidate.n_channels} channels"
-            _device.take(wanted_mb, purpose, self._fabric.memory.device_mb)
-            self._taken_mb += wanted_mb
-        self._n_channels, self._algorithms = n_channels, algorithms
-        self._seen.add(key)
+        if self._fabric.memory.connects == "all_channels":
+            n_channels = max(n_channels, self._n_channels)
+        if self._connected.get(algorithm, 0) >= n_channels:
+            return
+        wanted = {**self._connected, algorithm: n_channels}
+        wanted_mb = self._fabric.memory_mb(self._communicator, wanted) - self._taken_mb
+        purpose = f"connecting {algorithm.name} with {n_channels} channels"
+        _device.take(wanted_mb, purpose, self._fabric.memory.device_mb)
+        self._taken_mb += wanted_mb
+        self._connected = wanted
 
     def release(self) -> None:
         """The communicator is destroyed."""

@@ -16,7 +16,7 @@
 #include "classes.h"
 #include "zerotune_plugin.h"
 
-#define ZT_N_COLLECTIVE_CODES 16u
+#define ZT_N_COLLECTIVE_CODES 5u /* NCCL_N_COLLECTIVES */
 #define ZT_N_DECISIONS 64u
 #define ZT_N_RECENT_EVENTS 64u
 #define ZT_RANK_UNKNOWN UINT32_MAX

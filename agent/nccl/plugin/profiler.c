@@ -56,11 +56,14 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
 
   uint32_t epoch;
   uint8_t phase, flags;
-  if (!zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags)) {
+  /* A graph's replay came under no decision of now, and must not use one up: a callback thread says so
+   * while the training thread may be deciding. */
+  if (coll->flags & ZT_FLAG_CAPTURED ||
+      !zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags)) {
     const zt_choice here = zt_plan_lookup(ZT_MAX_CLASSES, coll->collective, bytes, zt_word(&zt_the_words.phase_word));
     epoch = here.epoch;
     phase = here.phase;
-    flags = 0; /* the tuner was not asked: NCCL's own choice */
+    flags = 0; /* the tuner was not asked: a capture's or NCCL's own choice */
   }
   const zt_event_start start = {
       .record = {.comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),

@@ -174,7 +174,8 @@ static bool decide(zt_communicator *communicator, const call *asked, const cost_
                    zt_choice *choice) {
   const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   ZT_BUMP(communicator->n_calls);
-  if (its_class == NULL || asked->collective >= ZT_N_COLLECTIVE_CODES || asked->message_bytes == 0) return false;
+  /* Higher function numbers mean one thing in NCCL and another in RCCL, and can be tuned in neither. */
+  if (its_class == NULL || asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
   if (asked->has_costs && costs_are_news(communicator, asked)) report_costs(communicator, its_class, asked, table);
 
   *choice = zt_plan_lookup(zt_class_index(its_class), asked->collective, asked->message_bytes,
