@@ -7,6 +7,8 @@ daemon that dies is noticed by its silence and greeted again when one answers.
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 import time
 from collections import deque
@@ -15,12 +17,15 @@ from typing import Any, Protocol
 
 import zmq
 
+from agent.keys import connect
 from store import wire
-from store.errors import WireError
+from store.errors import UserError, WireError
 
 logger = logging.getLogger("zerotune.agent")
 
 HELLO_EVERY_S = 1.0
+COINCIDE_S = 0.3
+"""A greeting is sent so much early when the thread is awake anyway."""
 SILENCE_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
@@ -28,6 +33,9 @@ FLUSH_AT_EXIT_MS = 200
 
 class Outbox(Protocol):
     """What the channel's thread asks at each tick for messages to send."""
+
+    def tick_s(self) -> float:
+        """How long until it wants to be asked again."""
 
     def collect(self) -> Sequence[tuple[wire.AgentMessage, Any]]:
         """Messages and their records frames (or None)."""
@@ -39,7 +47,7 @@ class Channel:
     Args:
         endpoint: ZeroMQ endpoint of the daemon; None: there is none, the thread only empties the outbox.
         hello: builds the greeting, or None while it cannot yet; called on the channel's thread.
-        outbox: asked every `tick_ms` for what is to be sent.
+        outbox: asked at each tick for what is to be sent.
         on_message: called on the channel's thread with each message of the daemon.
         on_alive: called with True when a daemon answers, with False when it has gone silent.
     """
@@ -51,16 +59,15 @@ class Channel:
         outbox: Outbox,
         on_message: Callable[[wire.DaemonMessage], None],
         on_alive: Callable[[bool], None],
-        tick_ms: int,
     ) -> None:
         self._endpoint = endpoint
         self._hello = hello
         self._outbox = outbox
         self._on_message = on_message
         self._on_alive = on_alive
-        self._tick_ms = tick_ms
         self._farewells: deque[wire.AgentMessage] = deque()
-        self._stop = threading.Event()
+        self._is_stopping = False
+        self._wake_fds = os.pipe()
         self._thread = threading.Thread(target=self._run, name="zerotune-channel", daemon=True)
         self.n_unsent = 0
         self.alive = False
@@ -71,10 +78,16 @@ class Channel:
 
     def close(self, farewell: wire.AgentMessage | None = None) -> None:
         """Send what is left, say goodbye, stop; waits for at most a second."""
+        if self._is_stopping:
+            return
         if farewell is not None:
             self._farewells.append(farewell)
-        self._stop.set()
+        self._is_stopping = True
+        os.write(self._wake_fds[1], b"x")
         self._thread.join(timeout=1.0)
+        if not self._thread.is_alive():
+            for fd in self._wake_fds:
+                os.close(fd)
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -87,8 +100,7 @@ class Channel:
         # Without a daemon nothing is queued: a daemon that returns gets fresh news, not old.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
-            if self._endpoint is not None:
-                socket.connect(self._endpoint)
+            self._connect(socket)
             self._loop(socket)
         except Exception:
             logger.exception("the agent's channel stopped; training goes on untuned")
@@ -97,20 +109,40 @@ class Channel:
             socket.close()
             context.term()
 
+    def _connect(self, socket: zmq.Socket[bytes]) -> None:
+        if self._endpoint is None:
+            return
+        try:
+            connect(socket, self._endpoint)
+        except UserError as error:
+            logger.warning("zerotune: %s; training goes on untuned", error)
+
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
-        greeted_at, heard_at = -HELLO_EVERY_S, time.monotonic()
-        while not self._stop.is_set():
-            if socket.poll(self._tick_ms):
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake_fds[0], zmq.POLLIN)
+        heard_at = time.monotonic()
+        greet_at = tick_at = heard_at
+        while not self._is_stopping:
+            # What is heard wakes this thread at once; what there is to tell waits for the tick.
+            pause_s = min(greet_at, tick_at) - time.monotonic()
+            if poller.poll(max(0, math.ceil(1000 * pause_s))) and not self._is_stopping:
                 heard_at = time.monotonic()
                 self._receive(socket)
             now = time.monotonic()
-            if now - greeted_at >= HELLO_EVERY_S and (hello := self._hello()) is not None:
-                self._send(socket, hello, None)
-                greeted_at = now
+            tick_at = min(tick_at, now + self._outbox.tick_s())
+            if now < min(greet_at, tick_at):
+                continue
             if self.alive and now - heard_at > SILENCE_S:
                 self._set_alive(False)
+            if greet_at - now <= COINCIDE_S:
+                hello = self._hello()
+                if hello is not None:
+                    self._send(socket, hello, None)
+                greet_at = now + (HELLO_EVERY_S if hello is not None else self._outbox.tick_s())
             for message, records in self._outbox.collect():
                 self._send(socket, message, records)
+            tick_at = now + self._outbox.tick_s()
         for message, records in self._outbox.collect():
             self._send(socket, message, records)
         while self._farewells:

@@ -10,8 +10,10 @@ import importlib.metadata
 import logging
 import os
 import socket
+import time
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -21,6 +23,7 @@ from agent.channel import Channel
 from agent.clock import TrainingClock, WallClock, training_clock
 from agent.emulation import BACKEND
 from agent.job_store import open_job_store
+from agent.leader import LeaderAddress
 from agent.nccl.library import Plugin
 from agent.plan_table import PlanTable
 from agent.ring import RecordDrain
@@ -34,7 +37,11 @@ from store.records import StepRecord
 logger = logging.getLogger("zerotune.agent")
 
 JOB_ID_KEY = "job_id"
-MEMORY_EVERY_TICKS = 20
+MEMORY_EVERY_S = 2.0
+BUSY_S = 10.0
+"""How long after its start and after each new plan the agent reports at every tick."""
+QUIET_TICKS = 10
+"""Ticks between reports when nothing changes: each costs the step some microseconds."""
 
 
 class Session:
@@ -64,12 +71,15 @@ class Session:
         self._observe_steps = 0
         self._agreement: Agreement | None = None
         self._store: Any = None
+        self._leader: LeaderAddress | None = None
         self._channel: Channel | None = None
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
         self._sample_pressure = memory.pressure_source()
         self._pressure: float | None = None
-        self._ticks = 0
+        self._sample_pressure_at = 0.0
+        self._busy_until = 0.0
+        self._greeting: wire.Hello | None = None
         self.n_errors = 0
 
     # ---- training thread ---------------------------------------------------------------------
@@ -142,6 +152,8 @@ class Session:
             logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
         # For the channel's thread alone: the agreement's thread blocks on a connection of its own.
         self._store = open_job_store()
+        is_first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
+        self._leader = LeaderAddress(self._store, rank, is_first_of_node=is_first_of_node)
         logs_trace = self._settings.trace_dir is not None
         plugin.set_recording(rank == 0 or logs_trace)
         plugin.set_observing(logs_trace)
@@ -163,19 +175,25 @@ class Session:
             self,
             self._on_message,
             self._on_alive,
-            settings.tick_ms,
         )
+        self._busy_until = time.monotonic() + BUSY_S
         self._channel.start()
 
     # ---- channel thread ----------------------------------------------------------------------
 
+    def tick_s(self) -> float:
+        """Until the next report: often while something is being learned, seldom after that."""
+        is_busy = self._observe_steps > 0 or time.monotonic() < self._busy_until
+        return self._settings.tick_ms / 1000 * (1 if is_busy else QUIET_TICKS)
+
     def collect(self) -> list[tuple[wire.AgentMessage, Any]]:
         """Outbox of the channel; also the place where memory pressure is sampled."""
-        if self._ticks % MEMORY_EVERY_TICKS == 0:
+        now = time.monotonic()
+        if now >= self._sample_pressure_at:
+            self._sample_pressure_at = now + MEMORY_EVERY_S
             self._pressure = self._sample_pressure()
             if self._plugin is not None:
                 self._plugin.set_memory_pressure(-1.0 if self._pressure is None else self._pressure)
-        self._ticks += 1
         return self._drain.collect() if self._drain is not None else []
 
     def _hello(self) -> wire.Hello | None:
@@ -195,20 +213,25 @@ class Session:
                     version=importlib.metadata.version("zerotune"),
                 )
             self._drain = RecordDrain(plugin, self._job_id, self._rank, self._trace_log)
-        return wire.Hello(
-            job_id=self._job_id,
-            rank=self._rank,
-            n_ranks=self._world_size,
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            node=socket.gethostname(),
-            pid=os.getpid(),
-            fabric_id=self._fabric_id,
-            fabric=self._fabric,
-            nccl_version=fabric_identity.nccl_version(),
-            tuner_abi=plugin.tuner_abi(),
-            # A daemon that comes back must number its plans above all that were ever offered.
-            epoch=max(plugin.active_epoch(), self._highest_epoch),
-        )
+        # A daemon that comes back must number its plans above all that were ever offered.
+        epoch = max(plugin.active_epoch(), self._highest_epoch)
+        if self._greeting is None:
+            self._greeting = wire.Hello(
+                job_id=self._job_id,
+                rank=self._rank,
+                n_ranks=self._world_size,
+                local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+                node=socket.gethostname(),
+                pid=os.getpid(),
+                fabric_id=self._fabric_id,
+                fabric=self._fabric,
+                nccl_version=fabric_identity.nccl_version(),
+                tuner_abi=plugin.tuner_abi(),
+                epoch=epoch,
+            )
+        elif self._greeting.epoch != epoch:
+            self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch)
+        return self._greeting
 
     def _learn_job_id(self) -> bool:
         """Rank 0's job id, so that ranks launched on several nodes name the job alike; never waits for it."""
@@ -234,9 +257,13 @@ class Session:
     def _on_message(self, message: wire.DaemonMessage) -> None:
         if self._agreement is not None:
             self._agreement.renew()  # a daemon that speaks keeps the plan in force from expiring
-        if isinstance(message, wire.PlanOffer) and self._agreement is not None:
+        if isinstance(message, wire.Welcome) and self._leader is not None:
+            self._leader.publish(message.listen)
+        elif isinstance(message, wire.PlanOffer) and self._agreement is not None:
             if message.job_id == self._job_id:
-                self._highest_epoch = max(self._highest_epoch, message.plan.epoch)
+                if message.plan.epoch > self._highest_epoch:
+                    self._highest_epoch = message.plan.epoch
+                    self._busy_until = time.monotonic() + BUSY_S
                 self._agreement.offer(message.plan)
         elif isinstance(message, wire.Observe) and self._plugin is not None:
             if self._trace_log is None:

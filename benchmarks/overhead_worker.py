@@ -22,6 +22,7 @@ def main() -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from agent import activate
+    from zero_runtime import phases
 
     agent_on = os.environ.get("ZEROTUNE_AGENT") == "1"
     spent_ns, boundaries_us = [0], []
@@ -44,6 +45,17 @@ def main() -> None:
             boundaries_us.append(took / 1000)
 
         hooks._on_region, hooks._on_boundary = timed_region, timed_boundary
+        set_listener = phases.set_listener
+
+        def set_timed_listener(listener):
+            def timed_listener(name):
+                began = time.perf_counter_ns()
+                listener(name)
+                spent_ns[0] += time.perf_counter_ns() - began
+
+            set_listener(timed_listener)
+
+        phases.set_listener = set_timed_listener
 
     def threads_ns() -> int:
         """CPU time so far of the agent's background threads."""

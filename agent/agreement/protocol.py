@@ -172,7 +172,7 @@ class Pacing:
 
     base: int = 1
     limit: int = 8
-    n_quiet: int = 16
+    n_quiet: int = 8
 
     def interval(self, n_quiet_turns: int) -> int:
         """Boundaries to the next turn after `n_quiet_turns` turns without news."""

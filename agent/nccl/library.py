@@ -224,6 +224,9 @@ class Plugin:
         self._drain = _bind(library, "drain", count, pointer, count)
         self._drain_costs = _bind(library, "drain_costs", count, pointer, count)
         self._counters = _bind(library, "counters", None, pointer)
+        # Kept, since fresh pages on every call cost more than what is usually drained into them.
+        self._drained = np.empty(RING_RECORDS, OBSERVATION_DTYPE)
+        self._drained_costs = np.empty(COST_RING_RECORDS, COST_DTYPE)
         self._reset = _bind(library, "reset", None)
 
     def set_phase(self, phase_word: int) -> None:
@@ -292,13 +295,11 @@ class Plugin:
 
         For one consumer: while another thread drains, there is nothing for this one.
         """
-        records = np.empty(max_records, OBSERVATION_DTYPE)
-        return records[: self._drain(records.ctypes.data, max_records)]
+        return _taken(self._drain, self._drained, max_records)
 
     def drain_costs(self, max_records: int = COST_RING_RECORDS) -> NDArray[np.void]:
         """Live cost tables not seen yet, as an array of COST_FIELDS."""
-        records = np.empty(max_records, COST_DTYPE)
-        return records[: self._drain_costs(records.ctypes.data, max_records)]
+        return _taken(self._drain_costs, self._drained_costs, max_records)
 
     def counters(self) -> Counters:
         """Counts since the plugin was loaded, over all communicators of this process."""
@@ -332,6 +333,11 @@ def _bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
     function.restype = result
     function.argtypes = arguments
     return function
+
+
+def _taken(drain: Any, into: NDArray[np.void], max_records: int) -> NDArray[np.void]:
+    n_records = drain(into.ctypes.data, min(max_records, len(into)))
+    return into[:n_records].copy()
 
 
 def _describe(row: PlanRow) -> str:

@@ -11,6 +11,9 @@ class Outbox:
     def __init__(self):
         self.messages = []
 
+    def tick_s(self):
+        return 0.005
+
     def collect(self):
         taken, self.messages = self.messages, []
         return taken
@@ -59,7 +62,6 @@ def channel(endpoint):
                 outbox,
                 messages.append,
                 lambda up: alive.set() if up else alive.clear(),
-                tick_ms=5,
             )
         )
         made[-1].start()
