@@ -4,7 +4,7 @@ A message is two or three ZeroMQ frames:
 
     0  header   4 bytes: magic "ZT", then WIRE_VERSION as unsigned 16-bit little-endian
     1  body     msgpack of one tagged message struct
-    2  records  only for `Observations` and `CostTables`: packed fixed-size records, read with
+    2  records  only for `Observations`, `CostTables` and `Forwarded`: packed fixed-size records, read with
                 numpy.frombuffer under OBSERVATION_FIELDS or COST_FIELDS
 
 `decode` refuses everything else with `WireError` before a field is used.
@@ -82,6 +82,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     tuner_abi: int
     epoch: int = 0
     """Epoch of the plan in force on this rank."""
+    leader: str = ""
+    """Where the daemon of rank 0 can be reached from this node, if this rank knows."""
 
 
 class Observations(msgspec.Struct, frozen=True, tag="observations"):
@@ -124,6 +126,17 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     rank: int
 
 
+class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
+    """From a node's daemon to the job's leading one: announces a records frame of observations that it
+    joined over the `n_ranks` ranks of its node, `rank` being the lowest; 0 ranks: they have left.
+    """
+
+    job_id: str
+    rank: int
+    n_ranks: int
+    n_records: int
+
+
 class StatusRequest(msgspec.Struct, frozen=True, tag="status_request"):
     """Asked by `zerotune status`."""
 
@@ -133,6 +146,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
     daemon_pid: int
     version: str
+    listen: str = ""
+    """Where daemons of other nodes reach this one; a wildcard host stands for this node."""
 
 
 class PlanOffer(msgspec.Struct, frozen=True, tag="plan_offer"):
@@ -189,7 +204,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     text: str
 
 
-AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | StatusRequest
+AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | StatusRequest
 DaemonMessage = Welcome | PlanOffer | Observe | StatusReply | ErrorReply
 
 _encoder = msgspec.msgpack.Encoder()
@@ -213,11 +228,11 @@ def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
     """
     message: AgentMessage
     message, records = _decode(frames, _agent_decoder)
-    if not isinstance(message, Observations | CostTables):
+    if not isinstance(message, Observations | CostTables | Forwarded):
         if records is not None:
             raise WireError(f"a {type(message).__name__} message carries no records frame")
         return message, None
-    expected = message.n_records * (OBSERVATION_BYTES if isinstance(message, Observations) else COST_BYTES)
+    expected = message.n_records * (COST_BYTES if isinstance(message, CostTables) else OBSERVATION_BYTES)
     if records is None or len(records) != expected:
         found = "none" if records is None else f"{len(records)} bytes"
         raise WireError(f"records frame: {found}, the message announces {expected} bytes")

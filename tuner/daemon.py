@@ -23,11 +23,12 @@ import zmq
 
 from store import wire
 from store.database import Retention, Store
-from store.errors import WireError
+from store.errors import UserError, WireError
 from tuner.endpoint import BoundEndpoint
 from tuner.join import OBSERVATION
 from tuner.learner import Learner, Loader
 from tuner.service import BrainFactory, Reply, Service
+from tuner.uplinks import Uplinks
 
 _log = logging.getLogger("zerotune.daemon")
 
@@ -49,11 +50,13 @@ class Daemon:
         service: Service,
         clock: Callable[[], float],
         describe: Callable[[int], wire.StatusReply],
+        uplinks: Uplinks,
     ) -> None:
         self._socket = socket
         self._service = service
         self._clock = clock
         self._describe = describe
+        self._uplinks = uplinks
         self._woken, self._waker = sockets.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -83,6 +86,8 @@ class Daemon:
         while not self._stopping:
             n_received = self._receive()
             self._send(self._guarded(self._service.tick))
+            for job_id, message in self._uplinks.receive():
+                self._send(self._service.handle_uplink(job_id, message))
             while self._calls:
                 self._calls.popleft()()
             now_s = self._clock()
@@ -130,7 +135,7 @@ class Daemon:
             return
         records = None
         if raw is not None:
-            records = np.frombuffer(raw, OBSERVATION if isinstance(message, wire.Observations) else COST)
+            records = np.frombuffer(raw, COST if isinstance(message, wire.CostTables) else OBSERVATION)
         self._send(self._guarded(lambda: self._service.handle(sender, message, records)))
 
     def _guarded(self, call: Callable[[], list[Reply] | None]) -> list[Reply]:
@@ -153,6 +158,7 @@ def run_daemon(
     endpoint: str,
     store_path: Path | str,
     *,
+    listen: str | None = None,
     idle_exit_s: float | None = None,
     curve_dir: Path | None = None,
     retention: Retention | None = None,
@@ -161,22 +167,26 @@ def run_daemon(
 ) -> int:
     """Serve `endpoint` until SIGTERM or SIGINT, then drain, write and return 0.
 
+    `listen` is a second address, tcp://, at which daemons of other nodes reach this one.
     `brains` and `load_knowledge` are for tests; by default `tuner.brain` and `tuner.knowledge`.
 
     Raises:
         UserError: the endpoint is taken or unsafe.
         StoreError: the store cannot be used, or another daemon has it.
     """
+    if listen is not None and not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
+        raise UserError(f"--listen {listen} is no second address of {endpoint}", "give tcp://HOST:PORT beside ipc://")
     started_s = time.monotonic()
     wall_s = time.time() - started_s
     version = _version()
     context = zmq.Context()
     socket = _router(context)
-    bound = None
+    bound: list[BoundEndpoint] = []
     switch_interval_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        bound = BoundEndpoint(socket, endpoint, curve_dir)
+        for address in filter(None, (endpoint, listen)):
+            bound.append(BoundEndpoint(socket, address, curve_dir))
         with Store.open(store_path, retention=retention) as store:
 
             def clock() -> float:
@@ -194,9 +204,10 @@ def run_daemon(
                     jobs=service.jobs(),
                 )
 
-            welcome = wire.Welcome(os.getpid(), version)
-            service = Service(store, brains or _brains(clock), clock, welcome)
-            daemon = Daemon(socket, service, clock, describe)
+            uplinks = Uplinks(context, curve_dir)
+            welcome = wire.Welcome(os.getpid(), version, _reachable(bound))
+            service = Service(store, brains or _brains(clock), clock, welcome, uplinks)
+            daemon = Daemon(socket, service, clock, describe, uplinks)
             learner = Learner(
                 store,
                 load_knowledge or _load_knowledge,
@@ -210,16 +221,22 @@ def run_daemon(
                 daemon.drain()
             finally:
                 learner.close()
+                uplinks.close()
                 daemon.close()
         return 0
     finally:
         sys.setswitchinterval(switch_interval_s)
-        if bound is not None:
-            bound.stop_authenticator()
+        for one in bound:
+            one.stop_authenticator()
         socket.close(linger=200)
         context.term()  # only then is the socket's file gone and the address another's to take
-        if bound is not None:
-            bound.release()
+        for one in bound:
+            one.release()
+
+
+def _reachable(bound: list[BoundEndpoint]) -> str:
+    """The address for other nodes' daemons, if there is one."""
+    return next((one.address for one in bound if one.address.startswith("tcp://")), "")
 
 
 def _version() -> str:

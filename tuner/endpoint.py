@@ -1,5 +1,6 @@
 """The daemon's address: who may reach it, and that only one daemon has it.
 
+A daemon may have both: `ipc://` for the ranks of its node, `tcp://` for the daemons of other nodes.
 `ipc://` is a file that only its owner may connect to. `tcp://` is encrypted and authenticated with
 CURVE, or refused. Keys are ZeroMQ certificates in one folder:
 
@@ -61,6 +62,9 @@ class BoundEndpoint:
             self.stop_authenticator()
             self.release()
             raise UserError(f"endpoint {endpoint} cannot be bound: {error}", _REMEDY) from error
+
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """As it was bound: with the port that the system chose, and 0.0.0.0 for any host."""
 
     def stop_authenticator(self) -> None:
         """Before the socket's context ends."""

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from store.measurements import MEASUREMENT
 from store.records import Decision, Plan, Stage, StepRecord, size_class_floor
 from store.wire import Hello, JobStatus
-from tuner.join import Joiner
+from tuner.join import OBSERVATION, Joiner, measurements_of
+from tuner.nodes import NodeSession, Uplink, UplinksLike
 from tuner.windows import ObservationWindows
 
 _log = logging.getLogger("zerotune.service")
@@ -75,12 +75,15 @@ class Job:
     the job runs on at the plan in force, and its health says so.
     """
 
-    def __init__(self, hello: Hello, now_s: float) -> None:
+    def __init__(self, hello: Hello, now_s: float, uplinks: UplinksLike) -> None:
         self.job_id = hello.job_id
         self.fabric_id = hello.fabric_id
         self.fabric = hello.fabric
         self.n_ranks = hello.n_ranks
         self.ranks: dict[int, tuple[bytes, RankSession]] = {}
+        self.nodes: dict[bytes, NodeSession] = {}
+        """Where rank 0 is here: the daemons of the other nodes."""
+        self.uplink = Uplink(hello.job_id, uplinks)
         self.joiner = Joiner()
         self.windows = ObservationWindows()
         self.changed_at_s = now_s
@@ -172,10 +175,15 @@ class Job:
             self.tell(lambda brain: brain.sequence(block))
 
     def join(self, now_s: float, *, give_up: bool = False) -> NDArray[np.void]:
-        """Measurements (MEASUREMENT, shape [n]) that are complete; the brain has seen them."""
+        """Joined observations (OBSERVATION, shape [n]) of the calls that are complete."""
         if not self.joiner.n_pending:
-            return np.empty(0, MEASUREMENT)
-        block, _ = self.joiner.join(now_s, len(self.ranks), give_up=give_up)
+            return np.empty(0, OBSERVATION)
+        observed, _ = self.joiner.join(now_s, len(self.ranks) + len(self.nodes), give_up=give_up)
+        return observed
+
+    def measure(self, observed: NDArray[np.void]) -> NDArray[np.void]:
+        """Joined observations as measurements (MEASUREMENT, shape [n]); the brain has seen them."""
+        block = measurements_of(observed)
         if len(block):
             self.tell(lambda brain: brain.observe(block))
         return block
@@ -200,15 +208,18 @@ class Job:
             self._rate = (self.n_observations - self._n_at_rate) / elapsed_s
             self._rate_at_s, self._n_at_rate = now_s, self.n_observations
 
-    def status(self) -> JobStatus:
+    def status(self, now_s: float) -> JobStatus:
         """As `zerotune status` shows it."""
-        health = self.trouble or ("ok" if len(self.ranks) else "no rank connected")
+        health = self.trouble or "ok"
+        if self.uplink.endpoint:
+            is_alive = self.uplink.is_alive(now_s)
+            health = f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
         return JobStatus(
             job_id=self.job_id,
             fabric_id=self.fabric_id,
             stage=self.stage,
             n_ranks=self.n_ranks,
-            n_ranks_seen=len(self.ranks),
+            n_ranks_seen=len(self.ranks) + sum(node.n_ranks for node in self.nodes.values()),
             epoch=self.epoch,
             step=self.step,
             n_observations=self.n_observations,

@@ -35,9 +35,9 @@ class Joiner:
     """Joins one job's observations.
 
     A collective is complete when as many ranks have reported it as this daemon can expect to: its
-    communicator's ranks, or fewer where the others are on other nodes. How many of a communicator
-    are here is learned from the first timeout; joins of fewer ranks than usual are discarded, since
-    their durations would include waiting.
+    communicator's ranks, or fewer where the others are on other nodes. Another node's daemon counts as
+    one reporter. How many report a communicator is learned from the first timeout; joins of fewer than
+    usual are discarded, since their durations would include waiting.
     """
 
     def __init__(self) -> None:
@@ -73,35 +73,35 @@ class Joiner:
         self._chunks.append((rank, records))
         self._n_new += len(records)
 
-    def join(self, now_s: float, n_ranks_here: int, *, give_up: bool = False) -> tuple[NDArray[np.void], int]:
-        """Measurements (MEASUREMENT, shape [n]) complete by now, in the order they started.
+    def join(self, now_s: float, n_reporters: int, *, give_up: bool = False) -> tuple[NDArray[np.void], int]:
+        """Observations (OBSERVATION, shape [n]) of whole calls complete by now, in the order they started.
 
-        Also returns from how many observations they were joined. `n_ranks_here` is the number of
-        the job's ranks that report to this daemon; `give_up` waits for no more records.
+        Also returns from how many records they were joined. `n_reporters` is the number of ranks and
+        of other nodes' daemons that report to this one; `give_up` waits for no more records.
         """
         self._take_in(now_s)
         if not len(self._codes):
-            return np.empty(0, MEASUREMENT), 0
+            return np.empty(0, OBSERVATION), 0
         calls = self._codes >> np.uint64(16)
         starts = np.flatnonzero(np.concatenate([[True], calls[1:] != calls[:-1]]))
         counts = np.diff(np.append(starts, len(calls)))
         places = (calls[starts] >> np.uint64(32)).astype(np.int64)
         members = self._n_members[places >> 4]
-        expected = np.where(members > 0, members, np.minimum(self._records["n_ranks"][starts], n_ranks_here))
+        expected = np.where(members > 0, members, np.minimum(self._records["n_ranks"][starts], n_reporters))
         complete = counts >= expected
         overdue = self._arrived_s[starts] < now_s - JOIN_TIMEOUT_S
         expired = ~complete & (overdue | give_up | (len(self._codes) > MAX_PENDING))
         ended = complete | expired
         if not ended.any():
-            return np.empty(0, MEASUREMENT), 0
+            return np.empty(0, OBSERVATION), 0
         np.maximum.at(self._n_members, places[ended] >> 4, counts[ended])
         joined = complete | (expired & (counts >= self._n_members[places >> 4]))
         self.n_partial += int(counts[expired & ~joined].sum())
-        measurements = self._measure(places, starts, joined)
+        observed = self._shortest(places, starts, joined)
         waiting = np.repeat(~ended, counts)
         self._records, self._codes = _select(self._records, waiting), self._codes[waiting]
         self._arrived_s = self._arrived_s[waiting]
-        return measurements, int(counts[joined].sum())
+        return observed, int(counts[joined].sum())
 
     def _take_in(self, now_s: float) -> None:
         """Sort what has arrived in among what waits."""
@@ -157,23 +157,29 @@ class Joiner:
         )
         return codes
 
-    def _measure(
+    def _shortest(
         self, places: NDArray[np.int64], starts: NDArray[np.intp], joined: NDArray[np.bool_]
     ) -> NDArray[np.void]:
-        """What the calls marked in `joined` took, in the order they started."""
+        """What the last rank to arrive saw of the calls marked in `joined`, in the order they started."""
         shortest_us = np.minimum.reduceat(self._records["duration_us"], starts)[joined]
         pressure = np.fmax.reduceat(self._records["memory_pressure"], starts)[joined]
         first = _select(self._records, starts[joined])
         np.maximum.at(self._joined_up_to, places[joined], first["sequence"].astype(np.int64))
-        made = np.zeros(len(first), MEASUREMENT)
-        for name in _SAME_FIELDS:
-            made[name] = first[name]
-        made["duration_us"] = shortest_us
-        made["memory_pressure"] = np.where(pressure >= 0, pressure, np.nan)
-        made["is_default"] = first["flags"] & FLAG_MATCHED == 0
-        made = made[np.argsort(first["start_ns"], kind="stable")]
-        good = well_formed(made)
-        return made if good.all() else made[good]
+        first["duration_us"], first["memory_pressure"] = shortest_us, pressure
+        return _select(first, np.argsort(first["start_ns"], kind="stable"))
+
+
+def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
+    """Joined observations (OBSERVATION, shape [n]) as MEASUREMENT; what the store would refuse is left out."""
+    made = np.zeros(len(observed), MEASUREMENT)
+    for name in _SAME_FIELDS:
+        made[name] = observed[name]
+    made["duration_us"] = observed["duration_us"]
+    pressure = observed["memory_pressure"]
+    made["memory_pressure"] = np.where(pressure >= 0, pressure, np.nan)
+    made["is_default"] = observed["flags"] & FLAG_MATCHED == 0
+    good = well_formed(made)
+    return made if good.all() else made[good]
 
 
 # OBSERVATION blocks are moved as plain bytes: numpy is slow to copy and to promote named fields.

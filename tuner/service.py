@@ -22,6 +22,7 @@ from store.wire import (
     CostTables,
     DaemonMessage,
     ErrorReply,
+    Forwarded,
     Goodbye,
     Hello,
     JobStatus,
@@ -32,6 +33,7 @@ from store.wire import (
     Welcome,
 )
 from tuner.job import BrainLike, Job, RankSession
+from tuner.nodes import NodeSession, NoUplinks, UplinksLike
 
 _log = logging.getLogger("zerotune.service")
 
@@ -105,13 +107,22 @@ class Service:
         brains: makes a job's brain once its fabric's knowledge is there.
         clock: seconds, rising; wall time is the same for the fake and the real one.
         welcome: the answer to every Hello.
+        uplinks: connections to leading daemons of jobs whose rank 0 is elsewhere.
     """
 
-    def __init__(self, store: StoreLike, brains: BrainFactory, clock: Callable[[], float], welcome: Welcome) -> None:
+    def __init__(
+        self,
+        store: StoreLike,
+        brains: BrainFactory,
+        clock: Callable[[], float],
+        welcome: Welcome,
+        uplinks: UplinksLike | None = None,
+    ) -> None:
         self._store = store
         self._brains = brains
         self._clock = clock
         self._welcome = welcome
+        self._uplinks = uplinks or NoUplinks()
         self._jobs: dict[str, Job] = {}
         self._senders: dict[bytes, tuple[str, int]] = {}
         self._learning: dict[str, _FabricLearning] = {}
@@ -129,12 +140,14 @@ class Service:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Every job that has a rank here."""
-        return tuple(job.status() for job in self._jobs.values())
+        return tuple(job.status(self._clock()) for job in self._jobs.values())
 
     def handle(self, sender: bytes, message: AgentMessage, records: NDArray[np.void] | None) -> list[Reply]:
         """One message of one rank; `records` are those of Observations or CostTables."""
         if isinstance(message, Hello):
             return self._hello(sender, message)
+        if isinstance(message, Forwarded) and records is not None:
+            return self._forwarded(sender, message, records)
         owner = self._senders.get(sender)
         if owner is None:
             self.n_unannounced += 1
@@ -175,6 +188,17 @@ class Service:
         """When `tick` has something to do, on the clock; infinite when no job is there."""
         return min((job.next_tick_s for job in self._jobs.values()), default=float("inf"))
 
+    def handle_uplink(self, job_id: str, message: DaemonMessage) -> list[Reply]:
+        """One message of the leading daemon of a job whose rank 0 is on another node."""
+        job = self._jobs.get(job_id)
+        if job is None or not job.uplink.endpoint:
+            return []
+        job.uplink.heard(self._clock())
+        if not isinstance(message, Observe):
+            return []
+        job.windows.relayed(job.step, message.n_steps)
+        return [(sender, Observe(job_id, message.n_steps)) for sender, _ in job.ranks.values()]
+
     def close(self) -> None:
         """The daemon stops: join and record what is there; the jobs go on without it."""
         for job in self._jobs.values():
@@ -194,17 +218,60 @@ class Service:
 
     def _tick_job(self, job: Job, now_s: float, *, give_up: bool = False) -> list[Reply]:
         replies: list[Reply] = []
-        block = job.join(now_s, give_up=give_up)
-        if len(block):
-            self._record(job, block)
-            replies += self._think(job)
+        job.uplink.greet(now_s, job.lead_rank, len(job.ranks))
+        replies += self._use(job, job.join(now_s, give_up=give_up))
         job.measure_rate(now_s)
         replies += self._windows(job)
+        for sender in [sender for sender, node in job.nodes.items() if now_s - node.heard_at_s > SILENCE_S]:
+            self._node_leaves(job, sender)
         for rank, (sender, session) in list(job.ranks.items()):
             if now_s - session.heard_at_s > SILENCE_S:
                 _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
                 self._leave(sender)
         return replies
+
+    def _use(self, job: Job, observed: NDArray[np.void]) -> list[Reply]:
+        """Joined observations go to the leading daemon, or are measurements here."""
+        if not len(observed):
+            return []
+        if job.uplink.is_alive(self._clock()):
+            job.uplink.forward(job.lead_rank, len(job.ranks), observed.tobytes(), len(observed))
+            return []
+        block = job.measure(observed)
+        if len(block):
+            self._record(job, block)
+        return self._think(job)
+
+    def _forwarded(self, sender: bytes, message: Forwarded, records: NDArray[np.void]) -> list[Reply]:
+        """News of another node's daemon; none is taken, nor answered, where rank 0 is not."""
+        job, now_s = self._jobs.get(message.job_id), self._clock()
+        if job is None or 0 not in job.ranks:
+            return []
+        if not 0 < message.rank < job.n_ranks:
+            return self._refuse(sender, "BadHello", f"rank {message.rank} of {job.n_ranks} leads no other node")
+        if message.n_ranks <= 0:
+            if sender in job.nodes:
+                self._node_leaves(job, sender)
+            return []
+        replies: list[Reply] = []
+        if sender not in job.nodes:
+            if len(job.nodes) >= MAX_SESSIONS:
+                return self._refuse(sender, "BadHello", f"{MAX_SESSIONS} nodes are connected already")
+            _log.info("job %s: the daemon of rank %d's node is here", job.job_id, message.rank)
+            job.joiner.members_changed()
+            if remaining := job.windows.remaining(job.step):
+                replies.append((sender, Observe(job.job_id, remaining)))
+        job.nodes[sender] = NodeSession(message.rank, message.n_ranks, now_s)
+        if len(records):
+            job.observe(message.rank, records)
+            job.next_tick_s = min(job.next_tick_s, now_s + JOIN_EVERY_S)
+            return replies
+        return [*replies, (sender, self._welcome)]
+
+    def _node_leaves(self, job: Job, sender: bytes) -> None:
+        node = job.nodes.pop(sender)
+        _log.info("job %s: the daemon of rank %d's node is gone", job.job_id, node.rank)
+        job.joiner.members_changed()
 
     def _hello(self, sender: bytes, hello: Hello) -> list[Reply]:
         now_s = self._clock()
@@ -213,12 +280,13 @@ class Service:
         job = self._jobs.get(hello.job_id)
         if self._senders.get(sender) == (hello.job_id, hello.rank) and job is not None:
             job.ranks[hello.rank][1].heard_at_s = now_s
+            self._find_leader(job, hello)
             return [(sender, self._welcome)]
         if sender in self._senders:
             self._leave(sender)
             job = self._jobs.get(hello.job_id)
         if job is None:
-            job = self._jobs[hello.job_id] = Job(hello, now_s)
+            job = self._jobs[hello.job_id] = Job(hello, now_s, self._uplinks)
             self._store.record_job(hello.job_id, hello.fabric_id, hello.fabric, hello.n_ranks)
             _log.info("job %s with %d ranks on fabric %s", hello.job_id, hello.n_ranks, hello.fabric_id)
         previous = job.ranks.pop(hello.rank, None)
@@ -228,6 +296,7 @@ class Service:
         job.ranks[hello.rank] = sender, RankSession(hello, now_s)
         job.changed_at_s = now_s
         job.joiner.members_changed()
+        self._find_leader(job, hello)
         replies: list[Reply] = [(sender, self._welcome)]
         if hello.rank == 0:
             job.epoch = max(job.epoch, hello.epoch)
@@ -237,6 +306,12 @@ class Service:
         if remaining := job.windows.remaining(job.step):
             replies.append((sender, Observe(job.job_id, remaining)))
         return replies
+
+    def _find_leader(self, job: Job, hello: Hello) -> None:
+        if 0 in job.ranks:
+            job.uplink.point_to("")
+        elif hello.leader:
+            job.uplink.point_to(hello.leader)
 
     def _give_brain(self, job: Job) -> None:
         """Make the job's brain, or ask for the knowledge it needs; only where its rank 0 is."""
@@ -271,9 +346,11 @@ class Service:
 
     def _windows(self, job: Job) -> list[Reply]:
         settled = len(job.ranks) >= job.n_ranks or self._clock() - job.changed_at_s >= SETTLE_S
-        if not settled or not (n_steps := job.windows.due(job.step)):
+        is_led_elsewhere = job.uplink.is_alive(self._clock())
+        if not settled or is_led_elsewhere or not (n_steps := job.windows.due(job.step)):
             return []
-        return [(sender, Observe(job.job_id, n_steps)) for sender, _ in job.ranks.values()]
+        receivers = [*(sender for sender, _ in job.ranks.values()), *job.nodes]
+        return [(receiver, Observe(job.job_id, n_steps)) for receiver in receivers]
 
     def _record(self, job: Job, block: NDArray[np.void]) -> None:
         self._store.record_measurements(job.fabric_id, job.job_id, block)
@@ -297,10 +374,9 @@ class Service:
         job.joiner.members_changed()
         if job.ranks:
             return
-        block = job.join(self._clock(), give_up=True)
-        if len(block):
-            self._record(job, block)
+        self._use(job, job.join(self._clock(), give_up=True))
         self._think(job)
+        job.uplink.end(rank)
         self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())
         del self._jobs[job_id]
         if self._learning.get(job.fabric_id, _FabricLearning()).n_new:

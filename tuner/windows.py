@@ -28,6 +28,10 @@ class ObservationWindows:
         """Steps that the open window still has; 0 = none is open."""
         return max(0, self._ends_at_step - step)
 
+    def relayed(self, step: int, n_steps: int) -> None:
+        """The leading daemon, on another node, has opened one here too."""
+        self._ends_at_step = step + n_steps
+
     def due(self, step: int) -> int:
         """Steps for which the ranks should observe from now on; 0 = nothing to tell them.
 

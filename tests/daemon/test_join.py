@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner import join
-from tuner.join import FLAG_MATCHED, FLAG_TIMED, JOIN_TIMEOUT_S, OBSERVATION, Joiner
+from tuner.join import FLAG_MATCHED, FLAG_TIMED, JOIN_TIMEOUT_S, OBSERVATION, measurements_of
+
+
+class Joiner(join.Joiner):
+    def join(self, *args, **options):
+        observed, n_records = super().join(*args, **options)
+        return measurements_of(observed), n_records
 
 
 def test_the_measurement_is_what_the_last_arrival_saw(records):

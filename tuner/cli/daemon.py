@@ -12,6 +12,10 @@ from tuner.cli.options import CurveKeys, Endpoint, StorePath, endpoint_or_defaul
 def daemon(
     endpoint: Endpoint = None,
     store: StorePath = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Also listen at tcp://HOST:PORT for the daemons of a job's other nodes (* is any host)."),
+    ] = None,
     idle_exit: Annotated[
         float | None, typer.Option(help="Leave after this many seconds without a rank; default: never.")
     ] = None,
@@ -21,6 +25,8 @@ def daemon(
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
 
     Example: zerotune daemon --store /var/lib/zerotune/store.db
+
+    On each of several nodes: zerotune daemon --listen tcp://*:5577 --curve-keys keys
     """
     import logging
 
@@ -29,6 +35,7 @@ def daemon(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
-    raise typer.Exit(
-        run_daemon(endpoint_or_default(endpoint), store_path(store), idle_exit_s=idle_exit, curve_dir=curve_keys)
+    code = run_daemon(
+        endpoint_or_default(endpoint), store_path(store), listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys
     )
+    raise typer.Exit(code)

@@ -1,0 +1,68 @@
+"""How the daemons of a job's nodes find the one that leads it.
+
+Rank 0 hears from its daemon where that listens and writes it into the job's store. One rank of each other
+node reads it there, now and then and without waiting, and tells its own daemon with its greeting.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Final
+
+logger = logging.getLogger("zerotune.agent")
+
+KEY: Final = "leader"
+LOOK_EVERY_GREETINGS: Final = 32
+"""After the first few, that come at 1, 2, 4, 8 and 16 greetings: the job's store serves all its nodes."""
+_ANY_HOST: Final = ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:")
+
+
+class LeaderAddress:
+    """One rank's part. Used by the channel's thread alone.
+
+    Args:
+        store: the job's store, on a connection that nobody blocks.
+        rank: in the job.
+        is_first_of_node: whether this rank speaks for its node.
+    """
+
+    def __init__(self, store: Any, rank: int, *, is_first_of_node: bool) -> None:
+        self._store = store
+        self._is_leader = rank == 0
+        self._looks = is_first_of_node and rank != 0
+        self._published: str | None = None
+        self._n_greetings = 0
+        self._found = ""
+
+    def publish(self, listen: str) -> None:
+        """The daemon of rank 0 can be reached at `listen`; empty: not from other nodes."""
+        if self._is_leader and listen != self._published:
+            self._published = listen
+            try:
+                self._store.set(KEY, listen)
+            except RuntimeError as error:
+                logger.debug("the job's store is gone, so is the job: %s", error)
+
+    def look_up(self) -> str:
+        """Where the leading daemon is as seen from this node; empty while that is not known."""
+        if not self._looks:
+            return ""
+        self._n_greetings += 1
+        n = self._n_greetings
+        if n % LOOK_EVERY_GREETINGS == 0 or (n < LOOK_EVERY_GREETINGS and n & (n - 1) == 0):
+            try:
+                if self._store.check([KEY]):
+                    self._found = from_here(bytes(self._store.get(KEY)).decode(), os.environ.get("MASTER_ADDR", ""))
+            except RuntimeError as error:
+                logger.debug("the job's store is gone, so is the job: %s", error)
+        return self._found
+
+
+def from_here(listen: str, master: str) -> str:
+    """`listen` with the host that this node knows rank 0's node by, where the daemon named none."""
+    for prefix in _ANY_HOST:
+        if listen.startswith(prefix):
+            host = f"[{master}]" if ":" in master else master
+            return f"tcp://{host}:{listen[len(prefix):]}" if master else ""
+    return listen
