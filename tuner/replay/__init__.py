@@ -23,8 +23,9 @@ from tuner.replay.loading import load_table
 from tuner.replay.policies import POLICIES, Context, named
 from tuner.replay.render import render
 from tuner.replay.result import ReplayResult
-from tuner.replay.steps import step_estimates, step_facts
-from tuner.replay.table import CollectiveTable, Shape
+from tuner.replay.schedule import StepModel
+from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal, step_estimates, step_facts
+from tuner.replay.table import Array, CollectiveTable, Shape
 
 __all__ = [
     "POLICIES",
@@ -88,8 +89,9 @@ def replay_table(
     duration_us = np.nan_to_num(table.duration_us.astype(np.float64))
     logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
-    facts = step_facts(table)
+    facts, model = step_facts(table)
     total_us = float(logged_us.sum())
+    estimates, refusals = _steps(facts, model, table, shapes, shape_index, totals, verdicts, total_us)
     return ReplayResult(
         trace=trace,
         job_id=table.job_id,
@@ -104,9 +106,36 @@ def replay_table(
         totals=totals,
         verdicts=verdicts,
         steps=facts,
-        step_estimates=() if facts is None else tuple(step_estimates(facts, totals, total_us)),
+        step_estimates=tuple(estimates),
+        step_refusals=tuple(refusals),
         notes=_notes(table, statistics, costs),
     )
+
+
+def _steps(
+    facts: StepFacts | None,
+    model: StepModel | None,
+    table: CollectiveTable,
+    shapes: Sequence[Shape],
+    shape_index: Array,
+    totals: Sequence[PolicyTotal],
+    verdicts: Sequence[ShapeVerdict],
+    total_us: float,
+) -> tuple[Sequence[StepEstimate], Sequence[StepRefusal]]:
+    if facts is None or not totals:
+        return (), ()
+    n_shapes = len(shapes)
+    by_policy = {
+        total.policy: dict(zip(shapes, verdicts[at * n_shapes : (at + 1) * n_shapes], strict=True))
+        for at, total in enumerate(totals)
+    }
+    medians: dict[Shape, float] = {}
+    if model is not None:
+        numbers = {shape: at for at, shape in enumerate(shapes)}
+        timed = np.isfinite(table.duration_us)
+        for shape in {call.shape for call in model.program.calls}:
+            medians[shape] = float(np.median(table.duration_us[timed & (shape_index == numbers[shape])]))
+    return step_estimates(facts, model, totals, by_policy, medians, total_us)
 
 
 def _plan_rows(path: Path) -> list[PlanRow]:

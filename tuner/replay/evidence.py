@@ -10,14 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records import BASELINE, Algorithm, Candidate, CandidateStatistics, DecisionKey, Phase, Protocol
+from store.records import (
+    BASELINE,
+    SIZE_CLASSES_PER_OCTAVE,
+    Algorithm,
+    Candidate,
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+)
 from tuner.replay.table import UNKNOWN, CollectiveTable, Shape
 
 Array = NDArray[Any]
@@ -31,6 +42,8 @@ CARRIED_NOISE: Final = 0.05
 """Relative standard error added when a ratio is carried from another place, phase or size in the class."""
 MAD_TO_SIGMA: Final = 1.4826
 SAMPLES_THAT_SHOW_SPREAD: Final = 5
+MAX_INTERPOLATED_CLASSES: Final = SIZE_CLASSES_PER_OCTAVE
+"""Sweeps measure each octave: a size between two measured ones, this near to either, is interpolated."""
 
 
 class Grade(IntEnum):
@@ -63,6 +76,7 @@ class Estimate:
 
 Prediction = tuple[float, float]
 """(cost_us, relative standard error)."""
+Place = tuple[CommunicatorClass, Collective, Phase, int]
 Predictor = Callable[[Shape, Candidate], Prediction | None]
 
 
@@ -80,6 +94,7 @@ class Evidence:
         self._here = _measured_here(table, shapes, shape_index)
         self._elsewhere = _by_key(statistics)
         self._predictor = predictor
+        self._by_place: dict[Place, dict[Candidate, Estimate]] = {}
         self._known: dict[tuple[Shape, Candidate], Estimate | None] = {}
 
     def estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
@@ -95,24 +110,78 @@ class Evidence:
     def measured_candidates(self, shape: Shape) -> list[Candidate]:
         """Candidates with measurements for `shape`, here or elsewhere; in a fixed order."""
         here = {candidate for known, candidate in self._here if known == shape}
-        elsewhere = set(self._elsewhere_of(shape))
-        return sorted(here | elsewhere, key=str)
+        near = {
+            candidate
+            for candidate in self._measured_at(shape) - here
+            if (found := self.estimate(shape, candidate)) is not None and found.grade is not Grade.predicted
+        }
+        return sorted(here | near, key=str)
 
     def _elsewhere_of(self, shape: Shape) -> dict[Candidate, Estimate]:
+        return self._elsewhere_at(shape, shape.key.size_class)
+
+    def _elsewhere_at(self, shape: Shape, size_class: int) -> dict[Candidate, Estimate]:
         """The store's estimates under the shape's own phase, or the phase with the most samples."""
-        key = shape.key
-        own = self._elsewhere.get(key)
-        if own is not None and len(own) > 1:
-            return own
-        phases = [found for phase in Phase if (found := self._elsewhere.get(_with_phase(key, phase))) is not None]
-        return max(phases, key=lambda found: sum(one.n_samples for one in found.values()), default={})
+        place = (shape.communicator, shape.collective, shape.phase, size_class)
+        if place not in self._by_place:
+            keys = [DecisionKey(shape.communicator, shape.collective, phase, size_class) for phase in Phase]
+            own = self._elsewhere.get(DecisionKey(*place))
+            if own is not None and len(own) > 1:
+                self._by_place[place] = own
+            else:
+                phases = [found for key in keys if (found := self._elsewhere.get(key)) is not None]
+                self._by_place[place] = max(
+                    phases, key=lambda found: sum(one.n_samples for one in found.values()), default={}
+                )
+        return self._by_place[place]
 
     def _from_elsewhere(self, shape: Shape, candidate: Candidate) -> Estimate | None:
         known = self._elsewhere_of(shape)
         found = known.get(candidate)
-        if found is None:
+        if found is not None:
+            return self._carried(shape, found, known.get(BASELINE))
+        between = self._interpolated(shape, candidate)
+        if between is not None or candidate.is_baseline or candidate.n_channels:
+            return between
+        # No opinion on channels: NCCL takes about as many as there are.
+        others = [one for one in self._measured_at(shape) if _cell(one) == _cell(candidate)]
+        most = max(others, key=lambda one: one.n_channels, default=None)
+        estimate = None if most is None else self._from_elsewhere(shape, most)
+        return estimate and replace(estimate, error=math.hypot(estimate.error, CARRIED_NOISE))
+
+    def _interpolated(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        """Between the next smaller and the next larger size class that know `candidate` and the baseline."""
+        if (shape, BASELINE) not in self._here:
             return None
-        return self._carried(shape, found, known.get(BASELINE))
+        ends = [self._nearest(shape, candidate, direction) for direction in (-1, 1)]
+        below, above = ends
+        if below is None or above is None:
+            return None
+        position = math.log2(shape.message_bytes) * SIZE_CLASSES_PER_OCTAVE
+        share = min(max((position - below[0]) / (above[0] - below[0]), 0.0), 1.0)
+        ratio = math.exp((1 - share) * below[1] + share * above[1])
+        # Halfway between sizes whose ratios differ, the ratio may be either's.
+        doubt = abs(above[1] - below[1]) * min(share, 1 - share)
+        there = Estimate(ratio, math.hypot(below[2], above[2], doubt), Grade.measured_elsewhere, below[3] + above[3])
+        return self._carried(shape, there, Estimate(1.0, 0.0, Grade.measured_elsewhere))
+
+    def _nearest(self, shape: Shape, candidate: Candidate, direction: int) -> tuple[int, float, float, int] | None:
+        """(size class, log of the ratio to the baseline, its error, samples), at most an octave away."""
+        own_class = shape.key.size_class
+        for distance in range(1, MAX_INTERPOLATED_CLASSES + 1):
+            size_class = own_class + direction * distance
+            known = self._elsewhere_at(shape, size_class)
+            found, baseline = known.get(candidate), known.get(BASELINE)
+            if found is not None and baseline is not None:
+                ratio = math.log(found.cost_us / baseline.cost_us)
+                return size_class, ratio, math.hypot(found.error, baseline.error), found.n_samples
+        return None
+
+    def _measured_at(self, shape: Shape) -> set[Candidate]:
+        """Candidates that were measured elsewhere at the shape's size or near it."""
+        own_class = shape.key.size_class
+        span = range(own_class - MAX_INTERPOLATED_CLASSES, own_class + MAX_INTERPOLATED_CLASSES + 1)
+        return {candidate for size_class in span for candidate in self._elsewhere_at(shape, size_class)}
 
     def _predicted(self, shape: Shape, candidate: Candidate) -> Estimate | None:
         if self._predictor is None:
@@ -137,8 +206,8 @@ def _as_prediction(prediction: Prediction) -> Estimate:
     return Estimate(prediction[0], prediction[1], Grade.predicted)
 
 
-def _with_phase(key: DecisionKey, phase: Phase) -> DecisionKey:
-    return DecisionKey(key.communicator, key.collective, phase, key.size_class)
+def _cell(candidate: Candidate) -> tuple[Algorithm | None, Protocol | None]:
+    return candidate.algorithm, candidate.protocol
 
 
 def _by_key(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict[Candidate, Estimate]]:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from tuner.replay.engine import PolicyTotal, ShapeVerdict
 from tuner.replay.result import ReplayResult
+from tuner.replay.steps import OVERLAP
 
 MAX_ROWS = 30
 _EVIDENCE = {
@@ -41,17 +42,35 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
 
 def _render_steps(result: ReplayResult, console: Console) -> None:
     facts = result.steps
-    if facts is None or not result.step_estimates:
+    if facts is None:
         return
-    table = Table("policy", "step", "change", "if all hidden .. all exposed", title="Step time, first order")
+    table = Table("policy", "step", "exposed", "against the baseline policy (95 %)", title=f"Step time, {facts.method}")
     for one in result.step_estimates:
-        bounds = f"{one.low_us / 1e3:,.2f}..{one.high_us / 1e3:,.2f}"
-        table.add_row(one.policy, f"{one.step_us / 1e3:,.2f} ms", f"{one.change_percent:+.2f} %", bounds)
-    console.print(table)
-    console.print(
-        f"[dim]as logged: {facts.step_us / 1e3:,.2f} ms a step, of {facts.communication_us / 1e3:,.2f} ms communication"
-        f" {100 * facts.exposed_share:.0f} % exposed; that share is taken to stay[/]"
+        table.add_row(
+            one.policy,
+            f"{one.step_us / 1e3:,.2f} ms ({one.low_us / 1e3:,.2f}..{one.high_us / 1e3:,.2f})",
+            f"{one.exposed_us / 1e3:,.2f} ms",
+            f"{one.change_percent:+.2f} % ({one.change_low_percent:+.2f}..{one.change_high_percent:+.2f})",
+        )
+    for refusal in result.step_refusals:
+        refused = f"[red]refused: no evidence for {refusal.refused_share_percent:.1f} % of its communication[/]"
+        table.add_row(refusal.policy, "-", "-", refused)
+    table.add_row(
+        "[dim]as logged[/]", f"[dim]{facts.step_us / 1e3:,.2f} ms[/]", f"[dim]{facts.exposed_us / 1e3:,.2f} ms[/]", ""
     )
+    console.print(table)
+    if facts.method == OVERLAP:
+        console.print(
+            f"[dim]{facts.n_steps:,} like steps; compute gaps are kept; the program misses logged steps by"
+            f" {facts.model_error_percent:.2f} %. Taken to be waited for:[/]"
+        )
+        for kind, rule in facts.waits.items():
+            console.print(f"[dim]  {kind}: {rule}[/]")
+    else:
+        console.print(
+            f"[dim]Overlap is not modelled: {facts.reason}. The exposed share of communication,"
+            f" {100 * facts.exposed_share:.0f} %, is taken to stay; bounds: all of the change hidden, all exposed.[/]"
+        )
 
 
 def _render_shapes(result: ReplayResult, console: Console, max_rows: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tuner.replay.engine import PolicyTotal, ShapeVerdict
-from tuner.replay.steps import StepEstimate, StepFacts
+from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
@@ -27,6 +27,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     verdicts: tuple[ShapeVerdict, ...]
     steps: StepFacts | None = None
     step_estimates: tuple[StepEstimate, ...] = ()
+    step_refusals: tuple[StepRefusal, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:

@@ -1,0 +1,358 @@
+"""From a trace to the step's program: what computes between the collectives, and what waits for what.
+
+A trace has each collective's start and duration, and each step's length and exposed communication. It does
+not say where a rank waited. For each kind of collective a few *rules* of waiting are tried, those by which
+frameworks work; the rule is kept under which the program, run with the durations of the logged steps, best
+gives the logged starts and step times. Computation comes from the gaps: where a stream stood idle, the
+collective started when computation had come that far. What ran hidden behind communication is known in sum
+only (step time less exposed less idle gaps); it is shared out by the bytes of the collectives concerned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records import Collective, Phase
+from tuner.replay.program import Call, Op, OpKind, Program, run
+from tuner.replay.table import CollectiveTable, Shape
+
+Floats = NDArray[np.float64]
+Kind = tuple[Collective, Phase]
+
+MIN_STEPS: Final = 5
+MAX_STEP_CALLS: Final = 3000
+"""Longer steps are not modelled: no framework issues that many collectives in one."""
+MAX_SIMULATED_CALLS: Final = 1500
+"""Logged steps used for choosing rules, times the collectives of one."""
+QUEUED_US: Final = 2.0
+"""A start this soon after its predecessor's end is no computation but a queue (or a launch)."""
+MAX_CLOCK_ERROR: Final = 0.1
+_WINDOW_STEPS: Final = 32
+
+
+class Rule(Enum):
+    """When the rank waits for a collective."""
+
+    at_once = "as soon as it is issued"
+    next_of_kind = "before the next of its kind is issued"
+    second_of_kind = "before the next but one of its kind is issued"
+    end_of_run = "when all of its kind in a row are issued"
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """The program of the trace's usual step, and how well it gives the logged steps."""
+
+    program: Program
+    rules: Mapping[Kind, Rule]
+    n_steps: int
+    """Logged steps that are like it."""
+    n_other_steps: int
+    logged_step_us: float
+    logged_exposed_us: float
+    error_percent: float
+    """Of the step time: median distance between program and logged steps, with the logged durations."""
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Consecutive like steps: starts and durations [n_steps, n_calls], and per step its length and exposure."""
+
+    calls: tuple[Call, ...]
+    kinds: tuple[Kind, ...]
+    starts_us: Floats
+    durations_us: Floats
+    compute_us: float
+    step_us: float
+    exposed_us: float
+    n_like: int
+    n_other: int
+
+    @property
+    def ends_us(self) -> Floats:
+        return self.starts_us + self.durations_us
+
+
+def infer(table: CollectiveTable) -> StepModel | str:
+    """The step's program, or the reason why the trace does not tell one."""
+    steps = _usual_steps(table)
+    if isinstance(steps, str):
+        return steps
+    period_us = _median(np.diff(steps.starts_us[:, 0]))
+    if abs(period_us / steps.step_us - 1) > MAX_CLOCK_ERROR:
+        return f"by the collectives' starts a step takes {period_us:,.0f} us, by the step records {steps.step_us:,.0f}"
+    rules = {kind: _usual_rule(kind) for kind in dict.fromkeys(steps.kinds)}
+    program = _fitted(steps, rules)
+    best = _misfit(steps, program)
+    for _ in range(2):
+        changed = False
+        for kind in rules:
+            for rule in Rule:
+                tried = {**rules, kind: rule}
+                if rule is rules[kind]:
+                    continue
+                candidate = _fitted(steps, tried)
+                misfit = _misfit(steps, candidate)
+                if misfit < best * 0.98 - 1e-6:
+                    rules, program, best, changed = tried, candidate, misfit, True
+        if not changed:
+            break
+    return StepModel(
+        program=program,
+        rules=rules,
+        n_steps=steps.n_like,
+        n_other_steps=steps.n_other,
+        logged_step_us=steps.step_us,
+        logged_exposed_us=steps.exposed_us,
+        error_percent=100 * _period_error(steps, program),
+    )
+
+
+def _usual_rule(kind: Kind) -> Rule:
+    collective, phase = kind
+    if phase in (Phase.forward_gather, Phase.backward_gather):
+        return Rule.next_of_kind
+    if phase is Phase.other and collective is not Collective.all_reduce:
+        return Rule.at_once
+    return Rule.end_of_run
+
+
+# ---- the usual step ------------------------------------------------------------------------------
+
+
+def _usual_steps(table: CollectiveTable) -> _Steps | str:
+    """The longest run of consecutive steps that issue the collectives of the most frequent kind of step."""
+    steps = table.steps
+    known = steps[np.isfinite(steps["exposed_us"]) & (steps["duration_us"] > 0)] if len(steps) else steps
+    if len(known) < MIN_STEPS:
+        return "the trace does not tell how much communication of its steps was exposed"
+    if not bool(np.isfinite(table.duration_us).all()):
+        keep = np.isfinite(table.duration_us)
+        if np.count_nonzero(keep) < 0.5 * len(keep):
+            return "too few of its collectives are timed"
+    numbers, first, count = np.unique(table.rows["step"], return_index=True, return_counts=True)
+    ordered = bool(np.all(np.diff(table.rows["step"].astype(np.int64)) >= 0))
+    rows, duration_us = table.rows, table.duration_us
+    if not ordered:
+        order = np.lexsort((rows["start_ns"], rows["step"]))
+        rows, duration_us = rows[order], duration_us[order]
+        numbers, first, count = np.unique(rows["step"], return_index=True, return_counts=True)
+    if int(count.max(initial=0)) > MAX_STEP_CALLS:
+        return f"a step has more than {MAX_STEP_CALLS} collectives"
+    signatures: dict[int, bytes] = {}
+    timed = np.isfinite(duration_us)
+    shape_fields = ["comm_id", "message_bytes", "n_ranks", "n_nodes", "collective", "phase"]
+    told = set(known["step"].tolist())
+    for number, start, length in zip(numbers.tolist(), first.tolist(), count.tolist(), strict=True):
+        piece = slice(start, start + length)
+        if number in told and bool(timed[piece].all()):
+            signatures[number] = b"".join(np.ascontiguousarray(rows[name][piece]).tobytes() for name in shape_fields)
+    if not signatures:
+        return "no step has all of its collectives timed"
+    usual, n_like = Counter(signatures.values()).most_common(1)[0]
+    if n_like < MIN_STEPS:
+        return f"no {MIN_STEPS} of its steps issue the same collectives"
+    chain = _longest_run([number for number, signature in signatures.items() if signature == usual])
+    if len(chain) < MIN_STEPS:
+        return f"no {MIN_STEPS} like steps follow one another"
+    at = dict(zip(numbers.tolist(), first.tolist(), strict=True))
+    n_calls = len(usual) // sum(rows.dtype[name].itemsize for name in shape_fields)
+    chain = chain[-max(MIN_STEPS, min(_WINDOW_STEPS, MAX_SIMULATED_CALLS // n_calls)) :]
+    pieces = np.array([np.arange(at[number], at[number] + n_calls) for number in chain])
+    durations_us = duration_us[pieces].astype(np.float64)
+    told_here = known[np.isin(known["step"], chain)]
+    example = rows[pieces[0]]
+    streams = {comm: stream for stream, comm in enumerate(dict.fromkeys(example["comm_id"].tolist()))}
+    calls = tuple(
+        Call(
+            Shape(
+                int(row["n_ranks"]),
+                int(row["n_nodes"]),
+                Collective(int(row["collective"])),
+                Phase(int(row["phase"])),
+                int(row["message_bytes"]),
+            ),
+            streams[int(row["comm_id"])],
+            float(np.median(durations_us[:, index])),
+        )
+        for index, row in enumerate(example)
+    )
+    like = known[np.isin(known["step"], [number for number, one in signatures.items() if one == usual])]
+    return _Steps(
+        calls=calls,
+        kinds=tuple((call.shape.collective, call.shape.phase) for call in calls),
+        starts_us=rows["start_ns"][pieces] / 1e3,
+        durations_us=durations_us,
+        compute_us=float(np.median(told_here["duration_us"] - told_here["exposed_us"])),
+        step_us=float(np.median(like["duration_us"])),
+        exposed_us=float(np.median(like["exposed_us"])),
+        n_like=n_like,
+        n_other=len(numbers) - n_like,
+    )
+
+
+def _longest_run(numbers: Sequence[int]) -> list[int]:
+    best: list[int] = []
+    current: list[int] = []
+    for number in sorted(numbers):
+        current = [*current, number] if current and number == current[-1] + 1 else [number]
+        if len(current) > len(best):
+            best = current
+    return best
+
+
+# ---- rules and computation -----------------------------------------------------------------------
+
+
+def _waited_before(kinds: Sequence[Kind], rules: Mapping[Kind, Rule]) -> dict[int, list[int]]:
+    """Segment -> collectives waited for in it; segment i lies between the issues of i and i + 1."""
+    n_calls = len(kinds)
+    waits: dict[int, list[int]] = defaultdict(list)
+    for at, kind in enumerate(kinds):
+        rule = rules[kind]
+        later = [index for index in range(at + 1, n_calls) if kinds[index] == kind]
+        if rule is Rule.at_once:
+            place = at
+        elif rule is Rule.end_of_run or (rule is Rule.second_of_kind and len(later) < 2):
+            beside = _interleaved(kind)
+            others = [index for index in range(at + 1, n_calls) if kinds[index] not in beside and kinds[index] != kind]
+            place = others[0] - 1 if others else n_calls - 1
+        else:
+            wanted = 2 if rule is Rule.second_of_kind else 1
+            place = later[wanted - 1] - 1 if len(later) >= wanted else at
+        waits[place].append(at)
+    return waits
+
+
+def _interleaved(kind: Kind) -> frozenset[Kind]:
+    """Kinds among which a run of `kind` goes on: gathers and scatters alternate in the backward pass."""
+    backward = {
+        (Collective.all_gather, Phase.backward_gather),
+        (Collective.reduce_scatter, Phase.gradient_scatter),
+        (Collective.all_reduce, Phase.gradient_scatter),
+    }
+    return frozenset(backward) if kind in backward else frozenset()
+
+
+@dataclass
+class _Segment:
+    """Computation between two issues: `before_us` ahead of the waits, `after_us` behind them."""
+
+    waits: list[int]
+    before_us: float = 0.0
+    after_us: float = 0.0
+    most_hidden_us: float = 0.0
+    """What may have been computed unseen, at most."""
+    weight: float = 0.0
+
+
+def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
+    """The program under `rules`, with the computation that the trace shows."""
+    n_calls = len(steps.calls)
+    waits = _waited_before(steps.kinds, rules)
+    segments = [_Segment(waits.get(at, [])) for at in range(n_calls)]
+    idle_us, launch_us = _idle_and_launch(steps)
+    issued_us = np.array(steps.starts_us)  # an upper bound where the collective had been queued
+    following_us = issued_us[1:, 0]
+    for at, segment in enumerate(segments):
+        last = at == n_calls - 1
+        rows = slice(None, -1) if last else slice(None)
+        next_us = following_us if last else issued_us[:, at + 1]
+        here_us = issued_us[rows, at]
+        next_is_idle = bool(idle_us[0 if last else at + 1] > QUEUED_US)
+        segment.weight = float(steps.calls[at].shape.message_bytes)
+        if not segment.waits:
+            elapsed_us = _median(next_us - here_us)
+            if next_is_idle and idle_us[at] > QUEUED_US:
+                segment.before_us = max(elapsed_us, 0.0)
+            else:
+                segment.most_hidden_us = max(elapsed_us, 0.0)
+            continue
+        ends_us = np.max([steps.ends_us[rows, waited] for waited in segment.waits], axis=0)
+        if segment.waits == [at] and rules[steps.kinds[at]] is Rule.at_once:
+            segment.after_us = max(_median(next_us - ends_us), 0.0)
+            continue
+        stalled = _spread(next_us - ends_us) <= _spread(next_us - here_us)
+        if next_is_idle and not stalled:
+            segment.before_us = max(_median(next_us - here_us), 0.0)
+            continue
+        segment.after_us = max(_median(next_us - ends_us), 0.0) if next_is_idle else 0.0
+        segment.most_hidden_us = max(_median(np.minimum(ends_us, next_us) - here_us), 0.0)
+    _share_out(segments, steps.compute_us)
+    ops: list[Op] = []
+    for at, segment in enumerate(segments):
+        ops.append(Op(OpKind.issue, at))
+        if segment.before_us:
+            ops.append(Op(OpKind.compute, us=segment.before_us))
+        ops.extend(Op(OpKind.wait, waited) for waited in segment.waits)
+        if segment.after_us:
+            ops.append(Op(OpKind.compute, us=segment.after_us))
+    calls = tuple(
+        Call(call.shape, call.stream, call.logged_us, 0.0 if idle > QUEUED_US else launch)
+        for call, idle, launch in zip(steps.calls, idle_us.tolist(), launch_us.tolist(), strict=True)
+    )
+    return Program(calls, tuple(ops))
+
+
+def _idle_and_launch(steps: _Steps) -> tuple[Floats, Floats]:
+    """For each collective: how long its stream had stood idle (median), and the same where that is no queue."""
+    streams = np.array([call.stream for call in steps.calls])
+    gaps_us = np.full(steps.starts_us.shape, np.inf)
+    for stream in np.unique(streams).tolist():
+        members = np.flatnonzero(streams == stream)
+        starts, ends = steps.starts_us[:, members].ravel(), steps.ends_us[:, members].ravel()
+        gaps = np.full(len(starts), np.nan)
+        gaps[1:] = starts[1:] - ends[:-1]
+        gaps_us[:, members] = gaps.reshape(-1, len(members))
+    median_us = np.nan_to_num(np.nanmedian(gaps_us[1:], axis=0), posinf=0.0)
+    return median_us, np.maximum(median_us, 0.0)
+
+
+def _share_out(segments: Sequence[_Segment], compute_us: float) -> None:
+    """Give the computation that no gap shows to the segments that can hold it, by weight."""
+    hidden_us = compute_us - sum(segment.before_us + segment.after_us for segment in segments)
+    open_ones = [segment for segment in segments if segment.most_hidden_us > 0]
+    while hidden_us > 1e-6 and open_ones:
+        weights = sum(segment.weight for segment in open_ones)
+        full = [one for one in open_ones if hidden_us * one.weight / weights >= one.most_hidden_us - one.before_us]
+        if not full:
+            for one in open_ones:
+                one.before_us += hidden_us * one.weight / weights
+            return
+        for one in full:
+            hidden_us -= one.most_hidden_us - one.before_us
+            one.before_us = one.most_hidden_us
+        open_ones = [one for one in open_ones if one not in full]
+
+
+# ---- how good ------------------------------------------------------------------------------------
+
+
+def _misfit(steps: _Steps, program: Program) -> float:
+    """Distance of the program's starts and step times from the logged ones, as shares of the step."""
+    simulated = np.array([one.starts_us for one in run(program, steps.durations_us.tolist())])
+    inside = (simulated - simulated[:, :1]) - (steps.starts_us - steps.starts_us[:, :1])
+    compute_error = abs(program.compute_us - steps.compute_us)
+    return float(np.mean(np.abs(inside[1:])) + compute_error) / steps.step_us + _period_error(steps, program)
+
+
+def _period_error(steps: _Steps, program: Program) -> float:
+    """Median relative distance of the step time."""
+    simulated = np.array([one.starts_us[0] for one in run(program, steps.durations_us.tolist())])
+    logged = np.diff(steps.starts_us[:, 0])
+    return float(np.median(np.abs(np.diff(simulated)[1:] - logged[1:]) / logged[1:]))
+
+
+def _median(values: Floats) -> float:
+    return float(np.median(values))
+
+
+def _spread(values: Floats) -> float:
+    return float(np.median(np.abs(values - np.median(values))))
