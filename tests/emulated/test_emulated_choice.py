@@ -17,10 +17,11 @@ import torch.distributed as dist
 from agent.nccl import cost_model, library
 from agent.nccl import fabric as fabrics
 from agent.nccl.emulated import EmulatedNcclError, communicator, journal, plugin_host, tasks
-from agent.nccl.emulated.communicator import Call, Communicator, Task
+from agent.nccl.emulated.calls import Call, Run, Task
+from agent.nccl.emulated.communicator import Communicator
 from agent.nccl.emulated.errors import DeviceOutOfMemory
 from agent.nccl.emulated.memory import CommunicatorMemory, device
-from agent.nccl.emulated.reduction import SUM
+from agent.nccl.emulated.reduction import AVERAGE, SUM, Operator
 from agent.nccl.emulated.settings import Emulation
 from store.errors import UserError
 from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
@@ -58,7 +59,8 @@ def _issue(communicators: list[Communicator], collective: Collective, n_bytes: i
     calls = []
     for each in communicators:
         task = Task(torch.zeros(n_bytes, dtype=torch.uint8), n_bytes, n_bytes, None)
-        calls.append(each.issue(collective, [task], torch.uint8, average=average))
+        calls.append(each.issue(Run(collective, [task], torch.uint8, Operator(AVERAGE) if average else SUM)))
+        each.events.enqueued(calls[-1:])
     for call in calls:
         call.communicator.complete(call)
     assert calls[0].candidate == calls[1].candidate

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from agent.nccl.emulated.capture import Graph
 from agent.nccl.emulated.errors import (
     CallMismatch,
     CollectiveTimeout,
@@ -26,6 +27,7 @@ __all__ = [
     "DeviceOutOfMemory",
     "EmulatedNcclError",
     "EmulatedProcessGroup",
+    "Graph",
     "Journal",
     "JournalCall",
     "PeerLost",

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 
 from agent.nccl import catalog, cost_model
 from agent.nccl.emulated.errors import EmulatedNcclError
 from agent.nccl.emulated.plugin_host import CommunicatorPlugins, plugin_host
 from agent.nccl.fabric import Fabric
+from store.errors import UserError
 from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 
 IGNORE: Final = cost_model.IGNORE
@@ -23,6 +25,10 @@ _NEVER_WINS: Final = 3.6e9
 """NCCL before 2.29 starts its search for the smallest cost here."""
 _NO_FALLBACK_SINCE: Final = (2, 24)
 """Older releases ran ring/simple when nothing was left to choose from."""
+_ASKS_FOR_SYMMETRIC_SINCE: Final = (2, 29)
+_BEYOND_RCCL: Final = [a for a in Algorithm if a not in (Algorithm.tree, Algorithm.ring)]
+_PIVOT: Final = 8
+_PIVOT_SINCE_BYTES: Final = 744 << 10
 
 
 class Chooser:
@@ -33,20 +39,25 @@ class Chooser:
         UserError: NCCL_ALGO or NCCL_PROTO name what does not exist.
     """
 
-    def __init__(self, fabric: Fabric, communicator: CommunicatorClass, plugins: CommunicatorPlugins | None) -> None:
-        self._fabric = fabric
+    def __init__(
+        self, fabric: Fabric, communicator: CommunicatorClass, plugins: CommunicatorPlugins | None, n_channels: int
+    ) -> None:
         self._communicator = communicator
-        self._topology = fabric.topology(communicator)
+        topology = fabric.topology(communicator)
+        self._topology = msgspec.structs.replace(
+            topology, comm_channels=n_channels, nvls_channels=min(topology.nvls_channels, n_channels)
+        )
+        self._release = plugin_host().release
         self._plugins = plugins if plugins is not None and plugins.has_tuner else None
         self._forbidden = _forbidden_by_environment()
-        self._limit = _NEVER_WINS if plugin_host().version < (2, 29) else float("inf")
+        self._limit = _NEVER_WINS if self._release.version < (2, 29) else float("inf")
         self._costs: dict[tuple[Collective, int, bool, int], _Costs] = {}
         self._table: _Costs = (ctypes.c_float * _N_CELLS)()
         self._table_address = ctypes.addressof(self._table)
         self._candidates: dict[tuple[Collective, int, int, int], Candidate] = {}
 
     def choose(
-        self, collective: Collective, message_bytes: int, *, average: bool, n_pipe_ops: int, captured: bool
+        self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
     ) -> Candidate:
         """The setting of one collective of `message_bytes` (total, of the whole fused run).
 
@@ -62,16 +73,44 @@ class Chooser:
         if self._plugins is None:
             return self._cheapest(collective, message_bytes, costs, 0)
         self._table[:] = costs
-        nvls = self._topology.nvls_gbs > 0
-        asked = self._plugins.ask(int(collective), message_bytes, n_pipe_ops, self._table_address, nvls, captured)
+        asked = self._ask(int(collective), message_bytes, n_pipe_ops, captured)
+        if asked is None:
+            return self._cheapest(collective, message_bytes, costs, 0)
         return self._cheapest(collective, message_bytes, self._table, asked)
+
+    def mention_symmetric(
+        self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
+    ) -> None:
+        """What the symmetric scheduler of 2.29 and newer does: asks what a kernel would run, and goes its own way."""
+        if self._release.version >= _ASKS_FOR_SYMMETRIC_SINCE:
+            self.choose(collective, message_bytes, average, n_pipe_ops, captured)
+
+    def mention_all_to_all(self, message_bytes: int) -> None:
+        """RCCL asks its tuner for the "pivot" all_to_all, under a function number that NCCL has for another."""
+        is_pivot = self._release.is_rccl and message_bytes >= _PIVOT_SINCE_BYTES * self._communicator.n_ranks
+        if is_pivot and self._plugins is not None:
+            self._table[:] = [IGNORE] * _N_CELLS
+            self._ask(_PIVOT, message_bytes, 1, False)
+
+    def _ask(self, function: int, message_bytes: int, n_pipe_ops: int, captured: bool) -> int | None:
+        """Channels that the plugin asks for; None when it failed and that does not matter, as in RCCL."""
+        assert self._plugins is not None
+        nvls = self._topology.nvls_gbs > 0
+        try:
+            return self._plugins.ask(function, message_bytes, n_pipe_ops, self._table_address, nvls, captured)
+        except EmulatedNcclError:
+            if self._release.is_rccl:
+                return None
+            raise
 
     def _filled(self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int) -> _Costs:
         """The table as NCCL fills it before the plugin sees it."""
         table = np.array(cost_model.cost_table(self._topology, collective, message_bytes, n_pipe_ops), np.float32)
         if collective is Collective.reduce_scatter and average:
             table[[Algorithm.pat, Algorithm.nvls]] = IGNORE
-        table[plugin_host().n_algorithms :] = IGNORE
+        table[self._release.n_algorithms :] = IGNORE
+        if self._release.is_rccl:
+            table[_BEYOND_RCCL] = IGNORE
         for algorithm, protocol in self._forbidden:
             table[algorithm, protocol] = IGNORE
         return (ctypes.c_float * _N_CELLS)(*table.ravel().tolist())
@@ -84,7 +123,7 @@ class Chooser:
         key = (collective, message_bytes, winner, asked)
         known = self._candidates.get(key)
         if known is None:
-            if winner < 0 and plugin_host().version < _NO_FALLBACK_SINCE:
+            if winner < 0 and self._release.version < _NO_FALLBACK_SINCE:
                 winner = Algorithm.ring * cost_model.N_PROTOCOLS + Protocol.simple
             elif winner < 0:
                 reason = "NCCL_ALGO and NCCL_PROTO leave none" if self._forbidden else "every cell is IGNORE"
@@ -104,6 +143,21 @@ class Chooser:
                 most = max(1, self._topology.nvls_channels)
             n_channels = cost_model.channels_used(collective, protocol, message_bytes, min(asked, most))
         return Candidate(algorithm, protocol, max(1, n_channels))
+
+
+def channel_limit(n_channels: int) -> int:
+    """Channels of a communicator that would have `n_channels`, under NCCL_MAX_CTAS or its older name.
+
+    Raises:
+        UserError: the variable is no positive number.
+    """
+    for variable in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"):
+        text = os.environ.get(variable, "").strip()
+        if text:
+            if not text.isdigit() or int(text) < 1:
+                raise UserError(f"{variable}={text!r} is no count of channels", "say 8, for example, or unset it")
+            n_channels = min(n_channels, int(text))
+    return n_channels
 
 
 def _forbidden_by_environment() -> tuple[tuple[Algorithm, Protocol], ...]:

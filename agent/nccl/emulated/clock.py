@@ -33,6 +33,8 @@ class Clock:
         self.sms_slowdown = sms_slowdown
         self.measured_scale = measured_scale
         """Virtual microseconds per microsecond of this thread's CPU time; None: hooks say what work costs."""
+        self.recorder: Callable[[float], object] | None = None
+        """Under graph capture: takes computation in place of the timeline."""
         self._now_us = 0.0
         self._exposed_us = 0.0
         self._holds: list[_Hold] = []
@@ -54,6 +56,9 @@ class Clock:
 
     def advance(self, work_us: float) -> None:
         """Compute for `work_us`, as it would take with no collective on the device."""
+        if self.recorder is not None:
+            self.recorder(float(work_us))
+            return
         with self._lock:
             if not self._holds:
                 self._now_us += work_us

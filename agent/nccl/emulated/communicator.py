@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -19,93 +18,17 @@ import torch
 import torch.distributed as dist
 
 from agent.nccl.emulated import clock, faults
-from agent.nccl.emulated.chooser import Chooser
+from agent.nccl.emulated.calls import TUNED, Call, Path, Run
+from agent.nccl.emulated.chooser import Chooser, channel_limit
 from agent.nccl.emulated.errors import CallMismatch, EmulatedNcclError, SettingDisagreement
+from agent.nccl.emulated.events import BYTES, DATATYPES, NO_SETTING, ProfilerEvents
 from agent.nccl.emulated.journal import JournalCall, journal
 from agent.nccl.emulated.memory import CommunicatorMemory
-from agent.nccl.emulated.plugin_host import CollectiveEvent, CommunicatorPlugins
+from agent.nccl.emulated.plugin_host import CommunicatorPlugins, plugin_host
 from agent.nccl.emulated.rendezvous import Header, Rendezvous
 from agent.nccl.emulated.settings import Emulation
+from agent.nccl.emulated.windows import Windows
 from store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
-
-NONE: Final = 255
-TUNED: Final = frozenset(
-    {Collective.broadcast, Collective.reduce, Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce}
-)
-_NCCL_NAMES: Final = {
-    Collective.broadcast: b"Broadcast",
-    Collective.reduce: b"Reduce",
-    Collective.all_gather: b"AllGather",
-    Collective.reduce_scatter: b"ReduceScatter",
-    Collective.all_reduce: b"AllReduce",
-}
-_ALGORITHM_NAMES: Final = {
-    Algorithm.tree: b"TREE",
-    Algorithm.ring: b"RING",
-    Algorithm.collnet_direct: b"COLLNET_DIRECT",
-    Algorithm.collnet_chain: b"COLLNET_CHAIN",
-    Algorithm.nvls: b"NVLS",
-    Algorithm.nvls_tree: b"NVLS_TREE",
-    Algorithm.pat: b"PAT",
-}
-_PROTOCOL_NAMES: Final = {Protocol.ll: b"LL", Protocol.ll128: b"LL128", Protocol.simple: b"SIMPLE"}
-
-# ncclDataType_t; NCCL has no more than these.
-_DATATYPES: Final = {
-    torch.int8: (0, b"ncclInt8"),
-    torch.uint8: (1, b"ncclUint8"),
-    torch.bool: (1, b"ncclUint8"),
-    torch.int32: (2, b"ncclInt32"),
-    torch.int64: (4, b"ncclInt64"),
-    torch.float16: (6, b"ncclFloat16"),
-    torch.float32: (7, b"ncclFloat32"),
-    torch.float64: (8, b"ncclFloat64"),
-    torch.bfloat16: (9, b"ncclBfloat16"),
-}
-_BYTES: Final = (NONE, b"ncclInt8")
-
-
-Finish = Callable[["Call", int], None]
-
-
-@dataclass(slots=True)
-class Task:
-    """One collective of a group: what this rank sends, and what to do with what all ranks sent."""
-
-    piece: torch.Tensor | None
-    """Contiguous CPU tensor, copied at issue; None = nothing to send."""
-    message_bytes: int
-    """Total, NCCL's nBytes."""
-    count: int
-    """NCCL's count argument."""
-    finish: Finish | None
-    """Called with the call and this task's piece number once every rank's data is there."""
-    output: torch.Tensor | None = None
-    """The tensor that the caller sees filled."""
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """An issued collective (or a fused run of several)."""
-
-    communicator: Communicator
-    index: int
-    collective: Collective
-    tasks: Sequence[Task]
-    message_bytes: int
-    own_arrival_us: float
-    candidate: Candidate = BASELINE
-    duration_us: float = 0.0
-    """Alone on the links, with noise; alike on all ranks."""
-    events: list[int] = field(default_factory=list)
-    """The profiler's handles of events that wait for the kernel."""
-    end_us: float | None = None
-    error: BaseException | None = None
-
-    @property
-    def rendezvous(self) -> Rendezvous:
-        """Where all ranks' payloads are while the call completes."""
-        return self.communicator.rendezvous
 
 
 class Communicator:
@@ -131,35 +54,28 @@ class Communicator:
         self.comm_id = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little") or 1
         self.rendezvous = Rendezvous(store, f"emulated_nccl/{incarnation}", rank, self.n_ranks, timeout)
         self._plugins = CommunicatorPlugins(self.comm_id, rank, self.n_ranks, self._shape.n_nodes, name)
-        self._chooser = Chooser(fabric, self._shape, self._plugins) if self.n_ranks > 1 else None
-        self._n_channels = fabric.max_channels(self._shape)
+        self._n_channels = channel_limit(fabric.max_channels(self._shape))
+        self._chooser = Chooser(fabric, self._shape, self._plugins, self._n_channels) if self.n_ranks > 1 else None
         self._memory = CommunicatorMemory(fabric, self._shape, self._n_channels)
         self._header = Header()
-        self._event = CollectiveEvent(rank=rank, comm_id=self.comm_id, n_warps=16)
+        self.events = ProfilerEvents(self._plugins, self.comm_id, rank)
+        self.windows = Windows(plugin_host().release, self._shape)
         self._pending: deque[Call] = deque()
         self._issuing, self._completing = threading.RLock(), threading.RLock()
         self._stream_end_us = 0.0
         self._own_end_us = 0.0
         self._n_issued = 0
-        self._sequences = [0] * 8
         self._truths: dict[tuple[Collective, int, Candidate], float] = {}
         self._failure: BaseException | None = None
+        if self.n_ranks > 1 and not plugin_host().release.connects_at_first_use:
+            for algorithm in (Algorithm.ring, Algorithm.tree):
+                self._memory.connect(algorithm, self._n_channels)
         _communicators.append(self)
 
-    def issue(
-        self,
-        collective: Collective,
-        tasks: Sequence[Task],
-        dtype: torch.dtype,
-        *,
-        redop: int = 0,
-        average: bool = False,
-        root: int = -1,
-        even: bool = True,
-        n_tasks: int = 1,
-        captured: bool = False,
-    ) -> Call:
+    def issue(self, run: Run, *, n_tasks: int = 1, decided: Candidate | None = None) -> Call:
         """Publish one collective, or one fused run of several of a kind; does not wait for other ranks.
+
+        `decided` is what a captured graph was given, in place of a decision; `n_tasks` are the group's.
 
         Raises:
             EmulatedNcclError: the communicator has failed, the plugin failed the call, or it cannot be run.
@@ -173,55 +89,63 @@ class Communicator:
             arrival_us = current.arrival_us() + self._fabric.noise.skew_us(
                 self._emulation.seed, self.comm_id, index, self.rank
             )
-            message_bytes = sum(task.message_bytes for task in tasks)
-            call = Call(self, index, collective, tasks, message_bytes, arrival_us)
-            is_tuned = collective in TUNED and message_bytes > 0 and self._chooser is not None
+            call = Call(self, index, run, run.message_bytes, arrival_us)
+            call.wants_events = self._chooser is not None and self.events.are_wanted
             error: Exception | None = None
-            if is_tuned:
-                try:
-                    call.candidate = self._choose(call, average, n_tasks, captured)
-                except (EmulatedNcclError, RuntimeError) as failure:
-                    error = failure
-            call.duration_us = self._duration_us(call, is_tuned and error is None)
-            self._publish(call, dtype, redop, root, even, error is not None)
+            try:
+                call.candidate = self.decide(run, n_tasks, captured=False) if decided is None else decided
+            except (EmulatedNcclError, RuntimeError) as failure:
+                error = failure
+            call.n_channels = self._n_channels if run.path is Path.symmetric else call.candidate.n_channels
+            call.duration_us = self._duration_us(call)
+            self._publish(call, error is not None)
             if error is not None:
                 self._failure = error
                 raise error
-            if is_tuned and self._plugins.wants_events:
-                self._enqueue_events(call, dtype, root)
             self._pending.append(call)
             current.skip_cpu()
             return call
 
-    def _choose(self, call: Call, average: bool, n_tasks: int, captured: bool) -> Candidate:
-        assert self._chooser is not None
-        n_pipe_ops = -(-n_tasks // self._n_channels)
-        candidate = self._chooser.choose(
-            call.collective, call.message_bytes, average=average, n_pipe_ops=n_pipe_ops, captured=captured
-        )
-        candidate = faults.forced(candidate, self._global_rank)
+    def decide(self, run: Run, n_tasks: int, *, captured: bool) -> Candidate:
+        """The setting that a run gets now, with its algorithm connected; the baseline where NCCL chooses none.
+
+        Raises:
+            EmulatedNcclError: the plugin failed the call, or the device has no memory left.
+        """
+        if self._chooser is None or run.message_bytes == 0:
+            return BASELINE
+        if run.collective not in TUNED:
+            if run.collective is Collective.all_to_all:
+                self._chooser.mention_all_to_all(run.message_bytes)
+            return BASELINE
+        asked = run.collective, run.message_bytes, run.op.is_scaled, -(-n_tasks // self._n_channels), captured
+        if run.path is not Path.kernel:
+            if run.path is Path.symmetric:
+                self._chooser.mention_symmetric(*asked)
+            return BASELINE
+        candidate = faults.forced(self._chooser.choose(*asked), self._global_rank)
         faults.check(candidate)
         self._memory.connect(candidate.algorithm, candidate.n_channels)
         return candidate
 
-    def _duration_us(self, call: Call, is_tuned: bool) -> float:
-        key = (call.collective, call.message_bytes, call.candidate)
+    def _duration_us(self, call: Call) -> float:
+        candidate, collective = call.candidate, call.run.collective
+        key = (collective, call.message_bytes, candidate)
         truth_us = self._truths.get(key)
         if truth_us is None:
-            chosen = call.candidate if is_tuned else BASELINE
             truth_us = self._truths[key] = self._fabric.truth_us(
-                self._shape, call.collective, chosen.algorithm, chosen.protocol,
-                max(1, chosen.n_channels), call.message_bytes,
+                self._shape, collective, candidate.algorithm, candidate.protocol, max(1, candidate.n_channels),
+                call.message_bytes,
             )  # fmt: skip
-        algorithm, protocol = call.candidate.algorithm, call.candidate.protocol
+        algorithm, protocol = candidate.algorithm, candidate.protocol
         return truth_us * self._fabric.noise.factor(
             self._emulation.seed, self.comm_id, call.index,
             -1 if algorithm is None else int(algorithm), -1 if protocol is None else int(protocol),
-            call.candidate.n_channels,
+            candidate.n_channels,
         )  # fmt: skip
 
-    def _publish(self, call: Call, dtype: torch.dtype, redop: int, root: int, even: bool, failed: bool) -> None:
-        candidate, header = call.candidate, self._header
+    def _publish(self, call: Call, failed: bool) -> None:
+        candidate, header, run = call.candidate, self._header, call.run
         start_us = max(call.own_arrival_us, self._own_end_us)
         overlap_us = max(
             (
@@ -235,16 +159,16 @@ class Communicator:
         if overlap_us > 0:
             contention = (self._fabric.sharing_slowdown(2) - 1.0) * overlap_us / call.duration_us
         self._own_end_us = start_us + call.duration_us * (1.0 + contention)
-        clock.current().hold(start_us, self._own_end_us, candidate.n_channels)
+        clock.current().hold(start_us, self._own_end_us, call.n_channels)
         header.message_bytes = call.message_bytes
-        header.n_elements = call.tasks[0].count
+        header.n_elements = run.tasks[0].count
         header.arrival_us, header.contention = call.own_arrival_us, contention
-        header.root, header.collective = root, call.collective
-        header.datatype, header.redop = _DATATYPES.get(dtype, _BYTES)[0], redop
-        header.algorithm = NONE if candidate.algorithm is None else candidate.algorithm
-        header.protocol = NONE if candidate.protocol is None else candidate.protocol
-        header.n_channels, header.failed, header.even = candidate.n_channels, failed, even
-        pieces = [_EMPTY if task.piece is None else task.piece for task in call.tasks]
+        header.root, header.collective = run.root if len(run.tasks) == 1 else -1, run.collective
+        header.datatype, header.redop = DATATYPES.get(run.dtype, BYTES)[0], run.op.code
+        header.algorithm = NO_SETTING if candidate.algorithm is None else candidate.algorithm
+        header.protocol = NO_SETTING if candidate.protocol is None else candidate.protocol
+        header.n_channels, header.failed, header.even = candidate.n_channels, failed, run.even
+        pieces = [_EMPTY if task.piece is None else task.piece for task in run.tasks]
         while True:
             if self.rendezvous.publish(header, pieces) >= 0:
                 return
@@ -255,25 +179,6 @@ class Communicator:
                 self.rendezvous.wait_consumed(oldest.index, self.timeout_us)
             else:
                 self.rendezvous.wait_consumed(call.index - 1, self.timeout_us)
-
-    def _enqueue_events(self, call: Call, dtype: torch.dtype, root: int) -> None:
-        event, candidate = self._event, call.candidate
-        assert candidate.algorithm is not None
-        assert candidate.protocol is not None
-        datatype = _DATATYPES.get(dtype, _BYTES)
-        event.collective = _NCCL_NAMES[call.collective]
-        event.function, event.root = call.collective, max(root, 0)
-        event.datatype_code, event.datatype = datatype
-        event.algorithm_code, event.algorithm = candidate.algorithm, _ALGORITHM_NAMES[candidate.algorithm]
-        event.protocol_code, event.protocol = candidate.protocol, _PROTOCOL_NAMES[candidate.protocol]
-        event.n_channels = candidate.n_channels
-        for task in call.tasks:
-            event.sequence = self._sequences[call.collective]
-            self._sequences[call.collective] += 1
-            event.count, event.traffic_bytes = task.count, task.message_bytes
-            handle = self._plugins.enqueued(event)
-            if handle is not None:
-                call.events.append(handle)
 
     def complete(self, call: Call, timeout_us: int | None = None) -> float:
         """Finish everything up to `call`; its virtual end. May block; any thread.
@@ -309,15 +214,14 @@ class Communicator:
             start_us = max(joined.arrival_us, previous_end_us)
             if joined.message_bytes != call.message_bytes:  # uneven all_to_all: the largest share counts
                 call.message_bytes = joined.message_bytes
-                call.duration_us = self._duration_us(call, is_tuned=False)
+                call.duration_us = self._duration_us(call)
             self._stream_end_us = end_us = start_us + call.duration_us * (1.0 + joined.contention)
-            for piece, task in enumerate(call.tasks):
+            for piece, task in enumerate(call.run.tasks):
                 if task.finish is not None:
                     task.finish(call, piece)
             self.rendezvous.consume(call.index)
             began_us = max(call.own_arrival_us, previous_end_us)
-            for handle in call.events:
-                self._plugins.ran(handle, call.candidate.n_channels, began_us, end_us)
+            self.events.ran(call, began_us, end_us)
             self._record(call, start_us, end_us)
             call.end_us = end_us
         except BaseException as error:
@@ -345,13 +249,12 @@ class Communicator:
     def _record(self, call: Call, start_us: float, end_us: float) -> None:
         record = journal()
         record.n_calls += 1
+        collective = call.run.collective
         if call.candidate is not BASELINE:
-            record.counts[call.collective, call.message_bytes, call.candidate] += 1
+            record.counts[collective, call.message_bytes, call.candidate] += 1
         if record.keep_calls:
             record.calls.append(
-                JournalCall(
-                    self.comm_id, call.index, call.collective, call.message_bytes, call.candidate, start_us, end_us
-                )
+                JournalCall(self.comm_id, call.index, collective, call.message_bytes, call.candidate, start_us, end_us)
             )
 
     def close(self) -> None:
@@ -370,7 +273,7 @@ def _describe_call(header: Header) -> str:
 
 
 def _describe_setting(header: Header) -> str:
-    if header.algorithm == NONE:
+    if header.algorithm == NO_SETTING:
         return "no setting"
     return str(Candidate(Algorithm(header.algorithm), Protocol(header.protocol), header.n_channels))
 

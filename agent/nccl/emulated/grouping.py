@@ -2,18 +2,21 @@
 
 NCCL bins a group's tasks by function, operator and type, walks each bin by ascending size, and fuses while a
 task's traffic is below four times that of the run's smallest; the tuner is asked once per run, with the sum.
+Then one kernel carries the whole group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
+from torch._C._distributed_c10d import Work
 
 from agent.nccl.emulated import capture
-from agent.nccl.emulated.communicator import Call, Communicator, Task
+from agent.nccl.emulated.calls import Path, Run, Task
+from agent.nccl.emulated.communicator import Communicator
 from agent.nccl.emulated.reduction import Operator
 from agent.nccl.emulated.work import EmulatedWork
 from store.records import Collective
@@ -28,7 +31,7 @@ class Deferred:
     """One collective call of a group, not issued yet."""
 
     collective: Collective
-    tasks: Sequence[Task]
+    tasks: list[Task]
     outputs: Sequence[torch.Tensor]
     dtype: torch.dtype
     op: Operator
@@ -36,50 +39,54 @@ class Deferred:
     even: bool
 
 
-def launch(communicator: Communicator, group: Sequence[Deferred]) -> EmulatedWork:
-    """Issue all collectives of one group."""
-    if len(group) == 1 and (len(group[0].tasks) == 1 or group[0].collective is Collective.all_to_all):
-        only = group[0]
-        return EmulatedWork((_issue(communicator, only, only.tasks, 1),), only.outputs)
-    bins: dict[tuple[Collective, int, torch.dtype | None], list[tuple[Deferred, Task]]] = {}
-    calls: list[Call] = []
-    outputs: list[torch.Tensor] = []
+@dataclass
+class _Bin:
+    first: Deferred
+    path: Path
+    tasks: list[Task] = field(default_factory=list)
+
+
+def launch(communicator: Communicator, group: Sequence[Deferred]) -> Work:
+    """Issue all collectives of one group, or let the graph that is being captured have them."""
+    runs = _runs(communicator, group)
+    outputs = [output for deferred in group for output in deferred.outputs]
     n_tasks = sum(len(deferred.tasks) for deferred in group)
-    for deferred in group:
-        outputs += deferred.outputs
-        if deferred.collective is Collective.all_to_all:
-            calls.append(_issue(communicator, deferred, deferred.tasks, n_tasks))
-            continue
-        dtype = None if deferred.collective in _BYTES_ALIKE else deferred.dtype
-        members = bins.setdefault((deferred.collective, deferred.op.code, dtype), [])
-        members += ((deferred, task) for task in deferred.tasks)
-    for members in bins.values():
-        for run in _runs(members):
-            first = run[0][0]
-            calls.append(_issue(communicator, first, [task for _, task in run], n_tasks))
+    graph = capture.current()
+    if graph is not None:
+        return graph.add(communicator, runs, n_tasks, outputs)
+    calls = [communicator.issue(run, n_tasks=n_tasks) for run in runs]
+    communicator.events.enqueued(calls)
     return EmulatedWork(calls, outputs)
 
 
-def _runs(members: list[tuple[Deferred, Task]]) -> list[list[tuple[Deferred, Task]]]:
-    ordered = sorted(members, key=lambda member: member[1].message_bytes)  # stable: alike on all ranks
-    runs: list[list[tuple[Deferred, Task]]] = []
-    for member in ordered:
-        if runs and member[1].message_bytes < FUSE_BELOW * runs[-1][0][1].message_bytes:
-            runs[-1].append(member)
-        else:
-            runs.append([member])
+def _runs(communicator: Communicator, group: Sequence[Deferred]) -> list[Run]:
+    if len(group) == 1 and len(group[0].tasks) == 1:
+        only = group[0]
+        return [_run(only, only.tasks, communicator.windows.path(only.collective, only.op, only.tasks))]
+    runs: list[Run] = []
+    bins: dict[tuple[Any, ...], _Bin] = {}
+    for deferred in group:
+        if deferred.collective is Collective.all_to_all:
+            runs.append(_run(deferred, deferred.tasks, Path.kernel))
+            continue
+        path = communicator.windows.path(deferred.collective, deferred.op, deferred.tasks)
+        dtype = None if deferred.collective in _BYTES_ALIKE else deferred.dtype
+        key = deferred.collective, deferred.op.code, dtype, path
+        bins.setdefault(key, _Bin(deferred, path)).tasks.extend(deferred.tasks)
+    for each in bins.values():
+        runs += (_run(each.first, tasks, each.path) for tasks in _fused(each.tasks))
     return runs
 
 
-def _issue(communicator: Communicator, deferred: Deferred, tasks: Sequence[Task], n_tasks: int) -> Call:
-    return communicator.issue(
-        deferred.collective,
-        tasks,
-        deferred.dtype,
-        redop=deferred.op.code,
-        average=deferred.op.is_scaled,
-        root=deferred.root if len(tasks) == 1 else -1,
-        even=deferred.even,
-        n_tasks=n_tasks,
-        captured=capture.is_capturing(),
-    )
+def _fused(tasks: list[Task]) -> list[list[Task]]:
+    runs: list[list[Task]] = []
+    for task in sorted(tasks, key=lambda task: task.message_bytes):  # stable: alike on all ranks
+        if runs and task.message_bytes < FUSE_BELOW * runs[-1][0].message_bytes:
+            runs[-1].append(task)
+        else:
+            runs.append([task])
+    return runs
+
+
+def _run(deferred: Deferred, tasks: list[Task], path: Path) -> Run:
+    return Run(deferred.collective, tasks, deferred.dtype, deferred.op, deferred.root, deferred.even, path)

@@ -6,6 +6,8 @@
 
 #include "../plugin/nccl_abi.h"
 
+#define HOST_MAX_CHANNELS 128 /* RCCL's; NCCL has 64 */
+
 typedef struct {
   const char *collective;
   const char *datatype;
@@ -143,83 +145,155 @@ static int host_record(const void *profiler, int version, void *handle, int stat
   HOST_TAIL(version, record_event_state(handle, state, args))
 }
 
-static int host_start_coll(const void *profiler, int version, void *context, void **handle, const host_coll *coll) {
+static int host_start(const void *profiler, int version, void *context, void **handle, void *event) {
+  switch (version) {
+    case 1: return ((const nccl_profiler_v1 *)profiler)->start_event(context, handle, event);
+    case 2: return ((const nccl_profiler_v2 *)profiler)->start_event(context, handle, event);
+    case 3: return ((const nccl_profiler_v3 *)profiler)->start_event(context, handle, event);
+    case 4: return ((const nccl_profiler_v4 *)profiler)->start_event(context, handle, event);
+    case 5: return ((const nccl_profiler_v5 *)profiler)->start_event(context, handle, event);
+    case 6: return ((const nccl_profiler_v6 *)profiler)->start_event(context, handle, event);
+    default: return -1;
+  }
+}
+
+/* `parent` is the group's event up to v4, the API call's from v5 on. */
+static int host_start_coll(const void *profiler, int version, void *context, void **handle, const host_coll *coll,
+                           void *parent, void *group) {
+  nccl_coll_v4 body = {.sequence = coll->sequence, .collective = coll->collective, .count = coll->count,
+      .root = coll->root, .datatype = coll->datatype, .n_channels = coll->n_channels, .n_warps = coll->n_warps,
+      .algorithm = coll->algorithm, .protocol = coll->protocol};
   switch (version) {
     case 1: {
-      nccl_event_v1 event = {.type = NCCL_PROFILE_COLL, .rank = coll->rank};
+      nccl_event_v1 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
       event.coll = (nccl_coll_v1){.name = "", .comm_hash = coll->comm_id, .sequence = coll->sequence,
           .collective = coll->function, .count = coll->count, .root = coll->root, .datatype = coll->datatype_code,
           .traffic_bytes = coll->traffic_bytes, .n_max_channels = coll->n_channels, .n_warps = coll->n_warps,
           .algorithm = coll->algorithm_code, .protocol = coll->protocol_code};
-      return ((const nccl_profiler_v1 *)profiler)->start_event(context, handle, &event);
+      return host_start(profiler, version, context, handle, &event);
     }
     case 2: {
-      nccl_event_v2 event = {.type = NCCL_PROFILE_COLL, .rank = coll->rank};
+      nccl_event_v2 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
       event.coll = (nccl_coll_v2){.name = "", .comm_hash = coll->comm_id, .sequence = coll->sequence,
           .collective = coll->collective, .count = coll->count, .root = coll->root, .datatype = coll->datatype,
           .traffic_bytes = coll->traffic_bytes, .n_max_channels = coll->n_channels, .n_warps = coll->n_warps,
           .algorithm = coll->algorithm, .protocol = coll->protocol};
-      return ((const nccl_profiler_v2 *)profiler)->start_event(context, handle, &event);
+      return host_start(profiler, version, context, handle, &event);
     }
     case 3: {
-      nccl_event_v3 event = {.type = NCCL_PROFILE_COLL, .rank = coll->rank};
+      nccl_event_v3 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
       event.coll = (nccl_coll_v3){.name = "", .comm_hash = coll->comm_id, .sequence = coll->sequence,
           .collective = coll->collective, .count = coll->count, .root = coll->root, .datatype = coll->datatype,
           .n_max_channels = coll->n_channels, .n_warps = coll->n_warps, .algorithm = coll->algorithm,
           .protocol = coll->protocol};
-      return ((const nccl_profiler_v3 *)profiler)->start_event(context, handle, &event);
+      return host_start(profiler, version, context, handle, &event);
     }
-    default: break;
+    case 4: {
+      nccl_event_v4 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
+      event.coll = body;
+      return host_start(profiler, version, context, handle, &event);
+    }
+    default: {
+      nccl_event_v5 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
+      event.coll = (nccl_coll_v5){.coll = body, .parent_group = group};
+      return host_start(profiler, version, context, handle, &event);
+    }
   }
-  nccl_coll_v4 body = {.sequence = coll->sequence, .collective = coll->collective, .count = coll->count,
-      .root = coll->root, .datatype = coll->datatype, .n_channels = coll->n_channels, .n_warps = coll->n_warps,
-      .algorithm = coll->algorithm, .protocol = coll->protocol};
-  if (version == 4) {
-    nccl_event_v4 event = {.type = NCCL_PROFILE_COLL, .rank = coll->rank};
-    event.coll = body;
-    return ((const nccl_profiler_v4 *)profiler)->start_event(context, handle, &event);
-  }
-  nccl_event_v5 event = {.type = NCCL_PROFILE_COLL, .rank = coll->rank};
-  event.coll.coll = body;
-  return version == 5 ? ((const nccl_profiler_v5 *)profiler)->start_event(context, handle, &event)
-                      : ((const nccl_profiler_v6 *)profiler)->start_event(context, handle, &event);
 }
 
-static int host_start_channel(const void *profiler, int version, void *context, void **handle, void *parent,
-                              int rank, uint8_t channel, uint64_t start_ns) {
-  if (version == 3) {
-    nccl_event_v3 event = {.type = NCCL_PROFILE_KERNEL_CHANNEL, .parent = parent, .rank = rank};
-    event.kernel_channel = channel;
-    return ((const nccl_profiler_v3 *)profiler)->start_event(context, handle, &event);
-  }
-  if (version == 4) {
-    nccl_event_v4 event = {.type = NCCL_PROFILE_KERNEL_CHANNEL, .parent = parent, .rank = rank};
-    event.kernel_channel = (nccl_kernel_channel_v4){.channel = channel, .start_ns = start_ns};
-    return ((const nccl_profiler_v4 *)profiler)->start_event(context, handle, &event);
-  }
-  nccl_event_v5 event = {.type = NCCL_PROFILE_KERNEL_CHANNEL, .parent = parent, .rank = rank};
-  event.kernel_channel = (nccl_kernel_channel_v4){.channel = channel, .start_ns = start_ns};
-  return version == 5 ? ((const nccl_profiler_v5 *)profiler)->start_event(context, handle, &event)
-                      : ((const nccl_profiler_v6 *)profiler)->start_event(context, handle, &event);
-}
-
-/* A collective is enqueued: its event starts and, as in NCCL, stops at once. The handle is the kernel-channel
- * events' parent. */
-void *host_enqueue(const void *profiler, int version, void *context, const host_coll *coll) {
+static void *host_start_group(const void *profiler, int version, void *context) {
   void *handle = NULL;
-  host_start_coll(profiler, version, context, &handle, coll);
-  if (handle != NULL) host_stop(profiler, version, handle);
+  if (version <= 4) {
+    nccl_event_v4 event = {.type = NCCL_PROFILE_GROUP}; /* the head is alike in v1 to v4 */
+    host_start(profiler, version, context, &handle, &event);
+  } else {
+    nccl_event_v5 event = {.type = NCCL_PROFILE_GROUP};
+    host_start(profiler, version, context, &handle, &event);
+  }
   return handle;
 }
 
+/* The user's calls of one group. v5 and newer tell of them, and whether a graph captures them: a handle
+ * for each goes to `calls`, the group's own is returned. */
+static void *host_announce(const void *profiler, int version, void *context, const host_coll *colls, int n_colls,
+                    int captured, void **calls) {
+  void *group = NULL;
+  for (int i = 0; i < n_colls; i++) calls[i] = NULL;
+  if (version < 5) return NULL;
+  nccl_event_v5 outer = {.type = NCCL_PROFILE_GROUP_API, .rank = n_colls ? colls[0].rank : 0};
+  host_start(profiler, version, context, &group, &outer);
+  for (int i = 0; i < n_colls; i++) {
+    nccl_event_v5 event = {.type = NCCL_PROFILE_COLL_API, .parent = group, .rank = colls[i].rank};
+    event.coll_api = (nccl_coll_api_v5){.collective = colls[i].collective, .count = colls[i].count,
+        .datatype = colls[i].datatype, .root = colls[i].root, .graph_captured = captured != 0};
+    host_start(profiler, version, context, &calls[i], &event);
+    if (calls[i] != NULL) host_stop(profiler, version, calls[i]);
+  }
+  return group;
+}
+
+static void host_close_group(const void *profiler, int version, void *group) {
+  if (group != NULL) host_stop(profiler, version, group);
+}
+
+/* One kernel for a group's collectives: its event, theirs, and at once all their ends, since the host has
+ * done its part. `calls` are announced calls and may be the array that the collectives' own handles go to,
+ * which are the kernel-channel events' parents. Up to 2.27 a group whose handle is NULL has no events inside. */
+void host_launch(const void *profiler, int version, void *context, const host_coll *colls, void *const *calls,
+                 int n_colls, void **handles) {
+  void *group = host_start_group(profiler, version, context);
+  for (int i = 0; i < n_colls; i++) {
+    void *parent = version > 4 ? calls[i] : group;
+    handles[i] = NULL;
+    if (version > 4 || group != NULL)
+      host_start_coll(profiler, version, context, &handles[i], &colls[i], parent, group);
+  }
+  for (int i = 0; i < n_colls; i++)
+    if (handles[i] != NULL) host_stop(profiler, version, handles[i]);
+  if (group != NULL) host_stop(profiler, version, group);
+}
+
+/* A group that runs at once. */
+void host_enqueue(const void *profiler, int version, void *context, const host_coll *colls, int n_colls,
+                  void **handles) {
+  void *group = host_announce(profiler, version, context, colls, n_colls, 0, handles);
+  host_launch(profiler, version, context, colls, handles, n_colls, handles);
+  host_close_group(profiler, version, group);
+}
+
+/* A group that a graph captures: told of now, run whenever the graph is replayed. */
+void host_capture(const void *profiler, int version, void *context, const host_coll *colls, int n_colls,
+                  void **calls) {
+  host_close_group(profiler, version, host_announce(profiler, version, context, colls, n_colls, 1, calls));
+}
+
+/* As NCCL, which does not set the rank here. */
+static int host_start_channel(const void *profiler, int version, void *context, void **handle, void *parent,
+                              uint8_t channel, uint64_t start_ns) {
+  if (version == 3) {
+    nccl_event_v3 event = {.type = NCCL_PROFILE_KERNEL_CHANNEL, .parent = parent};
+    event.kernel_channel = channel;
+    return host_start(profiler, version, context, handle, &event);
+  }
+  if (version == 4) {
+    nccl_event_v4 event = {.type = NCCL_PROFILE_KERNEL_CHANNEL, .parent = parent};
+    event.kernel_channel = (nccl_kernel_channel_v4){.channel = channel, .start_ns = start_ns};
+    return host_start(profiler, version, context, handle, &event);
+  }
+  nccl_event_v5 event = {.type = NCCL_PROFILE_KERNEL_CHANNEL, .parent = parent};
+  event.kernel_channel = (nccl_kernel_channel_v4){.channel = channel, .start_ns = start_ns};
+  return host_start(profiler, version, context, handle, &event);
+}
+
 /* The kernel's channels ran from start_ns to stop_ns of the emulated GPU's timer; NCCL's proxy thread says so. */
-void host_run_channels(const void *profiler, int version, void *context, void *parent, int rank, int n_channels,
+void host_run_channels(const void *profiler, int version, void *context, void *parent, int n_channels,
                        uint64_t start_ns, uint64_t stop_ns) {
   if (version < 3) return; /* these versions know no kernel events */
-  void *handles[NCCL_MAX_CHANNELS] = {NULL};
-  for (int channel = 0; channel < n_channels && channel < NCCL_MAX_CHANNELS; channel++)
-    host_start_channel(profiler, version, context, &handles[channel], parent, rank, (uint8_t)channel, start_ns);
-  for (int channel = 0; channel < n_channels && channel < NCCL_MAX_CHANNELS; channel++) {
+  void *handles[HOST_MAX_CHANNELS] = {NULL};
+  if (n_channels > HOST_MAX_CHANNELS) n_channels = HOST_MAX_CHANNELS;
+  for (int channel = 0; channel < n_channels; channel++)
+    host_start_channel(profiler, version, context, &handles[channel], parent, (uint8_t)channel, start_ns);
+  for (int channel = 0; channel < n_channels; channel++) {
     if (handles[channel] == NULL) continue;
     if (version > 3) {
       nccl_event_state_args args = {.kernel_channel_stop_ns = stop_ns};

@@ -1,8 +1,7 @@
 """Loads tuner and profiler plugins as NCCL does, and speaks to them through host.c.
 
-Which ABI versions are looked for, and in which order, depends on the NCCL release that is emulated
-(`ZEROTUNE_NCCL_VERSION`, default 2.28.9). Plugins are loaded once per process, at the first communicator;
-their `init` and `finalize` run once per communicator.
+Which ABI versions are looked for, and in which order, depends on the release that is emulated. Plugins are
+loaded once per process, at the first communicator; their `init` and `finalize` run once per communicator.
 """
 
 from __future__ import annotations
@@ -10,18 +9,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from agent.nccl.emulated.build import build
 from agent.nccl.emulated.errors import EmulatedNcclError
-from store.errors import UserError
-
-DEFAULT_NCCL_VERSION: Final = (2, 28, 9)
-
-_TUNER_ABIS: Final = (((2, 30), 6), ((2, 28), 5), ((2, 24), 4), ((2, 22), 3), ((2, 21), 2))
-_PROFILER_ABIS: Final = (
-    ((2, 29), 6), ((2, 28), 5), ((2, 27), 4), ((2, 26), 3), ((2, 24), 2), ((2, 23), 1),
-)  # fmt: skip
+from agent.nccl.emulated.release import release
 
 _log = logging.getLogger(__name__)
 
@@ -50,18 +43,9 @@ class CollectiveEvent(ctypes.Structure):
     )
 
 
-def nccl_version() -> tuple[int, ...]:
-    """The NCCL release that is emulated; UserError when `ZEROTUNE_NCCL_VERSION` is none."""
-    text = os.environ.get("ZEROTUNE_NCCL_VERSION", "")
-    if not text:
-        return DEFAULT_NCCL_VERSION
-    try:
-        version = tuple(int(part) for part in text.split("."))
-    except ValueError:
-        version = ()
-    if len(version) < 2 or version < (2, 21):
-        raise UserError(f"ZEROTUNE_NCCL_VERSION={text!r} is no NCCL release from 2.21 on", "say 2.28.9, for example")
-    return version
+EVENT_COLLECTIVE: Final = 2
+CapturedGroup = Any
+"""ctypes array of the profiler's handles of captured API calls."""
 
 
 class _Host:
@@ -87,10 +71,10 @@ class _Host:
             integer, integer,
         )  # fmt: skip
         self.profiler_finalize = function("host_profiler_finalize", integer, pointer, integer, pointer)
-        self.enqueue = function("host_enqueue", pointer, pointer, integer, pointer, pointer)
-        self.run_channels = function(
-            "host_run_channels", None, pointer, integer, pointer, pointer, integer, integer, u64, u64
-        )
+        self.enqueue = function("host_enqueue", None, pointer, integer, pointer, pointer, integer, pointer)
+        self.capture = function("host_capture", None, pointer, integer, pointer, pointer, integer, pointer)
+        self.launch = function("host_launch", None, pointer, integer, pointer, pointer, pointer, integer, pointer)
+        self.run_channels = function("host_run_channels", None, pointer, integer, pointer, pointer, integer, u64, u64)
 
 
 class LoadedPlugin(NamedTuple):
@@ -106,16 +90,16 @@ class PluginHost:
     """The process's plugins; `tuner` and `profiler` are None when there is none."""
 
     def __init__(self) -> None:
-        self.version = nccl_version()
+        self.release = release()
+        self.version = self.release.version
+        self.n_algorithms = self.release.n_algorithms
+        self.event_mask = ctypes.c_int(0)
+        """NCCL's one mask of profiler events; the plugin keeps its address."""
         self.calls = _Host()
-        self.tuner = _load("NCCL_TUNER_PLUGIN", "ncclTunerPlugin", "tuner", _newest(_TUNER_ABIS, self.version), 2)
-        newest_profiler = _newest(_PROFILER_ABIS, self.version)
-        self.profiler = _load("NCCL_PROFILER_PLUGIN", "ncclProfiler", "profiler", newest_profiler, 1)
-
-    @property
-    def n_algorithms(self) -> int:
-        """Rows of the cost table: PAT came with 2.23."""
-        return 7 if self.version >= (2, 23) else 6
+        self.tuner = _load("NCCL_TUNER_PLUGIN", "ncclTunerPlugin", "libnccl-tuner", self.release.tuner_abi, 2)
+        self.profiler = _load(
+            "NCCL_PROFILER_PLUGIN", "ncclProfiler", self.release.profiler_prefix, self.release.profiler_abi, 1
+        )
 
 
 _host: PluginHost | None = None
@@ -129,16 +113,12 @@ def plugin_host() -> PluginHost:
     return _host
 
 
-def _newest(abis: tuple[tuple[tuple[int, int], int], ...], version: tuple[int, ...]) -> int:
-    return next((abi for since, abi in abis if version >= since), 0)
-
-
-def _load(variable: str, symbol: str, kind: str, newest: int, oldest: int) -> LoadedPlugin | None:
+def _load(variable: str, symbol: str, prefix: str, newest: int, oldest: int) -> LoadedPlugin | None:
     """What the environment names; a plugin that cannot be loaded is reported and left out, as NCCL does."""
     name = os.environ.get(variable, "")
     if not name or name == "none" or newest < oldest:
         return None
-    library = _open(name, kind)
+    library = _open(name, prefix)
     if library is None:
         _log.warning("emulated NCCL: %s=%s cannot be loaded; running without it", variable, name)
         return None
@@ -152,11 +132,11 @@ def _load(variable: str, symbol: str, kind: str, newest: int, oldest: int) -> Lo
     return None
 
 
-def _open(name: str, kind: str) -> ctypes.CDLL | None:
+def _open(name: str, prefix: str) -> ctypes.CDLL | None:
     if name == "STATIC_PLUGIN":
         return ctypes.CDLL(None)
     is_file = "/" in name or name.endswith(".so")
-    for candidate in (name,) if is_file else (name, f"libnccl-{kind}-{name}.so"):
+    for candidate in (name,) if is_file else (name, f"{prefix}-{name}.so"):
         try:
             return ctypes.CDLL(candidate)
         except OSError:
@@ -174,25 +154,31 @@ class CommunicatorPlugins:
     def __init__(self, comm_id: int, rank: int, n_ranks: int, n_nodes: int, name: str) -> None:
         self._host = host = plugin_host()
         self._calls = host.calls
-        self._rank = rank
         self._tuner_context, self._profiler_context = ctypes.c_void_p(), ctypes.c_void_p()
-        self._mask = ctypes.c_int(0)  # the profiler keeps its address: alive until after finalize
         self._n_channels = ctypes.c_int(0)
         self._n_channels_address = ctypes.addressof(self._n_channels)
+        self.has_tuner = self.has_profiler = False
+        profiled = comm_id, rank, n_ranks, n_nodes, name
+        if host.version < (2, 28):
+            self._init_profiler(*profiled)
         if host.tuner is not None:
             context = ctypes.addressof(self._tuner_context)
             result = self._calls.tuner_init(host.tuner.address, host.tuner.abi, context, comm_id, n_ranks, n_nodes)
             if result != 0:
                 raise EmulatedNcclError(f"the tuner plugin refused the communicator (error {result})")
-        self.has_tuner = host.tuner is not None
-        self.has_profiler = False
-        if host.profiler is not None:
-            context = ctypes.addressof(self._profiler_context)
-            result = self._calls.profiler_init(
-                host.profiler.address, host.profiler.abi, context, ctypes.addressof(self._mask),
-                name.encode(), comm_id, n_nodes, n_ranks, rank,
-            )  # fmt: skip
-            self.has_profiler = result == 0  # a profiler's refusal does no harm
+            self.has_tuner = True
+        if host.version >= (2, 28):
+            self._init_profiler(*profiled)
+
+    def _init_profiler(self, comm_id: int, rank: int, n_ranks: int, n_nodes: int, name: str) -> None:
+        profiler = self._host.profiler
+        if profiler is None:
+            return
+        result = self._calls.profiler_init(
+            profiler.address, profiler.abi, ctypes.addressof(self._profiler_context),
+            ctypes.addressof(self._host.event_mask), name.encode(), comm_id, n_nodes, n_ranks, rank,
+        )  # fmt: skip
+        self.has_profiler = result == 0  # a profiler's refusal does no harm
 
     def ask(self, collective: int, message_bytes: int, n_pipe_ops: int, table: int, nvls: bool, captured: bool) -> int:
         """Let the tuner edit the cost table at address `table`; the channels it wants (0 = no opinion).
@@ -214,21 +200,44 @@ class CommunicatorPlugins:
     @property
     def wants_events(self) -> bool:
         """Whether the profiler asks for collectives just now."""
-        return self.has_profiler and bool(self._mask.value & 2)
+        return self.has_profiler and bool(self._host.event_mask.value & EVENT_COLLECTIVE)
 
-    def enqueued(self, event: CollectiveEvent) -> int | None:
-        """Tell the profiler of an enqueued collective; the event's handle."""
+    def enqueued(self, events: Sequence[CollectiveEvent], captured: CapturedGroup | None = None) -> list[int | None]:
+        """Tell the profiler of one group's kernel; a handle for each collective in it.
+
+        `captured` is what `begin_capture` made of the same collectives, when a graph is replayed.
+        """
         profiler = self._host.profiler
         assert profiler is not None
-        handle = self._calls.enqueue(profiler.address, profiler.abi, self._profiler_context, ctypes.addressof(event))
-        return handle if self._mask.value & 64 else None
+        where = profiler.address, profiler.abi, self._profiler_context
+        n_events = len(events)
+        colls = events[0] if n_events == 1 else (CollectiveEvent * n_events)(*events)
+        handles = (ctypes.c_void_p * n_events)()
+        if captured is None:
+            self._calls.enqueue(*where, ctypes.addressof(colls), n_events, ctypes.addressof(handles))
+        else:
+            announced = ctypes.addressof(captured)
+            self._calls.launch(*where, ctypes.addressof(colls), announced, n_events, ctypes.addressof(handles))
+        return list(handles)
+
+    def begin_capture(self, events: Sequence[CollectiveEvent]) -> CapturedGroup:
+        """Tell the profiler of one group that a graph captures: its kernels will run when that is replayed."""
+        profiler = self._host.profiler
+        assert profiler is not None
+        colls = (CollectiveEvent * len(events))(*events)
+        captured = (ctypes.c_void_p * len(events))()
+        self._calls.capture(
+            profiler.address, profiler.abi, self._profiler_context, ctypes.addressof(colls), len(events),
+            ctypes.addressof(captured),
+        )  # fmt: skip
+        return captured
 
     def ran(self, handle: int, n_channels: int, start_us: float, end_us: float) -> None:
         """Tell the profiler when the collective's kernel ran, in virtual microseconds."""
         profiler = self._host.profiler
         assert profiler is not None
         self._calls.run_channels(
-            profiler.address, profiler.abi, self._profiler_context, handle, self._rank, n_channels,
+            profiler.address, profiler.abi, self._profiler_context, handle, n_channels,
             round(start_us * 1000), round(end_us * 1000),
         )  # fmt: skip
 

@@ -13,9 +13,11 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
-from agent.nccl.emulated import grouping, tasks
-from agent.nccl.emulated.communicator import Communicator, Task
+from agent.nccl.emulated import capture, grouping, tasks
+from agent.nccl.emulated.calls import Task
+from agent.nccl.emulated.communicator import Communicator
 from agent.nccl.emulated.errors import EmulatedNcclError
 from agent.nccl.emulated.reduction import SUM, Operator, operator
 from agent.nccl.emulated.settings import announce, emulation
@@ -67,6 +69,14 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             )
         return self._communicator
 
+    def register_window(self, tensor: torch.Tensor) -> None:
+        """Make `tensor` a window of the communicator, as `ncclCommWindowRegister` does; all ranks must call it."""
+        self.communicator.windows.register(tensor)
+
+    def deregister_window(self, tensor: torch.Tensor) -> None:
+        """Undo `register_window`."""
+        self.communicator.windows.deregister(tensor)
+
     def set_timeout(self, timeout: timedelta) -> None:
         """For collectives issued or waited for from now on."""
         self._timeout = timeout
@@ -86,39 +96,39 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # Collectives that NCCL chooses a setting for.
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Reduce `tensors` in place over all ranks."""
         op = _operator(opts)
         return self._launch(Collective.all_reduce, [tasks.all_reduce(t, op) for t in _list(tensors)], op=op)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> EmulatedWork:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Several all-reduces in one group."""
         return self.allreduce(tensors, opts)
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Overwrite `tensors` with the root's."""
         root = opts if isinstance(opts, int) else opts.rootRank
         todo = [tasks.broadcast(tensor, root, self._rank) for tensor in _list(tensors)]
         return self._launch(Collective.broadcast, todo, root=root)
 
-    def reduce(self, tensors: Any, opts: Any = None, *_arguments: Any) -> EmulatedWork:
+    def reduce(self, tensors: Any, opts: Any = None, *_arguments: Any) -> Work:
         """Reduce to the root."""
         root, op = opts.rootRank, operator(opts.reduceOp)
         todo = [tasks.reduce(tensor, op, root, self._rank) for tensor in _list(tensors)]
         return self._launch(Collective.reduce, todo, op=op, root=root)
 
-    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> EmulatedWork:
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         """Fill `output` with every rank's `source`, in rank order."""
         return self._launch(Collective.all_gather, [tasks.all_gather(output, source, self._n_ranks)])
 
-    def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> EmulatedWork:
+    def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
         """Several gathers in one group."""
         todo = [
             tasks.all_gather(output, source, self._n_ranks) for output, source in zip(outputs, sources, strict=True)
         ]
         return self._launch(Collective.all_gather, todo)
 
-    def allgather(self, output_lists: Any, sources: Any, opts: Any = None) -> EmulatedWork:
+    def allgather(self, output_lists: Any, sources: Any, opts: Any = None) -> Work:
         """Fill each list with every rank's tensor; shapes may differ by rank, which NCCL does by broadcasts."""
         if isinstance(sources, torch.Tensor):
             output_lists, sources = [output_lists], [sources]
@@ -128,19 +138,19 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return self._launch(Collective.broadcast, todo, root=-1)
         return self._launch(Collective.all_gather, [tasks.all_gather_list(outputs, source)])
 
-    def allgather_coalesced(self, output_lists: Any, sources: Tensors, opts: Any = None) -> EmulatedWork:
+    def allgather_coalesced(self, output_lists: Any, sources: Tensors, opts: Any = None) -> Work:
         """Several gathers into lists in one group; `output_lists` is by tensor, then by rank."""
         todo = [tasks.all_gather_list(outputs, source) for outputs, source in zip(output_lists, sources, strict=True)]
         return self._launch(Collective.all_gather, todo)
 
-    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> EmulatedWork:
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         """Reduce, and keep this rank's part."""
         op = _operator(opts)
         return self._launch(
             Collective.reduce_scatter, [tasks.reduce_scatter(output, source, op, self._rank, self._n_ranks)], op=op
         )
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> EmulatedWork:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
         """Several scatters in one group."""
         op = _operator(opts)
         todo = [
@@ -149,7 +159,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         ]
         return self._launch(Collective.reduce_scatter, todo, op=op)
 
-    def reduce_scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> EmulatedWork:
+    def reduce_scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> Work:
         """The same from lists; shapes may differ by rank, which NCCL does by reductions."""
         if isinstance(outputs, torch.Tensor):
             outputs, source_lists = [outputs], [source_lists]
@@ -157,25 +167,26 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if any(source.numel() != output.numel() for source in sources):
             todo = [tasks.reduce(source, op, root, self._rank, output) for root, source in enumerate(sources)]
             return self._launch(Collective.reduce, todo, op=op, root=-1)
+        capture.forbid("reduce_scatter from a list")
         flat = torch.cat([source.reshape(-1) for source in sources])
         return self._launch(
             Collective.reduce_scatter, [tasks.reduce_scatter(output, flat, op, self._rank, self._n_ranks)], op=op
         )
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> EmulatedWork:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         """As ProcessGroupNCCL: an all-reduce of one element."""
         return self._launch(Collective.all_reduce, [tasks.BARRIER], dtype=torch.float32)
 
     # Collectives without a setting: NCCL makes them of sends and receives.
 
-    def gather(self, output_lists: Any, sources: Any, opts: Any = None, *_arguments: Any) -> EmulatedWork:
+    def gather(self, output_lists: Any, sources: Any, opts: Any = None, *_arguments: Any) -> Work:
         """The root collects every rank's tensor."""
         root = opts.rootRank
         outputs = output_lists[0] if self._rank == root else []
         task = tasks.gather(outputs, _list(sources)[0], self._n_ranks)
         return self._launch(Collective.gather, [task], root=root, outputs=outputs, even=False)
 
-    def scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> EmulatedWork:
+    def scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> Work:
         """The root hands each rank its tensor."""
         root, output = opts.rootRank, _list(outputs)[0]
         sources = source_lists[0] if self._rank == root else None
@@ -186,13 +197,13 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int],
         opts: Any = None,
-    ) -> EmulatedWork:  # fmt: skip
+    ) -> Work:  # fmt: skip
         """Rank i's part j becomes rank j's part i; splits are row counts, empty = even."""
         outputs = torch.split(output, list(output_splits) or output.shape[0] // self._n_ranks)
         sources = torch.split(source, list(input_splits) or source.shape[0] // self._n_ranks)
         return self._all_to_all(outputs, sources, [output])
 
-    def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> EmulatedWork:
+    def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
         """The same from and to lists."""
         return self._all_to_all(outputs, sources, outputs)
 
@@ -200,6 +211,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
         """Send to a rank of the group."""
+        capture.forbid("point-to-point messages")
         return self._gloo.send(_list(tensors), destination, tag)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
@@ -215,7 +227,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
 
-    def _end_coalescing(self, device: torch.device) -> EmulatedWork:
+    def _end_coalescing(self, device: torch.device) -> Work:
         deferred, self._coalesced = self._coalesced or [], None
         return grouping.launch(self.communicator, deferred)
 
@@ -226,14 +238,14 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _all_to_all(self, outputs: Tensors, sources: Tensors, results: Tensors) -> EmulatedWork:
+    def _all_to_all(self, outputs: Tensors, sources: Tensors, results: Tensors) -> Work:
         todo = tasks.all_to_all(outputs, sources, self._rank)
         return self._launch(Collective.all_to_all, todo, outputs=results, even=False)
 
     def _launch(
         self, collective: Collective, todo: list[Task], *, op: Operator = SUM, root: int = -1,
         outputs: Tensors | None = None, dtype: torch.dtype | None = None, even: bool = True,
-    ) -> EmulatedWork:  # fmt: skip
+    ) -> Work:  # fmt: skip
         if outputs is None:
             outputs = [task.output for task in todo if task.output is not None]
         if dtype is None:

@@ -7,7 +7,8 @@ from typing import Final
 
 import torch
 
-from agent.nccl.emulated.communicator import Call, Finish, Task
+from agent.nccl.emulated import capture
+from agent.nccl.emulated.calls import Call, Finish, Task
 from agent.nccl.emulated.errors import EmulatedNcclError
 from agent.nccl.emulated.reduction import Operator, reduce_into
 
@@ -91,6 +92,7 @@ def gather(outputs: Tensors, source: torch.Tensor, n_ranks: int) -> Task:
 
 def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int, n_ranks: int) -> Task:
     """Fill `output` with the root's part for this rank; `sources` is None on the others."""
+    capture.forbid("scatter")
     sent = None if sources is None else torch.cat([part.detach().reshape(-1) for part in sources])
 
     def finish(call: Call, piece: int) -> None:
@@ -118,6 +120,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise EmulatedNcclError(f"the emulated NCCL moves dense CPU tensors, not {tensor.layout} on {tensor.device}")
+    if not tensor.is_contiguous():
+        capture.forbid("tensors that are not contiguous")  # a replay would send the copy made now
     return tensor.detach().contiguous()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from agent.nccl.emulated import clock
-from agent.nccl.emulated.communicator import Call
+from agent.nccl.emulated.calls import Call
 
 _NO_TIMEOUT = timedelta(0)
 

@@ -1,0 +1,76 @@
+"""Which library is emulated: NCCL's or RCCL's release, and what of it a plugin can tell."""
+
+from __future__ import annotations
+
+import os
+from typing import Final, NamedTuple
+
+from store.errors import UserError
+
+DEFAULT: Final = "2.28.9"
+
+_TUNER_ABIS: Final = (((2, 30), 6), ((2, 28), 5), ((2, 24), 4), ((2, 22), 3), ((2, 21), 2))
+_PROFILER_ABIS: Final = (
+    ((2, 29), 6), ((2, 28), 5), ((2, 27), 4), ((2, 26), 3), ((2, 24), 2), ((2, 23), 1),
+)  # fmt: skip
+
+
+class Release(NamedTuple):
+    """A release; versions compare as tuples. RCCL, AMD's fork, carries the number of the NCCL it follows."""
+
+    version: tuple[int, ...]
+    is_rccl: bool = False
+
+    @property
+    def tuner_abi(self) -> int:
+        """Newest tuner plugin that it looks for."""
+        return _newest(_TUNER_ABIS, self.version)
+
+    @property
+    def profiler_abi(self) -> int:
+        """Newest profiler plugin that it looks for; 0 = none."""
+        return _newest(_PROFILER_ABIS, self.version)
+
+    @property
+    def n_algorithms(self) -> int:
+        """Rows of the cost table: PAT came with 2.23."""
+        return 7 if self.version >= (2, 23) else 6
+
+    @property
+    def profiler_prefix(self) -> str:
+        """What a profiler's short name is put behind to make a file's; tuners are libnccl-tuner-* in both."""
+        return "librccl-profiler" if self.is_rccl else "libnccl-profiler"
+
+    @property
+    def has_symmetric_kernels(self) -> bool:
+        """Whether buffers can be registered so that collectives pass the tuner by."""
+        return not self.is_rccl and self.version >= (2, 27)
+
+    @property
+    def has_copy_engines(self) -> bool:
+        """Whether all_gather can be done without a kernel."""
+        return not self.is_rccl and self.version >= (2, 28)
+
+    @property
+    def connects_at_first_use(self) -> bool:
+        """Older releases connect ring and tree when the communicator is made."""
+        return self.version >= (2, 22)
+
+
+def release() -> Release:
+    """What `ZEROTUNE_NCCL_VERSION` names: "2.27.7", or "rccl-2.27.7"; UserError when that is none."""
+    text = os.environ.get("ZEROTUNE_NCCL_VERSION") or DEFAULT
+    number = text.lower().removeprefix("rccl-")
+    try:
+        version = tuple(int(part) for part in number.split("."))
+    except ValueError:
+        version = ()
+    if len(version) < 2 or version < (2, 21):
+        raise UserError(
+            f"ZEROTUNE_NCCL_VERSION={text!r} is no NCCL release from 2.21 on", "say 2.28.9 or rccl-2.27.7, for example"
+        )
+    return Release(version, text.lower().startswith("rccl-"))
+
+
+def _newest(abis: tuple[tuple[tuple[int, int], int], ...], version: tuple[int, ...]) -> int:
+    return next((abi for since, abi in abis if version >= since), 0)

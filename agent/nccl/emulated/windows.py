@@ -1,0 +1,60 @@
+"""Buffers registered with a communicator, and the collectives that NCCL thereby takes past the tuner."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import torch
+
+from agent.nccl.emulated.calls import Path, Task
+from agent.nccl.emulated.errors import EmulatedNcclError
+from agent.nccl.emulated.reduction import Operator
+from agent.nccl.emulated.release import Release
+from store.records import Collective, CommunicatorClass
+
+_SYMMETRIC: Final = frozenset({Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce})
+_SUM: Final = 0
+_NO_KERNELS: Final = frozenset({"2", "zero"})
+"""What NCCL_CTA_POLICY says so that all_gather takes no multiprocessors."""
+
+
+class Windows:
+    """One communicator's; ncclCommWindowRegister is collective, and so are these calls."""
+
+    def __init__(self, release: Release, communicator: CommunicatorClass) -> None:
+        self._release = release
+        self._reachable = communicator.n_nodes == 1  # symmetric kernels load and store: one NVLink domain
+        self._ranges: dict[int, int] = {}
+
+    def register(self, tensor: torch.Tensor) -> None:
+        """From now on collectives between registered buffers are symmetric.
+
+        Raises:
+            EmulatedNcclError: this release has no windows.
+        """
+        if not self._release.has_symmetric_kernels:
+            raise EmulatedNcclError("windows need NCCL 2.27 or newer (ZEROTUNE_NCCL_VERSION)")
+        self._ranges[tensor.data_ptr()] = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+
+    def deregister(self, tensor: torch.Tensor) -> None:
+        """Forget a buffer."""
+        self._ranges.pop(tensor.data_ptr(), None)
+
+    def path(self, collective: Collective, op: Operator, tasks: list[Task]) -> Path:
+        """How NCCL carries these tasks out."""
+        if not self._ranges or not self._reachable or collective not in _SYMMETRIC or op.code != _SUM:
+            return Path.kernel
+        if not all(self._holds(task.piece) and self._holds(task.output) for task in tasks):
+            return Path.kernel
+        saves_kernels = os.environ.get("NCCL_CTA_POLICY", "").strip().lower() in _NO_KERNELS
+        if saves_kernels and collective is Collective.all_gather and self._release.has_copy_engines:
+            return Path.copy_engine
+        return Path.symmetric
+
+    def _holds(self, tensor: torch.Tensor | None) -> bool:
+        if tensor is None:
+            return False
+        first = tensor.data_ptr()
+        last = first + tensor.numel() * tensor.element_size()
+        return any(start <= first and last <= end for start, end in self._ranges.items())
