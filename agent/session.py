@@ -215,6 +215,7 @@ class Session:
             self._drain = RecordDrain(plugin, self._job_id, self._rank, self._trace_log)
         # A daemon that comes back must number its plans above all that were ever offered.
         epoch = max(plugin.active_epoch(), self._highest_epoch)
+        leader = self._leader.look_up() if self._leader is not None else ""
         if self._greeting is None:
             self._greeting = wire.Hello(
                 job_id=self._job_id,
@@ -228,9 +229,10 @@ class Session:
                 nccl_version=fabric_identity.nccl_version(),
                 tuner_abi=plugin.tuner_abi(),
                 epoch=epoch,
+                leader=leader,
             )
-        elif self._greeting.epoch != epoch:
-            self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch)
+        elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
+            self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)
         return self._greeting
 
     def _learn_job_id(self) -> bool:
