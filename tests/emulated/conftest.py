@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from emulated_pair import Pair
 from emulated_world import World
 
 from agent.nccl import library
@@ -19,3 +20,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     )  # fmt: skip
     yield world
     world.close()
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Makes both ranks of a communicator in this process, after setting environment variables."""
+    made = Pair(monkeypatch)
+    yield made
+    made.close()

@@ -6,67 +6,27 @@ Two ranks of one communicator live in this process, so that no world has to be s
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from emulated_pair import MIB, Pair, issue
 
 from agent.nccl import cost_model, library
 from agent.nccl import fabric as fabrics
-from agent.nccl.emulated import EmulatedNcclError, communicator, journal, plugin_host, tasks
-from agent.nccl.emulated.calls import Call, Run, Task
+from agent.nccl.emulated import EmulatedNcclError, journal, plugin_host, tasks
 from agent.nccl.emulated.communicator import Communicator
 from agent.nccl.emulated.errors import DeviceOutOfMemory
 from agent.nccl.emulated.memory import CommunicatorMemory, device
-from agent.nccl.emulated.reduction import AVERAGE, SUM, Operator
+from agent.nccl.emulated.reduction import SUM
 from agent.nccl.emulated.settings import Emulation
 from store.errors import UserError
 from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
-MIB = 1 << 20
 SHAPE = CommunicatorClass(2, 2)
 FABRIC = "ethernet_boxes"
-
-Pair = Callable[..., list[Communicator]]
-
-
-@pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """Makes both ranks of a communicator after setting environment variables."""
-    made: list[Communicator] = []
-
-    def make(**environment: str) -> list[Communicator]:
-        for name in ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ALGO", "NCCL_PROTO", "ZEROTUNE_NCCL_VERSION"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(plugin_host, "_host", None)
-        store, emulation = dist.HashStore(), Emulation(fabrics.load(FABRIC), seed=0)
-        for rank in (0, 1):
-            communicator._incarnations.clear()
-            made.append(Communicator(emulation, store, "pair", rank, [0, 1], timedelta(seconds=5)))
-        return made[-2:]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def _issue(communicators: list[Communicator], collective: Collective, n_bytes: int, average: bool = False) -> Call:
-    calls = []
-    for each in communicators:
-        task = Task(torch.zeros(n_bytes, dtype=torch.uint8), n_bytes, n_bytes, None)
-        calls.append(each.issue(Run(collective, [task], torch.uint8, Operator(AVERAGE) if average else SUM)))
-        each.events.enqueued(calls[-1:])
-    for call in calls:
-        call.communicator.complete(call)
-    assert calls[0].candidate == calls[1].candidate
-    assert calls[0].end_us == calls[1].end_us
-    return calls[0]
-
 
 @pytest.mark.parametrize("n_bytes", [8, 4096, MIB, 64 * MIB])
 @pytest.mark.parametrize("collective", [Collective.all_reduce, Collective.all_gather, Collective.reduce_scatter])
@@ -74,18 +34,18 @@ def test_without_a_plugin_nccls_own_choice_runs(pair: Pair, collective: Collecti
     topology = fabrics.load(FABRIC).topology(SHAPE)
     for average in (False, True):
         expected = cost_model.default_choice(topology, collective, n_bytes, redop_is_sum=not average)
-        assert _issue(pair(), collective, n_bytes, average).candidate == expected
+        assert issue(pair(), collective, n_bytes, average).candidate == expected
 
 
 def test_the_environment_restricts_the_choice(pair: Pair) -> None:
-    assert _issue(pair(NCCL_ALGO="Tree", NCCL_PROTO="LL"), Collective.all_reduce, MIB).candidate == Candidate(
+    assert issue(pair(NCCL_ALGO="Tree", NCCL_PROTO="LL"), Collective.all_reduce, MIB).candidate == Candidate(
         Algorithm.tree, Protocol.ll, 8
     )
-    assert _issue(pair(NCCL_PROTO="^Simple"), Collective.all_gather, 64 * MIB).candidate.protocol is Protocol.ll
+    assert issue(pair(NCCL_PROTO="^Simple"), Collective.all_gather, 64 * MIB).candidate.protocol is Protocol.ll
     with pytest.raises(EmulatedNcclError, match="NCCL_ALGO and NCCL_PROTO leave none"):
-        _issue(pair(NCCL_ALGO="Tree"), Collective.all_gather, MIB)
+        issue(pair(NCCL_ALGO="Tree"), Collective.all_gather, MIB)
     old = pair(NCCL_ALGO="Tree", ZEROTUNE_NCCL_VERSION="2.22.3")
-    assert _issue(old, Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring
+    assert issue(old, Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring
     with pytest.raises(UserError, match="unknown algorithm"):
         pair(NCCL_ALGO="Star")
     with pytest.raises(UserError, match="no NCCL release"):
@@ -105,11 +65,11 @@ def test_every_tuner_abi_decides(pair: Pair, version: str, abi: int) -> None:
     try:
         ranks = pair(NCCL_TUNER_PLUGIN=path, NCCL_PROFILER_PLUGIN=path, ZEROTUNE_NCCL_VERSION=version)
         assert plugin.tuner_abi() == abi
-        assert _issue(ranks, Collective.all_reduce, MIB).candidate != asked
+        assert issue(ranks, Collective.all_reduce, MIB).candidate != asked
         plugin.stage_plan(Plan(epoch=1, rows=(row,)))
         assert plugin.flip(1)
         plugin.set_observing(True)
-        call = _issue(ranks, Collective.all_reduce, MIB)
+        call = issue(ranks, Collective.all_reduce, MIB)
         assert call.candidate == asked
         if version >= "2.27":  # timestamps in kernel-channel events; earlier ones have the CPU's clock
             records = [record for record in plugin.drain() if record["flags"] & 2]
@@ -154,7 +114,7 @@ def _plugin(folder: Path, ask: str = "", result: int = 0, init: int = 0) -> str:
 def test_a_refusing_plugin_fails_the_collective_or_the_communicator(pair: Pair, tmp_path: Path) -> None:
     ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, "*n = 0", result=3))
     with pytest.raises(EmulatedNcclError, match=r"failed the collective \(error 3\)"):
-        _issue(ranks, Collective.all_reduce, MIB)
+        issue(ranks, Collective.all_reduce, MIB)
     (tmp_path / "other").mkdir()
     with pytest.raises(EmulatedNcclError, match="refused the communicator"):
         pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path / "other", "*n = 0", init=2))
@@ -176,12 +136,12 @@ def test_the_cheapest_cell_wins_and_channels_are_clamped(
     pair: Pair, tmp_path: Path, ask: str, expected: Candidate
 ) -> None:
     ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, ask))
-    assert _issue(ranks, Collective.all_reduce, 16 * MIB).candidate == expected
+    assert issue(ranks, Collective.all_reduce, 16 * MIB).candidate == expected
 
 
 def test_few_bytes_open_few_channels(pair: Pair, tmp_path: Path) -> None:
     ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, "*n = 8; table[5] = 0"))
-    assert _issue(ranks, Collective.all_gather, 20_000).candidate == Candidate(Algorithm.ring, Protocol.simple, 2)
+    assert issue(ranks, Collective.all_gather, 20_000).candidate == Candidate(Algorithm.ring, Protocol.simple, 2)
 
 
 def test_plugins_are_found_by_nccls_rules(
@@ -189,11 +149,11 @@ def test_plugins_are_found_by_nccls_rules(
 ) -> None:
     path = _plugin(tmp_path, "*n = 2")
     for name in ("none", "", "/nowhere/libx.so", "unheard-of"):
-        assert _issue(pair(NCCL_TUNER_PLUGIN=name), Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
+        assert issue(pair(NCCL_TUNER_PLUGIN=name), Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
     assert sum("cannot be loaded" in message for message in caplog.messages) == 2
     # Older than v5: this plugin has nothing for it.
     old = pair(NCCL_TUNER_PLUGIN=path, ZEROTUNE_NCCL_VERSION="2.27.3")
-    assert _issue(old, Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
+    assert issue(old, Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
     made = plugin_host.plugin_host()
     ranks = pair(NCCL_TUNER_PLUGIN=path)
     loaded = plugin_host.plugin_host()
@@ -243,8 +203,8 @@ def test_memory_is_taken_at_an_algorithms_first_use(connects: str, tmp_path: Pat
 def test_the_journal_counts_what_ran(pair: Pair) -> None:
     journal().clear()
     ranks = pair()
-    call = _issue(ranks, Collective.all_reduce, MIB)
-    _issue(ranks, Collective.all_reduce, MIB)
+    call = issue(ranks, Collective.all_reduce, MIB)
+    issue(ranks, Collective.all_reduce, MIB)
     assert journal().counts == {(Collective.all_reduce, MIB, call.candidate): 4}
     assert journal().n_calls == 4
     journal().clear()

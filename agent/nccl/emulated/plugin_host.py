@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from agent.nccl.emulated.build import build
 from agent.nccl.emulated.errors import EmulatedNcclError
 from agent.nccl.emulated.release import release
+from store.records import TimingSource
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class CollectiveEvent(ctypes.Structure):
 
 
 EVENT_COLLECTIVE: Final = 2
+_SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
 CapturedGroup = Any
 """ctypes array of the profiler's handles of captured API calls."""
 
@@ -100,6 +102,9 @@ class PluginHost:
         self.profiler = _load(
             "NCCL_PROFILER_PLUGIN", "ncclProfiler", self.release.profiler_prefix, self.release.profiler_abi, 1
         )
+        if self.profiler is not None and hasattr(self.profiler.library, _SAY_WHOSE_CLOCK):
+            # Our own plugin: its records must never pass for measurements on a GPU.
+            getattr(self.profiler.library, _SAY_WHOSE_CLOCK)(ctypes.c_uint32(TimingSource.emulated))
 
 
 _host: PluginHost | None = None

@@ -25,7 +25,8 @@ class Windows:
     def __init__(self, release: Release, communicator: CommunicatorClass) -> None:
         self._release = release
         self._reachable = communicator.n_nodes == 1  # symmetric kernels load and store: one NVLink domain
-        self._ranges: dict[int, int] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
+        """By address; held here, so that no other tensor can come to lie in a window."""
 
     def register(self, tensor: torch.Tensor) -> None:
         """From now on collectives between registered buffers are symmetric.
@@ -35,15 +36,15 @@ class Windows:
         """
         if not self._release.has_symmetric_kernels:
             raise EmulatedNcclError("windows need NCCL 2.27 or newer (ZEROTUNE_NCCL_VERSION)")
-        self._ranges[tensor.data_ptr()] = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+        self._tensors[tensor.data_ptr()] = tensor
 
     def deregister(self, tensor: torch.Tensor) -> None:
         """Forget a buffer."""
-        self._ranges.pop(tensor.data_ptr(), None)
+        self._tensors.pop(tensor.data_ptr(), None)
 
     def path(self, collective: Collective, op: Operator, tasks: list[Task]) -> Path:
         """How NCCL carries these tasks out."""
-        if not self._ranges or not self._reachable or collective not in _SYMMETRIC or op.code != _SUM:
+        if not self._tensors or not self._reachable or collective not in _SYMMETRIC or op.code != _SUM:
             return Path.kernel
         if not all(self._holds(task.piece) and self._holds(task.output) for task in tasks):
             return Path.kernel
@@ -55,6 +56,10 @@ class Windows:
     def _holds(self, tensor: torch.Tensor | None) -> bool:
         if tensor is None:
             return False
-        first = tensor.data_ptr()
-        last = first + tensor.numel() * tensor.element_size()
-        return any(start <= first and last <= end for start, end in self._ranges.items())
+        first, last = _range(tensor)
+        return any(start <= first and last <= end for start, end in map(_range, self._tensors.values()))
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    first = tensor.data_ptr()
+    return first, first + tensor.numel() * tensor.element_size()

@@ -56,14 +56,15 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
 
   uint32_t epoch;
   uint8_t phase, flags;
-  /* A graph's replay came under no decision of now, and must not use one up: a callback thread says so
-   * while the training thread may be deciding. */
-  if (coll->flags & ZT_FLAG_CAPTURED ||
-      !zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags)) {
+  /* The tuner was not asked where no algorithm of its table runs (symmetric kernels), nor for a graph's
+   * replay. That must not use a decision up either: a callback thread tells of it while the training thread
+   * may be deciding. */
+  const bool was_asked = coll->algorithm < NCCL_MAX_ALGORITHMS && !(coll->flags & ZT_FLAG_CAPTURED);
+  if (!was_asked || !zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags)) {
     const zt_choice here = zt_plan_lookup(ZT_MAX_CLASSES, coll->collective, bytes, zt_word(&zt_the_words.phase_word));
     epoch = here.epoch;
     phase = here.phase;
-    flags = 0; /* the tuner was not asked: a capture's or NCCL's own choice */
+    flags = 0; /* a capture's or NCCL's own choice */
   }
   const zt_event_start start = {
       .record = {.comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
