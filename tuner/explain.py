@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
+from functools import lru_cache
+
+import msgspec
+import numpy as np
 
 from store.records import BASELINE, Candidate, Decision
-from tuner.features import Floats
+from tuner.policy.choice import Event
 from tuner.policy.evidence import Evidence
+from tuner.policy.field import Field
 from tuner.policy.trial import KeyState
 
 Z_90 = 1.645
@@ -20,62 +24,68 @@ def decision(
     model_id: str,
     epoch: int,
     now_s: float,
-    state: KeyState,
-    candidate: Candidate,
-    kind: str,
-    reason: str,
+    event: Event,
+    field: Field,
     evidence: Evidence,
-    posterior: tuple[Floats, Floats],
 ) -> Decision:
-    """The record of one decision, with the whole field it was taken from."""
-    mean, spread = posterior
-    place = {option: index for index, option in enumerate(state.options)}.get(candidate)
+    """The record of one decision, with the whole field it was taken from.
+
+    Predictions are those of when the key was last looked at, before the candidate's own trial; until then
+    they are the starting guess.
+    """
+    state, candidate = event.state, event.candidate
+    mean, spread = state.opinion or (field.table[:, 4], field.table[:, 5])
+    if len(mean) != len(field.options):  # the key was looked at before its options changed
+        mean, spread = field.table[:, 4], field.table[:, 5]
+    predicted = np.round(np.exp(np.stack([mean, mean - Z_90 * spread, mean + Z_90 * spread], axis=1)), 3)
+    is_known: list[bool] = np.all(np.isfinite(predicted), axis=1).tolist()
+    at = field.place.get(candidate)
+    own = predicted[at].tolist() if at is not None and is_known[at] else [None, None, None]
+    measured = {
+        evidence.candidates[slot]: (round(math.exp(evidence.log_us(slot)), 3), int(evidence.n_calls[slot]))
+        for slot in evidence.slots_of(state.index)
+        if evidence.n_calls[slot]
+    }
+    rows = predicted.tolist()
     alternatives = [
-        _alternative(option, float(mean[index]), float(spread[index]), state, evidence)
-        for index, option in enumerate(state.options)
-        if math.isfinite(mean[index])
+        _alternative(field.options[index], rows[index], measured, state)
+        for index in np.argsort(predicted[:, 0]).tolist()
+        if is_known[index]
     ]
-    alternatives.sort(key=lambda line: float(str(line["predicted_us"])))
-    baseline_us, _ = _measured(state, BASELINE, evidence)
-    _, n_measurements = _measured(state, candidate, evidence)
-    known = place is not None and math.isfinite(mean[place])
-    log_us, log_std = (float(mean[place]), float(spread[place])) if known and place is not None else (0.0, 0.0)
     return Decision(
         job_id=job_id,
         fabric_id=fabric_id,
         key=state.key,
         candidate=candidate,
         epoch=epoch,
-        kind=kind,
-        reason=reason,
-        predicted_us=math.exp(log_us) if known else None,
-        predicted_low_us=math.exp(log_us - Z_90 * log_std) if known else None,
-        predicted_high_us=math.exp(log_us + Z_90 * log_std) if known else None,
-        baseline_us=baseline_us,
-        n_measurements=n_measurements,
+        kind=event.kind,
+        reason=event.reason,
+        predicted_us=own[0],
+        predicted_low_us=own[1],
+        predicted_high_us=own[2],
+        baseline_us=measured.get(BASELINE, (None, 0))[0],
+        n_measurements=measured.get(candidate, (None, 0))[1],
         model_id=model_id,
         decided_at_s=now_s,
-        alternatives=json.dumps(alternatives),
+        alternatives=msgspec.json.encode(alternatives).decode(),
     )
 
 
 def _alternative(
-    option: Candidate, log_us: float, log_std: float, state: KeyState, evidence: Evidence
+    option: Candidate, predicted: list[float], measured: dict[Candidate, tuple[float, int]], state: KeyState
 ) -> dict[str, str | float | int | None]:
-    measured_us, count = _measured(state, option, evidence)
+    measured_us, count = measured.get(option, (None, 0))
     return {
-        "candidate": str(option),
-        "predicted_us": round(math.exp(log_us), 3),
-        "predicted_low_us": round(math.exp(log_us - Z_90 * log_std), 3),
-        "predicted_high_us": round(math.exp(log_us + Z_90 * log_std), 3),
+        "candidate": _name(option),
+        "predicted_us": predicted[0],
+        "predicted_low_us": predicted[1],
+        "predicted_high_us": predicted[2],
         "measured_us": measured_us,
         "n_measurements": count,
         "note": state.banned.get(option) or state.retired.get(option) or "",
     }
 
 
-def _measured(state: KeyState, candidate: Candidate, evidence: Evidence) -> tuple[float | None, int]:
-    slot = evidence.find(state.index, candidate)
-    if slot is None or not evidence.n_calls[slot]:
-        return None, 0
-    return round(math.exp(evidence.log_us(slot)), 3), int(evidence.n_calls[slot])
+@lru_cache(maxsize=4096)
+def _name(candidate: Candidate) -> str:
+    return str(candidate)

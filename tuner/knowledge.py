@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from store.records import BASELINE, Candidate, DecisionKey
-from tuner.features import CostPrior, Floats
+from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
+from tuner.features import CostPrior, Floats, Ints
 from tuner.model.baked import UNKNOWN_STD, Correction
 
 if TYPE_CHECKING:
@@ -34,14 +34,11 @@ class Learned(Protocol):
     std_us: float
 
 
-class Prior:
+class Prior(NamedTuple):
     """Starting guess for one key's candidates: log microseconds, mean and standard deviation [n]."""
 
-    __slots__ = ("mean", "std")
-
-    def __init__(self, mean: Floats, std: Floats) -> None:
-        self.mean = mean
-        self.std = std
+    mean: Floats
+    std: Floats
 
 
 class Knowledge:
@@ -90,30 +87,33 @@ class Knowledge:
 
     def prior(self, key: DecisionKey, message_bytes: float, candidates: Sequence[Candidate], costs: CostPrior) -> Prior:
         """Starting guess for `candidates` at `key`; NaN mean = not available."""
-        return self.priors([key], np.array([message_bytes]), candidates, costs)[0]
+        classes, nbytes = np.array([key.size_class]), np.array([message_bytes])
+        means, stds = self.guess(key.communicator, key.collective, candidates, nbytes, classes, costs)
+        self.overrule(key, candidates, means[0], stds[0])
+        return Prior(means[0], stds[0])
 
-    def priors(
+    def guess(
         self,
-        keys: Sequence[DecisionKey],
-        message_bytes: Floats,
+        communicator: CommunicatorClass,
+        collective: Collective,
         candidates: Sequence[Candidate],
+        message_bytes: Floats,
+        classes: Ints,
         costs: CostPrior,
-    ) -> list[Prior]:
-        """Starting guesses for many keys of one communicator class and collective, all at once."""
-        place = keys[0].communicator, keys[0].collective
-        corrected = self.correction is not None
-        means = costs.log_cost(*place, candidates, message_bytes, described_only=corrected)
-        stds = np.full(means.shape, UNKNOWN_STD)
-        if self.correction is not None:
-            classes = np.array([key.size_class for key in keys], dtype=np.int64)
-            shifts, stds = self.correction.predict(*place, candidates, classes)
-            means = means + shifts
-        for key, mean, std in zip(keys, means, stds, strict=True):
-            self._overrule(key, candidates, mean, std)
-        return [Prior(mean, std) for mean, std in zip(means, stds, strict=True)]
+    ) -> tuple[Floats, Floats]:
+        """Log microseconds and their standard deviation, each [n_sizes, n_candidates]; NaN = not available.
 
-    def _overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
-        """What was measured at the very key, or at its twin of another phase, beats any model."""
+        Cost and correction only: what was measured at a key comes in by `overrule`.
+        """
+        corrected = self.correction is not None
+        means = costs.log_cost(communicator, collective, candidates, message_bytes, described_only=corrected)
+        if self.correction is None:
+            return means, np.full(means.shape, UNKNOWN_STD)
+        shifts, stds = self.correction.predict(communicator, collective, candidates, classes)
+        return means + shifts, stds
+
+    def overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
+        """What was measured at the very key, or at its twin of another phase, beats any model; in place."""
         own, elsewhere = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
         if not elsewhere:
             return

@@ -152,7 +152,7 @@ def test_one_straggler_moves_a_mean_by_little() -> None:
         logs = np.log(100.0) + rng.normal(0, 0.01, 4)
         if step == 10:
             logs[0] += np.log(50.0)
-        evidence.add(np.full(4, slot), logs, np.full(4, step))
+        evidence.add(evidence.calls(np.full(4, slot), logs), np.full(4, step))
     assert math.exp(evidence.log_us(slot)) == pytest.approx(100.0, rel=0.02)
 
 

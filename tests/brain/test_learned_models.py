@@ -113,11 +113,12 @@ def test_knowledge_predicts_many_keys_as_it_predicts_one(swept: tuple[np.ndarray
     options = swept[1].candidates(PLACE, Collective.all_gather)
     keys = [DecisionKey(PLACE, Collective.all_gather, Phase.other, index) for index in range(60, 90, 7)]
     sizes = np.array([2.0 ** (key.size_class / 4) for key in keys])
-    many = known.priors(keys, sizes, options, swept[1])
-    for key, nbytes, prior in zip(keys, sizes, many, strict=True):
+    classes = np.array([key.size_class for key in keys])
+    means, stds = known.guess(PLACE, Collective.all_gather, options, sizes, classes, swept[1])
+    for key, nbytes, mean, std in zip(keys, sizes, means, stds, strict=True):
         one = known.prior(key, nbytes, options, swept[1])
-        np.testing.assert_allclose(one.mean, prior.mean)
-        np.testing.assert_allclose(one.std, prior.std)
+        np.testing.assert_allclose(one.mean, mean)
+        np.testing.assert_allclose(one.std, std)
 
 
 @given(st.integers(1, 2**62))

@@ -4,37 +4,44 @@ Per key: an *incumbent* (the baseline until evidence says otherwise) and at most
 picked by expected improvement under the posterior, admitted only while the risk of all running trials
 together fits what is left of the exploration budget, and judged by always-valid comparison of interleaved
 windows. What is decided here is a setting per key; turning it into a plan is the Brain's part.
+
+The work of one window is bounded whatever the number of keys: so many trials are judged, so many keys looked
+at for a new one; the others wait for a later window.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from agent.nccl.catalog import CHANNEL_LADDER
-from agent.nccl.cost_model import channels_used
-from store.records import BASELINE, Candidate, Collective
-from tuner.features import NO_CELL, CostPrior, Floats, cell_of
-from tuner.knowledge import Knowledge, Prior
+from store.records import Candidate
+from tuner.features import Floats
 from tuner.policy.budget import Budget
+from tuner.policy.channel_caps import CapSearch, Fallback, cheapest_within
 from tuner.policy.evidence import Evidence
-from tuner.policy.posterior import MAX_POINTS, Settings, condition
+from tuner.policy.memory import MemoryGate
+from tuner.policy.outlook import Outlook
 from tuner.policy.step_trial import Variant
 from tuner.policy.trial import PROMISING, KeyState, Verdict, judge
 
 MIN_BASELINE_UNITS: Final = 2
-MAX_NEW_TRIALS: Final = 12
-MAX_NEW_PRIORS: Final = 48
-"""Keys looked at for a trial, and starting guesses worked out, in one window: both bound its time."""
+MAX_NEW_TRIALS: Final = 8
+"""Keys looked at for a trial in one window."""
+MAX_JUDGED: Final = 48
+"""Trials judged in one window; with more running they take turns."""
 RISK_QUANTILE: Final = 1.3
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
 RETRY_STEPS: Final = 25
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
+LOOK_EVERY: Final = 4
+"""With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
+NEVER_STEP: Final = 2**62
 
 
 class PolicySettings(NamedTuple):
@@ -44,7 +51,6 @@ class PolicySettings(NamedTuple):
     min_gain: float = 0.005
     worthwhile: float = 0.003
     catastrophic_ratio: float = 2.0
-    memory_threshold: float = 0.92
     steps_per_window: float = 3.0
 
 
@@ -63,97 +69,110 @@ class Policy:
     def __init__(
         self,
         settings: PolicySettings,
-        costs: CostPrior,
+        outlook: Outlook,
         budget: Budget,
+        memory: MemoryGate,
         report: Callable[[Event], None],
     ) -> None:
         self.settings = settings
-        self.costs = costs
+        self.outlook = outlook
         self.budget = budget
-        self.knowledge = Knowledge.empty()
+        self.memory = memory
         self._report = report
-        self.memory_pressure = 0.0
         self.exposed_share = 1.0
         """Share of communication time that computation waits for."""
-        self.connected: set[int] = set()
-        """Algorithms that have run in this job: only they are free to use under memory pressure."""
-        self._families: dict[tuple[object, ...], list[tuple[int, int]]] = {}
-        """(size class, key index) of a communicator's keys of one collective, sorted."""
+        self.rates: Floats = np.zeros(0)
+        """Calls per step of each key."""
+        self.trials: dict[int, KeyState] = {}
+        """Keys that have a trial, by index, those judged longest ago first."""
+        self._changed: set[int] = set()
+        self._runs_trial = np.zeros(0, np.bool_)
+        self._n_windows = np.zeros(0, np.int64)
+        self._period = np.zeros(0, np.int64)
+        """Every how many windows of a trial its incumbent runs; 0 = no trial."""
+        self._is_trusted = np.zeros(0, np.bool_)
         self._next_key = 0
-        self._priors_left = MAX_NEW_PRIORS
+        self.has_settled = False
+        """No key has a trial, and none has anything left to try now."""
 
-    def register(self, states: list[KeyState], state: KeyState) -> None:
+    def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
-        insort(self._families.setdefault(_family(state), []), (state.key.size_class, state.index))
-        decided = self.knowledge.decided(state.key)
+        self.outlook.fields.register(state)
+        if state.index >= len(self._period):
+            self._grow(max(64, state.index))
+        decided = self.outlook.fields.knowledge.decided(state.key)
         if decided is not None:
             candidate, reason = decided
-            state.trial, state.trial_reason, state.is_trusted = candidate, reason, True
+            self.begin_trial(state, candidate, reason, is_trusted=True)
             self._report(Event(state, candidate, "prior", reason))
+
+    # ---- one window ---------------------------------------------------------------------------------
 
     def next_window(
         self, states: list[KeyState], evidence: Evidence, step: int, *, may_start: bool = True
-    ) -> list[Candidate]:
-        """The setting of every key for the next window, shape [n_keys]."""
-        self._priors_left = MAX_NEW_PRIORS
-        risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us)
+    ) -> dict[int, Candidate]:
+        """Settings that differ from the last window's, by key index."""
+        for state in list(islice(self.trials.values(), MAX_JUDGED)):
+            self.trials[state.index] = self.trials.pop(state.index)
+            self._settle(state, evidence)
+        self.has_settled = False
+        if may_start:
+            risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us)
+            for state in islice(reversed(self.trials.values()), MAX_JUDGED):
+                if not state.is_trusted:
+                    risk_left_us -= self._risk_us(state, evidence)
+            if risk_left_us > 0:
+                self._start_trials(states, evidence, step, risk_left_us)
+        has_trial = self._period > 0
+        self._n_windows[has_trial] += 1
+        runs_trial = has_trial & (self._n_windows % np.maximum(self._period, 1) != 0)
+        if self.budget.remaining_us < 0:
+            runs_trial &= self._is_trusted  # paused until the budget has recovered
+        changed = self._changed | set(np.flatnonzero(runs_trial != self._runs_trial).tolist())
+        self._runs_trial = runs_trial
+        self._changed = set()
+        return {index: self.runs(states[index]) for index in changed}
+
+    def runs(self, state: KeyState) -> Candidate:
+        """The setting of one key in this window."""
+        trial = state.trial
+        return state.incumbent if trial is None or not self._runs_trial[state.index] else trial
+
+    def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
+        """At which keys this window tries something that nothing has spoken for yet."""
+        explored: npt.NDArray[np.bool_] = (self._runs_trial & ~self._is_trusted)[:n_keys]
+        return explored
+
+    # ---- what changes a key's state -------------------------------------------------------------------
+
+    def begin_trial(self, state: KeyState, candidate: Candidate, reason: str, *, is_trusted: bool) -> None:
+        """Let `candidate` alternate with the incumbent from the next window on."""
+        state.trial, state.trial_reason, state.is_trusted = candidate, reason, is_trusted
+        self.trials[state.index] = state
+        self._is_trusted[state.index] = is_trusted
+        self._period[state.index] = 4 if is_trusted else 3 if "promising" in reason else 2
+        # Trusted ones take turns at showing the incumbent again.
+        self._n_windows[state.index] = state.index % 3 if is_trusted else 0
+
+    def end_trial(self, state: KeyState) -> None:
+        """The incumbent runs alone again."""
+        state.trial, state.is_trusted = None, False
+        self.trials.pop(state.index, None)
+        self._period[state.index] = 0
+        self._changed.add(state.index)
+
+    def set_incumbent(self, state: KeyState, candidate: Candidate, kind: str, reason: str) -> None:
+        """What runs at a key from the next window on, unless a trial does."""
+        state.previous, state.incumbent = state.incumbent, candidate
+        state.incumbent_kind, state.incumbent_reason = kind, reason
+        self._changed.add(state.index)
+
+    def reopen(self, states: list[KeyState]) -> None:
+        """The regime changed: every verdict may be asked for anew."""
         for state in states:
             if state.trial is not None:
-                self._settle(state, states, evidence)
-            if state.trial is not None and not state.is_trusted:
-                risk_left_us -= self._risk_us(state, evidence)
-        if may_start and risk_left_us > 0:
-            self._start_trials(states, evidence, step, risk_left_us)
-        return [self._runs(state) for state in states]
-
-    def channel_caps(self, states: list[KeyState], evidence: Evidence) -> tuple[list[Variant], bool]:
-        """Variants with fewer channels, the mildest first; and whether all of them fit the budget."""
-        running = [self._channels(state) for state in states]
-        most = max(running, default=0)
-        caps = [rung for rung in reversed(CHANNEL_LADDER) if rung < most]
-        opinions = {
-            state.index: self.posterior(state, states, evidence)[0]
-            for state, n_channels in zip(states, running, strict=True)
-            if caps and n_channels > min(caps)
-        }
-        found = []
-        all_fit = True
-        for cap in caps:
-            changes: dict[int, Candidate] = {}
-            risk_us = 0.0
-            for state, n_channels in zip(states, running, strict=True):
-                if n_channels <= cap:
-                    continue
-                mean = opinions[state.index]
-                incumbent = evidence.find(state.index, state.incumbent)
-                fewer = [
-                    (float(mean[index]), option)
-                    for index, option in enumerate(state.options)
-                    if 0 < option.n_channels <= cap and option not in state.banned and np.isfinite(mean[index])
-                    if self.memory_pressure <= self.settings.memory_threshold or self._may_try(state, option)
-                ]
-                if not fewer or incumbent is None:
-                    continue
-                log_us, option = min(fewer)
-                extra_us = math.exp(log_us) - math.exp(evidence.log_us(incumbent))
-                if math.isfinite(extra_us):
-                    changes[state.index] = option
-                    risk_us += max(0.0, extra_us) * state.calls_per_step
-            n_steps = 2.0 * self.settings.steps_per_window
-            if not changes:
-                continue
-            # Only what computation waits for can cost training time.
-            risk_us *= min(1.0, self.exposed_share + 0.1)
-            if risk_us * n_steps <= RISK_SHARE * max(0.0, self.budget.remaining_us):
-                found.append(Variant(f"at most {cap} channels", changes, cap))
-            else:
-                all_fit = False
-        return found, all_fit
-
-    def _channels(self, state: KeyState) -> int:
-        if state.incumbent.n_channels:
-            return state.incumbent.n_channels
-        return state.default_setting.n_channels if state.default_setting is not None else 0
+                self.end_trial(state)
+            state.reopen()
 
     def drop_trial(self, state: KeyState, reason: str, *, ban: bool) -> None:
         """End a trial at once, outside of the usual verdicts."""
@@ -161,40 +180,57 @@ class Policy:
         if candidate is None:
             return
         (state.banned if ban else state.retired)[candidate] = reason
-        state.trial = None
-        state.is_trusted = False
+        self.end_trial(state)
         self._report(Event(state, state.incumbent, "rollback" if ban else "keep", f"{candidate}: {reason}"))
 
-    def posterior(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the log duration of every option of `state`, the baseline first."""
-        rows = self._rows(state)
-        table = np.array([rows[option] for option in state.options])
-        cells = table[:, 2:4].astype(np.int64)
-        own = np.full(len(table), state.index, dtype=np.int64)
-        targets = Settings(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], own)
-        guess, std = table[:, 4], table[:, 5]
-        usable = np.isfinite(guess)
-        mean, spread = condition(
-            np.where(usable, guess, 0.0), std, targets, *self._measured_near(state, states, evidence)
-        )
-        return np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
+    # ---- fewer channels everywhere ----------------------------------------------------------------------
 
-    def forget_priors(self, states: Iterable[KeyState]) -> None:
-        """Costs or knowledge changed: work the starting guesses out again."""
-        for state in states:
-            state.prior = None
-            state.quiet_until = 0
+    def cap_search(self, states: list[KeyState]) -> CapSearch:
+        """Begin to look for whole-plan variants with fewer channels."""
+        return CapSearch(states, self._channels)
 
-    def _runs(self, state: KeyState) -> Candidate:
-        if state.trial is None:
-            return state.incumbent
-        state.n_windows += 1
-        if self.budget.remaining_us < 0 and not state.is_trusted:
-            return state.incumbent  # paused until the budget has recovered
-        period = 4 if state.is_trusted else 3 if "promising" in state.trial_reason else 2
-        return state.incumbent if state.n_windows % period == 0 else state.trial
+    def advance_caps(self, search: CapSearch, states: list[KeyState], evidence: Evidence) -> None:
+        """Go on with the search for a bounded number of keys."""
 
-    def _settle(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> None:
+        def fallbacks(state: KeyState, caps: list[int]) -> dict[int, Fallback]:
+            incumbent = evidence.find(state.index, state.incumbent)
+            if incumbent is None:
+                return {}
+            mean, _ = state.opinion or self.outlook.posterior(state, states, evidence)
+            now_us = math.exp(evidence.log_us(incumbent))
+            found = {}
+            options = self.outlook.fields.of(state).options
+            for cap, (option, log_us) in cheapest_within(options, mean, self._may_cap(state), caps).items():
+                extra_us = (math.exp(log_us) - now_us) * float(self.rates[state.index])
+                if math.isfinite(extra_us):
+                    found[cap] = Fallback(option, extra_us)
+            return found
+
+        search.advance(fallbacks)
+
+    def fitting_caps(self, search: CapSearch) -> tuple[list[Variant], bool]:
+        """Variants whose risk fits the budget; and whether all of them do."""
+        # Only what computation waits for can cost training time.
+        n_steps = 2.0 * self.settings.steps_per_window * min(1.0, self.exposed_share + 0.1)
+        return search.variants(RISK_SHARE * max(0.0, self.budget.remaining_us) / n_steps)
+
+    # ---- inside ---------------------------------------------------------------------------------------
+
+    def _grow(self, more: int) -> None:
+        for name in ("_runs_trial", "_n_windows", "_period", "_is_trusted"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
+
+    def _channels(self, state: KeyState) -> int:
+        if state.incumbent.n_channels:
+            return state.incumbent.n_channels
+        return state.default_setting.n_channels if state.default_setting is not None else 0
+
+    def _may_cap(self, state: KeyState) -> Callable[[Candidate], bool]:
+        now = self._channels(state)
+        return lambda option: option not in state.banned and self.memory.allows(option, now)
+
+    def _settle(self, state: KeyState, evidence: Evidence) -> None:
         trial = state.trial
         if trial is None:
             return
@@ -209,23 +245,22 @@ class Policy:
                 f"measured {_percent(gain)} faster than {state.incumbent}"
                 f" (at least {_percent(max(gain - half, 0.0))}, all looks counted)"
             )
-            state.previous = state.incumbent
-            state.incumbent, state.incumbent_kind, state.incumbent_reason = trial, "promote", reason
-            state.trial, state.is_trusted = None, False
+            self.end_trial(state)
+            self.set_incumbent(state, trial, "promote", reason)
             self._report(Event(state, trial, "promote", reason))
         elif verdict is Verdict.not_better:
             words = "slower" if gain < 0 else "faster, too little to tell,"
             reason = f"measured {_percent(abs(gain))} {words} than {state.incumbent}"
-            state.retired[trial] = reason
-            state.trial, state.is_trusted = None, False
-            self._report(Event(state, state.incumbent, "keep", f"{trial}: {reason}"))
+            self.drop_trial(state, reason, ban=False)
 
     def _start_trials(self, states: list[KeyState], evidence: Evidence, step: int, risk_left_us: float) -> None:
         picked: list[tuple[float, float, KeyState, Candidate, str]] = []
-        n_looked_at = 0
+        n_looked_at = n_quiet = 0
+        retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
         for offset in range(len(states)):
             state = states[(self._next_key + offset) % len(states)]
             if state.trial is not None or step < state.quiet_until:
+                n_quiet += 1
                 continue
             incumbent = evidence.find(state.index, state.incumbent)
             if incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
@@ -233,26 +268,26 @@ class Policy:
             n_looked_at += 1
             found = self._best_option(state, states, evidence, risk_left_us)
             if found is None:
-                state.quiet_until = step + RETRY_STEPS
+                state.quiet_until = retry_at
             else:
                 picked.append((*found[:2], state, *found[2:]))
             if n_looked_at >= MAX_NEW_TRIALS:
                 self._next_key = (self._next_key + offset + 1) % len(states)
                 break
+        self.has_settled = not n_looked_at and n_quiet > 0 and not self.trials
         for _, risk_us, state, candidate, reason in sorted(picked, key=lambda one: -one[0]):
             if risk_us > max(risk_left_us, 0.0):
                 continue
             risk_left_us -= risk_us
-            state.trial, state.trial_reason = candidate, reason
+            self.begin_trial(state, candidate, reason, is_trusted=False)
             state.n_tried += 1
-            state.n_windows = 0
             self._report(Event(state, candidate, "explore", reason))
 
     def _best_option(
         self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float
     ) -> tuple[float, float, Candidate, str] | None:
         """(worth in us per step, risk in us, candidate, reason) of the best trial that fits, if any."""
-        mean, spread = self.posterior(state, states, evidence)
+        mean, spread = self.outlook.posterior(state, states, evidence)
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None:
             return None
@@ -261,12 +296,13 @@ class Policy:
         edge = log_now - mean - self.settings.min_gain
         improvement = _expected_improvement(edge, spread)
         worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
-        n_calls = state.calls_per_step * self.settings.steps_per_window
+        n_calls = float(self.rates[state.index]) * self.settings.steps_per_window
         risk = worst * duration_us * n_calls
         likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
+        options = self.outlook.fields.of(state).options
         best: tuple[float, float, Candidate, str] | None = None
         for index in np.argsort(-improvement):
-            candidate = state.options[index]
+            candidate = options[index]
             if improvement[index] < self.settings.worthwhile:
                 break
             if likely_slow[index] or risk[index] > max(risk_left_us, 0.0):
@@ -281,7 +317,7 @@ class Policy:
                 f" to {math.exp(mean[index] + 1.645 * spread[index]):.1f})"
                 f" against {duration_us:.1f} us of {state.incumbent}"
             )
-            worth = float(improvement[index]) * duration_us * state.calls_per_step
+            worth = float(improvement[index]) * duration_us * float(self.rates[state.index])
             best = (worth, float(risk[index]), candidate, reason)
             break
         return best
@@ -291,12 +327,7 @@ class Policy:
             return False
         if candidate.n_channels > state.max_channels:
             return False
-        if self.memory_pressure <= self.settings.memory_threshold:
-            return True
-        if candidate.algorithm is not None and int(candidate.algorithm) not in self.connected:
-            return False
-        now = self._channels(state)
-        return not now or 0 < candidate.n_channels <= now
+        return self.memory.allows(candidate, self._channels(state))
 
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
         """What one more window of a running trial may cost, from what it has cost so far."""
@@ -305,96 +336,7 @@ class Policy:
         if slot is None or incumbent is None or not evidence.n_calls[slot]:
             return 0.0
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
-        return max(0.0, extra) * state.calls_per_step * self.settings.steps_per_window
-
-    def _prior(self, state: KeyState) -> Prior:
-        if not isinstance(state.prior, Prior):
-            self._priors_left -= 1
-            state.options = self._options(state)
-            state.rows = {}
-            state.prior = self.knowledge.prior(state.key, state.message_bytes, state.options, self.costs)
-        return state.prior
-
-    def _options(self, state: KeyState) -> tuple[Candidate, ...]:
-        """Baseline and the candidates that differ from it and from one another once NCCL has clamped them."""
-        key = state.key
-        seen: set[tuple[int, int, int]] = set()
-        default = state.default_setting
-        if default is not None and default.n_channels:
-            seen.add((*cell_of(default), default.n_channels))
-        kept = [BASELINE]
-        for candidate in self.costs.candidates(key.communicator, key.collective):
-            if candidate.algorithm is None or candidate.protocol is None:
-                continue
-            used = channels_used(
-                Collective(key.collective), candidate.protocol, int(state.message_bytes), candidate.n_channels
-            )
-            effect = (*cell_of(candidate), used)
-            if effect not in seen:
-                seen.add(effect)
-                kept.append(candidate)
-        if state.incumbent not in kept:
-            kept.append(state.incumbent)
-        return tuple(kept)
-
-    def _rows(self, state: KeyState) -> dict[Candidate, tuple[float, ...]]:
-        """(log2 bytes, log2 channels, algorithm, protocol, prior mean, prior std) of every option."""
-        prior = self._prior(state)
-        if not state.rows:
-            n_available = self.costs.max_channels(state.key.communicator)
-            log2_bytes = math.log2(state.message_bytes)
-            for index, candidate in enumerate(state.options):
-                shown = candidate
-                if candidate.algorithm is None and state.default_setting is not None:
-                    shown = state.default_setting
-                state.rows[candidate] = (
-                    log2_bytes,
-                    math.log2(shown.n_channels or n_available),
-                    *cell_of(shown),
-                    float(prior.mean[index]),
-                    float(prior.std[index]),
-                )
-        return state.rows
-
-    def _near(self, state: KeyState) -> Iterator[int]:
-        """Key indices of the family, nearest size class first."""
-        family = self._families.get(_family(state), [])
-        right = bisect_left(family, (state.key.size_class, -1))
-        left = right - 1
-        while left >= 0 or right < len(family):
-            below = state.key.size_class - family[left][0] if left >= 0 else math.inf
-            above = family[right][0] - state.key.size_class if right < len(family) else math.inf
-            if above <= below:
-                yield family[right][1]
-                right += 1
-            else:
-                yield family[left][1]
-                left -= 1
-
-    def _measured_near(
-        self, state: KeyState, states: list[KeyState], evidence: Evidence
-    ) -> tuple[Settings, Floats, Floats, Floats]:
-        """Settings, starting-guess std, residual and noise variance of the slots measured near `state`."""
-        slots: list[int] = []
-        table: list[tuple[float, ...]] = []
-        for other in self._near(state):
-            if other != state.index and states[other].prior is None and self._priors_left <= 0:
-                continue
-            rows = self._rows(states[other])
-            for slot in evidence.slots_of(other):
-                row = rows.get(evidence.candidates[slot])
-                if row is not None and evidence.n_calls[slot] and math.isfinite(row[4]):
-                    slots.append(slot)
-                    table.append((*row, other))
-            if len(slots) >= MAX_POINTS:
-                break
-        index = np.array(slots, dtype=np.int64)
-        values = np.array(table, dtype=np.float64).reshape(-1, 7)
-        keys = values[:, 6].astype(np.int64)
-        cells = values[:, 2:4].astype(np.int64)
-        place = Settings(values[:, 0], values[:, 1], cells[:, 0], cells[:, 1], keys)
-        units = evidence.n_units[index] + 1.0
-        return place, values[:, 5], evidence.centre(index) - values[:, 4], evidence.sigma(keys) ** 2 / units
+        return max(0.0, extra) * float(self.rates[state.index]) * self.settings.steps_per_window
 
 
 def _expected_improvement(edge: Floats, spread: Floats) -> Floats:
@@ -416,12 +358,5 @@ def _erf(x: Floats) -> Floats:
     return result
 
 
-def _family(state: KeyState) -> tuple[object, ...]:
-    return state.key.communicator, state.key.collective
-
-
 def _percent(log_ratio: float) -> str:
     return f"{100.0 * (1.0 - math.exp(-log_ratio)):.1f} %"
-
-
-__all__ = ["NO_CELL", "Event", "Policy", "PolicySettings"]

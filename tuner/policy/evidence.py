@@ -7,7 +7,8 @@ calls are clipped around the slot's running centre first, so that a straggler mo
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,15 @@ CALL_MEMORY: Final = 400.0
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise of a step mean (log) before anything is known, and how many units that opinion weighs."""
+
+
+class Calls(NamedTuple):
+    """Calls grouped by slot: the distinct slots, each call's place among them, centres, deviations from them."""
+
+    slots: Ints
+    of: Ints
+    centre: Floats
+    deviation: Floats
 
 
 class Evidence:
@@ -89,15 +99,33 @@ class Evidence:
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(capacity - len(old))]))
 
-    def add(self, slots: Ints, logs: Floats, steps: Ints) -> None:
-        """Take in calls: slot, log duration and step of each, in the order they happened."""
-        if not len(slots):
+    def calls(self, slots: Ints, logs: Floats) -> Calls:
+        """Calls grouped by slot, against what each slot took so far; slot and log duration of each, at least one."""
+        touched, of = grouped(slots, len(self))
+        centre = self.centre(touched)
+        if (fresh := np.isnan(centre)).any():
+            medians = np.zeros(len(touched))
+            medians[of] = group_median(of, logs)
+            centre = np.where(fresh, medians, centre)
+        return Calls(touched, of, centre, logs - centre[of])
+
+    def add(self, calls: Calls, steps: Ints) -> None:
+        """Take in calls of `steps`, in the order they happened."""
+        slots, of = calls.slots, calls.of
+        limit = max(CLIP_AT_LEAST, CLIP * self._typical())
+        # A slot without history has only the block's median to go by: be generous there.
+        limits = np.where(self.n_units[slots] < 2, 4 * limit, limit)[of]
+        deviation = np.minimum(np.maximum(calls.deviation, -limits), limits)
+        self._learn_call_noise(slots, of, deviation)
+        first = int(steps[0])
+        if (steps == first).all():
+            self._add_step(first, slots, *_totals(of, deviation, len(slots)), calls.centre)
             return
-        logs = self._clipped(slots, logs)
-        self._learn_call_noise(slots, logs)
-        for step in np.unique(steps):
-            of_step = steps == step
-            self._add_step(int(step), slots[of_step], logs[of_step])
+        for step in np.unique(steps).tolist():
+            here = steps == step
+            counts, sums = _totals(of[here], deviation[here], len(slots))
+            there = counts > 0
+            self._add_step(step, slots[there], counts[there], sums[there], calls.centre[there])
 
     def centre(self, slots: Ints) -> Floats:
         """Best current mean of each slot, the unfinished step included; NaN where nothing is known."""
@@ -138,69 +166,75 @@ class Evidence:
         own: Floats = np.sqrt((8.0 * overall + self._call_spread[slots]) / (8.0 + own_dof))
         return own
 
-    def _learn_call_noise(self, slots: Ints, logs: Floats) -> None:
-        known = self.n_units[slots] >= 2
+    def _learn_call_noise(self, touched: Ints, of: Ints, deviation: Floats) -> None:
+        known = self.n_units[touched] >= 2
         if not known.any():
             return
-        slots, logs = slots[known], logs[known]
-        squares = (logs - self.centre(slots)) ** 2
-        touched, inverse, counts = np.unique(slots, return_inverse=True, return_counts=True)
-        fade = np.where(self._call_dof[touched] > CALL_MEMORY, 0.5, 1.0)
-        self._call_dof[touched] = self._call_dof[touched] * fade + counts
-        self._call_spread[touched] = self._call_spread[touched] * fade + np.bincount(inverse, squares)
+        counts = np.bincount(of)[known]
+        squares = np.bincount(of, deviation**2)[known]
+        slots = touched[known]
+        fade = np.where(self._call_dof[slots] > CALL_MEMORY, 0.5, 1.0)
+        self._call_dof[slots] = self._call_dof[slots] * fade + counts
+        self._call_spread[slots] = self._call_spread[slots] * fade + squares
         dof, total = self._pooled_calls
         fade_all = 0.5 if dof > 100 * CALL_MEMORY else 1.0
-        self._pooled_calls = (dof * fade_all + len(squares), total * fade_all + float(squares.sum()))
-
-    def _clipped(self, slots: Ints, logs: Floats) -> Floats:
-        centre = self.centre(slots)
-        fresh = np.isnan(centre)
-        if fresh.any():
-            centre = np.where(fresh, group_median(slots, logs), centre)
-        limit = max(CLIP_AT_LEAST, CLIP * self._typical())
-        # A slot without history has only the block's median to go by: be generous there.
-        limits = np.where(self.n_units[slots] < 2, 4 * limit, limit)
-        clipped: Floats = np.clip(logs, centre - limits, centre + limits)
-        return clipped
+        self._pooled_calls = (dof * fade_all + int(counts.sum()), total * fade_all + float(squares.sum()))
 
     def _typical(self) -> float:
         dof, total = self._pooled
-        return float(np.sqrt((PRIOR_UNITS * PRIOR_SIGMA**2 + total) / (PRIOR_UNITS + dof)))
+        return math.sqrt((PRIOR_UNITS * PRIOR_SIGMA**2 + total) / (PRIOR_UNITS + dof))
 
-    def _add_step(self, step: int, slots: Ints, logs: Floats) -> None:
-        touched, inverse, counts = np.unique(slots, return_inverse=True, return_counts=True)
-        sums = np.bincount(inverse, weights=logs)
-        stale = touched[(self._open_calls[touched] > 0) & (self._open_step[touched] != step)]
-        if len(stale):
-            self._close(stale)
-        self._open_step[touched] = step
-        self._open_calls[touched] += counts
-        self._open_sum[touched] += sums
-        self.n_calls[touched] += counts
+    def _add_step(self, step: int, slots: Ints, counts: Ints, sums: Floats, centre: Floats) -> None:
+        """One step's calls of distinct slots: how many each, and the sum of their deviations from `centre`."""
+        stale = (self._open_calls[slots] > 0) & (self._open_step[slots] != step)
+        if stale.all():
+            self._close(slots)
+        elif stale.any():
+            self._close(slots[stale])
+        self._open_step[slots] = step
+        self._open_calls[slots] += counts
+        self._open_sum[slots] += sums + counts * centre
+        self.n_calls[slots] += counts
 
     def _close(self, slots: Ints) -> None:
         unit = self._open_sum[slots] / self._open_calls[slots]
-        n = self.n_units[slots] + 1
-        weight = 1.0 / np.minimum(n, MEMORY)
-        delta = unit - self.mean[slots]
-        self.mean[slots] += delta * weight
-        gained = np.where(n > 1, delta**2 * (1.0 - weight), 0.0)
-        self.spread[slots] = self.spread[slots] * np.where(n > MEMORY, 1.0 - weight, 1.0) + gained
-        self.n_units[slots] = np.minimum(n, MEMORY)
         self._open_calls[slots] = 0
         self._open_sum[slots] = 0.0
+        n = self.n_units[slots] + 1
+        kept = 1.0 - 1.0 / np.minimum(n, MEMORY)
+        delta = unit - self.mean[slots]
+        gained = delta**2 * kept
+        self.mean[slots] += delta * (1.0 - kept)
+        self.spread[slots] = self.spread[slots] * np.where(n > MEMORY, kept, 1.0) + gained
+        self.n_units[slots] = np.minimum(n, MEMORY)
+        is_dof = n > 1
         keys = self.key[slots]
-        np.add.at(self._key_dof, keys, np.where(n > 1, 1.0, 0.0))
+        np.add.at(self._key_dof, keys, is_dof.astype(np.float64))
         np.add.at(self._key_spread, keys, gained)
-        full = keys[self._key_dof[keys] > 4 * MEMORY]
-        self._key_dof[full] *= 0.5
-        self._key_spread[full] *= 0.5
+        if (full := np.unique(keys[self._key_dof[keys] > 4 * MEMORY])).size:
+            self._key_dof[full] = 0.5 * self._key_dof[full]
+            self._key_spread[full] = 0.5 * self._key_spread[full]
         dof, total = self._pooled
-        seen = int((n > 1).sum())
-        dof, total = dof + seen, total + float(gained.sum())
+        dof, total = dof + int(is_dof.sum()), total + float(gained.sum())
         if dof > 4000.0:
             dof, total = dof / 2, total / 2
         self._pooled = (dof, total)
+
+
+def grouped(ids: Ints, n_ids: int) -> tuple[Ints, Ints]:
+    """The distinct `ids` (in 0..n_ids-1) in order, and each entry's place among them; without sorting."""
+    is_there = np.zeros(n_ids, np.bool_)
+    is_there[ids] = True
+    touched = np.flatnonzero(is_there)
+    place = np.empty(n_ids, np.int64)
+    place[touched] = np.arange(len(touched))
+    return touched, place[ids]
+
+
+def _totals(groups: Ints, values: Floats, n_groups: int) -> tuple[Ints, Floats]:
+    """How many values each group has, and their sum."""
+    counts = np.bincount(groups, minlength=n_groups).astype(np.int64)
+    return counts, np.asarray(np.bincount(groups, values, minlength=n_groups), np.float64)
 
 
 def group_median(groups: Ints, values: Floats) -> Floats:

@@ -9,12 +9,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from store.records import BASELINE, Algorithm, Candidate, Protocol
+from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from tuner.features import NO_CELL, CostPrior, Floats, Ints, key_codes, key_of, size_classes
 from tuner.policy.trial import KeyState
 
 MAX_KEYS: Final = 4000
 """Rows a plan table holds, with some to spare."""
+LOWEST_RATE: Final = 0.01
+_INNER_BITS: Final = 15
+_CODES_PER_PLACE: Final = 1 << _INNER_BITS
+"""Collective, phase and size class of a key's code; the rest is the communicator class."""
 
 
 class KeyTable:
@@ -23,7 +27,8 @@ class KeyTable:
     def __init__(self, on_new: Callable[[KeyState], None]) -> None:
         self.states: list[KeyState] = []
         self._on_new = on_new
-        self._index: dict[int, int] = {}
+        self._places: dict[int, Ints] = {}
+        """Key index by the low bits of the code, per communicator class; -1 where there is none."""
         self._first_step = np.zeros(0, np.int64)
         self._n_calls = np.zeros(0, np.int64)
         self._reference_log = np.zeros(0)
@@ -37,13 +42,13 @@ class KeyTable:
         """Key index of every measurement, shape [n]; -1 where no key can be added any more."""
         classes = size_classes(block["message_bytes"])
         codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
-        unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        found = np.array([self._index.get(code, -1) for code in unique.tolist()], dtype=np.int64)
-        for place in np.flatnonzero(found < 0).tolist():
-            if len(self.states) < MAX_KEYS:
-                found[place] = self._add(int(unique[place]), block[first[place]], costs)
-        indices: Ints = found[inverse]
-        return indices
+        found = self._find(codes)
+        if len(self.states) < MAX_KEYS and (unknown := np.flatnonzero(found < 0)).size:
+            new, first = np.unique(codes[unknown], return_index=True)
+            room = MAX_KEYS - len(self.states)
+            self._add(new[:room], block[unknown[first[:room]]], costs)
+            found = self._find(codes)
+        return found
 
     def logs(self, block: npt.NDArray[np.void], keys: Ints) -> Floats:
         """Log durations, moved to each key's own message size: a class is a quarter octave wide."""
@@ -53,19 +58,20 @@ class KeyTable:
 
     def count(self, keys: Ints) -> None:
         """Calls of these keys were measured."""
-        np.add.at(self._n_calls, keys, 1)
+        self._n_calls += np.bincount(keys, minlength=len(self._n_calls))
 
-    def update_rates(self, step: int) -> None:
-        """Work out how often each key is called per step, up to `step`."""
-        n_steps = np.maximum(1, step - self._first_step[: len(self.states)] + 1)
-        rates = self._n_calls[: len(self.states)] / n_steps
-        for state, rate in zip(self.states, rates.tolist(), strict=True):
-            state.calls_per_step = max(rate, 0.01)
+    def rates(self, step: int) -> Floats:
+        """How often each key is called per step, up to `step`; shape [n_keys]."""
+        n_keys = len(self.states)
+        n_steps = np.maximum(1, step - self._first_step[:n_keys] + 1)
+        return np.maximum(self._n_calls[:n_keys] / n_steps, LOWEST_RATE)
 
     def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> None:
         """Note what NCCL does at each key when left alone, and how many channels there are."""
-        ran = (block["algorithm"] != NO_CELL) & (block["is_default"] > 0)
-        unknown = np.flatnonzero(ran & ~self._has_default[keys])
+        unknown = np.flatnonzero(~self._has_default[keys])
+        if not len(unknown):
+            return
+        unknown = unknown[(block["algorithm"][unknown] != NO_CELL) & (block["is_default"][unknown] > 0)]
         _, first = np.unique(keys[unknown], return_index=True)
         for place in unknown[first].tolist():
             row, state = block[place], self.states[keys[place]]
@@ -75,31 +81,52 @@ class KeyTable:
             state.default_setting = Candidate(
                 Algorithm(int(row["algorithm"])), Protocol(int(row["protocol"])), n_channels
             )
-            state.prior = None
+            state.field = None
             self._has_default[keys[place]] = True
             costs.learn_channels(state.key.communicator, n_channels)
 
-    def _add(self, code: int, row: np.void, costs: CostPrior) -> int:
-        index = len(self.states)
-        state = KeyState(index, key_of(code), float(row["message_bytes"]))
-        key = state.key
-        self._index[code] = index
-        self.states.append(state)
-        if index >= len(self._n_calls):
-            more = max(64, index)
-            self._first_step = np.concatenate([self._first_step, np.zeros(more, np.int64)])
-            self._n_calls = np.concatenate([self._n_calls, np.zeros(more, np.int64)])
-            self._reference_log = np.concatenate([self._reference_log, np.zeros(more)])
-            self._slope = np.concatenate([self._slope, np.zeros(more)])
-            self._has_default = np.concatenate([self._has_default, np.zeros(more, np.bool_)])
-        sizes = np.array([1.0, 1.1]) * state.message_bytes
-        predicted = costs.log_cost(key.communicator, key.collective, (BASELINE,), sizes)[:, 0]
-        slope = float(np.diff(predicted)[0]) / math.log(1.1)
-        self._slope[index] = min(max(slope, 0.0), 1.0) if math.isfinite(slope) else 0.5
-        self._reference_log[index] = math.log(state.message_bytes)
-        self._first_step[index] = int(row["step"])
-        self._on_new(state)
-        return index
+    def _find(self, codes: Ints) -> Ints:
+        places, inner = codes >> _INNER_BITS, codes & (_CODES_PER_PLACE - 1)
+        first = int(places[0])
+        if (places == first).all():
+            table = self._places.get(first)
+            return np.full(len(codes), -1, np.int64) if table is None else table[inner]
+        found = np.full(len(codes), -1, np.int64)
+        for place in np.unique(places).tolist():
+            table = self._places.get(place)
+            if table is not None:
+                here = places == place
+                found[here] = table[inner[here]]
+        return found
+
+    def _add(self, codes: Ints, rows: npt.NDArray[np.void], costs: CostPrior) -> None:
+        start = len(self.states)
+        if start + len(codes) > len(self._n_calls):
+            self._grow(max(64, len(codes), start))
+        self._first_step[start : start + len(codes)] = rows["step"]
+        by_family: dict[tuple[CommunicatorClass, Collective], list[KeyState]] = {}
+        for code, nbytes in zip(codes.tolist(), rows["message_bytes"].astype(np.float64).tolist(), strict=True):
+            state = KeyState(len(self.states), key_of(code), nbytes)
+            place, inner = divmod(code, _CODES_PER_PLACE)
+            if place not in self._places:
+                self._places[place] = np.full(_CODES_PER_PLACE, -1, np.int64)
+            self._places[place][inner] = state.index
+            self.states.append(state)
+            by_family.setdefault(state.family, []).append(state)
+        for family, states in by_family.items():
+            nbytes = np.array([state.message_bytes for state in states])
+            here = np.array([state.index for state in states])
+            both = costs.log_cost(*family, (BASELINE,), np.concatenate([nbytes, 1.1 * nbytes]))[:, 0]
+            slope = (both[len(states) :] - both[: len(states)]) / math.log(1.1)
+            self._slope[here] = np.where(np.isfinite(slope), np.clip(slope, 0.0, 1.0), 0.5)
+            self._reference_log[here] = np.log(nbytes)
+        for state in self.states[start:]:
+            self._on_new(state)
+
+    def _grow(self, more: int) -> None:
+        for name in ("_first_step", "_n_calls", "_reference_log", "_slope", "_has_default"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
 
 
 _ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)

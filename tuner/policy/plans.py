@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from tuner.policy.step_trial import Variant
 from tuner.policy.trial import KeyState
 
 KEPT_EPOCHS: Final = 64
+PLAN_EXPIRES_AFTER: Final = 1000
 
 
 class PlanInForce(NamedTuple):
@@ -37,6 +38,8 @@ class PlanBook:
         self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
         self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0), 0)
         self._slots: dict[int, Ints] = {}
+        self._asked: list[Candidate] = []
+        self._rows: list[PlanRow | None] = []
 
     def get(self, epoch: int) -> PlanInForce | None:
         """The plan of `epoch`; None when it is another daemon's, or too old."""
@@ -50,41 +53,48 @@ class PlanBook:
             del self._plans[oldest]
             self._slots.pop(oldest, None)
 
-    def slots(self, epoch: int, states: Sequence[KeyState], evidence: Evidence) -> Ints:
+    def slots(self, epoch: int, n_keys: int, evidence: Evidence) -> Ints:
         """Evidence slot of every key under the plan of `epoch`; keys it does not know ran the baseline."""
         slots = self._slots.get(epoch)
-        if slots is None or len(slots) < len(states):
-            candidates = self._plans[epoch].candidates
-            asked = [*candidates, *[BASELINE] * (len(states) - len(candidates))]
-            slots = np.array([evidence.slot(at, one) for at, one in enumerate(asked)], dtype=np.int64)
-            self._slots[epoch] = slots
+        if slots is None or len(slots) < n_keys:
+            known = 0 if slots is None else len(slots)
+            candidates = self._plans[epoch].candidates[known:n_keys]
+            asked = [*candidates, *[BASELINE] * (n_keys - known - len(candidates))]
+            more = np.array([evidence.slot(known + at, one) for at, one in enumerate(asked)], dtype=np.int64)
+            slots = self._slots[epoch] = more if slots is None else np.concatenate([slots, more])
         return slots
 
     def forget_slots(self) -> None:
-        """Evidence is another regime's: slots are to be found anew."""
+        """The evidence was exchanged: slots are looked up anew."""
         self._slots.clear()
 
+    def ask(self, states: Sequence[KeyState], changes: Mapping[int, Candidate], model_id: str) -> bool:
+        """Note what keys shall run from now on, by index; whether that differs from before."""
+        missing = len(states) - len(self._asked)
+        self._asked += [BASELINE] * missing
+        self._rows += [None] * missing
+        differs = False
+        for index, candidate in changes.items():
+            state = states[index]
+            differs |= candidate != self._asked[index]
+            self._asked[index] = candidate
+            self._rows[index] = None if candidate.is_baseline else _row(state, candidate, model_id)
+        return differs
 
-def rows_of(states: Sequence[KeyState], candidates: Sequence[Candidate], model_id: str) -> tuple[PlanRow, ...]:
-    """Rows of a plan: one per key that is not left to NCCL, over its whole size class."""
-    return tuple(
-        PlanRow(
-            state.key.communicator,
-            state.key.collective,
-            state.key.phase,
-            *size_class_range(state.key.size_class),
-            candidate,
-            state.trial_reason if candidate == state.trial else state.incumbent_reason,
-            model_id,
-        )
-        for state, candidate in zip(states, candidates, strict=True)
-        if not candidate.is_baseline
+    def make(self, epoch: int, gathers_after_step: bool) -> tuple[list[Candidate], Plan]:
+        """The settings asked for as a plan."""
+        rows = tuple(row for row in self._rows if row is not None)
+        return self._asked.copy(), Plan(epoch, rows, PLAN_EXPIRES_AFTER, gathers_after_step)
+
+
+def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:
+    """A key's row over its whole size class."""
+    return PlanRow(
+        state.key.communicator,
+        state.key.collective,
+        state.key.phase,
+        *size_class_range(state.key.size_class),
+        candidate,
+        state.trial_reason if candidate == state.trial else state.incumbent_reason,
+        model_id,
     )
-
-
-def unchanged(entry: PlanInForce | None, candidates: Sequence[Candidate], gathers_after_step: bool) -> bool:
-    """Whether a new plan would say what `entry` says already."""
-    if entry is None or entry.plan.gathers_after_step != gathers_after_step:
-        return False
-    padding = [BASELINE] * (len(candidates) - len(entry.candidates))
-    return [*entry.candidates, *padding] == list(candidates)

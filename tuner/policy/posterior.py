@@ -9,6 +9,7 @@ that durations have one minimum over channels: far-apart rungs are only weakly t
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ SHARE_OWN: Final = 0.10
 """How the variance of the starting guess splits; the last part belongs to one slot alone."""
 OCTAVES: Final = 3.0
 CHANNEL_OCTAVES: Final = 1.5
-MAX_POINTS: Final = 64
+MAX_POINTS: Final = 48
 
 
 class Settings(NamedTuple):
@@ -35,15 +36,11 @@ class Settings(NamedTuple):
     protocol: npt.NDArray[np.int64]
     key: npt.NDArray[np.int64]
 
-    def take(self, index: npt.NDArray[np.int64]) -> Settings:
-        """The settings at `index`."""
-        return Settings(
-            self.log2_bytes[index],
-            self.log2_channels[index],
-            self.algorithm[index],
-            self.protocol[index],
-            self.key[index],
-        )
+    @classmethod
+    def of_table(cls, table: Floats, key: npt.NDArray[np.int64]) -> Settings:
+        """From rows of log2 bytes, log2 channels, algorithm, protocol, and whatever follows."""
+        cells = table[:, 2:4].astype(np.int64)
+        return cls(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], key)
 
 
 def correlation(first: Settings, second: Settings) -> Floats:
@@ -53,15 +50,17 @@ def correlation(first: Settings, second: Settings) -> Floats:
         gaps: Floats = getattr(first, name)[:, None] - getattr(second, name)[None, :]
         return gaps
 
-    near = _matern(np.abs(differences("log2_bytes")) / OCTAVES)
-    beside = _matern(np.abs(differences("log2_channels")) / CHANNEL_OCTAVES)
+    channels = differences("log2_channels")
     same_protocol = differences("protocol") == 0
     same_cell = same_protocol & (differences("algorithm") == 0)
-    same_key = differences("key") == 0
-    same_slot = same_cell & same_key & (differences("log2_channels") == 0)
-    shared = SHARE_ALL + SHARE_PROTOCOL * same_protocol + SHARE_CELL * same_cell * beside
-    result: Floats = near * shared + SHARE_OWN * same_slot
-    return result
+    beside = _matern(np.abs(channels) * (1.0 / CHANNEL_OCTAVES))
+    beside *= same_cell
+    beside *= SHARE_CELL
+    beside += SHARE_PROTOCOL * same_protocol
+    beside += SHARE_ALL
+    beside *= _matern(np.abs(differences("log2_bytes")) * (1.0 / OCTAVES))
+    beside += SHARE_OWN * (same_cell & (channels == 0) & (differences("key") == 0))
+    return beside
 
 
 def condition(
@@ -80,17 +79,17 @@ def condition(
     """
     if not len(residual):
         return prior_mean, prior_std
-    inner = correlation(measured, measured) * measured_std[:, None] * measured_std[None, :]
+    inner = correlation(measured, measured) * (measured_std[:, None] * measured_std)
     inner[np.diag_indices_from(inner)] += noise_variance + 1e-9
-    cross = correlation(targets, measured) * prior_std[:, None] * measured_std[None, :]
-    lower = np.linalg.cholesky(inner)
-    whitened = np.linalg.solve(lower, cross.T)
-    mean = prior_mean + whitened.T @ np.linalg.solve(lower, residual)
-    variance = prior_std**2 - np.einsum("ij,ij->j", whitened, whitened)
+    cross = correlation(targets, measured) * (prior_std[:, None] * measured_std)
+    solved = np.linalg.solve(inner, np.column_stack([residual, cross.T]))
+    mean: Floats = prior_mean + cross @ solved[:, 0]
+    variance = prior_std**2 - np.einsum("ij,ji->i", cross, solved[:, 1:])
     return mean, np.sqrt(np.maximum(variance, 1e-8))
 
 
 def _matern(distance: Floats) -> Floats:
-    scaled = np.sqrt(3.0) * distance
-    result: Floats = (1.0 + scaled) * np.exp(-scaled)
+    scaled = distance * math.sqrt(3.0)
+    result = np.exp(-scaled)
+    result *= scaled + 1.0
     return result

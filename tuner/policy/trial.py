@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from store.records import BASELINE, Candidate, DecisionKey
+from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
+from tuner.features import Floats
 from tuner.policy.evidence import Evidence, radius
+
+if TYPE_CHECKING:
+    from tuner.policy.field import Field
+
+Family = tuple[CommunicatorClass, Collective]
+"""Keys of one family differ by phase and message size only."""
 
 MAX_TRIAL_UNITS: Final = 40
 """A trial that is still open after so many steps of evidence is a tie: the incumbent stays."""
@@ -28,8 +35,9 @@ class KeyState:
 
     __slots__ = (
         "banned",
-        "calls_per_step",
         "default_setting",
+        "family",
+        "field",
         "incumbent",
         "incumbent_kind",
         "incumbent_reason",
@@ -39,13 +47,10 @@ class KeyState:
         "max_channels",
         "message_bytes",
         "n_tried",
-        "n_windows",
-        "options",
+        "opinion",
         "previous",
-        "prior",
         "quiet_until",
         "retired",
-        "rows",
         "trial",
         "trial_reason",
     )
@@ -53,6 +58,7 @@ class KeyState:
     def __init__(self, index: int, key: DecisionKey, message_bytes: float) -> None:
         self.index = index
         self.key = key
+        self.family: Family = key.communicator, Collective(key.collective)
         self.message_bytes = message_bytes
         self.incumbent: Candidate = BASELINE
         self.incumbent_kind = "keep"
@@ -64,18 +70,16 @@ class KeyState:
         self.is_trusted = False
         """The trial comes from earlier runs: it runs at once and is verified on the side."""
         self.n_tried = 0
-        self.n_windows = 0
-        self.calls_per_step = 1.0
         self.default_setting: Candidate | None = None
         """What NCCL ran here when left alone."""
         self.max_channels = 64
         """More were found to slow training down."""
         self.banned: dict[Candidate, str] = {}
         self.retired: dict[Candidate, str] = {}
-        self.options: tuple[Candidate, ...] = ()
-        self.prior: object = None
-        self.rows: dict[Candidate, tuple[float, ...]] = {}
-        """Where each candidate lies for the posterior; belongs to `prior`."""
+        self.field: Field | None = None
+        """Its options with their starting guesses; None until they are asked for."""
+        self.opinion: tuple[Floats, Floats] | None = None
+        """Mean and spread (log) of every option when the key was last looked at."""
         self.quiet_until = 0
 
     def reopen(self) -> None:
@@ -86,7 +90,7 @@ class KeyState:
         self.max_channels = 64
         self.banned.clear()
         self.retired.clear()
-        self.prior = None
+        self.opinion = None
         self.quiet_until = 0
 
 

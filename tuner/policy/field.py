@@ -1,0 +1,119 @@
+"""What could be asked at each key, and the starting guess of what it costs, worked out for many keys at once.
+
+NCCL's cost and the learned correction are the same for all phases of one message size: they are evaluated
+per family (communicator class, collective) and message size. Only what earlier runs measured at the very key
+differs by phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from agent.nccl.cost_model import channels_used
+from store.records import BASELINE, Candidate, size_class
+from tuner.features import CostPrior, Floats, cell_of
+from tuner.knowledge import Knowledge
+from tuner.policy.trial import Family, KeyState
+
+MAX_BATCH: Final = 64
+"""Message sizes whose guesses are worked out in one go: bounds the time of one call."""
+
+
+class Field:
+    """The options of one key, the baseline first, and where each lies.
+
+    `table` has a row per option: log2 bytes, log2 channels, algorithm, protocol, and the starting guess's
+    log microseconds (NaN = not available) and standard deviation.
+    """
+
+    __slots__ = ("options", "place", "table")
+
+    def __init__(self, options: tuple[Candidate, ...], table: Floats) -> None:
+        self.options = options
+        self.place = {option: at for at, option in enumerate(options)}
+        self.table = table
+
+
+class FieldBook:
+    """Makes and keeps fields; `forget` when costs or knowledge have changed."""
+
+    def __init__(self, costs: CostPrior) -> None:
+        self.costs = costs
+        self.knowledge = Knowledge.empty()
+        self._sizes: dict[Family, dict[int, None]] = {}
+        """Message sizes met, in the order they were met."""
+        self._guesses: dict[Family, dict[int, tuple[Floats, Floats]]] = {}
+        self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
+
+    def register(self, state: KeyState) -> None:
+        """A key was seen for the first time."""
+        self._sizes.setdefault(state.family, {})[int(state.message_bytes)] = None
+
+    def forget(self, states: Iterable[KeyState]) -> None:
+        """Everything is worked out anew when it is asked for next."""
+        self._guesses.clear()
+        self._options.clear()
+        for state in states:
+            state.field = None
+            state.quiet_until = 0
+
+    def of(self, state: KeyState) -> Field:
+        """The field of one key."""
+        if state.field is None:
+            state.field = self._make(state)
+        return state.field
+
+    def _make(self, state: KeyState) -> Field:
+        family = state.family
+        offered = self.costs.candidates(*family)
+        mean, std = self._guess(family, int(state.message_bytes))
+        options = self._options_of(state, offered)
+        column = {candidate: at for at, candidate in enumerate(offered)}
+        at = [column.get(option, -1) for option in options]
+        mean, std = mean[at], std[at]
+        if -1 in at:  # an incumbent from another time, not offered any more
+            mean[[index for index, place in enumerate(at) if place < 0]] = np.nan
+        self.knowledge.overrule(state.key, options, mean, std)
+        log2_bytes, n_available = math.log2(state.message_bytes), self.costs.max_channels(family[0])
+        shown = [
+            state.default_setting if option.algorithm is None and state.default_setting is not None else option
+            for option in options
+        ]
+        places = [(log2_bytes, math.log2(one.n_channels or n_available), *cell_of(one)) for one in shown]
+        return Field(options, np.column_stack([np.array(places, dtype=np.float64), mean, std]))
+
+    def _guess(self, family: Family, nbytes: int) -> tuple[Floats, Floats]:
+        known = self._guesses.setdefault(family, {})
+        if nbytes not in known:
+            waiting = [one for one in self._sizes.get(family, {}) if one not in known and one != nbytes]
+            batch = [nbytes, *waiting[: MAX_BATCH - 1]]
+            classes = np.array([size_class(one) for one in batch], dtype=np.int64)
+            sizes = np.array(batch, dtype=np.float64)
+            means, stds = self.knowledge.guess(*family, self.costs.candidates(*family), sizes, classes, self.costs)
+            known.update(zip(batch, zip(means, stds, strict=True), strict=True))
+        return known[nbytes]
+
+    def _options_of(self, state: KeyState, offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        """Baseline and the candidates that differ from it and from one another once NCCL has clamped them."""
+        nbytes, default = int(state.message_bytes), state.default_setting
+        name = (state.family, nbytes, default)
+        kept = self._options.get(name)
+        if kept is None:
+            seen: set[tuple[int, int, int]] = set()
+            if default is not None and default.n_channels:
+                seen.add((*cell_of(default), default.n_channels))
+            found = [BASELINE]
+            for candidate in offered:
+                if candidate.algorithm is None or candidate.protocol is None:
+                    continue
+                used = channels_used(state.family[1], candidate.protocol, nbytes, candidate.n_channels)
+                effect = (*cell_of(candidate), used)
+                if effect not in seen:
+                    seen.add(effect)
+                    found.append(candidate)
+            kept = self._options[name] = tuple(found)
+        return kept if state.incumbent in kept else (*kept, state.incumbent)

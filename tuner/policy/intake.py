@@ -1,0 +1,96 @@
+"""Measurements attributed to what was asked, and turned into evidence, charges and alarms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Candidate
+from tuner.features import NO_CELL, Floats, Ints
+from tuner.policy.budget import Budget
+from tuner.policy.evidence import Calls, Evidence, group_median, grouped
+from tuner.policy.trial import KeyState
+from tuner.regime import ChangeDetector
+
+MIN_RIPE_UNITS = 4
+"""Steps of evidence before a slot's own noise may call a deviation a change."""
+LEAST_SCALE = 0.01
+
+
+class Intake:
+    """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took.
+
+    `extra_of_step` holds the microseconds that exploration added to each recent step.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        catastrophic_ratio: float,
+        on_catastrophe: Callable[[KeyState, Candidate, float], None],
+    ) -> None:
+        self._budget = budget
+        self._log_catastrophe = math.log(catastrophic_ratio)
+        self._on_catastrophe = on_catastrophe
+        self._changes = ChangeDetector()
+        self.extra_of_step: dict[int, float] = {}
+        self.n_explored = 0
+
+    def reset(self) -> None:
+        """A new regime began: deviations are counted afresh."""
+        self._changes.reset()
+
+    def shift(self, calls: Calls, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
+        """How much (log) calls deviate from what they used to take once that is beyond doubt, else None."""
+        slots, of, deviation = calls.slots, calls.of, calls.deviation
+        keys = evidence.key[slots]
+        watched = (evidence.n_units[slots] >= MIN_RIPE_UNITS) & ~is_trial[keys]
+        if not watched.all():
+            if not watched.any():
+                return None
+            here = watched[of]
+            of, deviation = of[here], deviation[here]
+        scale = np.maximum(evidence.call_sigma(slots), LEAST_SCALE)
+        fired = self._changes.update(keys[of], deviation / scale[of])
+        if not len(fired):
+            return None
+        self._changes.reset()
+        of_fired = np.isin(keys[of], fired)
+        return float(np.median(deviation[of_fired])) if of_fired.any() else 0.0
+
+    def charge(self, states: list[KeyState], slots: Ints, logs: Floats, steps: Ints, evidence: Evidence) -> None:
+        """Account for explored calls, and report at once what is catastrophically slow."""
+        self.n_explored += len(slots)
+        tried, inverse = grouped(slots, len(evidence))
+        usual = np.full(len(tried), np.nan)
+        for place, key in enumerate(evidence.key[tried].tolist()):
+            incumbent = evidence.find(key, states[key].incumbent)
+            if incumbent is not None:
+                usual[place] = evidence.log_us(incumbent)
+        known = np.isfinite(usual)[inverse]
+        inverse, logs, steps = inverse[known], logs[known], steps[known]
+        if not len(logs):
+            return
+        extra = np.exp(logs) - np.exp(usual[inverse])
+        when, of_step = np.unique(steps, return_inverse=True)
+        for step, extra_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra, 0.0)), strict=True):
+            self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(extra_us)
+        before = np.maximum(evidence.extra_us[tried], 0.0)
+        evidence.extra_us[tried] += np.bincount(inverse, extra, minlength=len(tried))
+        self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before).sum()))
+        excess = group_median(inverse, logs - usual[inverse])
+        for place in np.unique(inverse[excess > self._log_catastrophe]).tolist():
+            slot = int(tried[place])
+            state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
+            if state.trial == candidate:
+                self._on_catastrophe(state, candidate, math.exp(float(excess[inverse == place][0])))
+
+
+def algorithms_of(block: npt.NDArray[np.void]) -> list[int]:
+    """The algorithms that ran, known ones only."""
+    ran = np.zeros(NO_CELL + 1, np.bool_)
+    ran[block["algorithm"]] = True
+    return np.flatnonzero(ran[:NO_CELL]).tolist()

@@ -1,0 +1,253 @@
+"""What steps say about plans: promotions are guarded, and variants of the whole plan compete on step time."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from store.records import Candidate, StepRecord
+from tuner.guard import WATCH_STEPS, Alarm, Guard
+from tuner.policy import step_trial
+from tuner.policy.channel_caps import CapSearch
+from tuner.policy.choice import NEVER_STEP, RETRY_STEPS, Event, Policy
+from tuner.policy.evidence import Evidence
+from tuner.policy.intake import Intake
+from tuner.policy.plans import PlanBook, PlanInForce
+from tuner.policy.step_trial import StepTrials, Variant
+from tuner.policy.trial import KeyState
+
+RECENT_STEPS: Final = 120
+FIRST_STEPS: Final = 8
+"""Steps that must be known before anything is tried: without them nothing can be guarded."""
+GUARD_WAITS_STEPS: Final = 3
+"""How many steps the measurements of a step may come after its record."""
+
+
+@dataclass(eq=False)
+class Promotion:
+    """A change of incumbent, until steps have spoken about it."""
+
+    state: KeyState
+    candidate: Candidate
+    previous: Candidate
+    number: int
+    since_step: int | None = None
+    """Step from which a plan with it was in force."""
+
+
+class Oversight:
+    """Judges one job's plans by its steps.
+
+    Args:
+        policy: whose incumbents are rolled back, reinstated or replaced.
+        plans: what ran under which epoch.
+        intake: knows what exploration added to each step.
+        report: takes decisions.
+    """
+
+    def __init__(self, policy: Policy, plans: PlanBook, intake: Intake, report: Callable[[Event], None]) -> None:
+        self._policy = policy
+        self._plans = plans
+        self._intake = intake
+        self._report = report
+        self._guard = Guard()
+        self._trials = StepTrials()
+        self._cap_search: CapSearch | None = None
+        self._promotions: list[Promotion] = []
+        self._withdrawn: list[Promotion] = []
+        self._suspects: list[list[Promotion]] = []
+        """Withdrawn together; each group comes back alone, to be watched alone."""
+        self.n_promotions = 0
+        self._n_adopted = 0
+        self._waiting: deque[StepRecord] = deque()
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
+        """Epoch and duration (us) without exploration's cost, oldest first."""
+
+    @property
+    def variant(self) -> Variant | None:
+        """The variant that runs in this window."""
+        return self._trials.variant if self._trials.is_on else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Keys may begin no trials: a variant is on trial or prepared, withdrawn settings are looked into, or too
+        few steps are known to guard by.
+        """
+        looks_into = bool(self._withdrawn or self._suspects)
+        has_variant = self._trials.variant is not None or self._cap_search is not None
+        return has_variant or looks_into or len(self._recent) < FIRST_STEPS
+
+    def reset(self) -> None:
+        """The regime changed: variants may all be asked for anew, and steps of before are no yardstick."""
+        self._trials.reset()
+        self._cap_search = None
+        self._recent.clear()
+        self._guard.settled()
+        self._suspects, self._withdrawn = [], []
+
+    def promoted(self, state: KeyState, candidate: Candidate) -> None:
+        """A key's incumbent is `candidate` from the next plan on."""
+        self.n_promotions += 1
+        self._promotions.append(Promotion(state, candidate, state.previous, self.n_promotions))
+
+    def adopted(self, in_force: PlanInForce, step: int, n_keys: int, evidence: Evidence) -> None:
+        """All ranks run `in_force` from `step` on."""
+        if in_force.n_changes <= self._n_adopted:
+            return
+        self._n_adopted = in_force.n_changes
+        new = [one for one in self._promotions if one.since_step is None and one.number <= in_force.n_changes]
+        for promotion in new:
+            promotion.since_step = step
+        self._promotions = [
+            one for one in self._promotions if one.since_step is None or step - one.since_step <= 2 * WATCH_STEPS
+        ]
+        self._guard.changed(self._steps_without(new, n_keys, evidence))
+
+    def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState]) -> bool:
+        """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
+
+        True when a new plan is due at once.
+        """
+        is_urgent = False
+        self._waiting.append(step)
+        while self._waiting and (self._waiting[0].step < known_step or len(self._waiting) > GUARD_WAITS_STEPS):
+            step = self._waiting.popleft()
+            extra_us = self._intake.extra_of_step.pop(step.step, 0.0)
+            duration_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
+            self._recent.append((step.epoch, duration_us))
+            in_force = self._plans.get(step.epoch)
+            if self._trials.variant is not None and in_force is not None:
+                is_urgent |= self._judge_variant(in_force, duration_us, step.step, states)
+                continue
+            alarm = self._guard.step(duration_us)
+            if alarm is not None:
+                is_urgent |= self._roll_back(alarm, step.step)
+            recovered = self._guard.recovered()
+            if recovered is False:
+                self._suspects = []
+                self._bring_back(self._withdrawn, "reinstated: steps stayed slow without it")
+                is_urgent = True
+            elif recovered:
+                self._withdrawn = []
+            if self._suspects and not self._withdrawn and not self._guard.is_watching:
+                self._bring_back(self._suspects.pop(0), "on its own now: steps became slower when it came with others")
+                is_urgent = True
+        oldest = known_step - 2 * GUARD_WAITS_STEPS
+        for old in [known for known in self._intake.extra_of_step if known < oldest]:
+            del self._intake.extra_of_step[old]
+        return is_urgent
+
+    def consider_variants(self, states: list[KeyState], evidence: Evidence, step: int) -> None:
+        """Once the keys have settled, let variants of the whole plan compete on step time."""
+        trials = self._trials
+        if self._policy.trials:
+            self._cap_search = None
+            if trials.variant is None:
+                trials.postpone(step)
+            return
+        may_begin = self._policy.has_settled or self._cap_search is not None
+        if not may_begin or not trials.is_due(step) or self._guard.is_watching:
+            return
+        if self._policy.budget.remaining_us <= 0:
+            return
+        variant = next(trials.untried(step_trial.audits(states), step), None)
+        if variant is None and not trials.has_capped:
+            search = self._cap_search = self._cap_search or self._policy.cap_search(states)
+            if not search.is_done:
+                self._policy.advance_caps(search, states, evidence)
+            if not search.is_done:
+                return
+            self._cap_search = None
+            caps, all_fit = self._policy.fitting_caps(search)
+            variant = next(trials.untried(caps, step), None)
+            trials.has_capped = variant is None and all_fit
+        if variant is None:
+            trials.postpone(step, RETRY_STEPS)
+        else:
+            trials.begin(variant, step)
+
+    # ---- inside ---------------------------------------------------------------------------------------
+
+    def _steps_without(self, promoted: list[Promotion], n_keys: int, evidence: Evidence) -> list[float]:
+        """Recent step durations (us) of plans that ran none of `promoted`."""
+        keys = np.array([one.state.index for one in promoted], dtype=np.int64)
+        slots = np.array([evidence.slot(one.state.index, one.candidate) for one in promoted], dtype=np.int64)
+        told_apart: dict[int, bool] = {}
+        found = []
+        for epoch, duration_us in self._recent:
+            if epoch not in told_apart:
+                is_known = self._plans.get(epoch) is not None
+                told_apart[epoch] = is_known and not (self._plans.slots(epoch, n_keys, evidence)[keys] == slots).any()
+            if told_apart[epoch]:
+                found.append(duration_us)
+        return found
+
+    def _judge_variant(self, in_force: PlanInForce, duration_us: float, step: int, states: list[KeyState]) -> bool:
+        trials = self._trials
+        if in_force.is_trial.any() or in_force.variant not in (None, trials.variant):
+            return False
+        extra_us, outcome = trials.step(duration_us, is_on=in_force.variant is not None)
+        self._policy.budget.spend(extra_us)
+        if outcome is None:
+            return False
+        trials.end(step)
+        if outcome.is_better:
+            self._adopt_variant(outcome, states)
+        return True
+
+    def _adopt_variant(self, outcome: step_trial.Outcome, states: list[KeyState]) -> None:
+        """Steps were faster with the variant: its settings become the incumbents."""
+        saved = 100.0 * (1.0 - math.exp(-outcome.gain))
+        reason = f"steps are {saved:.1f} % faster with {outcome.variant.name}"
+        for index, candidate in outcome.variant.changes.items():
+            state = states[index]
+            kind = "rollback" if candidate.is_baseline else "promote"
+            state.banned[state.incumbent] = reason
+            if outcome.variant.max_channels is not None:
+                state.max_channels = outcome.variant.max_channels
+            self._policy.set_incumbent(state, candidate, kind, reason)
+            # It was judged by more than its own duration; only a new regime reopens the question.
+            state.quiet_until = NEVER_STEP
+            self._report(Event(state, candidate, kind, reason))
+
+    def _roll_back(self, alarm: Alarm, step: int) -> bool:
+        """Withdraw what was adopted when steps became slower; nothing, when nothing was."""
+        onset = step - alarm.n_steps - GUARD_WAITS_STEPS
+        guilty = [one for one in self._promotions if one.since_step is not None and one.since_step >= onset]
+        guilty = [one for one in guilty if one.state.incumbent == one.candidate]
+        if not guilty:
+            self._guard.settled()
+            return False
+        self._guard.rolled_back()
+        groups: dict[tuple[object, ...], list[Promotion]] = {}
+        for promotion in guilty:
+            groups.setdefault((promotion.state.key.collective, promotion.state.key.phase), []).append(promotion)
+        self._suspects += groups.values() if len(groups) > 1 else ()
+        reason = f"steps became {alarm.percent:.1f} % slower with it"
+        for promotion in reversed(guilty):
+            state = promotion.state
+            words = f"{promotion.candidate}: {reason}"
+            self._policy.end_trial(state)
+            self._policy.set_incumbent(state, promotion.previous, "rollback", words)
+            state.banned[promotion.candidate] = reason
+            self._report(Event(state, promotion.previous, "rollback", words))
+        self._promotions = [one for one in self._promotions if one not in guilty]
+        self._withdrawn = guilty
+        return True
+
+    def _bring_back(self, promotions: list[Promotion], reason: str) -> None:
+        """Withdrawn settings become incumbents again, unless their keys have moved on."""
+        for promotion in promotions:
+            state = promotion.state
+            state.banned.pop(promotion.candidate, None)
+            if state.incumbent == promotion.previous:
+                self._policy.end_trial(state)
+                self._policy.set_incumbent(state, promotion.candidate, "promote", reason)
+                self.promoted(state, promotion.candidate)
+                self._report(Event(state, promotion.candidate, "promote", reason))
+        self._withdrawn = []
