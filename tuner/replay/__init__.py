@@ -24,7 +24,7 @@ from tuner.replay.policies import POLICIES, Context, named
 from tuner.replay.render import render
 from tuner.replay.result import ReplayResult
 from tuner.replay.schedule import StepModel
-from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal, step_estimates, step_facts
+from tuner.replay.steps import ShapeFacts, StepEstimate, StepFacts, StepRefusal, step_estimates, step_facts
 from tuner.replay.table import Array, CollectiveTable, Shape
 
 __all__ = [
@@ -89,7 +89,8 @@ def replay_table(
     duration_us = np.nan_to_num(table.duration_us.astype(np.float64))
     logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
-    facts, model = step_facts(table)
+    fabric = _fabric(table)
+    facts, model = step_facts(table, None if fabric is None else fabric.sms_slowdown)
     total_us = float(logged_us.sum())
     estimates, refusals = _steps(facts, model, table, shapes, shape_index, totals, verdicts, total_us)
     return ReplayResult(
@@ -129,13 +130,16 @@ def _steps(
         total.policy: dict(zip(shapes, verdicts[at * n_shapes : (at + 1) * n_shapes], strict=True))
         for at, total in enumerate(totals)
     }
-    medians: dict[Shape, float] = {}
+    facts_of: dict[Shape, ShapeFacts] = {}
     if model is not None:
         numbers = {shape: at for at, shape in enumerate(shapes)}
         timed = np.isfinite(table.duration_us)
         for shape in {call.shape for call in model.program.calls}:
-            medians[shape] = float(np.median(table.duration_us[timed & (shape_index == numbers[shape])]))
-    return step_estimates(facts, model, totals, by_policy, medians, total_us)
+            mine = timed & (shape_index == numbers[shape])
+            own = mine & table.is_default
+            n_channels = table.rows["n_channels"][own if own.any() else mine]
+            facts_of[shape] = ShapeFacts(float(np.median(table.duration_us[mine])), int(np.median(n_channels)))
+    return step_estimates(facts, model, totals, by_policy, facts_of, total_us)
 
 
 def _plan_rows(path: Path) -> list[PlanRow]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from store.records import BASELINE
+from agent.nccl import cost_model
+from store.records import BASELINE, Candidate
 from tuner.replay.evidence import NORMAL_95, Estimate, Grade
 from tuner.replay.policies import Context, Policy
 from tuner.replay.table import Shape
@@ -32,6 +33,8 @@ class ShapeVerdict(msgspec.Struct, frozen=True):
     high_us: float | None
     evidence: str
     n_samples: int
+    n_channels: int
+    """Channels that the setting would run on; 0 = NCCL's own count."""
 
 
 class PolicyTotal(msgspec.Struct, frozen=True):
@@ -99,7 +102,7 @@ def judge(
             candidate = policy(context, shape)
             baseline = context.evidence.estimate(shape, BASELINE)
             cost = baseline if candidate.is_baseline else context.evidence.estimate(shape, candidate)
-            verdicts.append(_verdict(name, shape, counts[at], str(candidate), cost, baseline))
+            verdicts.append(_verdict(name, shape, counts[at], candidate, cost, baseline))
             if cost is None or baseline is None:
                 n_refused += counts[at]
                 refused_weight += float(weights[at])
@@ -113,7 +116,7 @@ def judge(
 
 
 def _verdict(
-    policy: str, shape: Shape, count: int, setting: str, cost: Estimate | None, baseline: Estimate | None
+    policy: str, shape: Shape, count: int, candidate: Candidate, cost: Estimate | None, baseline: Estimate | None
 ) -> ShapeVerdict:
     return ShapeVerdict(
         policy=policy,
@@ -123,14 +126,21 @@ def _verdict(
         n_ranks=shape.n_ranks,
         n_nodes=shape.n_nodes,
         n_collectives=count,
-        setting=setting,
+        setting=str(candidate),
         baseline_us=None if baseline is None else baseline.cost_us,
         cost_us=None if cost is None else cost.cost_us,
         low_us=None if cost is None else cost.low_us,
         high_us=None if cost is None else cost.high_us,
         evidence="none" if cost is None else cost.grade.name,
         n_samples=0 if cost is None else cost.n_samples,
+        n_channels=_channels(shape, candidate),
     )
+
+
+def _channels(shape: Shape, candidate: Candidate) -> int:
+    if not candidate.n_channels or candidate.protocol is None:
+        return candidate.n_channels
+    return cost_model.channels_used(shape.collective, candidate.protocol, shape.message_bytes, candidate.n_channels)
 
 
 def _total(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.records import Collective, Phase
-from tuner.replay.program import Call, Op, OpKind, Program, run
+from tuner.replay.program import Call, Op, OpKind, Program, Slowdown, run, undisturbed
 from tuner.replay.table import CollectiveTable, Shape
 
 Floats = NDArray[np.float64]
@@ -34,6 +34,9 @@ MAX_SIMULATED_CALLS: Final = 1500
 QUEUED_US: Final = 2.0
 """A start this soon after its predecessor's end is no computation but a queue (or a launch)."""
 MAX_CLOCK_ERROR: Final = 0.1
+MIN_BETTER: Final = 0.1
+MIN_BETTER_SHARE: Final = 0.002
+"""An unusual rule must fit better by so much, of the misfit and of the step: noise prefers none."""
 _WINDOW_STEPS: Final = 32
 
 
@@ -80,8 +83,11 @@ class _Steps:
         return self.starts_us + self.durations_us
 
 
-def infer(table: CollectiveTable) -> StepModel | str:
-    """The step's program, or the reason why the trace does not tell one."""
+def infer(table: CollectiveTable, slowdown: Slowdown | None = None) -> StepModel | str:
+    """The step's program, or the reason why the trace does not tell one.
+
+    `slowdown` says what collectives' channels cost the computation beside them, where that is known.
+    """
     steps = _usual_steps(table)
     if isinstance(steps, str):
         return steps
@@ -100,10 +106,12 @@ def infer(table: CollectiveTable) -> StepModel | str:
                     continue
                 candidate = _fitted(steps, tried)
                 misfit = _misfit(steps, candidate)
-                if misfit < best * 0.98 - 1e-6:
+                if misfit < best * (1 - MIN_BETTER) - MIN_BETTER_SHARE:
                     rules, program, best, changed = tried, candidate, misfit, True
         if not changed:
             break
+    if slowdown is not None:
+        program = undisturbed(program, slowdown)
     return StepModel(
         program=program,
         rules=rules,
@@ -181,6 +189,7 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
             ),
             streams[int(row["comm_id"])],
             float(np.median(durations_us[:, index])),
+            int(np.median(rows["n_channels"][pieces[:, index]])),
         )
         for index, row in enumerate(example)
     )
@@ -295,7 +304,7 @@ def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
         if segment.after_us:
             ops.append(Op(OpKind.compute, us=segment.after_us))
     calls = tuple(
-        Call(call.shape, call.stream, call.logged_us, 0.0 if idle > QUEUED_US else launch)
+        replace(call, launch_us=0.0 if idle > QUEUED_US else launch)
         for call, idle, launch in zip(steps.calls, idle_us.tolist(), launch_us.tolist(), strict=True)
     )
     return Program(calls, tuple(ops))

@@ -8,13 +8,13 @@ answer is first order: the exposed share of communication is taken to stay what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from tuner.replay.engine import PolicyTotal, ShapeVerdict
-from tuner.replay.program import StepTime, steady_step
+from tuner.replay.program import Program, Slowdown, StepTime, steady_step
 from tuner.replay.schedule import StepModel, infer
 from tuner.replay.table import CollectiveTable, Shape
 
@@ -68,9 +68,9 @@ class StepFacts(msgspec.Struct, frozen=True):
         return min(self.exposed_us / self.communication_us, 1.0) if self.communication_us > 0 else 0.0
 
 
-def step_facts(table: CollectiveTable) -> tuple[StepFacts | None, StepModel | None]:
+def step_facts(table: CollectiveTable, slowdown: Slowdown | None = None) -> tuple[StepFacts | None, StepModel | None]:
     """What the trace tells of its steps; (None, None) when it lacks steps, exposure or durations."""
-    model = infer(table)
+    model = infer(table, slowdown)
     reason = model if isinstance(model, str) else ""
     if isinstance(model, StepModel) and model.error_percent > MAX_MODEL_ERROR_PERCENT:
         reason = f"no rule of waiting gives the logged steps better than to {model.error_percent:.0f} %"
@@ -114,89 +114,92 @@ def _first_order_facts(table: CollectiveTable, reason: str) -> StepFacts | None:
     )
 
 
+class ShapeFacts(NamedTuple):
+    """What the trace shows of one shape: medians over all settings, and over NCCL's own."""
+
+    logged_us: float
+    default_channels: int
+
+
 def step_estimates(
     facts: StepFacts,
     model: StepModel | None,
     totals: Sequence[PolicyTotal],
     verdicts: Mapping[str, Mapping[Shape, ShapeVerdict]],
-    logged_us: Mapping[Shape, float],
+    shapes: Mapping[Shape, ShapeFacts],
     total_logged_us: float,
 ) -> tuple[list[StepEstimate], list[StepRefusal]]:
-    """Step time under each policy that could be judged; `logged_us` is the median duration by shape."""
-    if model is not None:
-        return _by_program(facts, model, totals, verdicts, logged_us)
-    return _first_order(facts, totals, total_logged_us)
+    """Step time under each policy that could be judged."""
+    if model is None:
+        return _first_order(facts, totals, total_logged_us)
+    estimates: list[StepEstimate] = []
+    refusals: list[StepRefusal] = []
+    for total in totals:
+        judged = verdicts[total.policy]
+        silent_us = sum(
+            call.logged_us
+            for call in model.program.calls
+            if judged[call.shape].cost_us is None or judged[call.shape].baseline_us is None
+        )
+        if silent_us > 0:
+            refusals.append(StepRefusal(total.policy, 100 * silent_us / model.program.communication_us))
+        else:
+            estimates.append(_by_program(facts, model.program, total, judged, shapes))
+    return estimates, refusals
 
 
 def _by_program(
     facts: StepFacts,
-    model: StepModel,
-    totals: Sequence[PolicyTotal],
-    verdicts: Mapping[str, Mapping[Shape, ShapeVerdict]],
-    logged_us: Mapping[Shape, float],
-) -> tuple[list[StepEstimate], list[StepRefusal]]:
-    calls = model.program.calls
-    # The program's own small error cancels: it is asked for changes only.
-    logged = steady_step(model.program)
-    offset_us, offset_exposed_us = facts.step_us - logged.step_us, facts.exposed_us - logged.exposed_us
-    base_us = [
-        call.logged_us * (one.baseline_us / logged_us[call.shape]) if one.baseline_us is not None else None
-        for call in calls
-        for one in [next(iter(verdicts.values()))[call.shape]]
-    ]
-    estimates, refusals = [], []
-    for total in totals:
-        judged = verdicts[total.policy]
-        durations: list[float] = []
-        silent_us = 0.0
-        for call in calls:
+    program: Program,
+    total: PolicyTotal,
+    judged: Mapping[Shape, ShapeVerdict],
+    shapes: Mapping[Shape, ShapeFacts],
+) -> StepEstimate:
+    calls = program.calls
+    differs = [judged[call.shape].setting != "baseline" for call in calls]
+    default_channels = [shapes[call.shape].default_channels for call in calls]
+    channels = [judged[call.shape].n_channels or default for call, default in zip(calls, default_channels, strict=True)]
+
+    def durations(of_baseline: bool = False, all_by: float = 1.0, changed_by: float = 1.0) -> list[float]:
+        """Each collective's logged duration times what its shape's cost is to its shape's logged median."""
+        found = []
+        for call, is_changed in zip(calls, differs, strict=True):
             one = judged[call.shape]
-            if one.cost_us is None or one.baseline_us is None:
-                silent_us += call.logged_us
-                continue
-            durations.append(call.logged_us * one.cost_us / logged_us[call.shape])
-        if silent_us > 0:
-            refusals.append(StepRefusal(total.policy, 100 * silent_us / model.program.communication_us))
-            continue
-        base = [us for us in base_us if us is not None]
-        relative = (total.high_us - total.low_us) / 2 / total.cost_us if total.cost_us > 0 else 0.0
-        step, low, high = (_steady(model, durations, 1 + sign * relative) for sign in (0, -1, 1))
-        baseline_us = _steady(model, base, 1.0).step_us + offset_us
-        # The change's interval moves those collectives alone whose setting differs from the baseline.
-        differs = [judged[call.shape].setting != "baseline" for call in calls]
-        doubt_us = total.baseline_us * (total.gain_high_percent - total.gain_low_percent) / 200
-        changed_us = sum(
-            (one.cost_us or 0.0) * one.n_collectives for one in judged.values() if one.setting != "baseline"
-        )
-        doubt = doubt_us / changed_us if changed_us > 0 else 0.0
-        ends_us = [
-            steady_step(
-                model.program,
-                [us * (1 + sign * doubt) if is_other else us for us, is_other in zip(durations, differs, strict=True)],
-            ).step_us
-            for sign in (-1, 1)
-        ]
-        model_error_us = facts.step_us * max(facts.model_error_percent, LEAST_MODEL_ERROR_PERCENT) / 100
-        change_error_us = model_error_us if any(differs) else 0.0
-        step_us = step.step_us + offset_us
-        estimates.append(
-            StepEstimate(
-                policy=total.policy,
-                step_us=step_us,
-                low_us=low.step_us + offset_us - model_error_us,
-                high_us=high.step_us + offset_us + model_error_us,
-                exposed_us=max(step.exposed_us + offset_exposed_us, 0.0),
-                communication_us=sum(durations),
-                change_percent=100 * (step_us / baseline_us - 1),
-                change_low_percent=100 * ((ends_us[0] + offset_us - change_error_us) / baseline_us - 1),
-                change_high_percent=100 * ((ends_us[1] + offset_us + change_error_us) / baseline_us - 1),
-            )
-        )
-    return estimates, refusals
+            cost_us = (one.baseline_us if of_baseline else one.cost_us) or 0.0
+            factor = all_by * (changed_by if is_changed else 1.0)
+            found.append(call.logged_us * cost_us / shapes[call.shape].logged_us * factor)
+        return found
 
+    def step(all_by: float = 1.0, changed_by: float = 1.0) -> StepTime:
+        return steady_step(program, durations(all_by=all_by, changed_by=changed_by), channels)
 
-def _steady(model: StepModel, durations_us: Sequence[float], factor: float) -> StepTime:
-    return steady_step(model.program, [us * factor for us in durations_us])
+    # The program's own small error cancels: it is asked for changes only.
+    logged = steady_step(program)
+    offset_us = facts.step_us - logged.step_us
+    baseline_us = steady_step(program, durations(of_baseline=True), default_channels).step_us + offset_us
+    found = step()
+    spread = (total.high_us - total.low_us) / 2 / total.cost_us if total.cost_us > 0 else 0.0
+    # The change's interval moves those collectives alone whose setting is not the baseline's.
+    changed_us = sum((one.cost_us or 0.0) * one.n_collectives for one in judged.values() if one.setting != "baseline")
+    doubt_us = total.baseline_us * (total.gain_high_percent - total.gain_low_percent) / 200
+    doubt = doubt_us / changed_us if changed_us > 0 else 0.0
+    error_us = facts.step_us * max(facts.model_error_percent, LEAST_MODEL_ERROR_PERCENT) / 100
+    change_error_us = error_us if any(differs) else 0.0
+
+    def change_percent(step_us: float) -> float:
+        return 100 * ((step_us + offset_us) / baseline_us - 1)
+
+    return StepEstimate(
+        policy=total.policy,
+        step_us=found.step_us + offset_us,
+        low_us=step(all_by=1 - spread).step_us + offset_us - error_us,
+        high_us=step(all_by=1 + spread).step_us + offset_us + error_us,
+        exposed_us=max(found.exposed_us + facts.exposed_us - logged.exposed_us, 0.0),
+        communication_us=sum(durations()),
+        change_percent=change_percent(found.step_us),
+        change_low_percent=change_percent(step(changed_by=1 - doubt).step_us - change_error_us),
+        change_high_percent=change_percent(step(changed_by=1 + doubt).step_us + change_error_us),
+    )
 
 
 def _first_order(

@@ -1,0 +1,72 @@
+"""The training scripts of `replay_speed.py`'s check: `python replay_worker.py KIND N_RANKS N_STEPS`.
+
+KIND is ddp, fsdp2, zero1, zero2 or zero3. Started without RANK, it starts its ranks; torchrun would import torch
+once more than that. Ends each rank with `os._exit` after the agent has said goodbye: nothing to tear down.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def start_ranks(n_ranks: int) -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {
+        **os.environ, "WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen([sys.executable, *sys.argv], env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(n_ranks)
+    ]
+    return max(rank.wait() for rank in ranks)
+
+
+def train(kind: str, n_steps: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from zero_runtime.examples.gpt import GPT, GPTShape
+
+    torch.set_num_threads(1)
+    dist.init_process_group()
+    torch.manual_seed(0)
+    model: nn.Module = GPT(GPTShape(n_layers=4, width=192, n_context=64))
+    clip = None
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    elif kind == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    else:
+        import zero_runtime
+
+        engine = zero_runtime.shard(model, stage=int(kind[-1]))
+        optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
+        clip = engine.clip_grad_norm_
+    rows = torch.randint(256, (4, 65))
+    for _ in range(n_steps):
+        model(rows[:, :-1], rows[:, 1:]).backward()
+        if clip is not None:
+            clip(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if "RANK" not in os.environ:
+        sys.exit(start_ranks(int(sys.argv[2])))
+    train(sys.argv[1], int(sys.argv[3]))
