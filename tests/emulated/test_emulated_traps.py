@@ -319,14 +319,22 @@ def _complete(calls) -> None:
 
 
 def _between(ranks, graphs):
-    """Both ranks decide an eager call; the events of a replay come before the call's own."""
-    runs = [grouping._runs(each, [deferred(GATHER, MIB, SUM, each.rank)])[0] for each in ranks]
-    calls = [each.issue(run) for each, run in zip(ranks, runs, strict=True)]
-    replayed = _issued(graphs)
-    for call in calls:
-        call.communicator.events.enqueued([call])
-    _complete(replayed)
+    """Each rank decides a group of two; a replay's events come between its decisions."""
+    calls = []
+    for each, graph in zip(ranks, graphs, strict=True):
+        small, large = (
+            each.issue(run) for run in _interleaved(each, [MIB, 8 * MIB], lambda graph=graph: _issued([graph]))
+        )
+        each.events.enqueued([small, large])
+        calls.append(small)
+    _complete([each._pending[-1] for each in ranks])
     return calls
+
+
+def _interleaved(rank, sizes, between):
+    for n_bytes in sizes:
+        yield grouping._runs(rank, [deferred(GATHER, n_bytes, SUM, rank.rank)])[0]
+        between()
 
 
 def test_a_graph_captured_unobserved_is_never_timed_one_captured_in_a_window_always(pair: Pair) -> None:
