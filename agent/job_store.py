@@ -6,7 +6,6 @@ uses it (new process groups, elastic agents), so the agent opens another one.
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -17,15 +16,16 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def open_job_store() -> dist.Store:
-    """A connection to the default process group's store, below a prefix of this job's attempt.
+    """A connection to the default process group's store, below a prefix of ours.
+
+    What an earlier start of the job left there is still there, see `agent.agreement.muster`.
 
     Raises:
         RuntimeError: no default process group, or a store that cannot be opened twice.
     """
     from torch.distributed.distributed_c10d import _get_default_store
 
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"{PREFIX}/{attempt}", _second_connection(_get_default_store()))
+    return dist.PrefixStore(PREFIX, _second_connection(_get_default_store()))
 
 
 def _second_connection(store: Any) -> Any:

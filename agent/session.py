@@ -152,8 +152,6 @@ class Session:
             logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
         # For the channel's thread alone: the agreement's thread blocks on a connection of its own.
         self._store = open_job_store()
-        is_first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
-        self._leader = LeaderAddress(self._store, rank, is_first_of_node=is_first_of_node)
         logs_trace = self._settings.trace_dir is not None
         plugin.set_recording(rank == 0 or logs_trace)
         plugin.set_observing(logs_trace)
@@ -239,13 +237,15 @@ class Session:
         """Rank 0's job id, so that ranks launched on several nodes name the job alike; never waits for it."""
         if self._drain is not None:
             return True
-        store = self._store
-        if store is None:
+        incarnation = self._agreement.incarnation if self._agreement is not None else None
+        if incarnation is None:
             return False
+        # Below its number: the job's last start has left a name there too.
+        store = dist.PrefixStore(str(incarnation), self._store)
         try:
             if self._rank == 0:
-                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-                self._job_id = self._settings.job_id + (f".{attempt}" if attempt != "0" else "")
+                n_restarts = max(incarnation - 1, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+                self._job_id = self._settings.job_id + (f".{n_restarts}" if n_restarts else "")
                 store.set(JOB_ID_KEY, self._job_id)
             elif store.check([JOB_ID_KEY]):
                 self._job_id = bytes(store.get(JOB_ID_KEY)).decode()
@@ -254,6 +254,8 @@ class Session:
         except RuntimeError as error:
             logger.debug("the job's store is gone, so is the job: %s", error)
             return False
+        is_first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
+        self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node)
         return True
 
     def _on_message(self, message: wire.DaemonMessage) -> None:

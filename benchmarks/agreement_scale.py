@@ -42,7 +42,8 @@ from store.records import (
     size_class_range,
 )
 
-PREFIX = "zerotune/0"
+PREFIX = "zerotune"
+INCARNATION = 1
 N_ROWS = 100
 TIMEOUT = timedelta(seconds=120)
 RANKS_PER_NODE = 8
@@ -55,7 +56,7 @@ HANDSHAKE = struct.pack("<BI", 0, 0x3C85F7CE)
 
 
 def text(key: str) -> bytes:
-    data = f"/{PREFIX}/{key}".encode()
+    data = f"/{PREFIX}/{INCARNATION}/{key}".encode()
     return struct.pack("<Q", len(data)) + data
 
 
@@ -230,13 +231,12 @@ def train(port: int, rank: int, world_size: int, step_s: float, pacing: Pacing, 
 
 def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
     """Take the stubs through the muster and the lockstep check, which happen once per job."""
-    store = client(port)
+    store = dist.PrefixStore(str(INCARNATION), client(port))
     for rank in range(2, 2 + n_stubs):
         store.set(muster.promise_key(rank), "2")
     store.add(CONFIRMED_KEY, n_stubs)
     store.add(muster.member_key(fingerprint), n_stubs)
-    if store.add(muster.ALL_KEY, n_stubs) == 2 + n_stubs:
-        store.set(muster.VERDICT_KEY, muster.ALIKE)
+    store.add(muster.all_key(2 + n_stubs), n_stubs)
 
 
 def measure(

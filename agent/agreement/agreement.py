@@ -45,7 +45,7 @@ class Agreement:
     """One rank's part in adopting plans together.
 
     Args:
-        store: a connection of our own to the job's store, prefixed by job and attempt.
+        store: a connection of our own to the job's store, below a prefix of ours.
         rank, world_size: of the default process group.
         plan_table: where plans are staged and flipped.
         calls_on_world: collectives enqueued so far on communicators of all ranks; called once per turn.
@@ -83,6 +83,8 @@ class Agreement:
         self._failure: RankDisagreement | None = None
         self.state = "mustering"
         """`mustering`, `agreeing`, `frozen` (the plan stays), `off` (never started) or `lost` (no store)."""
+        self.incarnation: int | None = None
+        """Which start of the job on this store, from 1; None until this rank knows."""
         self.n_turns = 0
         self.n_waits = 0
         """Turns at which the training thread had to wait for the word."""
@@ -199,8 +201,13 @@ class Agreement:
                 logger.warning("zerotune: agreement lost the job's store: %s", error)
 
     def _muster(self) -> bool:
-        exchange = self._exchange
-        if not muster.compare(exchange, self._world_size, self.fingerprint):
+        exchange, world_size = self._exchange, self._world_size
+        if self._leader is not None:
+            self.incarnation = muster.found_incarnation(exchange)
+            is_alike = muster.compare(exchange, world_size, self.fingerprint)
+        else:
+            self.incarnation, is_alike = muster.join(exchange, world_size, self.fingerprint)
+        if not is_alike:
             self.state = "off"
             if self._rank == 0:
                 logger.warning("zerotune: tuning stays off: ranks differ in versions; rank 0 has %s", self.fingerprint)
@@ -211,7 +218,7 @@ class Agreement:
         leader = self._leader
         if leader is not None:
             muster.write_first_turn(
-                exchange, self._world_size, lambda promises: encode_turn(leader.first_turn(promises))
+                exchange, world_size, lambda promises: encode_turn(leader.first_turn(promises))
             )
         return True
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -30,25 +31,29 @@ class Exchange:
     def __init__(self, store: dist.Store) -> None:
         self._store: Any = store
         self._closing = threading.Event()
+        self._folder = ""
         self.n_requests = 0
+
+    def enter(self, folder: str) -> None:
+        """Keys lie below `folder` from now on; "" is the top."""
+        self._folder = f"{folder}/" if folder else ""
 
     def close(self) -> None:
         """Make a blocking read give up at the end of its time slice."""
         self._closing.set()
 
-    def poll(self, key: str) -> bytes:
-        """The value of `key`, asked for now and then: for what may take minutes or never come.
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Ask now and then: for what may take minutes or never come.
 
         Raises:
             Closed: `close` was called.
             RuntimeError: the store is gone.
         """
         delay_s = FIRST_POLL_S
-        while not self.has(key):
+        while not is_so():
             if self._closing.wait(delay_s):
                 raise Closed
             delay_s = min(1.5 * delay_s, LONGEST_POLL_S)
-        return self.get(key)
 
     def get(self, key: str) -> bytes:
         """The value of `key`, waiting in the store for what is on its way.
@@ -63,7 +68,7 @@ class Exchange:
             try:
                 self._store.set_timeout(timedelta(seconds=slice_s))
                 self.n_requests += 2  # c10d asks twice: wait for the key, then its value
-                return bytes(self._store.get(key))
+                return bytes(self._store.get(self._folder + key))
             except dist.DistStoreError:
                 # Nothing wrong, only slow; c10d logs a line each time.
                 slice_s = min(2 * slice_s, LONGEST_SLICE_S)
@@ -77,27 +82,27 @@ class Exchange:
         """Write `value`; repeated over a fresh connection if this one broke, which changes nothing."""
         self.n_requests += 1
         try:
-            self._store.set(key, value)
+            self._store.set(self._folder + key, value)
         except RuntimeError:
             if not self._reconnect():
                 raise
-            self._store.set(key, value)
+            self._store.set(self._folder + key, value)
 
     def add(self, key: str, amount: int = 1) -> int:
         """Add to a counter; never repeated, since the first attempt may have counted."""
         self.n_requests += 1
-        return int(self._store.add(key, amount))
+        return int(self._store.add(self._folder + key, amount))
 
-    def has(self, key: str) -> bool:
-        """Whether `key` has a value."""
+    def has(self, key: str, *, everywhere: bool = False) -> bool:
+        """Whether `key` has a value; `everywhere`: as seen from the top."""
         self.n_requests += 1
-        return bool(self._store.check([key]))
+        return bool(self._store.check([key if everywhere else self._folder + key]))
 
     def delete(self, key: str) -> None:
         """Remove `key`; a store that cannot is left as it is."""
         self.n_requests += 1
         try:
-            self._store.delete_key(key)
+            self._store.delete_key(self._folder + key)
         except RuntimeError as error:
             logger.debug("key %s stays in the store: %s", key, error)
 

@@ -85,14 +85,14 @@ def test_two_jobs_on_one_store_keep_apart(port: int) -> None:
 
 
 def test_killed_job_restarts_from_nothing(port: int) -> None:
-    killed = start(port, 2, n_steps=10**9, prefix="zerotune/job/0")
+    killed = start(port, 2, n_steps=10**9)
     # Let it come far enough to leave turns and counters behind.
-    connect(port, "zerotune/job/0").get("lockstep/all")
+    connect(port).get("1/lockstep/all")
     for process, _ in killed:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-    logs = finish(start(port, 2, n_steps=150, prefix="zerotune/job/1"))
+    logs = finish(start(port, 2, n_steps=150))
     assert logs[0] == logs[1]
     assert logs[0][0][0] == 0
     assert len(set(logs[0][0])) > 10

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from job_stubs import StubPlugin
 
-from agent.agreement import Agreement, Pacing, pacing_for
+from agent.agreement import Agreement, Pacing, muster, pacing_for
 from agent.agreement.exchange import Closed, Exchange
 from agent.agreement.protocol import Turn, decode_turn, encode_turn
 from agent.plan_table import PlanTable
@@ -24,8 +24,15 @@ EVERY = Pacing(base=1, limit=1)
 class Job:
     """`n_ranks` agreements over one in-process store."""
 
-    def __init__(self, n_ranks: int, *, refuses: dict[int, frozenset[int]] | None = None, **options: Any) -> None:
-        self.store = dist.HashStore()
+    def __init__(
+        self,
+        n_ranks: int,
+        *,
+        refuses: dict[int, frozenset[int]] | None = None,
+        store: dist.Store | None = None,
+        **options: Any,
+    ) -> None:
+        self.store = store or dist.HashStore()
         self.plugins = [StubPlugin((refuses or {}).get(rank, frozenset())) for rank in range(n_ranks)]
         self.calls = [0] * n_ranks
         self._pool = ThreadPoolExecutor(n_ranks)
@@ -151,6 +158,40 @@ def test_a_missing_rank_is_never_waited_for() -> None:
     assert [alone.boundary() for _ in range(1000)] == [0] * 1000
     assert (alone.state, alone.n_waits) == ("mustering", 0)
     alone.close()
+
+
+@pytest.mark.parametrize(("n_before", "n_came", "n_after"), [(2, 2, 2), (2, 1, 2), (4, 3, 3), (2, 2, 3), (3, 3, 2)])
+def test_a_restarted_job_takes_nothing_from_what_the_store_still_holds(
+    job: Any, n_before: int, n_came: int, n_after: int
+) -> None:
+    """`n_came` of `n_before` ranks had mustered before; the new rank 0 comes last."""
+    store = dist.HashStore()
+    if n_came == n_before:
+        first = job(n_before, store=store)
+        first.until_agreeing()
+        first.ranks[0].offer(Plan(7))
+        assert [first.step() for _ in range(3)][-1] == [7] * n_before
+        for rank in first.ranks:
+            rank.close()
+    else:
+        for number in range(n_came):
+            dead = Agreement(store, number, n_before, PlanTable(StubPlugin()), lambda: 0)
+            while store.add(f"1/{muster.all_key(n_before)}", 0) <= number:
+                time.sleep(0.001)
+            dead.close()
+    early = [Agreement(store, r, n_after, PlanTable(StubPlugin()), lambda: 0) for r in range(1, n_after)]
+    for rank in early:
+        assert [rank.boundary() for _ in range(500)] == [0] * 500
+    time.sleep(0.05)
+    assert {(rank.state, rank.n_waits, rank.incarnation) for rank in early} == {("mustering", 0, None)}
+    late = Agreement(store, 0, n_after, PlanTable(StubPlugin()), lambda: 0, pacing=EVERY)
+    deadline = time.monotonic() + 20
+    while any(rank.state == "mustering" for rank in [late, *early]):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert {(rank.state, rank.incarnation) for rank in [late, *early]} == {("agreeing", 2)}
+    for rank in [late, *early]:
+        rank.close()
 
 
 def test_silence_of_rank_0_ends_in_the_plan_in_force(job: Any) -> None:
