@@ -137,6 +137,10 @@ def _command_problems(request: LaunchRequest) -> list[Problem]:
         ]
     program = request.command[0]
     if shutil.which(program, path=request.environment.get("PATH")) is None:
+        # As the shell does: a word with a slash is a path, all others are looked up in PATH.
+        if os.sep in program and Path(program).is_file():
+            remedy = f"run `chmod +x {program}`, or put its interpreter before it"
+            return [Problem(f"command {program!r} is not executable", remedy, True)]
         return [Problem(f"command {program!r} is not found", "check its spelling and PATH", True)]
     return [
         Problem(f"script {argument} does not exist", "check the path", True)

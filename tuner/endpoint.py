@@ -25,11 +25,9 @@ from zmq.auth.thread import ThreadAuthenticator
 from agent.keys import load_key_pair
 from store.errors import UserError
 from store.lockfile import LockFile, LockHeld
-from store.paths import runtime_dir
+from store.paths import ENDPOINT_REMEDY, check_endpoint, runtime_dir
 
-MAX_IPC_PATH_BYTES: Final = 107
-"""Longest path of a Unix domain socket on Linux."""
-_REMEDY: Final = "give another with --endpoint or ZEROTUNE_ENDPOINT"
+_REMEDY: Final = ENDPOINT_REMEDY
 
 
 class BoundEndpoint:
@@ -43,14 +41,13 @@ class BoundEndpoint:
         self._lock: LockFile | None = None
         self._socket_path: Path | None = None
         self._authenticator: ThreadAuthenticator | None = None
+        check_endpoint(endpoint)
         scheme, _, place = endpoint.partition("://")
-        if scheme == "ipc" and place:
+        if scheme == "ipc":
             self._socket_path = Path(place)
             self._lock = _lock(self._socket_path)
-        elif scheme == "tcp" and place:
-            self._authenticator = _serve_curve(socket, endpoint, curve_dir)
         else:
-            raise UserError(f"endpoint {endpoint!r} is neither ipc:// nor tcp://", _REMEDY)
+            self._authenticator = _serve_curve(socket, endpoint, curve_dir)
         try:
             # The socket file is created without rights for others; a stale one is replaced.
             umask = os.umask(0o177)
@@ -101,8 +98,6 @@ def make_keys(folder: Path) -> None:
 
 
 def _lock(path: Path) -> LockFile:
-    if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
-        raise UserError(f"socket path {path} is longer than {MAX_IPC_PATH_BYTES} bytes", _REMEDY)
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

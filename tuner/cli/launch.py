@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from store.errors import UserError
 from tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, store_path
 
 
@@ -35,6 +36,7 @@ def launch(
     Without a GPU: zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 train.py
     """
     from agent import launch as launching
+    from store.paths import check_endpoint
     from tuner.status import fetch_status
 
     request = launching.LaunchRequest(
@@ -44,17 +46,21 @@ def launch(
     where = launching.endpoint(request)
     answers = False
     if agent and plan is None:
+        check_endpoint(where)
         answers = fetch_status(where, timeout_s=0.5, curve_dir=curve_keys) is not None
-        if not answers and start_daemon:
-            from tuner.background import start_in_background
-
-            start_in_background(where, store_path(store))
-            answers = True
-    problems = launching.check(request, daemon_answers=answers)
+    problems = launching.check(request, daemon_answers=answers or start_daemon)
     launching.refuse_fatal(problems)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
     for folder in filter(None, (log_trace, summary.parent if summary else None)):
         launching.make_writable(folder)
+    if agent and plan is None and start_daemon and not answers:
+        from tuner.background import start_in_background
+
+        start_in_background(where, store_path(store))
     sys.stdout.flush()
-    os.execvpe(command[0], command, launching.environment(request))
+    try:
+        os.execvpe(command[0], command, launching.environment(request))
+    except OSError as error:  # say, a script without a #! line
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
