@@ -15,7 +15,6 @@ from emulated_world import World
 from agent.nccl.emulated import PeerLost
 
 
-
 def _reduce(rank: int) -> Any:
     began_s = time.monotonic()
     try:
