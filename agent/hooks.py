@@ -1,9 +1,10 @@
 """Step boundaries and regions of the step, from torch's own hooks: O(1) Python per step.
 
 A *region* says where in the step the program is: forward, backward (inside
-`torch.autograd.backward`) or step (inside an optimizer's `step`). A *boundary* is the end of the
-first optimizer step after a backward pass, the same program point on all ranks; several optimizers
-that step after one backward make one boundary.
+`torch.autograd.backward`), after_backward (until the optimizer's step: DeepSpeed's ZeRO-1 reduces its
+gradients here; with gradient accumulation the next forward is here, too) or step (inside an optimizer's
+`step`). A *boundary* is the end of the first optimizer step after a backward pass, the same program point on
+all ranks; several optimizers that step after one backward make one boundary.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Region(IntEnum):
     forward = 16
     backward = 17
     step = 18
+    after_backward = 19
 
 
 class StepHooks:
@@ -79,7 +81,7 @@ class StepHooks:
         self._backward_depth -= 1
         if self._backward_depth == 0:
             self._backward_ever = self._backward_since_boundary = True
-            self._on_region(Region.forward)
+            self._on_region(Region.after_backward)
 
     def _before_step(self, *_: Any) -> None:
         # An optimizer may step inside backward (optimizer-in-backward): the region stays backward.

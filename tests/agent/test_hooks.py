@@ -28,7 +28,7 @@ def test_one_step_is_backward_forward_step_boundary_forward():
     with Recorder() as seen:
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-    assert seen.events == [Region.backward, Region.forward, Region.step, "boundary", Region.forward]
+    assert seen.events == [Region.backward, Region.after_backward, Region.step, "boundary", Region.forward]
 
 
 def test_two_optimizers_after_one_backward_make_one_boundary():
@@ -66,13 +66,13 @@ def test_reentrant_backward_does_not_end_the_region():
 
     with Recorder() as seen:
         Inner.apply(torch.ones(1, requires_grad=True)).backward()
-    assert seen.events == [Region.backward, Region.forward]
+    assert seen.events == [Region.backward, Region.after_backward]
 
 
 def test_a_failing_backward_leaves_the_region():
     with Recorder() as seen, contextlib.suppress(RuntimeError):
         torch.ones(1).backward()
-    assert seen.events == [Region.backward, Region.forward]
+    assert seen.events == [Region.backward, Region.after_backward]
 
 
 def test_remove_leaves_torch_as_found():

@@ -108,7 +108,9 @@ def reference_phase(word: int, collective: Collective, gathers_after_step: bool)
     reduces = collective in (Collective.reduce_scatter, Collective.all_reduce)
     if word == library.REGION_BACKWARD:
         return Phase.backward_gather if gathers else Phase.gradient_scatter if reduces else Phase.other
-    if word == library.REGION_FORWARD and gathers:
+    if word == library.REGION_AFTER_BACKWARD and reduces:
+        return Phase.gradient_scatter
+    if word in (library.REGION_FORWARD, library.REGION_AFTER_BACKWARD) and gathers:
         return Phase.post_step_gather if gathers_after_step else Phase.forward_gather
     if word == library.REGION_STEP and gathers:
         return Phase.post_step_gather
@@ -141,7 +143,7 @@ def test_lookup_equals_a_naive_scan(rows, gathers_after_step, data):
         for _ in range(20):
             shape = data.draw(st.sampled_from(SHAPES))
             collective = data.draw(st.sampled_from(list(LEGAL)))
-            word = data.draw(st.sampled_from([0, 1, 2, 3, 4, 5, 16, 17, 18, 19]))
+            word = data.draw(st.sampled_from([0, 1, 2, 3, 4, 5, 16, 17, 18, 19, 20]))
             message_bytes = data.draw(st.sampled_from(edges) | st.integers(1, 2**64 - 1))
             plugin.set_phase(word)
             phase = reference_phase(word, collective, gathers_after_step)

@@ -20,6 +20,9 @@ uint8_t zt_phase(uint32_t phase_word, uint32_t collective, bool gathers_after_st
     return gathers ? (uint8_t)phase_word : OTHER;
   case GRADIENT_SCATTER:
     return reduces ? GRADIENT_SCATTER : OTHER;
+  case ZT_REGION_AFTER_BACKWARD:
+    if (reduces) return GRADIENT_SCATTER;
+    /* fall through */
   case ZT_REGION_FORWARD:
     return !gathers ? OTHER : gathers_after_step ? POST_STEP_GATHER : FORWARD_GATHER;
   case ZT_REGION_BACKWARD:

@@ -19,7 +19,12 @@
 #define ZT_NO_OPINION 255u /* algorithm or protocol of a row that leaves NCCL's cell alone */
 
 /* phase word: 0 = other; 1..4 = Phase said by the runtime; 16+region = derived from hooks */
-enum zt_region_code { ZT_REGION_FORWARD = 16, ZT_REGION_BACKWARD = 17, ZT_REGION_STEP = 18 };
+enum zt_region_code {
+  ZT_REGION_FORWARD = 16,
+  ZT_REGION_BACKWARD = 17,
+  ZT_REGION_STEP = 18,
+  ZT_REGION_AFTER_BACKWARD = 19 /* until the step: gradients that leave late (DeepSpeed 1), or the next forward */
+};
 
 /* flags of an observation */
 enum zt_record_flags {
