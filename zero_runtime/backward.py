@@ -7,12 +7,31 @@ of a backward pass, after the whole of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from zero_runtime.errors import LifecycleError
 from zero_runtime.gradients import FlatGradients, Flights
+from zero_runtime.rollcall import RollCall
 from zero_runtime.unit import Unit
+
+
+class Parameters(Protocol):
+    """Who holds the whole parameters: `PartitionedParameters` or `ReplicatedParameters`."""
+
+    def begin_backward(self) -> None:
+        """A pass begins."""
+
+    def on_unit_done(self, unit: Unit) -> None:
+        """Every trainable parameter of the unit has its gradient."""
+
+    def finish_units(self) -> None:
+        """The pass is over: what this rank did not use is still to be gathered and freed."""
+
+    def end_backward(self, learn: bool) -> None:
+        """Gradients are sent; with `learn`, a rank has used layers in a new order."""
 
 
 class BackwardPass:
@@ -21,32 +40,25 @@ class BackwardPass:
     Args:
         units: in the model's order.
         flights: shared by all units, so that the number of buckets under way is bounded for the model.
-        on_unit_done: called when every trainable parameter of a unit has its gradient.
-        on_end: called when the pass is over and all buckets are sent.
     """
 
     def __init__(
-        self,
-        units: Sequence[Unit],
-        flights: Flights,
-        on_unit_done: Callable[[Unit], None],
-        on_end: Callable[[], None],
+        self, units: Sequence[Unit], flights: Flights, parameters: Parameters, roll_call: RollCall
     ) -> None:
         self.sync = True
         self.active = False
+        self.n_steps = 0
         self._units = units
         self._flights = flights
-        self._on_unit_done = on_unit_done
-        self._on_end = on_end
+        self._parameters = parameters
+        self._roll_call = roll_call
         self._missing = {id(unit): 0 for unit in units}
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._receiver(unit, gradients, slot)
-            )
-            for unit in units
-            for gradients in unit.gradients
-            for slot, parameter in enumerate(gradients.flat.parameters)
-        ]
+        for unit in units:
+            for gradients in unit.gradients:
+                for slot, parameter in enumerate(gradients.flat.parameters):
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        self._receiver(unit, gradients, slot)
+                    )
         self._reset()
 
     def _reset(self) -> None:
@@ -64,6 +76,28 @@ class BackwardPass:
         self.active = True
         self._flights.land_all()  # last pass's buckets may be written again
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if self.sync:
+            self._roll_call.open()
+        self._parameters.begin_backward()
+
+    def is_under_way(self) -> bool:
+        """Whether a pass runs now; one that ended by an exception is forgotten."""
+        if self.active and torch._C._current_graph_task_id() == -1:
+            self.active = False
+            self._reset()
+        return self.active
+
+    def check_age(self, n_steps: int) -> None:
+        """Refuses the backward of a forward that ran before the last optimizer step.
+
+        Raises:
+            LifecycleError: `n_steps`, as counted at the forward, is not the present number.
+        """
+        if n_steps != self.n_steps:
+            raise LifecycleError(
+                "this backward belongs to a forward that ran before the last optimizer step, whose parameters "
+                "are gone; call backward before step(), or the model again"
+            )
 
     def _receiver(self, unit: Unit, gradients: FlatGradients, slot: int) -> Callable[[Tensor], None]:
         key = id(unit)
@@ -72,32 +106,33 @@ class BackwardPass:
             self.begin()
             gradient = parameter.grad
             assert gradient is not None
-            if self.sync:
-                gradients.add(slot, gradient, final=True)
-            else:
-                if not gradients.has_local:
-                    gradients.allocate_local()
-                gradients.add(slot, gradient, final=False)
+            if not self.sync and not gradients.has_local:
+                gradients.allocate_local()
+            gradients.add(slot, gradient, final=self.sync)
             parameter.grad = None
             if self.sync:
                 unit.schedule.advance()
             self._missing[key] -= 1
             if self._missing[key] == 0:
-                self._on_unit_done(unit)
+                self._parameters.on_unit_done(unit)
 
         return receive
 
     def _end(self) -> None:
-        if self.sync:
-            for unit in reversed(self._units):
-                unit.schedule.flush()
-                for gradients in unit.gradients:
-                    gradients.release_local()
-        self.active = False
-        self._reset()
-        self._on_end()
-
-    def remove(self) -> None:
-        """Takes the hooks off the parameters."""
-        for handle in self._handles:
-            handle.remove()
+        learn = False
+        try:
+            self._parameters.finish_units()
+            if self.sync:
+                for unit in reversed(self._units):
+                    unit.schedule.flush()
+                    for gradients in unit.gradients:
+                        gradients.release_local()
+                learn = self._roll_call.close()
+        finally:
+            self.active = False
+            self._reset()
+            self._parameters.end_backward(learn)
+            if self.sync:
+                for unit in self._units:
+                    if unit.gradients:
+                        unit.send_gradients()

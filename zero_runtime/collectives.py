@@ -82,6 +82,13 @@ class _ExchangedSum:
             self._shard.add_(part)
 
 
+def maximum(value: Tensor, group: dist.ProcessGroup) -> Work:
+    """The greatest over ranks, element by element, in place."""
+    work: Work | None = dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    assert work is not None
+    return work
+
+
 PLAIN = Collectives(_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce)
 EXCHANGED = Collectives(_plain_all_gather, _ExchangedSum, _plain_all_reduce)
 

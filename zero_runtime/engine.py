@@ -23,14 +23,17 @@ from torch.utils._pytree import tree_map
 from zero_runtime import checkpoint, phases
 from zero_runtime import collectives as backends
 from zero_runtime.backward import BackwardPass
+from zero_runtime.clipping import counted, global_norm
 from zero_runtime.discovery import agree_on_model, assign, default_layers
 from zero_runtime.errors import LifecycleError, SettingsError
 from zero_runtime.flat import Flat, Managed
 from zero_runtime.gradients import FlatGradients, Flights, ReduceSettings, Schedule
+from zero_runtime.groups import hybrid_groups
 from zero_runtime.lifecycle import State
 from zero_runtime.optimizer import ShardedGradients, build_optimizer
 from zero_runtime.partitioned import PartitionedParameters
 from zero_runtime.replicated import ReplicatedParameters
+from zero_runtime.rollcall import RollCall
 from zero_runtime.settings import Settings
 from zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
 from zero_runtime.unit import Unit
@@ -49,11 +52,15 @@ class Engine:
         settings: Settings,
         layers: Sequence[nn.Module] | None,
         world: dist.ProcessGroup,
+        model_parallel_group: dist.ProcessGroup | None,
     ) -> None:
         self.model = model
         self.settings = settings
         self.world = world
+        self.model_parallel_group = model_parallel_group
         self.group, self.replicate_group = hybrid_groups(world, settings.n_ranks_per_shard)
+        beside = [] if model_parallel_group is None else [model_parallel_group]
+        self.disjoint_groups = [self.group, *beside]  # over these, one after another, every element is met once
         self.collectives = backends.for_group(self.group)
         chosen = default_layers(model) if layers is None else list(layers)
         parts = assign(model, chosen)
@@ -70,16 +77,18 @@ class Engine:
         self.flats: list[Flat] = [flat for unit in self.units for flat in unit.flats]
         self.gradients: list[FlatGradients] = [g for unit in self.units for g in unit.gradients]
         self._adopt_values()
+        names = [managed.name for flat in self.flats for managed in flat.managed]
+        roll_call = RollCall(names, [world, *beside], self.flats[0].device)
         self._parameters: PartitionedParameters | ReplicatedParameters
         if settings.stage == 3:
             self._parameters = PartitionedParameters(
-                model, self.units, settings.prefetch, settings.reshard_after_forward
+                model, self.units, settings.prefetch, settings.reshard_after_forward, world, roll_call
             )
         else:
-            self._parameters = ReplicatedParameters(model, self.units[0], chosen, settings.overlap_post_step_gather)
-        self._backward = BackwardPass(
-            self.units, self._flights, self._parameters.on_unit_done, self._parameters.end_backward
-        )
+            self._parameters = ReplicatedParameters(
+                model, self.units[0], chosen, settings.overlap_post_step_gather, roll_call
+            )
+        self._backward = BackwardPass(self.units, self._flights, self._parameters, roll_call)
         self._parameters.backward = self._backward
         self.sharded = ShardedGradients(
             self.gradients, self._flights, self.collectives, settings.find_unused_parameters
@@ -140,9 +149,8 @@ class Engine:
             flats.append(flat)
             if trainable:
                 gradients.append(FlatGradients(flat, self.collectives, self._flights, self._reduce_settings(compute)))
-        unit = Unit(name, module, flats, gradients)
-        unit.schedule = Schedule(gradients, self._positions)
-        return unit
+        at_rest = State.PARTITIONED if settings.stage == 3 else State.MATERIALISED
+        return Unit(name, module, flats, gradients, Schedule(gradients, self._positions), at_rest)
 
     def _reduce_settings(self, compute: torch.dtype) -> ReduceSettings:
         dtype = self.settings.reduce_dtype(compute)
@@ -206,10 +214,24 @@ class Engine:
     def _before_step(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(value is not None for value in [*args[1:], *kwargs.values()]):
             raise LifecycleError("step(closure) would compute gradients too late; call backward before step()")
-        self.sharded.finish()
+        self.finish_gradients()
+
+    def finish_gradients(self) -> list[Tensor]:
+        """Waits for all reductions; the gradients that the optimizer will see.
+
+        Raises:
+            LifecycleError: some were accumulated under `no_sync` and never reduced.
+        """
+        if any(gradients.has_unsent for gradients in self.gradients):
+            raise LifecycleError(
+                "gradients were accumulated on this rank only and not reduced; run the last backward before a "
+                "step outside engine.no_sync(), or drop them by engine.zero_grad()"
+            )
+        return self.sharded.finish()
 
     def _after_step(self, *_: Any) -> None:
         self.sharded.clear()
+        self._backward.n_steps += 1
         for flat in self.flats:
             flat.publish_master()
         if isinstance(self._parameters, ReplicatedParameters):
@@ -217,12 +239,15 @@ class Engine:
         else:
             for unit in self.units:
                 unit.free()
-                unit.life.to(State.UPDATED)
-                unit.life.to(State.PARTITIONED)
+                if unit.gradients:
+                    unit.life.to(State.UPDATED)
+                    unit.life.to(State.PARTITIONED)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops every gradient, reduced or not."""
         self.sharded.clear()
+        for unit in self.units:
+            unit.forget_gradients()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -237,24 +262,11 @@ class Engine:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scales all gradients so that their global norm is at most `max_norm`; returns the norm before.
 
-        As `torch.nn.utils.clip_grad_norm_` over the whole model, by one all-reduce of one number.
+        As `torch.nn.utils.clip_grad_norm_` over the whole model, that of all model-parallel ranks together.
         """
-        gradients = self.sharded.finish()
-        device = self.flats[0].device
-        if norm_type == float("inf"):
-            local = (
-                torch.stack([g.abs().max() for g in gradients]).max() if gradients else torch.zeros((), device=device)
-            )
-            everyone = [torch.zeros_like(local) for _ in range(dist.get_world_size(self.group))]
-            phases.announce(phases.OTHER)
-            dist.all_gather(everyone, local, group=self.group)
-            total = torch.stack(everyone).max()
-        else:
-            norms = [torch.linalg.vector_norm(g, norm_type) ** norm_type for g in gradients]
-            powers = torch.stack(norms).sum() if norms else torch.zeros((), device=device)
-            phases.announce(phases.OTHER)
-            self.collectives.all_reduce(powers, self.group).wait()
-            total = powers ** (1.0 / norm_type)
+        gradients = self.finish_gradients()
+        parts = counted(self.sharded.runs, self.model_parallel_group)
+        total = global_norm(parts, norm_type, self.collectives, self.disjoint_groups, self.flats[0].device)
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         torch._foreach_mul_(gradients, factor)
         return total
@@ -329,6 +341,7 @@ def shard(
     *,
     layers: Sequence[nn.Module] | None = None,
     group: dist.ProcessGroup | None = None,
+    model_parallel_group: dist.ProcessGroup | None = None,
     **settings: Any,
 ) -> Engine:
     """Shards `model` in place over `group` and returns its engine; call on every rank of the group.
@@ -338,6 +351,9 @@ def shard(
         layers: modules that are gathered one by one in stage 3; by default the members of the model's
             module lists, or its children.
         group: ranks that train the model together; by default all.
+        model_parallel_group: ranks that hold other parts of the same model, each part sharded over its own
+            `group`; clipping, loss scaling and errors then span both. Parameters that are parts are marked by
+            `parameter.tensor_model_parallel = True`; others count as equal copies.
         settings: see `Settings`; `stage=3` unless said otherwise.
 
     Raises:
@@ -353,42 +369,6 @@ def shard(
         raise SettingsError(f"unknown setting ({error}); see zero_runtime.Settings") from None
     world = dist.group.WORLD if group is None else group
     assert world is not None
-    engine = Engine(model, chosen, layers, world)
+    engine = Engine(model, chosen, layers, world, model_parallel_group)
     object.__setattr__(model, _MARK, engine)
     return engine
-
-
-def hybrid_groups(
-    world: dist.ProcessGroup, n_ranks_per_shard: int | None
-) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """(ranks that share one copy of the states, ranks that hold the same shard) of this rank.
-
-    Raises:
-        SettingsError: the world is not a multiple of `n_ranks_per_shard`.
-    """
-    ranks = dist.get_process_group_ranks(world)
-    width = n_ranks_per_shard or len(ranks)
-    if len(ranks) % width:
-        raise SettingsError(
-            f"{len(ranks)} ranks cannot be cut into shard groups of {width}; choose a divisor of {len(ranks)}"
-        )
-    if width == len(ranks):
-        return world, None
-    own = ranks.index(dist.get_rank())
-    rows = [ranks[start : start + width] for start in range(0, len(ranks), width)]
-    columns = [ranks[start::width] for start in range(width)]
-    shard_group, replicate_group = (
-        next(group for line, group in zip(lines, _new_groups(lines, world), strict=True) if ranks[own] in line)
-        for lines in (rows, columns)
-    )
-    return shard_group, replicate_group
-
-
-def _new_groups(lines: Sequence[Sequence[int]], world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """One group per line of ranks. Where not the whole world calls, only members of a line may."""
-    everyone = len(dist.get_process_group_ranks(world)) == dist.get_world_size()
-    own = dist.get_rank()
-    return [
-        dist.new_group(list(line), use_local_synchronization=not everyone) if everyone or own in line else world
-        for line in lines
-    ]

@@ -160,16 +160,23 @@ class Flat:
         if self.has_master:
             torch._foreach_copy_(self.slices, self.masters)
 
-    def intruder(self) -> str | None:
-        """What was done to a parameter behind our back, as the end of a sentence; None when nothing."""
+    def mend(self) -> tuple[str, str] | None:
+        """(parameter, what was done to it behind our back), and puts our own tensors back; None when nothing."""
         expected = self._placeholders if self.partitioned else self._views
         for managed, value, version in zip(self.managed, expected, self._versions, strict=True):
             parameter = managed.parameter
+            found = ""
             for module, attribute in managed.holders:
                 if module._parameters.get(attribute) is not parameter:
-                    return f"{managed.name} was replaced by another tensor"
+                    found = "was replaced by another tensor"
             if parameter.data_ptr() != value.data_ptr():
-                return f"{managed.name} was given new storage"
+                found = found or "was given new storage"
             if parameter._version != version:
-                return f"{managed.name} was written in place"
+                found = found or "was written in place"
+            if found:
+                for module, attribute in managed.holders:
+                    module._parameters[attribute] = parameter
+                self._point(expected)
+                self.accept_writes()
+                return managed.name, found
         return None

@@ -1,8 +1,9 @@
 """Gradients on their way from backward into the shards: buckets, reduce-scatter, accumulation.
 
 As autograd produces a gradient it is moved into the bucket of its chunk; a full bucket is reduce-scattered
-while backward goes on, and the sum, times 1/n_ranks, lands in the shard. Stage 1 keeps all buckets side by
-side in one buffer of the model's length; stages 2 and 3 keep a bucket only until it is reduced.
+while backward goes on, and the sum, times 1/n_ranks, lands in the shard. Stages 2 and 3 keep a bucket only until
+it is reduced. Stage 1 keeps all buckets side by side in one buffer of the model's length, and the sums in it, each
+in the place of this rank's slice; only where a second pass adds to them does it need a shard beside it.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class FlatGradients:
             plan = self.layout.chunks[chunk]
             if self._settings.keep_local and self._local is None:
                 self.allocate_local()
+            if self._settings.keep_local and self.shard is None and not self._fresh[chunk]:
+                self._move_sums_to_shard()
             if self._local is not None:
                 bucket = self._local[plan.start : plan.end]
             else:
@@ -156,12 +159,12 @@ class FlatGradients:
         """Sends one bucket; parameters that delivered nothing count as zero."""
         plan, bucket = self.layout.chunks[chunk], self._bucket(chunk)
         self._blank(chunk, bucket)
-        if self.shard is None:
-            self.shard = torch.empty(self.layout.shard_numel, dtype=self._settings.dtype, device=self.flat.device)
         first = self._fresh[chunk]
         if first:
             self._fresh[chunk] = False
-            reduced = self.shard[plan.shard_start : plan.shard_start + plan.shard_numel]
+            if self.shard is None and not self._settings.keep_local:
+                self._allocate_shard()
+            reduced = self._sum(chunk)
         else:
             reduced = torch.empty(plan.shard_numel, dtype=bucket.dtype, device=bucket.device)
         self.changed = True
@@ -194,30 +197,63 @@ class FlatGradients:
         settings, reduced, chunk = self._settings, flight.reduced, flight.chunk
         if settings.all_reduce and not flight.replicated:
             own = self.flat.rank * reduced.numel()
-            reduced.copy_(flight.source[own : own + reduced.numel()])
+            summed = flight.source[own : own + reduced.numel()]
+            if summed.data_ptr() != reduced.data_ptr():
+                reduced.copy_(summed)
         if settings.replicate_group is not None and not flight.replicated:
             phases.announce(phases.GRADIENT_SCATTER)
             work = self._collectives.all_reduce(reduced, settings.replicate_group)
             self._flights.push(_InFlight(work, self, chunk, reduced, reduced, flight.first, replicated=True))
             return
         scale = 1.0 if settings.prescale else self._scale
-        if flight.first:
-            if scale != 1.0:
-                reduced.mul_(scale)
-        else:
-            plan = self.layout.chunks[chunk]
-            assert self.shard is not None
-            self.shard[plan.shard_start : plan.shard_start + plan.shard_numel].add_(reduced, alpha=scale)
+        if not flight.first:
+            self._sum(chunk).add_(reduced, alpha=scale)
+        elif scale != 1.0:
+            reduced.mul_(scale)
+
+    def _allocate_shard(self) -> None:
+        self.shard = torch.empty(self.layout.shard_numel, dtype=self._settings.dtype, device=self.flat.device)
+
+    def _move_sums_to_shard(self) -> None:
+        """New gradients are about to be written where the sums of an earlier pass lie."""
+        self._flights.land_all()
+        sums = [self._sum(chunk) for chunk in range(len(self.layout.chunks))]
+        self._allocate_shard()
+        for chunk, values in enumerate(sums):
+            self._sum(chunk).copy_(values)
+
+    def _sum(self, chunk: int) -> Tensor:
+        """Where the chunk's slice of the sum lies."""
+        plan = self.layout.chunks[chunk]
+        if self.shard is not None:
+            return self.shard[plan.shard_start : plan.shard_start + plan.shard_numel]
+        assert self._local is not None
+        return self._local[slice(*self.layout.rank_slice(plan, self.flat.rank))]
 
     @property
     def is_ready(self) -> bool:
         """Whether a sum was sent towards every chunk of the shard."""
-        return self.shard is not None and not any(self._fresh)
+        return not any(self._fresh)
 
-    def slices(self) -> Sequence[Tensor]:
-        """The shard's slice of every chunk."""
-        assert self.shard is not None
-        return [self.shard[c.shard_start : c.shard_start + c.shard_numel] for c in self.layout.chunks]
+    def values(self, start: int, numel: int, dtype: torch.dtype) -> Tensor:
+        """Elements of the sum's shard, in `dtype`: the memory itself where that is possible."""
+        if self.shard is not None:
+            return self.shard[start : start + numel].to(dtype)
+        parts = []
+        for index, plan in enumerate(self.layout.chunks):
+            low, high = max(start, plan.shard_start), min(start + numel, plan.shard_start + plan.shard_numel)
+            if low < high:
+                parts.append(self._sum(index)[low - plan.shard_start : high - plan.shard_start])
+        if len(parts) == 1:
+            return parts[0].to(dtype)
+        joined = torch.empty(numel, dtype=dtype, device=self.flat.device)
+        torch._foreach_copy_(list(torch.split(joined, [part.numel() for part in parts])), parts)
+        return joined
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether gradients of this rank were accumulated and not sent."""
+        return any(self._arrived)
 
     def release_local(self) -> None:
         """Drops the buffer of accumulation without sync; stage 1 keeps its own."""
@@ -225,7 +261,9 @@ class FlatGradients:
             self._local = None
 
     def clear(self) -> None:
-        """Forgets every gradient, reduced or not; memory for the shard stays."""
+        """Forgets every gradient, reduced or not; the buffer that holds the sums stays."""
+        if self._settings.keep_local:
+            self.shard = None
         self._fresh = [True] * len(self._fresh)
         self.changed = False
         self.seen.clear()
@@ -237,10 +275,12 @@ class FlatGradients:
 
 
 class Schedule:
-    """The order in which buckets are sent: last parameters first, and the same on every rank.
+    """The order in which a unit's buckets are sent: last parameters first, and the same on every rank.
 
     A bucket that is complete waits for those before it, so that a parameter which one rank did not use
-    cannot make ranks send different buckets to each other.
+    cannot make ranks send different buckets to each other. Where gathers come between (stage 3), what is missing
+    when the next unit's turn comes counts as zero; but buckets known to be *late*, because their last gradient
+    comes after that, are sent at the end of the pass.
     """
 
     def __init__(self, gradients: Sequence[FlatGradients], positions: dict[int, int]) -> None:
@@ -252,22 +292,44 @@ class Schedule:
         ]
         self._order = [(g, chunk) for _, g, chunk in sorted(order, key=lambda item: -item[0])]
         self._next = 0
+        self._late = [False] * len(self._order)
+        self._came_late = [False] * len(self._order)
 
-    def advance(self) -> bool:
-        """Sends what is complete and next; True when all has been sent."""
+    @property
+    def late(self) -> list[bool]:
+        """Which buckets were late in the last pass that was sent."""
+        return self._came_late
+
+    @late.setter
+    def late(self, flags: Sequence[bool]) -> None:
+        self._late = list(flags)
+
+    def advance(self) -> None:
+        """Sends what is complete and next."""
         while self._next < len(self._order):
             gradients, chunk = self._order[self._next]
-            if not gradients.is_complete(chunk):
-                return False
-            gradients.launch(chunk)
+            if not self._late[self._next]:
+                if not gradients.is_complete(chunk):
+                    return
+                gradients.launch(chunk)
             self._next += 1
-        return True
+
+    def flush_timely(self) -> None:
+        """The next unit's turn: sends what is not late, complete or not."""
+        for index, (gradients, chunk) in enumerate(self._order):
+            if self._late[index]:
+                self._came_late[index] = not gradients.is_complete(chunk)
+            elif index >= self._next:
+                gradients.launch(chunk)
+        self._next = len(self._order)
 
     def flush(self) -> None:
-        """Sends the rest at the end of backward, and what arrived late for a bucket sent before."""
-        for gradients, chunk in self._order[self._next :]:
-            gradients.launch(chunk)
-        for gradients, chunk in self._order:
-            if gradients.is_pending(chunk):
+        """The end of backward: sends the rest, late buckets, and what came for a bucket sent before."""
+        for index, (gradients, chunk) in enumerate(self._order):
+            if self._late[index] or index >= self._next:
                 gradients.launch(chunk)
+            else:
+                self._came_late[index] = gradients.is_pending(chunk)
+                if self._came_late[index]:
+                    gradients.launch(chunk)
         self._next = 0

@@ -1,13 +1,17 @@
 """The life cycle of a group of parameters, as a table that refuses every other path.
 
-    partitioned ──► gathering ──► materialised ◄──► in_use ──► gradient_available
-         ▲                             │               │               │
-         └─────────── free ────────────┴───────────────┘               ▼
-         └──────────────────────────────────────────────────────── reducing
-    reducing ──► updated ──► partitioned (stage 3) or gathering (stages 1 and 2)
+    partitioned ──► gathering ──► materialised ──► in_use ──► gradient_available ──► reducing ──► updated
+         ▲                             ▲              │               │                │  │          │
+         │                             └──────────────┤    (accumulates without sync)  │  │          │
+         ├── freed after forward ─────────────────────┘               │                │  │          │
+         ├── the next micro-batch gathers or uses again ◄─────────────┴────────────────┘  │          │
+         └── the step has published new values ◄──────────────────────────────────────────┴──────────┘
 
-A rank holds `partitioned` parameters only as its own shard; `materialised` ones are whole, `in_use` ones are
-being computed with. Stages 1 and 2 never partition parameters, so there the cycle starts at `materialised`.
+`partitioned` parameters are on a rank only as its own shard, `materialised` ones are whole, `in_use` ones are
+needed by a forward or backward that is under way. `gradient_available`: this rank's gradients lie in buckets;
+`reducing`: the buckets were sent. From then on stage 3 holds a shard only. `updated`: the optimizer has changed
+the shard, and nobody has whole new values yet. Stages 1 and 2 never partition parameters: their cycle begins
+and ends at `materialised`.
 """
 
 from __future__ import annotations
@@ -29,27 +33,34 @@ class State(str, Enum):
     UPDATED = "updated"
 
 
+_AT_REST = {State.PARTITIONED, State.MATERIALISED}
+
 LEGAL: dict[State, frozenset[State]] = {
-    State.PARTITIONED: frozenset({State.GATHERING, State.UPDATED, State.REDUCING}),
+    State.PARTITIONED: frozenset({State.GATHERING, State.REDUCING, State.UPDATED}),
     State.GATHERING: frozenset({State.MATERIALISED}),
     State.MATERIALISED: frozenset(
         {State.IN_USE, State.PARTITIONED, State.GRADIENT_AVAILABLE, State.REDUCING, State.UPDATED}
     ),
-    State.IN_USE: frozenset({State.MATERIALISED, State.PARTITIONED, State.GRADIENT_AVAILABLE, State.REDUCING}),
-    State.GRADIENT_AVAILABLE: frozenset({State.REDUCING, State.MATERIALISED, State.IN_USE}),
-    State.REDUCING: frozenset({State.PARTITIONED, State.MATERIALISED, State.UPDATED}),
-    State.UPDATED: frozenset({State.PARTITIONED, State.GATHERING, State.MATERIALISED}),
+    State.IN_USE: frozenset({*_AT_REST, State.GRADIENT_AVAILABLE, State.REDUCING}),
+    State.GRADIENT_AVAILABLE: frozenset({*_AT_REST, State.GATHERING, State.IN_USE, State.REDUCING}),
+    State.REDUCING: frozenset({*_AT_REST, State.GATHERING, State.IN_USE, State.GRADIENT_AVAILABLE, State.UPDATED}),
+    State.UPDATED: frozenset({State.PARTITIONED, State.GATHERING}),
 }
 
 
 class Lifecycle:
-    """The state of one group, changed only along `LEGAL`."""
+    """The state of one group, changed only along `LEGAL`.
 
-    __slots__ = ("name", "state")
+    Args:
+        at_rest: `partitioned` in stage 3, `materialised` in stages 1 and 2; where the cycle begins and ends.
+    """
 
-    def __init__(self, name: str, state: State) -> None:
+    __slots__ = ("at_rest", "name", "state")
+
+    def __init__(self, name: str, at_rest: State) -> None:
         self.name = name
-        self.state = state
+        self.at_rest = at_rest
+        self.state = at_rest
 
     def to(self, state: State) -> None:
         """Moves on to `state`.

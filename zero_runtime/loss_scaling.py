@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class LossScaler:
     """Multiplies the loss; divides the gradients in fp32; halves on overflow, doubles after calm.
 
-    Every rank sees every rank's overflow by one all-reduce of one number, so all skip the same steps.
+    Every rank sees every rank's overflow by an all-reduce of one number, so all skip the same steps.
 
     Args:
         initial: first scale.
@@ -51,14 +51,15 @@ class LossScaler:
         """Divides the gradients by the scale, once per step; returns whether any rank overflowed."""
         if self._overflowed is None:
             engine = self._engine
-            gradients = engine.sharded.finish()
+            gradients = engine.finish_gradients()
             if gradients:
                 torch._foreach_mul_(gradients, 1.0 / self.value)
             bad = torch.zeros(1, device=engine.flats[0].device)
             for gradient in gradients:
                 bad += ~torch.isfinite(gradient.sum())
-            phases.announce(phases.OTHER)
-            engine.collectives.all_reduce(bad, engine.group).wait()
+            for group in engine.disjoint_groups:
+                phases.announce(phases.OTHER)
+                engine.collectives.all_reduce(bad, group).wait()
             self._overflowed = bool(bad.item() > 0)
         return self._overflowed
 

@@ -105,16 +105,12 @@ class ShardedGradients:
         if any(gradients.changed for gradients in self._gradients):
             unused = self._unused() if self._find_unused else set()
             for run in self.runs:
-                shard = run.gradients.shard
-                if (
-                    shard is None
-                    or not run.gradients.is_ready
-                    or (self._find_unused and (id(run.gradients), run.pieces[0].slot) in unused)
-                ):
-                    run.parameter.grad = None
+                is_unused = (id(run.gradients), run.pieces[0].slot) in unused
+                if run.gradients.is_ready and not is_unused:
+                    dtype = run.parameter.dtype
+                    run.parameter.grad = run.gradients.values(run.start, run.parameter.numel(), dtype)
                 else:
-                    values = shard[run.start : run.start + run.parameter.numel()]
-                    run.parameter.grad = values.to(run.parameter.dtype)
+                    run.parameter.grad = None
             for gradients in self._gradients:
                 gradients.changed = False
         return [run.parameter.grad for run in self.runs if run.parameter.grad is not None]

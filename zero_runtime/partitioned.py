@@ -3,10 +3,11 @@
     forward   gather 0 │ use 0, gather 1 │ free 0, use 1, gather 2 │ …            one gather per layer
     backward  (last is still whole) use n │ free n, use n−1, gather n−2 │ …       one less
 
-The next layer is gathered while this one computes; in backward, the previous one. The order is learned from
-the last forward pass, and before the first one it is the model's own. The layer that ends the forward begins
-the backward, so it stays; the root, whose parameters may be used anywhere, stays from its forward to the end
-of backward. With n layers besides the root that makes the 2n − 1 gathers of ZeRO-3, and one for the root.
+The next layer is gathered while this one computes; in backward, the previous one. The order is the one that
+ranks agreed on (`order.py`): a layer that this rank skips is passed by, gathered like the others' and not used.
+The layer that ends the forward begins the backward, so it stays; the root, whose parameters may be used anywhere,
+stays from its forward to the end of backward. With n layers besides the root that makes the 2n − 1 gathers of
+ZeRO-3, and one for the root.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -23,6 +25,8 @@ from zero_runtime import phases
 from zero_runtime.backward import BackwardPass
 from zero_runtime.errors import LifecycleError
 from zero_runtime.lifecycle import State
+from zero_runtime.order import Order
+from zero_runtime.rollcall import RollCall
 from zero_runtime.unit import Unit
 
 
@@ -43,24 +47,33 @@ class PartitionedParameters:
         units: in the model's order, the root first if it has parameters of its own.
         prefetch: units gathered ahead of the one in use.
         reshard_after_forward: False keeps every unit until its backward.
+        world: the ranks that agree on an order.
     """
 
-    def __init__(self, root: nn.Module, units: Sequence[Unit], prefetch: int, reshard_after_forward: bool) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        units: Sequence[Unit],
+        prefetch: int,
+        reshard_after_forward: bool,
+        world: dist.ProcessGroup,
+        roll_call: RollCall,
+    ) -> None:
         self._root = root
         self._units = tuple(units)
         self._prefetch = prefetch
         self._reshard = reshard_after_forward
-        self.backward: BackwardPass
-        self._last_order: list[Unit] = list(units)
-        self._order: list[Unit] = []
+        self._world = world
+        self._roll_call = roll_call
+        self._order = Order(units, units[0].module is root)
         self._backward_order: list[Unit] = []
-        self._position = 0
+        self._position = 0  # in the order of the pass that runs
+        self.backward: BackwardPass
         self._inputs_due: dict[int, int] = {}
-        self._handles: list[Any] = []
         for unit in self._units:
             self._watch(unit)
-        self._handles.append(root.register_forward_pre_hook(self._begin_forward, prepend=True))  # runs first
-        self._handles.append(root.register_forward_hook(self._end_forward))
+        root.register_forward_pre_hook(self._begin_forward, prepend=True)  # runs first
+        root.register_forward_hook(self._end_forward)
 
     def _watch(self, unit: Unit) -> None:
         module = unit.module
@@ -71,11 +84,11 @@ class PartitionedParameters:
         def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self._after_forward(unit, output)
 
-        self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(after))
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(after)
         inside = {m for flat in unit.flats for managed in flat.managed for m, _ in managed.holders}
         for holder in inside - {module}:
-            self._handles.append(holder.register_forward_pre_hook(self._guard(unit), prepend=True))
+            holder.register_forward_pre_hook(self._guard(unit), prepend=True)
 
     @staticmethod
     def _guard(unit: Unit) -> Callable[[nn.Module, Any], None]:
@@ -91,29 +104,34 @@ class PartitionedParameters:
     # forward
 
     def _begin_forward(self, *_: Any) -> None:
-        if self.backward.active:
+        if self.backward.is_under_way():
             return
         for unit in self._units:
-            for flat in unit.flats:
-                if unit.life.state is State.PARTITIONED and (what := flat.intruder()):
-                    raise LifecycleError(
-                        f"parameter {what} outside the runtime; change parameters through "
-                        "engine.full_parameters() or engine.load_state_dict()"
-                    )
-        self._order = []
+            if not unit.is_whole and unit.life.state is not State.GATHERING:
+                for flat in unit.flats:
+                    if found := flat.mend():
+                        self._roll_call.report(*found)
+        self._order.begin_forward()
+        self._position = 0
 
     def _before_forward(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.backward.active:  # activation checkpointing computes the layer again
+        if self.backward.is_under_way():  # activation checkpointing computes the layer again
             unit.ensure_whole(phases.BACKWARD_GATHER)
             unit.use()
             return
-        here = len(self._order)
-        self._order.append(unit)
-        unit.ensure_whole(phases.FORWARD_GATHER)
-        unit.use()
-        if self._last_order[here : here + 1] == [unit]:
-            for ahead in self._last_order[here + 1 : here + 1 + self._prefetch]:
+        order = self._order.forward
+        if self._order.see(unit) and unit in order[self._position :]:
+            position = order.index(unit, self._position)
+            for passed in order[self._position : position]:  # for the other ranks, or for later
+                passed.start_gather(phases.FORWARD_GATHER)
+            unit.ensure_whole(phases.FORWARD_GATHER)
+            for ahead in order[position + 1 : position + 1 + self._prefetch]:
                 ahead.start_gather(phases.FORWARD_GATHER)
+            self._position = position + 1
+        elif not unit.is_whole:
+            unit.ensure_whole(phases.FORWARD_GATHER)
+            self._roll_call.order_changed = True
+        unit.use()
         if unit.has_frozen and torch.is_grad_enabled():
             self._await_inputs(unit, [*differentiable(args), *differentiable(kwargs)])
 
@@ -134,60 +152,85 @@ class PartitionedParameters:
         if not torch.is_grad_enabled():
             unit.free()
             return
+        n_steps = self.backward.n_steps
 
         def before_backward(_: Tensor) -> None:
-            self._before_backward(unit)
+            self._before_backward(unit, n_steps)
 
         for tensor in differentiable(output):
             tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
-        stays = unit.module is self._root or unit is self._last_order[-1]
-        if self._reshard and not stays:
+        if not self._stays(unit):
             unit.free()
+
+    def _stays(self, unit: Unit) -> bool:
+        """Whether the unit stays whole from its forward to its backward."""
+        order = self._order
+        return not self._reshard or unit.module is self._root or unit is order.last or unit in order.kept
 
     def _end_forward(self, *_: Any) -> None:
         if self.backward.active:
             return
-        if self._order:
-            self._last_order = self._order
-        if not torch.is_grad_enabled():
-            self.free_all()
+        for passed in self._order.forward[self._position :]:
+            passed.ensure_whole(phases.FORWARD_GATHER)
+        self._position = 0
+        for unit in self._units:
+            if not torch.is_grad_enabled() or not self._stays(unit):
+                unit.free()
 
     # backward
 
-    def _before_backward(self, unit: Unit) -> None:
-        if not self.backward.active:
-            self.backward.begin()
-            self._backward_order = self._last_order[::-1]
-            self._position = 0
-        unit.ensure_whole(phases.BACKWARD_GATHER)
+    def begin_backward(self) -> None:
+        """A pass begins: no unit had its turn."""
+        self._backward_order = self._order.backward
+        self._position = 0
+
+    def _before_backward(self, unit: Unit, n_steps: int) -> None:
+        self.backward.check_age(n_steps)
+        self.backward.begin()
+        if unit in self._backward_order[self._position :]:
+            while self._position < len(self._backward_order):
+                turn = self._backward_order[self._position]
+                self._take_turn()
+                if turn is unit:
+                    break
+        elif not unit.is_whole:
+            unit.ensure_whole(phases.BACKWARD_GATHER)
+            self._roll_call.order_changed |= unit not in self._backward_order
+        self._order.see_backward(unit)
         unit.use()
-        order = self._backward_order
-        if unit in order[self._position :]:
-            self._position = order.index(unit, self._position)
-            if unit.module is self._root:
-                self._position = -1  # begins the pass, wherever it stood in the forward
-            for ahead in order[self._position + 1 : self._position + 1 + self._prefetch]:
-                ahead.start_gather(phases.BACKWARD_GATHER)
-            self._position = max(self._position, 0)
+
+    def _take_turn(self) -> None:
+        """What every rank does when the next unit's backward begins, or is passed by."""
+        order, here = self._backward_order, self._position
+        if here and self.backward.sync:
+            order[here - 1].schedule.flush_timely()
+        order[here].ensure_whole(phases.BACKWARD_GATHER)
+        for ahead in order[here + 1 : here + 1 + self._prefetch]:
+            ahead.start_gather(phases.BACKWARD_GATHER)
+        self._position = here + 1
 
     def on_unit_done(self, unit: Unit) -> None:
         """Frees a unit as soon as nothing in this backward pass needs it."""
         if self.backward.is_done(unit) and self._inputs_due.get(id(unit), 0) <= 0 and unit.is_whole:
-            unit.life.to(State.GRADIENT_AVAILABLE)
-            unit.life.to(State.REDUCING)
-            unit.free()
+            if unit.gradients:
+                unit.have_gradients()
+            else:
+                unit.free()
 
-    def end_backward(self) -> None:
+    def finish_units(self) -> None:
+        """Passes by the units that had no turn; other ranks gather them."""
+        while self._position < len(self._backward_order):
+            self._take_turn()
+
+    def end_backward(self, learn: bool) -> None:
         """Frees what is left: the root, and layers with frozen or unused parameters."""
         self._inputs_due.clear()
         self.free_all()
+        if self.backward.sync and (learn or not self._order.is_learned):
+            self._order.agree(self._world)
+            self._roll_call.order_changed = False
 
     def free_all(self) -> None:
         """Leaves only shards."""
         for unit in self._units:
             unit.free()
-
-    def remove(self) -> None:
-        """Takes the hooks off the modules."""
-        for handle in self._handles:
-            handle.remove()

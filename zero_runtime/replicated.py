@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from zero_runtime import phases
 from zero_runtime.backward import BackwardPass
-from zero_runtime.errors import LifecycleError
 from zero_runtime.flat import Flat
 from zero_runtime.lifecycle import State
 from zero_runtime.partitioned import differentiable
+from zero_runtime.rollcall import RollCall
 from zero_runtime.unit import Unit
 
 
@@ -29,19 +30,23 @@ class ReplicatedParameters:
         overlap: False waits for everything within the step.
     """
 
-    def __init__(self, root: nn.Module, unit: Unit, layers: Sequence[nn.Module], overlap: bool) -> None:
+    def __init__(
+        self, root: nn.Module, unit: Unit, layers: Sequence[nn.Module], overlap: bool, roll_call: RollCall
+    ) -> None:
         self._unit = unit
         self._overlap = overlap
+        self._roll_call = roll_call
         self.backward: BackwardPass
-        unit.life.state = State.MATERIALISED
         slot_of = {id(p): (flat, i) for flat in unit.flats for i, p in enumerate(flat.parameters)}
         inside = {id(p) for layer in layers for p in layer.parameters()}
-        self._handles: list[Any] = [root.register_forward_pre_hook(self._begin_forward, prepend=True)]
-        for layer in layers:
-            self._hold(layer, self._needs(slot_of, [p for p in layer.parameters() if id(p) in slot_of]))
+        root.register_forward_pre_hook(self._begin_forward, prepend=True)
+        # Every module that holds parameters waits too: it may be called without the layer around it.
+        holders = {module for flat in unit.flats for managed in flat.managed for module, _ in managed.holders}
+        for module in {*layers, *holders} - {root}:
+            self._hold(module, self._needs(slot_of, [p for p in module.parameters() if id(p) in slot_of]))
         rest = [p for p in root.parameters() if id(p) not in inside and id(p) in slot_of]
         self._root_needs = self._needs(slot_of, rest)
-        self._handles.append(root.register_forward_hook(self._end_forward))
+        root.register_forward_hook(self._end_forward)
 
     @staticmethod
     def _needs(
@@ -53,23 +58,22 @@ class ReplicatedParameters:
             chunks.setdefault(id(flat), (flat, set()))[1].update(flat.layout.chunks_of(flat.layout.slots[slot]))
         return [(flat, sorted(indices)) for flat, indices in chunks.values()]
 
-    def _hold(self, layer: nn.Module, needs: list[tuple[Flat, list[int]]]) -> None:
+    def _hold(self, module: nn.Module, needs: list[tuple[Flat, list[int]]]) -> None:
+        life = self._unit.life
+
         def before(*_: Any) -> None:
-            if self._unit.life.state is State.GATHERING:
+            if life.state is State.GATHERING:
                 for flat, chunks in needs:
                     flat.finish_gather(chunks)
 
-        self._handles.append(layer.register_forward_pre_hook(before, prepend=True))
+        module.register_forward_pre_hook(before, prepend=True)
 
     def _begin_forward(self, *_: Any) -> None:
-        if self.backward.active:
+        if self.backward.is_under_way():
             return
         for flat in self._unit.flats:
-            if what := flat.intruder():
-                raise LifecycleError(
-                    f"parameter {what} outside the runtime; change parameters through "
-                    "engine.full_parameters() or engine.load_state_dict()"
-                )
+            if found := flat.mend():
+                self._roll_call.report(*found)
         for flat, chunks in self._root_needs:
             flat.finish_gather(chunks)
 
@@ -77,26 +81,37 @@ class ReplicatedParameters:
         if self.backward.active:
             return
         self.finish()
+        if not torch.is_grad_enabled():
+            return
         self._unit.use()
+        n_steps = self.backward.n_steps
 
         def before_backward(_: Any) -> None:
+            self.backward.check_age(n_steps)
             self.backward.begin()
 
         for tensor in differentiable(output):
             tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
 
-    def on_unit_done(self, unit: Unit) -> None:
-        """All gradients are there; parameters stay as they are."""
+    def begin_backward(self) -> None:
+        """A part of the model may have run without the model around it."""
+        self.finish()
 
-    def end_backward(self) -> None:
-        """Nothing to free: parameters stay whole."""
-        if self._unit.life.state is State.IN_USE:
-            self._unit.life.to(State.MATERIALISED)
+    def on_unit_done(self, unit: Unit) -> None:
+        """All gradients are in buckets; parameters stay as they are."""
+        unit.have_gradients()
+
+    def finish_units(self) -> None:
+        """Nothing to gather: parameters are whole."""
+
+    def end_backward(self, learn: bool) -> None:
+        """Nothing to free, and no order to learn."""
 
     def after_step(self) -> None:
         """Begins to share the updated slices."""
         unit = self._unit
         self.finish()
+        unit.free()
         unit.life.to(State.UPDATED)
         unit.life.to(State.GATHERING)
         for flat in unit.flats:
@@ -106,12 +121,4 @@ class ReplicatedParameters:
 
     def finish(self) -> None:
         """Waits until every parameter is whole and up to date."""
-        if self._unit.life.state is State.GATHERING:
-            for flat in self._unit.flats:
-                flat.finish_gather()
-            self._unit.life.to(State.MATERIALISED)
-
-    def remove(self) -> None:
-        """Takes the hooks off the modules."""
-        for handle in self._handles:
-            handle.remove()
+        self._unit.finish_gather()

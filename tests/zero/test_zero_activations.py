@@ -15,7 +15,7 @@ import zero_runtime
 from zero_runtime import fragmentation
 from zero_runtime.activations import PartitionedActivations
 from zero_runtime.buffers import Arena
-from zero_runtime.engine import hybrid_groups
+from zero_runtime.groups import hybrid_groups
 from zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
 from zero_runtime.presets import preset
 

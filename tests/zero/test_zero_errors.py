@@ -70,26 +70,39 @@ def forward_without_call() -> None:
     model.forward(*gpt_batch(0, 0))
 
 
-def replaced(stage: int) -> None:
+def tampered(stage: int, what: str, on: tuple[int, ...]) -> None:
+    """Something is done on some ranks only; every rank goes on training, unaware."""
     model = make_gpt()
-    zero_runtime.shard(model, group=group_of(2), stage=stage)
-    model.blocks[1].up.weight = nn.Parameter(torch.zeros(48, 12))
-    model(*gpt_batch(0, 0))
+    engine = zero_runtime.shard(model, group=group_of(2), stage=stage)
+    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
+    for n in range(2):
+        if n == 1 and torch.distributed.get_rank() in on:
+            if what == "replaced":
+                model.blocks[1].up.weight = nn.Parameter(torch.zeros(1))  # a forward with it would fail
+            elif what == "new storage":
+                model.blocks[1].up.weight.data = torch.zeros(48, 12)
+            else:
+                with torch.no_grad():
+                    model.norm.weight.zero_()
+        model(*gpt_batch(0, n)).backward()
+        optimizer.step()
 
 
-def new_storage(stage: int) -> None:
-    model = make_gpt()
-    zero_runtime.shard(model, group=group_of(2), stage=stage)
-    model.blocks[1].up.weight.data = torch.zeros(48, 12)
-    model(*gpt_batch(0, 0))
+def steps_with_gradients_of_this_rank_only() -> None:
+    engine = zero_runtime.shard(make_gpt(), group=group_of(2), stage=2)
+    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
+    with engine.no_sync():
+        engine.model(*gpt_batch(0, 0)).backward()
+    optimizer.step()
 
 
-def written_in_place() -> None:
-    model = make_gpt()
-    zero_runtime.shard(model, group=group_of(2), stage=2)
-    with torch.no_grad():
-        model.norm.weight.zero_()
-    model(*gpt_batch(0, 0))
+def late_backward(stage: int) -> None:
+    engine = zero_runtime.shard(make_gpt(), group=group_of(2), stage=stage)
+    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
+    early = engine.model(*gpt_batch(0, 0))
+    engine.model(*gpt_batch(0, 1)).backward()
+    optimizer.step()
+    early.backward()
 
 
 def two_optimizers() -> None:
@@ -156,11 +169,16 @@ SCENES: list[tuple[Callable[..., None], tuple[int, ...], str]] = [
     (different_frozen, (), "SettingsError: ranks [1] hold another model"),
     (forward_of_a_part, (), "LifecycleError: the forward of a Linear ran while its parameters"),
     (forward_without_call, (), "LifecycleError: the forward of a Embedding ran while its parameters"),
-    (replaced, (1,), "LifecycleError: parameter blocks.1.up.weight was replaced"),
-    (replaced, (3,), "LifecycleError: parameter blocks.1.up.weight was replaced"),
-    (new_storage, (2,), "LifecycleError: parameter blocks.1.up.weight was given new storage"),
-    (new_storage, (3,), "LifecycleError: parameter blocks.1.up.weight was given new storage"),
-    (written_in_place, (), "LifecycleError: parameter norm.weight was written in place"),
+    (tampered, (1, "replaced", (1,)), "LifecycleError: parameter blocks.1.up.weight was replaced"),
+    (tampered, (3, "replaced", (0,)), "LifecycleError: parameter blocks.1.up.weight was replaced"),
+    (tampered, (2, "new storage", (0,)), "LifecycleError: parameter blocks.1.up.weight was given new storage"),
+    (tampered, (3, "new storage", (1,)), "LifecycleError: parameter blocks.1.up.weight was given new storage"),
+    (tampered, (3, "new storage", (0, 1)), "LifecycleError: parameter blocks.1.up.weight was given new storage"),
+    (tampered, (1, "written", (1,)), "LifecycleError: parameter norm.weight was written in place"),
+    (tampered, (2, "written", (0, 1)), "LifecycleError: parameter norm.weight was written in place"),
+    (steps_with_gradients_of_this_rank_only, (), "LifecycleError: gradients were accumulated on this rank only"),
+    (late_backward, (1,), "LifecycleError: this backward belongs to a forward that ran before"),
+    (late_backward, (3,), "LifecycleError: this backward belongs to a forward that ran before"),
     (two_optimizers, (), "SettingsError: this model has an optimizer already"),
     (whole_tensor_optimizer, (), "SettingsError: torch.optim.Adafactor needs whole tensors"),
     (incomplete_groups, (), "SettingsError: parameter tokens.weight is in no param group"),

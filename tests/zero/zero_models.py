@@ -53,15 +53,63 @@ def odd_batch(rank: int, step: int) -> tuple[Tensor, ...]:
     return (torch.randn(4, 7, generator=draw),)
 
 
+class Fickle(nn.Module):
+    """Uses what it is told to: `uses[i]` is 0 to skip layer i, 1 to use its weight, 2 also its gain; the root's
+    gain goes with the first layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Gained() for _ in range(4))
+        self.gain = nn.Parameter(torch.ones(5))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, uses: Tensor) -> Tensor:
+        for layer, use in zip(self.layers, uses.tolist(), strict=True):
+            if use:
+                x = layer(x, use == 2)
+        if uses[0] == 2:
+            x = x * self.gain
+        return self.head(x).float().square().mean()
+
+
+class Gained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(5))
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, gained: bool) -> Tensor:
+        x = torch.tanh(self.linear(x))
+        return x * self.gain if gained else x
+
+
+def make_fickle() -> nn.Module:
+    torch.manual_seed(7)
+    return Fickle()
+
+
+def fickle_batch(rank: int, step: int) -> tuple[Tensor, ...]:
+    """Every rank skips other layers and parameters in every step."""
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(4, 5, generator=draw), torch.randint(3, (4,), generator=draw)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tensor, ...]]]] = {
     "gpt": (make_gpt, gpt_batch),
     "odd": (make_odd, odd_batch),
+    "fickle": (make_fickle, fickle_batch),
 }
 DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def to_dtype(batch: tuple[Tensor, ...], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) if dtype and t.is_floating_point() else t for t in batch)
+
+
+def _add(sums: list[Tensor | None], more: list[Tensor | None]) -> None:
+    for i, found in enumerate(more):
+        if found is not None:
+            sums[i] = found.clone() if sums[i] is None else sums[i] + found
 
 
 def reference(
@@ -76,9 +124,14 @@ def reference(
     max_norm: float | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     skip_unused: bool = False,
+    n_ranks_per_shard: int | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Trains in one process what `n_ranks` ranks would: their gradients one by one, added in rank order."""
+    """Trains in one process what `n_ranks` ranks would: their gradients one by one, added in rank order.
+
+    With hybrid sharding, in rank order within each shard group, and then the groups' sums.
+    """
+    width = n_ranks_per_shard or n_ranks
     make, batch = MODELS[name]
     model = make()
     masters = [p.detach().clone().requires_grad_(p.requires_grad) for p in model.parameters()]
@@ -91,7 +144,10 @@ def reference(
         rounds = [[m] for m in range(n_micro)] if sync_every else [list(range(n_micro))]
         for micros in rounds:
             sums: list[Tensor | None] = [None] * len(masters)
+            groups: list[list[Tensor | None]] = []
             for rank in range(n_ranks):
+                if rank % width == 0:
+                    groups.append([None] * len(masters))
                 local: list[Tensor | None] = [None] * len(masters)
                 for micro in micros:
                     model(*to_dtype(batch(rank, n * n_micro + micro), compute)).backward()
@@ -102,9 +158,9 @@ def reference(
                                 grad = grad * (1.0 / n_ranks)  # before the sum, lest it overflow
                             local[i] = grad if local[i] is None else local[i] + grad
                         p.grad = None
-                for i, found in enumerate(local):
-                    if found is not None:
-                        sums[i] = found.clone() if sums[i] is None else sums[i] + found
+                _add(groups[-1], local)
+            for group in groups:
+                _add(sums, group)
             for i, found in enumerate(sums):
                 if found is not None:
                     # the runtime multiplies when it sets and fuses multiply and add when it accumulates

@@ -1,0 +1,76 @@
+"""How a rank tells the others that something is wrong with it, where all meet anyway.
+
+A rank that finds a parameter changed behind the runtime's back cannot raise there and then: the others would
+wait for it forever. It goes on, and says so in one number, the greatest over all ranks, that is asked for when a
+synchronised backward pass begins and looked at when it ends; so every rank raises the same sentence. The number
+travels beside the pass, and it is all that this costs. It also tells the others that a rank has used layers in
+a new order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from zero_runtime import collectives, phases
+from zero_runtime.errors import LifecycleError
+
+_ORDER_CHANGED = 1
+_KINDS = ("was replaced by another tensor", "was given new storage", "was written in place")
+_MOST_PARAMETERS = 1 << 32
+
+
+class RollCall:
+    """One number per synchronised backward pass.
+
+    Args:
+        names: of all parameters, in the same order on every rank.
+        groups: meet one after another: the ranks that share the data, then, with model parallelism, the ranks
+            that share the model.
+    """
+
+    def __init__(self, names: Sequence[str], groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+        self._names = tuple(names)
+        self._groups = tuple(groups)
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._work: collectives.Work | None = None
+        self._fault = 0
+        self.order_changed = False
+
+    def report(self, name: str, kind: str) -> None:
+        """This rank found `kind` ("was replaced …") done to a parameter; the first finding counts."""
+        if not self._fault:
+            place = (dist.get_rank() * len(_KINDS) + _KINDS.index(kind)) * _MOST_PARAMETERS
+            self._fault = 1 + _ORDER_CHANGED + place + self._names.index(name)
+
+    def open(self) -> None:
+        """Asks; every rank does at the same place of its step."""
+        self._number.fill_(self._fault or (_ORDER_CHANGED if self.order_changed else 0))
+        phases.announce(phases.OTHER)
+        self._work = collectives.maximum(self._number, self._groups[0])
+
+    def close(self) -> bool:
+        """Hears the answer: whether a rank used layers in a new order.
+
+        Raises:
+            LifecycleError: on every rank, what a rank found.
+        """
+        if self._work is None:
+            return False
+        self._work.wait()
+        self._work = None
+        for group in self._groups[1:]:
+            phases.announce(phases.OTHER)
+            collectives.maximum(self._number, group).wait()
+        answer = int(self._number.item())
+        if answer > _ORDER_CHANGED:
+            self._fault = 0
+            place, index = divmod(answer - 1 - _ORDER_CHANGED, _MOST_PARAMETERS)
+            rank, kind = divmod(place, len(_KINDS))
+            raise LifecycleError(
+                f"parameter {self._names[index]} {_KINDS[kind]} outside the runtime on rank {rank}; change "
+                "parameters through engine.full_parameters() or engine.load_state_dict()"
+            )
+        return answer == _ORDER_CHANGED
