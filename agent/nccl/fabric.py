@@ -7,6 +7,7 @@ Files are TOML, checked strictly: any nonsense is a FabricError that names the k
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import re
@@ -203,6 +204,14 @@ class Fabric:
     def max_ranks(self) -> int:
         """Ranks that fit on the fabric."""
         return self.ranks_per_node * self.max_nodes
+
+    def with_nodes(self, max_nodes: int) -> Fabric:
+        """The same nodes and network, more of them; FabricError when the file describes no network."""
+        if max_nodes > 1 and self.belief.many_nodes is None:
+            raise FabricError(f"fabric {self.name} describes no network", "name a fabric of several nodes")
+        larger = copy.copy(self)
+        larger.max_nodes, larger._topologies = max_nodes, {}
+        return larger
 
     def n_nodes(self, ranks: Sequence[int]) -> int:
         """Nodes that the global `ranks` of a communicator touch."""
