@@ -194,7 +194,10 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     uptime_s: float
     resident_bytes: int
     n_errors: int
+    """Failures of the daemon's own, and measurements that the store could not take."""
     jobs: tuple[JobStatus, ...] = ()
+    n_refused: int = 0
+    """Messages of others that were malformed or not theirs to send."""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):

@@ -38,6 +38,10 @@ MESSAGES_PER_TURN: Final = 64
 RECEIVE_QUEUE_MESSAGES: Final = 64
 """Per rank; what does not fit stays with the agent, which drops and counts."""
 SEND_QUEUE_MESSAGES: Final = 256
+ARRIVING_MS: Final = 50
+"""At the end: how long a message may be on its way through this process."""
+LONGEST_DRAIN_S: Final = 1.0
+"""Ranks do not stop sending because the daemon stops."""
 COST: Final = np.dtype(wire.COST_FIELDS)
 
 
@@ -49,7 +53,7 @@ class Daemon:
         socket: zmq.Socket[bytes],
         service: Service,
         clock: Callable[[], float],
-        describe: Callable[[int], wire.StatusReply],
+        describe: Callable[[int, int], wire.StatusReply],
         uplinks: Uplinks,
     ) -> None:
         self._socket = socket
@@ -63,7 +67,9 @@ class Daemon:
         self._calls: deque[Callable[[], None]] = deque()
         self._stopping = False
         self.n_errors = 0
-        """Frames refused, and failures of our own."""
+        """Failures of our own."""
+        self.n_refused = 0
+        """Frames that were no messages."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Run `call` on the loop's thread; may be called from any."""
@@ -105,8 +111,9 @@ class Daemon:
 
     def drain(self) -> None:
         """Take in what has arrived already, and join and record all of it."""
-        while self._receive():
-            pass
+        ends_at_s = self._clock() + LONGEST_DRAIN_S
+        while self._clock() < ends_at_s and self._socket.poll(ARRIVING_MS):
+            self._receive()
         self._guarded(self._service.close)
 
     def close(self) -> None:
@@ -127,11 +134,11 @@ class Daemon:
         try:
             message, raw = wire.decode_agent(frames)
         except WireError as error:
-            self.n_errors += 1
+            self.n_refused += 1
             self._send([(sender, wire.ErrorReply(type(error).__name__, str(error)))])
             return
         if isinstance(message, wire.StatusRequest):
-            self._send([(sender, self._describe(self.n_errors + self._service.n_refused))])
+            self._send([(sender, self._describe(self.n_errors, self.n_refused + self._service.n_refused))])
             return
         records = None
         if raw is not None:
@@ -192,7 +199,7 @@ def run_daemon(
             def clock() -> float:
                 return wall_s + time.monotonic()  # wall time that never jumps
 
-            def describe(n_errors: int) -> wire.StatusReply:
+            def describe(n_errors: int, n_refused: int) -> wire.StatusReply:
                 return wire.StatusReply(
                     daemon_pid=os.getpid(),
                     version=version,
@@ -201,6 +208,7 @@ def run_daemon(
                     uptime_s=time.monotonic() - started_s,
                     resident_bytes=psutil.Process().memory_info().rss,
                     n_errors=n_errors + store.n_dropped,
+                    n_refused=n_refused,
                     jobs=service.jobs(),
                 )
 

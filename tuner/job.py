@@ -151,7 +151,7 @@ class Job:
 
         if self._brain is not None:
             self.tell(ask)
-        self._last_decisions.extend(_headline(decision) for decision in decided)
+        self._last_decisions.extend(headline(decision) for decision in decided)
         if proposed:
             self.offer = proposed[0]
             self.windows.plan_offered(self.step)
@@ -233,7 +233,8 @@ class Job:
         )
 
 
-def _headline(decision: Decision) -> str:
+def headline(decision: Decision) -> str:
+    """A decision in one line."""
     key = decision.key
     what = f"{key.collective.name} {key.phase.name} from {size_class_floor(key.size_class)} bytes"
     return f"epoch {decision.epoch}: {decision.kind} {decision.candidate} for {what}: {decision.reason}"

@@ -32,7 +32,7 @@ from store.wire import (
     Steps,
     Welcome,
 )
-from tuner.job import BrainLike, Job, RankSession
+from tuner.job import BrainLike, Job, RankSession, headline
 from tuner.nodes import NodeSession, NoUplinks, UplinksLike
 
 _log = logging.getLogger("zerotune.service")
@@ -337,7 +337,7 @@ class Service:
         if decided:
             self._store.record_decisions(decided)
             for decision in decided:
-                _log.info("job %s: %s", job.job_id, decision)
+                _log.info("job %s: %s", job.job_id, headline(decision))
         if job.stage != stage:
             self._store.update_job(job.job_id, stage=job.stage)
         if plan is None or 0 not in job.ranks:

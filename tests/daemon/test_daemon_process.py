@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -23,7 +24,7 @@ from agent.keys import use_client_keys
 from store import wire
 from store.database import Store
 from store.errors import StoreLockedError, UserError
-from store.records import StepRecord
+from store.records import Stage, StepRecord
 from tuner.daemon import run_daemon
 from tuner.endpoint import make_keys
 from tuner.status import fetch_status, render_status
@@ -145,7 +146,8 @@ def test_hostile_frames_get_a_typed_error_and_others_are_served_on(daemon, conne
         assert (reply.code, bool(reply.text)) == ("WireError", True)
         good.send_multipart(hello())
         assert isinstance(receive(good), wire.Welcome | wire.Observe), name
-        assert fetch_status(daemon.endpoint).n_errors == n_before + 1
+        status = fetch_status(daemon.endpoint)
+        assert (status.n_errors, status.n_refused) == (0, n_before + 1)
     assert b"Traceback" not in (daemon.end(), daemon.words)[1]
 
 
@@ -249,6 +251,12 @@ def test_status_says_where_and_who(daemon, capsys):
     )  # fmt: skip
     render_status(status, Console(width=200))
     assert "no job" in capsys.readouterr().out
+    fabric = "emulated-a_fabric_with_a_long_name-45020b92a6bb"
+    job = wire.JobStatus("job", fabric, Stage.zero3, 4, 4, 1, 9, 0, 0, 0, 0.0, 0.0, 0.0)
+    render_status(msgspec.structs.replace(status, n_refused=3, jobs=(job,)), Console(width=250))
+    shown = capsys.readouterr().out
+    assert fabric in shown
+    assert "0 failures of its own, 3 bad messages refused" in shown
 
 
 def test_no_status_without_a_daemon(private_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import FABRIC, FakeStore, ScriptedBrain
+from service_stubs import FABRIC, FakeStore, ScriptedBrain
 
 from agent.leader import LeaderAddress, from_here
 from store import wire

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -55,7 +57,8 @@ def test_observations_gather_before_they_are_joined(bench, records):
     assert 0 < bench.service.next_tick_s - bench.now_s <= service_module.JOIN_EVERY_S
 
 
-def test_plans_go_to_rank_0_only(bench):
+def test_plans_go_to_rank_0_only(bench, caplog):
+    caplog.set_level(logging.INFO)
     bench.join_all()
     bench.brains["job"].plans = [Plan(1)]
     replies = bench.send(0, steps(1))
@@ -64,6 +67,8 @@ def test_plans_go_to_rank_0_only(bench):
     assert bench.store.steps == [StepRecord(1, 0, 1000.0)]
     assert [d.reason for d in bench.store.decisions] == ["scripted"]
     assert "scripted" in bench.service.jobs()[0].last_decisions[0]
+    line = "job job: epoch 0: keep baseline for all_gather forward_gather from 1048576 bytes: scripted"
+    assert line in caplog.messages, "what -v logs can be read"
 
 
 def test_only_the_leading_ranks_steps_and_adoptions_count(bench):

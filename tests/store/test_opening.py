@@ -142,6 +142,13 @@ def test_read_only_needs_a_store(path):
         Store.open(path, read_only=True)
 
 
+def test_an_empty_file_is_called_empty(path):
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    with pytest.raises(StoreError, match="is empty"):
+        Store.open(path, read_only=True)
+
+
 def test_an_older_schema_needs_a_writer_once(path):
     Store.open(path).close()
     database = Database(path)
