@@ -22,15 +22,34 @@ def replay(
     ] = None,
     store: StorePath = None,
     fabric: FabricName = None,
+    n_ranks: Annotated[
+        int | None, typer.Option("--ranks", help="What if the job had so many ranks (to 16,384)?", show_default=False)
+    ] = None,
+    on_fabric: Annotated[
+        str | None, typer.Option(help="What if it ran on this fabric (name or file; its `belief` is asked)?")
+    ] = None,
+    bucket_mb: Annotated[
+        float | None, typer.Option(help="What if gradients went in buckets of so many MB (10^6 bytes)?")
+    ] = None,
+    stage: Annotated[int | None, typer.Option(help="What if it were ZeRO stage 1, 2, 3, or 0 for plain DDP?")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge policies on a recorded trace: what would each have cost, and from which evidence.
 
     Example: zerotune replay traces/ --policy baseline --policy model
+
+    What if: zerotune replay traces/ --ranks 1024 --on-fabric h100_ib_16 --bucket-mb 50 --stage 2
     """
+    from agent.nccl import fabric as fabrics
     from tuner import replay as replaying
 
-    result = replaying.replay(trace, policy, store_path(store), fabric, plan)
+    change = replaying.Change(
+        n_ranks=n_ranks,
+        fabric=None if on_fabric is None else fabrics.load(on_fabric),
+        bucket_bytes=None if bucket_mb is None else int(bucket_mb * 1e6),
+        stage=stage,
+    )
+    result = replaying.replay(trace, policy, store_path(store), fabric, plan, change)
     if as_json:
         print(result.to_json())
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -11,14 +10,14 @@ import numpy as np
 
 from agent.nccl import fabric as fabrics
 from store.database import Store
-from store.errors import FabricError
+from store.errors import UserError
 from store.plan_file import read_plan
-from store.records import Candidate, CandidateStatistics, CommunicatorClass, Phase, PlanRow
+from store.records import CandidateStatistics, Phase, PlanRow
 from tuner.export import read_nvidia_csv
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, ShapeVerdict, judge
-from tuner.replay.evidence import Evidence, Prediction, Predictor
+from tuner.replay.evidence import Evidence
 from tuner.replay.loading import load_table
 from tuner.replay.policies import POLICIES, Context, named
 from tuner.replay.render import render
@@ -26,13 +25,16 @@ from tuner.replay.result import ReplayResult
 from tuner.replay.schedule import StepModel
 from tuner.replay.steps import ShapeFacts, StepEstimate, StepFacts, StepRefusal, step_estimates, step_facts
 from tuner.replay.table import Array, CollectiveTable, Shape
+from tuner.replay.whatif import Change, WhatIf, World, model_predictor, what_if
 
 __all__ = [
     "POLICIES",
+    "Change",
     "CollectiveTable",
     "PolicyTotal",
     "ReplayResult",
     "ShapeVerdict",
+    "WhatIf",
     "load_table",
     "render",
     "replay",
@@ -46,12 +48,13 @@ def replay(
     store_path: Path | None = None,
     fabric: str | None = None,
     plan: Path | None = None,
+    change: Change | None = None,
 ) -> ReplayResult:
     """Judge `policies` on the trace at `trace` (a file, or a folder of --log-trace).
 
     Earlier measurements come from the store at `store_path` if it exists; `fabric` names the fabric for
     predictions when the trace does not say which it ran on; `plan` is what the policy `table` follows, our plan
-    file or NVIDIA's tuner CSV.
+    file or NVIDIA's tuner CSV; `change` asks what the step would be in another job.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -60,13 +63,31 @@ def replay(
     named(policies)
     rows = None if plan is None else _plan_rows(plan)
     table = load_table(trace, fabric)
-    statistics: Sequence[CandidateStatistics] = ()
-    knowledge = Knowledge.empty()
-    if store_path is not None and store_path.exists() and table.fabric_id:
-        with Store.open(store_path, read_only=True) as store:
-            statistics = store.statistics(table.fabric_id)
-            knowledge = Knowledge.from_store(store, table.fabric_id)
-    return replay_table(table, policies, statistics=statistics, knowledge=knowledge, plan=rows, trace=str(trace))
+    statistics, knowledge = _known(store_path, table.fabric_id)
+    return replay_table(
+        table,
+        policies,
+        statistics=statistics,
+        knowledge=knowledge,
+        plan=rows,
+        trace=str(trace),
+        change=change,
+        world=_world(change, store_path),
+    )
+
+
+def _known(store_path: Path | None, fabric_id: str) -> tuple[Sequence[CandidateStatistics], Knowledge]:
+    """What the store knows of a fabric."""
+    if store_path is None or not store_path.exists() or not fabric_id:
+        return (), Knowledge.empty()
+    with Store.open(store_path, read_only=True) as store:
+        return store.statistics(fabric_id), Knowledge.from_store(store, fabric_id)
+
+
+def _world(change: Change | None, store_path: Path | None) -> World | None:
+    if change is None or change.fabric is None:
+        return None
+    return World(*_known(store_path, change.fabric.fabric_id))
 
 
 def replay_table(
@@ -77,22 +98,31 @@ def replay_table(
     knowledge: Knowledge | None = None,
     plan: Sequence[PlanRow] | None = None,
     trace: str = "",
+    change: Change | None = None,
+    world: World | None = None,
 ) -> ReplayResult:
     """Judge `policies` on a table of collectives; `statistics` and `knowledge` are of earlier runs."""
     knowledge = knowledge or Knowledge.empty()
     costs = CostPrior(table.fabric) if _fabric(table) is not None else None
     shapes, shape_index = table.shapes()
-    predictor = None if costs is None else _predictor(knowledge, costs, _fabric(table))
+    fabric = _fabric(table)
+    predictor = None if costs is None or fabric is None else model_predictor(knowledge, costs, fabric)
     evidence = Evidence(table, shapes, shape_index, statistics, predictor)
     context = Context(evidence, statistics, knowledge, costs, plan)
     counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []
     duration_us = np.nan_to_num(table.duration_us.astype(np.float64))
     logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
-    fabric = _fabric(table)
     facts, model = step_facts(table, None if fabric is None else fabric.sms_slowdown)
     total_us = float(logged_us.sum())
     estimates, refusals = _steps(facts, model, table, shapes, shape_index, totals, verdicts, total_us)
+    answer = None
+    if change is not None and not change.is_none:
+        if facts is None or model is None:
+            reason = "it tells nothing of its steps" if facts is None else facts.reason
+            raise UserError(f"a changed job cannot be judged from this trace: {reason}", "log one with --log-trace")
+        world = world or World(statistics, knowledge)
+        answer = what_if(change, facts, model, named(policies), context, fabric, world, plan)
     return ReplayResult(
         trace=trace,
         job_id=table.job_id,
@@ -109,6 +139,7 @@ def replay_table(
         steps=facts,
         step_estimates=tuple(estimates),
         step_refusals=tuple(refusals),
+        what_if=answer,
         notes=_notes(table, statistics, costs),
     )
 
@@ -152,26 +183,6 @@ def _plan_rows(path: Path) -> list[PlanRow]:
 def _fabric(table: CollectiveTable) -> fabrics.Fabric | None:
     name = table.fabric.get("emulated")
     return fabrics.load(name) if isinstance(name, str) and name else None
-
-
-def _predictor(knowledge: Knowledge, costs: CostPrior, fabric: fabrics.Fabric | None) -> Predictor:
-    """Predictions on a described fabric; none for communicators that do not fit on it."""
-
-    @cache
-    def fits(communicator: CommunicatorClass) -> bool:
-        try:
-            return fabric is not None and fabric.topology(communicator) is not None
-        except (FabricError, ValueError):
-            return False
-
-    def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
-        if not fits(shape.communicator):
-            return None
-        prior = knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
-        mean, std = float(prior.mean[0]), float(prior.std[0])
-        return (float(np.exp(mean)), std) if np.isfinite(mean) else None
-
-    return predict
 
 
 def _notes(

@@ -8,11 +8,13 @@ phase's contention then cancel.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +76,16 @@ class Estimate:
         return self.cost_us * math.exp(NORMAL_95 * self.error)
 
 
+class _Neighbour(NamedTuple):
+    """A candidate's ratio to the baseline at another size."""
+
+    size_class: int
+    log_ratio: float
+    log_baseline_us: float
+    error: float
+    n_samples: int
+
+
 Prediction = tuple[float, float]
 """(cost_us, relative standard error)."""
 Place = tuple[CommunicatorClass, Collective, Phase, int]
@@ -102,10 +114,21 @@ class Evidence:
         if (shape, candidate) not in self._known:
             self._known[shape, candidate] = (
                 self._here.get((shape, candidate))
+                or self._from_other_phase(shape, candidate)
                 or self._from_elsewhere(shape, candidate)
                 or self._predicted(shape, candidate)
             )
         return self._known[shape, candidate]
+
+    def predicted(self, shape: Shape, candidate: Candidate) -> Prediction | None:
+        """The model's figure alone."""
+        return None if self._predictor is None else self._predictor(shape, candidate)
+
+    def with_predictor(self, predictor: Predictor | None) -> Evidence:
+        """The same measurements beside another model."""
+        other = copy.copy(self)
+        other._predictor, other._known = predictor, {}
+        return other
 
     def measured_candidates(self, shape: Shape) -> list[Candidate]:
         """Candidates with measurements for `shape`, here or elsewhere; in a fixed order."""
@@ -116,6 +139,18 @@ class Evidence:
             if (found := self.estimate(shape, candidate)) is not None and found.grade is not Grade.predicted
         }
         return sorted(here | near, key=str)
+
+    def _from_other_phase(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        """This trace's calls of the same bytes in the phase that has most of them."""
+        found = [
+            (there, self._here.get((other, BASELINE)))
+            for phase in Phase
+            for other in [dataclasses.replace(shape, phase=phase)]
+            if (there := self._here.get((other, candidate))) is not None
+        ]
+        if not found:
+            return None
+        return self._carried(shape, *max(found, key=lambda one: one[0].n_samples))
 
     def _elsewhere_of(self, shape: Shape) -> dict[Candidate, Estimate]:
         return self._elsewhere_at(shape, shape.key.size_class)
@@ -147,34 +182,37 @@ class Evidence:
         others = [one for one in self._measured_at(shape) if _cell(one) == _cell(candidate)]
         most = max(others, key=lambda one: one.n_channels, default=None)
         estimate = None if most is None else self._from_elsewhere(shape, most)
-        return estimate and replace(estimate, error=math.hypot(estimate.error, CARRIED_NOISE))
+        return estimate and dataclasses.replace(estimate, error=math.hypot(estimate.error, CARRIED_NOISE))
 
     def _interpolated(self, shape: Shape, candidate: Candidate) -> Estimate | None:
         """Between the next smaller and the next larger size class that know `candidate` and the baseline."""
-        if (shape, BASELINE) not in self._here:
-            return None
-        ends = [self._nearest(shape, candidate, direction) for direction in (-1, 1)]
-        below, above = ends
+        below, above = (self._nearest(shape, candidate, direction) for direction in (-1, 1))
         if below is None or above is None:
             return None
         position = math.log2(shape.message_bytes) * SIZE_CLASSES_PER_OCTAVE
-        share = min(max((position - below[0]) / (above[0] - below[0]), 0.0), 1.0)
-        ratio = math.exp((1 - share) * below[1] + share * above[1])
-        # Halfway between sizes whose ratios differ, the ratio may be either's.
-        doubt = abs(above[1] - below[1]) * min(share, 1 - share)
-        there = Estimate(ratio, math.hypot(below[2], above[2], doubt), Grade.measured_elsewhere, below[3] + above[3])
-        return self._carried(shape, there, Estimate(1.0, 0.0, Grade.measured_elsewhere))
+        share = min(max((position - below.size_class) / (above.size_class - below.size_class), 0.0), 1.0)
 
-    def _nearest(self, shape: Shape, candidate: Candidate, direction: int) -> tuple[int, float, float, int] | None:
-        """(size class, log of the ratio to the baseline, its error, samples), at most an octave away."""
+        def between(low: float, high: float) -> float:
+            return math.exp((1 - share) * low + share * high)
+
+        # Halfway between sizes whose ratios differ, the ratio may be either's.
+        doubt = abs(above.log_ratio - below.log_ratio) * min(share, 1 - share)
+        error, n_samples = math.hypot(below.error, above.error, doubt), below.n_samples + above.n_samples
+        baseline_us = between(below.log_baseline_us, above.log_baseline_us)
+        cost_us = baseline_us * between(below.log_ratio, above.log_ratio)
+        there = Estimate(cost_us, error, Grade.measured_elsewhere, n_samples)
+        return self._carried(shape, there, Estimate(baseline_us, 0.0, Grade.measured_elsewhere))
+
+    def _nearest(self, shape: Shape, candidate: Candidate, direction: int) -> _Neighbour | None:
+        """The next size class in that direction that knows both, at most an octave away."""
         own_class = shape.key.size_class
         for distance in range(1, MAX_INTERPOLATED_CLASSES + 1):
             size_class = own_class + direction * distance
             known = self._elsewhere_at(shape, size_class)
             found, baseline = known.get(candidate), known.get(BASELINE)
             if found is not None and baseline is not None:
-                ratio = math.log(found.cost_us / baseline.cost_us)
-                return size_class, ratio, math.hypot(found.error, baseline.error), found.n_samples
+                ratio, error = found.cost_us / baseline.cost_us, math.hypot(found.error, baseline.error)
+                return _Neighbour(size_class, math.log(ratio), math.log(baseline.cost_us), error, found.n_samples)
         return None
 
     def _measured_at(self, shape: Shape) -> set[Candidate]:

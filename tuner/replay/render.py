@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from tuner.replay.engine import PolicyTotal, ShapeVerdict
 from tuner.replay.result import ReplayResult
-from tuner.replay.steps import OVERLAP
+from tuner.replay.steps import OVERLAP, StepEstimate, StepRefusal
+from tuner.replay.whatif import WhatIf
 
 MAX_ROWS = 30
 _EVIDENCE = {
@@ -36,6 +39,8 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
         table.add_row(*_total_row(total))
     console.print(table)
     _render_steps(result, console)
+    if result.what_if is not None:
+        _render_what_if(result.what_if, console)
     for note in result.notes:
         console.print(f"[dim]{note}[/]")
 
@@ -45,16 +50,7 @@ def _render_steps(result: ReplayResult, console: Console) -> None:
     if facts is None:
         return
     table = Table("policy", "step", "exposed", "against the baseline policy (95 %)", title=f"Step time, {facts.method}")
-    for one in result.step_estimates:
-        table.add_row(
-            one.policy,
-            f"{one.step_us / 1e3:,.2f} ms ({one.low_us / 1e3:,.2f}..{one.high_us / 1e3:,.2f})",
-            f"{one.exposed_us / 1e3:,.2f} ms",
-            f"{one.change_percent:+.2f} % ({one.change_low_percent:+.2f}..{one.change_high_percent:+.2f})",
-        )
-    for refusal in result.step_refusals:
-        refused = f"[red]refused: no evidence for {refusal.refused_share_percent:.1f} % of its communication[/]"
-        table.add_row(refusal.policy, "-", "-", refused)
+    _step_rows(table, result.step_estimates, result.step_refusals)
     table.add_row(
         "[dim]as logged[/]", f"[dim]{facts.step_us / 1e3:,.2f} ms[/]", f"[dim]{facts.exposed_us / 1e3:,.2f} ms[/]", ""
     )
@@ -71,6 +67,32 @@ def _render_steps(result: ReplayResult, console: Console) -> None:
             f"[dim]Overlap is not modelled: {facts.reason}. The exposed share of communication,"
             f" {100 * facts.exposed_share:.0f} %, is taken to stay; bounds: all of the change hidden, all exposed.[/]"
         )
+
+
+def _step_rows(table: Table, estimates: Sequence[StepEstimate], refusals: Sequence[StepRefusal]) -> None:
+    for one in estimates:
+        table.add_row(
+            one.policy,
+            f"{one.step_us / 1e3:,.2f} ms ({one.low_us / 1e3:,.2f}..{one.high_us / 1e3:,.2f})",
+            f"{one.exposed_us / 1e3:,.2f} ms",
+            f"{one.change_percent:+.2f} % ({one.change_low_percent:+.2f}..{one.change_high_percent:+.2f})",
+        )
+    for refusal in refusals:
+        refused = f"[red]refused: no evidence for {refusal.refused_share_percent:.1f} % of its communication[/]"
+        table.add_row(refusal.policy, "-", "-", refused)
+
+
+def _render_what_if(answer: WhatIf, console: Console) -> None:
+    table = Table("policy", "step", "exposed", "against the baseline policy (95 %)", title=f"What if: {answer.change}")
+    _step_rows(table, answer.step_estimates, answer.step_refusals)
+    table.add_row("[dim]as logged[/]", f"[dim]{answer.logged_step_us / 1e3:,.2f} ms[/]", "", "")
+    console.print(table)
+    by_evidence = answer.totals[0].n_by_evidence if answer.totals else {}
+    parts = [f"{_EVIDENCE[name]}: {count:,}" for name, count in by_evidence.items() if count]
+    console.print(
+        f"[dim]{answer.n_collectives:,} collectives of {answer.communication_bytes / 1e6:,.1f} MB a step"
+        f" ({', '.join(parts) or 'none judged'}). Assumed: {'; '.join(answer.assumptions)}.[/]"
+    )
 
 
 def _render_shapes(result: ReplayResult, console: Console, max_rows: int) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from tuner.replay.engine import PolicyTotal, ShapeVerdict
 from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal
+from tuner.replay.whatif import WhatIf
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
@@ -28,6 +29,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     steps: StepFacts | None = None
     step_estimates: tuple[StepEstimate, ...] = ()
     step_refusals: tuple[StepRefusal, ...] = ()
+    what_if: WhatIf | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:

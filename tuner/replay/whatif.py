@@ -1,0 +1,298 @@
+"""What if the job had more ranks, another fabric, other buckets, another ZeRO stage?
+
+The trace's step is reshaped (tuner/replay/reshape.py) and every collective priced anew: by measurements of the
+fabric asked about where the store has some, else by NCCL's cost model with the learned correction, scaled by
+how far the same model is off for the collective that the trace did measure. Predictions carry their own doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from agent.nccl.fabric import Fabric
+from store.errors import FabricError, UserError
+from store.records import BASELINE, Candidate, CandidateStatistics, Collective, CommunicatorClass, PlanRow
+from tuner.features import CostPrior
+from tuner.knowledge import Knowledge
+from tuner.replay.engine import PolicyTotal, judge
+from tuner.replay.evidence import Evidence, Prediction, Predictor
+from tuner.replay.policies import Context, Policy
+from tuner.replay.program import Program, steady_step
+from tuner.replay.reshape import with_buckets, with_ranks, with_stage
+from tuner.replay.schedule import StepModel
+from tuner.replay.steps import ShapeFacts, StepEstimate, StepFacts, StepRefusal, step_estimates
+from tuner.replay.table import CollectiveTable, Shape
+
+MAX_RANKS: Final = 16384
+MIN_BUCKET_BYTES: Final = 1024
+CALIBRATING_LOG_BYTES: Final = math.log(16)
+LEAST_CALIBRATED_ERROR: Final = 0.15
+"""Relative standard error of the model between sizes of one communicator, once scaled to what was measured."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is asked; None leaves it as it was logged."""
+
+    n_ranks: int | None = None
+    fabric: Fabric | None = None
+    bucket_bytes: int | None = None
+    stage: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_ranks is not None and not 2 <= self.n_ranks <= MAX_RANKS:
+            raise UserError(f"{self.n_ranks} ranks cannot be judged", f"ask for 2 to {MAX_RANKS:,}")
+        if self.bucket_bytes is not None and self.bucket_bytes < MIN_BUCKET_BYTES:
+            raise UserError(f"buckets of {self.bucket_bytes} bytes are none", f"ask for {MIN_BUCKET_BYTES} or more")
+
+    @property
+    def is_none(self) -> bool:
+        """True when nothing is asked."""
+        return self == Change()
+
+    def __str__(self) -> str:
+        words = [
+            None if self.n_ranks is None else f"{self.n_ranks:,} ranks",
+            None if self.fabric is None else f"fabric {self.fabric.name}",
+            None if self.bucket_bytes is None else f"gradient buckets of {self.bucket_bytes:,} bytes",
+            None if self.stage is None else f"ZeRO stage {self.stage}",
+        ]
+        return ", ".join(word for word in words if word)
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """The changed step: its length under each policy, and what was assumed."""
+
+    change: str
+    logged_step_us: float
+    """What the same program gives for the job as it was logged."""
+    n_collectives: int
+    """In one step."""
+    communication_bytes: int
+    compute_us: float
+    totals: tuple[PolicyTotal, ...]
+    """Of one step's communication."""
+    step_estimates: tuple[StepEstimate, ...]
+    step_refusals: tuple[StepRefusal, ...]
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """What is known of the fabric asked about."""
+
+    statistics: Sequence[CandidateStatistics]
+    knowledge: Knowledge
+
+
+def what_if(
+    change: Change,
+    facts: StepFacts,
+    model: StepModel,
+    policies: Mapping[str, Policy],
+    context: Context,
+    own_fabric: Fabric | None,
+    world: World,
+    plan: Sequence[PlanRow] | None,
+) -> WhatIf:
+    """Judge `policies` on the step as `change` makes it. `world` is of the fabric asked about.
+
+    Raises:
+        UserError: the step cannot be changed so.
+        FabricError: the ranks do not fit, or nobody described the fabric.
+    """
+    fabric = change.fabric or own_fabric
+    if fabric is None and change.n_ranks is not None:
+        raise UserError("other ranks need a described fabric", "name one with --on-fabric")
+    program, assumptions = _reshaped(change, model.program, fabric)
+    beyond = fabric is not None and _n_nodes(program, fabric) > fabric.max_nodes
+    if fabric is not None and beyond:
+        assumptions.append(
+            f"fabric {fabric.name} describes {fabric.max_nodes} nodes: beyond them NCCL's cost model alone is asked"
+        )
+        fabric = fabric.with_nodes(_n_nodes(program, fabric))
+    knowledge = Knowledge.empty() if beyond else world.knowledge
+    costs = None if fabric is None else CostPrior(fabric.describe(), fabric)
+    elsewhere = change.fabric is not None
+    if elsewhere:
+        assumptions.append("computation takes as long as it was logged")
+        assumptions.append("the trace's own measurements are of another fabric: they are not used")
+        evidence = Evidence(_EMPTY, (), np.empty(0, np.int64), world.statistics, _predictor(knowledge, costs, fabric))
+    else:
+        scale = _calibration(model.program, program, context.evidence)
+        evidence = context.evidence.with_predictor(_predictor(knowledge, costs, fabric, scale))
+    asked = Context(evidence, world.statistics, knowledge, costs, plan)
+    return _judged(change, facts, model, program, policies, asked, assumptions)
+
+
+def _reshaped(change: Change, program: Program, fabric: Fabric | None) -> tuple[Program, list[str]]:
+    assumptions = ["compute gaps and their order stay"]
+    if change.stage is not None:
+        program = with_stage(program, change.stage)
+        assumptions.append(
+            "stages 1 and 2 communicate alike; the optimizer's time is not rescaled; gathers of stage 3 are"
+            " prefetched by one unit; backward computes twice what forward does"
+        )
+    if change.bucket_bytes is not None:
+        program = with_buckets(program, change.bucket_bytes)
+        assumptions.append("gradients become ready evenly between the issues of the logged buckets")
+    n_ranks = change.n_ranks
+    if n_ranks is None and change.fabric is not None:
+        n_ranks = max(call.shape.n_ranks for call in program.calls)
+    if n_ranks is not None and fabric is not None:
+        program = with_ranks(program, n_ranks, fabric.n_nodes(range(n_ranks)))
+        if change.n_ranks is not None:
+            assumptions.append("each rank's batch stays, and so does its computation; groups of fewer ranks stay")
+    return program, assumptions
+
+
+def _n_nodes(program: Program, fabric: Fabric) -> int:
+    return max(-(-call.shape.n_ranks // fabric.ranks_per_node) for call in program.calls)
+
+
+class _Scale(NamedTuple):
+    """How much longer collectives take than the model says, and the standard error of its logarithm."""
+
+    factor: float
+    error: float | None
+    """None: the model's own doubt stands."""
+
+
+def _calibration(before: Program, after: Program, evidence: Evidence) -> dict[Shape, _Scale]:
+    """Of the changed step's shapes, from the same collective in the trace, between its sizes.
+
+    On communicators that the trace has measured, the model is asked for the difference between sizes only.
+    """
+    known: dict[Collective, dict[float, float]] = {}
+    for shape in {call.shape for call in before.calls}:
+        measured, predicted = evidence.estimate(shape, BASELINE), evidence.predicted(shape, BASELINE)
+        if measured is not None and predicted is not None:
+            ratio = math.log(measured.cost_us / predicted[0])
+            known.setdefault(shape.collective, {})[math.log(shape.message_bytes)] = ratio
+    everything = {log_bytes: ratio for points in known.values() for log_bytes, ratio in points.items()}
+    communicators = {call.shape.communicator for call in before.calls}
+    scale = {}
+    for shape in {call.shape for call in after.calls}:
+        wanted = math.log(shape.message_bytes)
+        points = _near(known.get(shape.collective, {}), wanted) or _near(everything, wanted)
+        if not points:
+            continue
+        log_bytes, ratios = list(points), list(points.values())
+        factor = math.exp(float(np.interp(wanted, log_bytes, ratios)))
+        error = max(float(np.std(ratios)) / 2, LEAST_CALIBRATED_ERROR)
+        scale[shape] = _Scale(factor, error if shape.communicator in communicators else None)
+    return scale
+
+
+def _near(points: Mapping[float, float], log_bytes: float) -> dict[float, float]:
+    """Those of like size, by size: what a model gets wrong in a latency says nothing of bandwidths."""
+    return {at: ratio for at, ratio in sorted(points.items()) if abs(at - log_bytes) < CALIBRATING_LOG_BYTES}
+
+
+def _predictor(
+    knowledge: Knowledge,
+    costs: CostPrior | None,
+    fabric: Fabric | None,
+    scale: Mapping[Shape, _Scale] | None = None,
+) -> Predictor | None:
+    if costs is None or fabric is None:
+        return None
+    predict = model_predictor(knowledge, costs, fabric)
+    if scale is None:
+        return predict
+
+    def scaled(shape: Shape, candidate: Candidate) -> Prediction | None:
+        found = predict(shape, candidate)
+        if found is None or shape not in scale:
+            return found
+        factor, error = scale[shape]
+        return found[0] * factor, found[1] if error is None else min(error, found[1])
+
+    return scaled
+
+
+def model_predictor(knowledge: Knowledge, costs: CostPrior, fabric: Fabric) -> Predictor:
+    """Predictions on a described fabric; none for communicators that do not fit on it."""
+
+    @cache
+    def fits(communicator: CommunicatorClass) -> bool:
+        try:
+            return fabric.topology(communicator) is not None
+        except (FabricError, ValueError):
+            return False
+
+    def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
+        if not fits(shape.communicator):
+            return None
+        prior = knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
+        mean, std = float(prior.mean[0]), float(prior.std[0])
+        return (float(np.exp(mean)), std) if np.isfinite(mean) else None
+
+    return predict
+
+
+def _judged(
+    change: Change,
+    facts: StepFacts,
+    model: StepModel,
+    program: Program,
+    policies: Mapping[str, Policy],
+    context: Context,
+    assumptions: Sequence[str],
+) -> WhatIf:
+    n_calls = Counter(call.shape for call in program.calls)
+    shapes = list(n_calls)
+    baseline = {shape: context.evidence.estimate(shape, BASELINE) for shape in shapes}
+    weights = [n_calls[shape] * (found.cost_us if found else 0.0) for shape, found in baseline.items()]
+    totals, verdicts = judge(shapes, [n_calls[shape] for shape in shapes], weights, dict(policies), context)
+    priced = replace(
+        program,
+        calls=tuple(
+            replace(call, logged_us=call.logged_us or (found.cost_us if (found := baseline[call.shape]) else 0.0))
+            for call in program.calls
+        ),
+    )
+    by_policy = {
+        total.policy: dict(zip(shapes, verdicts[at * len(shapes) : (at + 1) * len(shapes)], strict=True))
+        for at, total in enumerate(totals)
+    }
+    changed_facts = {
+        shape: ShapeFacts(found.cost_us if found else 1.0, _default_channels(priced, shape))
+        for shape, found in baseline.items()
+    }
+    steady = steady_step(priced)
+    new_facts = msgspec.structs.replace(facts, step_us=steady.step_us, exposed_us=steady.exposed_us)
+    estimates, refusals = step_estimates(
+        new_facts, replace(model, program=priced), totals, by_policy, changed_facts, sum(weights)
+    )
+    return WhatIf(
+        change=str(change),
+        logged_step_us=facts.step_us,
+        n_collectives=len(program.calls),
+        communication_bytes=sum(call.shape.message_bytes for call in program.calls),
+        compute_us=program.compute_us,
+        totals=totals,
+        step_estimates=tuple(estimates),
+        step_refusals=tuple(refusals),
+        assumptions=tuple(assumptions),
+    )
+
+
+def _default_channels(program: Program, shape: Shape) -> int:
+    return next(call.logged_channels for call in program.calls if call.shape == shape)
+
+
+_EMPTY: Final = CollectiveTable(
+    rows=np.empty(0, [("algorithm", "u1"), ("protocol", "u1"), ("n_channels", "u1")]),
+    duration_us=np.empty(0, np.float32),
+    is_default=np.empty(0, bool),
+    steps=np.empty(0),
+)
