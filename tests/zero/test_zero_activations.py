@@ -15,8 +15,8 @@ import zero_runtime
 from zero_runtime import fragmentation
 from zero_runtime.activations import PartitionedActivations
 from zero_runtime.buffers import Arena
-from zero_runtime.groups import hybrid_groups
 from zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
+from zero_runtime.groups import hybrid_groups
 from zero_runtime.presets import preset
 
 Result = dict[str, Any]
@@ -63,6 +63,60 @@ def test_partitioning_changes_no_bit_and_halves_what_is_kept(world: World, stage
         assert b["n_gathers"] == 3 * TINY.n_layers  # one per block and step
         assert b["kept_bytes"] == 3 * TINY.n_layers * block_bytes // 2
         assert b["outside"] == 0
+
+
+def clip_2x2(stage: int, norm_type: float) -> list[float]:
+    world = dist.group.WORLD
+    assert world is not None
+    pair, across = hybrid_groups(world, 2)
+    torch.manual_seed(7)
+    model = ParallelGPT(TINY, pair)
+    engine = zero_runtime.shard(model, group=across, model_parallel_group=pair, stage=stage, bucket_bytes=2048)
+    optimizer = engine.optimizer(torch.optim.SGD, lr=1.0)
+    norms = []
+    for n in range(3):
+        model(*gpt_batch(dist.get_rank(across), n)).backward()
+        norms.append(engine.clip_grad_norm_(0.3, norm_type).item())
+        optimizer.step()
+    return norms
+
+
+@pytest.mark.parametrize(("stage", "norm_type"), [(1, 2.0), (2, 1.0), (3, 2.0), (3, float("inf"))])
+def test_the_norm_of_a_split_model_is_that_of_the_whole(world: World, stage: int, norm_type: float) -> None:
+    model = make_gpt()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    expected = []
+    for n in range(3):
+        (sum(model(*gpt_batch(rank, n)) for rank in range(2)) / 2).backward()
+        expected.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3, norm_type).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    found = world.run(4, clip_2x2, stage, norm_type)
+    assert found[1:] == found[:-1]
+    # what replicated parameters would add if counted twice is a part in ten or more; roundings a few in 10⁶
+    assert found[0] == pytest.approx(expected, rel=1e-5)
+
+
+def tamper_2x2() -> str:
+    world = dist.group.WORLD
+    assert world is not None
+    pair, across = hybrid_groups(world, 2)
+    torch.manual_seed(7)
+    model = ParallelGPT(TINY, pair)
+    zero_runtime.shard(model, group=across, model_parallel_group=pair, stage=3)
+    if dist.get_rank() == 3:
+        model.norm.weight.data = torch.ones(TINY.width)
+    try:
+        model(*gpt_batch(0, 0)).backward()
+    except zero_runtime.LifecycleError as error:
+        return str(error)
+    return ""
+
+
+def test_a_mistake_is_heard_of_across_both_kinds_of_parallelism(world: World) -> None:
+    messages = world.run(4, tamper_2x2)
+    assert messages[0].startswith("parameter norm.weight was given new storage outside the runtime on rank 3")
+    assert len(set(messages)) == 1
 
 
 def test_tensor_parallel_under_zero_trains_like_one_process(world: World) -> None:

@@ -71,12 +71,17 @@ class ParallelBlock(nn.Module):
         self.n_heads = whole.n_heads // n
         self.norm_attention, self.norm_mlp = whole.norm_attention, whole.norm_mlp
 
+        def part(values: Tensor) -> nn.Parameter:
+            parameter = nn.Parameter(values)
+            setattr(parameter, "tensor_model_parallel", True)  # noqa: B010  (Megatron's mark, read by clipping)
+            return parameter
+
         def own(weight: Tensor, dim: int) -> nn.Parameter:
-            return nn.Parameter(weight.detach().chunk(n, dim)[rank].clone())
+            return part(weight.detach().chunk(n, dim)[rank].clone())
 
         def own_heads(weight: Tensor) -> nn.Parameter:
             q, k, v = weight.detach().chunk(3)
-            return nn.Parameter(torch.cat([t.chunk(n)[rank] for t in (q, k, v)]))
+            return part(torch.cat([t.chunk(n)[rank] for t in (q, k, v)]))
 
         self.qkv_weight, self.qkv_bias = own_heads(whole.qkv.weight), own_heads(whole.qkv.bias)
         self.out_weight, self.out_bias = (
