@@ -20,7 +20,8 @@ import numpy as np
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
 from tuner.sweep.protocol import Failed, Measure, Measured, Ready, Reply, Stop, command_of, to_line
 
-PROBE_BYTES: Final = 1 << 20
+PROBE_BYTES: Final = (1 << 20, 1 << 14, 1 << 26)
+"""Cost tables are asked for at these sizes; the first one's tells what is offered."""
 TIMED_WAIT_S: Final = 5.0
 """How long to wait for the profiler's records of collectives that have ended."""
 _FLAG_TIMED: Final = 2
@@ -63,20 +64,25 @@ class Worker:
         from agent import fabric_identity
 
         cells: dict[str, tuple[tuple[int, int], ...]] = {}
+        costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
+        is_real = self._device.type == "cuda"
         for collective in collectives:
-            self._plugin.drain_costs()
-            self._plugin.set_observing(True)
-            self._run(collective, PROBE_BYTES)()
-            self._synchronize()
-            self._plugin.set_observing(False)
-            tables = self._plugin.drain_costs()
-            found: list[tuple[int, int]] = []
-            for table in tables[tables["collective"] == collective][:1]:
-                n_algorithms, n_protocols = int(table["n_algorithms"]), int(table["n_protocols"])
-                costs = table["cost_us"][:n_algorithms, :n_protocols]
-                found = [(int(a), int(p)) for a, p in zip(*np.nonzero(costs >= 0), strict=True)]
-                self._communicator = CommunicatorClass(self._n_ranks, int(table["n_nodes"]))
-            cells[collective.name] = tuple(found)
+            found: dict[int, np.ndarray[Any, Any]] = {}
+            for message_bytes in PROBE_BYTES if is_real else PROBE_BYTES[:1]:
+                self._plugin.drain_costs()
+                self._plugin.set_observing(True)
+                self._run(collective, message_bytes)()
+                self._synchronize()
+                self._plugin.set_observing(False)
+                tables = self._plugin.drain_costs()
+                for table in tables[tables["collective"] == collective][:1]:
+                    n_algorithms, n_protocols = int(table["n_algorithms"]), int(table["n_protocols"])
+                    found[message_bytes] = table["cost_us"][:n_algorithms, :n_protocols]
+                    self._communicator = CommunicatorClass(self._n_ranks, int(table["n_nodes"]))
+            offered = found.get(PROBE_BYTES[0], np.zeros((0, 0)))
+            cells[collective.name] = tuple((int(a), int(p)) for a, p in np.argwhere(offered >= 0))
+            if is_real:
+                costs[collective.name] = {size: tuple(map(tuple, one.tolist())) for size, one in found.items()}
         self._plugin.drain()
         fabric = os.environ.get("ZEROTUNE_FABRIC") if self._device.type == "cpu" else None
         fabric_id, description = fabric_identity.describe(fabric)
@@ -86,6 +92,7 @@ class Worker:
             cells=cells,
             fabric_id=fabric_id,
             fabric=description,
+            costs=costs,
         )
 
     def measure(self, command: Measure) -> Measured:

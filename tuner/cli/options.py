@@ -67,3 +67,10 @@ def console() -> Any:
 
     # Into a pipe or a file, rich would cut tables to 80 columns.
     return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+def progress_console() -> Any:
+    """Where progress goes: stderr, so that `--json` and pipes stay clean."""
+    from rich.console import Console
+
+    return Console(stderr=True)

@@ -6,19 +6,30 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.options import AsJson, FabricName, StorePath, console, store_path
+from tuner.cli.options import AsJson, FabricName, StorePath, console, progress_console, store_path
 
 
 def sweep(
     fabric: FabricName = None,
     store: StorePath = None,
     n_ranks: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 2,
-    collective: Annotated[
-        list[str], typer.Option(help="Collectives to measure; may be given several times.")
-    ] = ["all_gather", "reduce_scatter"],  # noqa: B006 - as above
+    collective: Annotated[list[str], typer.Option(help="Collectives to measure; may be given several times.")] = [  # noqa: B006 - typer reads the default, nobody changes it
+        "all_gather",
+        "reduce_scatter",
+    ],
     min_bytes: Annotated[int, typer.Option(help="Smallest message, total bytes.")] = 4096,
     max_bytes: Annotated[int, typer.Option(help="Largest message, total bytes.")] = 64 * 2**20,
     full: Annotated[bool, typer.Option("--full", help="Measure the whole grid.")] = False,
+    precision: Annotated[
+        float,
+        typer.Option(help="Wanted half width of a median's 95 % interval, as a share; also what counts as a tie."),
+    ] = 0.03,
+    max_repeats: Annotated[int, typer.Option(help="Most samples of one setting at one size.")] = 30,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a setting counts as hung.")] = 30.0,
+    budget: Annotated[
+        float, typer.Option(help="Without --full: samples to take at most, as a share of the grid's.")
+    ] = 0.15,
+    check: Annotated[bool, typer.Option(help="Verify the result of each setting once; --no-check trusts it.")] = True,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(help="Measure nothing: compare two sweeps, by job id or fabric id.")
     ] = None,
@@ -26,31 +37,37 @@ def sweep(
 ) -> None:
     """Measure settings x sizes x collectives in one process group and record them.
 
-    Ctrl-C keeps what was measured; the same command goes on from there.
+    Ctrl-C keeps what was measured; the same command goes on from there. A setting that hangs or gives a wrong result
+    is recorded as broken and never tried again.
 
     Example: zerotune sweep --fabric ethernet_boxes --max-bytes 1048576
     """
     from tuner import sweep as sweeping
 
     if compare is not None:
-        from tuner.sweep.compare import compare as compare_sweeps
-        from tuner.sweep.compare import render_comparison
-
-        render_comparison(compare_sweeps(store_path(store), *compare), console())
+        comparison = sweeping.compare(store_path(store), *compare)
+        if as_json:
+            print(comparison.to_json())
+        else:
+            sweeping.render_comparison(comparison, console())
         return
-    result = sweeping.sweep(
-        sweeping.SweepRequest(
-            fabric=fabric,
-            n_ranks=n_ranks,
-            collectives=tuple(collective),
-            min_bytes=min_bytes,
-            max_bytes=max_bytes,
-            full=full,
-        ),
-        store_path(store),
-        console(),
+    request = sweeping.SweepRequest(
+        fabric=fabric,
+        n_ranks=n_ranks,
+        collectives=tuple(collective),
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        full=full,
+        precision=precision,
+        max_repeats=max_repeats,
+        timeout_s=timeout,
+        budget=budget,
+        check=check,
     )
+    result = sweeping.sweep(request, store_path(store), progress_console())
     if as_json:
         print(result.to_json())
-        return
-    sweeping.render(result, console())
+    else:
+        sweeping.render(result, console())
+    if result.interrupted:
+        raise typer.Exit(130)

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from tuner.sweep.compare import Comparison, compare, render_comparison
 from tuner.sweep.render import progress_bar, render
-from tuner.sweep.run import SweepRequest, SweepResult, SweepRow, check, run_sweep
+from tuner.sweep.result import SweepResult, SweepRow
+from tuner.sweep.run import SweepRequest, check, run_sweep
 
 __all__ = [
     "Comparison",

@@ -43,6 +43,8 @@ class Cell:
     duration_us: list[float] = field(default_factory=list)
     outcome: Outcome = Outcome.ok
     reason: str = ""
+    ran: Candidate | None = None
+    """What a baseline was seen to run."""
 
     @property
     def median_us(self) -> float:
@@ -158,4 +160,6 @@ def restore(cells: Iterable[Cell], measurements: Array) -> int:
         else:
             cell.duration_us.append(float(row["duration_us"]))
             n_restored += 1
+            if candidate == BASELINE and row["algorithm"] != UNKNOWN:
+                cell.ran = Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
     return n_restored

@@ -16,6 +16,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """(algorithm, protocol) offered, by the collective's name."""
     fabric_id: str
     fabric: dict[str, str | int | float | bool]
+    costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
+    """NCCL's own cost tables by collective and bytes; empty on an emulated fabric, whose file tells them."""
 
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tuner.sweep.result import SweepResult, SweepRow
 from tuner.sweep.run import Progress as Callback
-from tuner.sweep.run import SweepResult, SweepRow
 
 MAX_PER_PLACE = 4
 
@@ -43,7 +43,7 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
             f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."
         )
     table = Table(
-        "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "gain", "n", "",
+        "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "gain", "n", "verdict",
         title=f"{result.n_ranks} ranks on {result.n_nodes} node(s); bandwidths in GB/s as nccl-tests computes them",
     )  # fmt: skip
     place = None
@@ -64,6 +64,15 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
     if result.n_broken:
         words += f"; [red]{result.n_broken} settings hung or failed[/]"
     console.print(words + ".")
+    if result.n_unsettled and not result.interrupted:
+        console.print(
+            f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
+            "larger --budget goes on from here; --full measures every setting."
+        )
+    if any(row.n_samples == 0 and row.outcome == "ok" for row in result.rows):
+        console.print(
+            "[dim]~: not measured there; follows from NCCL's cost and from what neighbouring sizes showed.[/]"
+        )
     if result.interrupted:
         console.print("[yellow]Interrupted: everything measured is kept, the same command goes on from here.[/]")
 
@@ -73,6 +82,19 @@ def _cells(row: SweepRow, *, is_first: bool) -> tuple[str, ...]:
     setting = "NCCL's own" if row.setting == "baseline" else row.setting
     if row.outcome != "ok":
         return (*head, setting, "-", "-", "-", "-", "-", str(row.n_samples), f"[red]{row.outcome}: {row.reason}[/]")
+    if row.median_us is None:
+        gain = "" if row.gain_percent is None else f"{row.gain_percent:+.1f} %"
+        return (
+            *head,
+            f"[bold]{setting}[/]",
+            f"~{row.expected_us:.2f}",
+            "-",
+            f"~{row.algbw_gbs:.2f}",
+            f"~{row.busbw_gbs:.2f}",
+            f"~{gain}" if gain else "",
+            "0",
+            _verdict(row),
+        )
     interval = "-" if row.low_us is None or row.high_us is None else f"{row.low_us:.1f}..{row.high_us:.1f}"
     return (
         *head,
@@ -83,5 +105,11 @@ def _cells(row: SweepRow, *, is_first: bool) -> tuple[str, ...]:
         f"{row.busbw_gbs:.2f}",
         "" if row.gain_percent is None or row.setting == "baseline" else f"{row.gain_percent:+.1f} %",
         str(row.n_samples),
-        "best" if row.is_best else "",
+        _verdict(row),
     )
+
+
+def _verdict(row: SweepRow) -> str:
+    if not row.is_best:
+        return ""
+    return "best" if row.confidence is None else f"best, {100 * row.confidence:.0f} % sure"

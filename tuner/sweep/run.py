@@ -16,12 +16,13 @@ from agent.nccl import catalog
 from agent.nccl import fabric as fabrics
 from store.database import MEASUREMENT, UNKNOWN, Store
 from store.errors import UserError
+from store.measurements import candidate_of
 from store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
 from tuner.features import CostPrior
-from tuner.knowledge import Knowledge
-from tuner.sweep.cells import MIN_REPEATS, Cell, Place, make_cells, message_sizes, restore
+from tuner.sweep.cells import MIN_REPEATS, Cell, make_cells, message_sizes, restore
 from tuner.sweep.protocol import Measure, Ready
-from tuner.sweep.strategy import LOOK_REPEATS, Active, FullGrid, Strategy
+from tuner.sweep.result import SweepResult, rows_of
+from tuner.sweep.strategy import BUDGET, LOOK_REPEATS, Active, FullGrid, Strategy
 from tuner.sweep.workers import GroupFailure, WorkerGroup, joined_us
 from tuner.trainer import load_correction
 
@@ -44,48 +45,10 @@ class SweepRequest(msgspec.Struct, frozen=True):
     max_repeats: int = 30
     timeout_s: float = 30.0
     """A visit that takes longer than this has hung."""
-
-
-class SweepRow(msgspec.Struct, frozen=True):
-    """One cell of the result; rates as nccl-tests computes them."""
-
-    collective: str
-    message_bytes: int
-    setting: str
-    n_samples: int
-    median_us: float | None
-    low_us: float | None
-    high_us: float | None
-    algbw_gbs: float | None
-    busbw_gbs: float | None
-    gain_percent: float | None
-    """Over NCCL's own choice at the same place."""
-    is_best: bool
-    outcome: str
-    reason: str = ""
-
-
-class SweepResult(msgspec.Struct, frozen=True):
-    """What the store now knows of this sweep's cells."""
-
-    job_id: str
-    fabric_id: str
-    emulated: str
-    n_ranks: int
-    n_nodes: int
-    n_cells: int
-    n_visited: int
-    n_samples: int
-    n_restored: int
-    """Samples that an earlier sweep had recorded, not measured again."""
-    n_broken: int
-    wall_s: float
-    interrupted: bool
-    rows: tuple[SweepRow, ...]
-
-    def to_json(self) -> str:
-        """One JSON document."""
-        return msgspec.json.encode(self).decode()
+    budget: float = BUDGET
+    """Samples that an active sweep may take, as a share of those that the full grid would take."""
+    check: bool = True
+    """Verify the result of one collective per setting and size."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -117,6 +80,13 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
             raise UserError(f"{collective.name} cannot be swept", f"use one of {names}")
     if not 0 < request.min_bytes <= request.max_bytes:
         raise UserError(f"sizes {request.min_bytes} to {request.max_bytes} are no range", "give a smaller --min-bytes")
+    for name, value, top in (("precision", request.precision, 1.0), ("budget", request.budget, 100.0)):
+        if not 0 < value <= top:
+            raise UserError(f"a {name} of {value:g} is none", f"use a share such as {0.03 if top == 1 else 0.15}")
+    if request.max_repeats < LOOK_REPEATS or not request.timeout_s > 0:
+        raise UserError(
+            f"{request.max_repeats} repeats within {request.timeout_s:g} s measure nothing", "use larger numbers"
+        )
     if request.n_ranks < 2:
         raise UserError(f"{request.n_ranks} rank has nobody to talk to", "use --n-ranks 2 or more")
     if request.fabric is not None:
@@ -153,6 +123,7 @@ class _Sweep:
         began_s = time.monotonic()
         interrupted = False
         n_restored = 0
+        strategy: Strategy | None = None
         ready = _emulated(request, self._collectives) if request.fabric is not None else self._start()
         try:
             communicator = CommunicatorClass(request.n_ranks, ready.n_nodes)
@@ -160,13 +131,16 @@ class _Sweep:
             self._cells = make_cells(self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells)
             n_restored = restore(self._cells, _of(self._store, ready.fabric_id, communicator))
             self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, request.n_ranks)
-            self._visit_all(self._strategy(communicator, ready), ready, communicator)
+            strategy = self._strategy(communicator, ready)
+            self._visit_all(strategy, ready, communicator)
         except KeyboardInterrupt:
             interrupted = True
         finally:
             self._stop(in_good_order=not interrupted)
             self._store.update_job(self._job_id, ended_at_s=time.time())
             self._store.flush()
+        choices = strategy.choices() if strategy is not None else {}
+        done, n_all = strategy.progress() if strategy is not None else (0, 0)
         return SweepResult(
             job_id=self._job_id,
             fabric_id=ready.fabric_id,
@@ -178,19 +152,25 @@ class _Sweep:
             n_samples=self._n_samples,
             n_restored=n_restored,
             n_broken=sum(cell.outcome is not Outcome.ok for cell in self._cells),
+            n_unsettled=n_all - done,
             wall_s=time.monotonic() - began_s,
             interrupted=interrupted,
-            rows=tuple(rows_of(self._cells, request.n_ranks)),
+            rows=tuple(rows_of(self._cells, request.n_ranks, choices)),
         )
 
     def _strategy(self, communicator: CommunicatorClass, ready: Ready) -> Strategy:
         request = self._request
         if request.full:
             return FullGrid(self._cells, request.precision, request.max_repeats)
-        correction, model_id = load_correction(self._store, ready.fabric_id)
-        knowledge = Knowledge((), correction, model_id)  # without statistics: those are this sweep's own, too
+        correction, _ = load_correction(self._store, ready.fabric_id)
         costs = CostPrior(ready.fabric)
-        return Active(self._cells, communicator, costs, knowledge, request.precision, request.max_repeats)
+        for name, tables in ready.costs.items():
+            for nbytes, table in tables.items():
+                costs.learn_live(communicator, Collective[name], nbytes, np.array(table, np.float32))
+        costs.learn_channels(communicator, ready.max_channels)
+        return Active(
+            self._cells, communicator, costs, correction, request.precision, request.max_repeats, request.budget
+        )
 
     def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> None:
         n_starts = 0
@@ -221,7 +201,7 @@ class _Sweep:
             candidate=cell.candidate,
             n_warmup=1,
             n_repeats=MIN_REPEATS if self._request.full else LOOK_REPEATS,
-            check=is_first,
+            check=is_first and self._request.check,
         )
         try:
             ranks = self._group.measure(command, self._request.timeout_s)
@@ -235,6 +215,8 @@ class _Sweep:
             cell.outcome, cell.reason = Outcome.failed, "the result was wrong"
             self._record(ready, [_broken_row(cell, communicator)])
             return
+        if cell.candidate == BASELINE:
+            cell.ran = candidate_of(ranks[0].algorithm, ranks[0].protocol, ranks[0].n_channels)
         outliers = cell.outliers(fresh_us)
         rows = []
         for duration_us, is_outlier in zip(fresh_us, outliers, strict=True):
@@ -305,51 +287,3 @@ def _broken_row(cell: Cell, communicator: CommunicatorClass) -> Array:
     row["protocol"] = UNKNOWN if asked.protocol is None else asked.protocol
     row["n_channels"] = asked.n_channels
     return row
-
-
-def rows_of(cells: Sequence[Cell], n_ranks: int) -> list[SweepRow]:
-    """Result rows of the cells that were measured, by place, the fastest first."""
-    by_place: dict[Place, list[Cell]] = {}
-    for cell in cells:
-        if cell.duration_us or cell.outcome is not Outcome.ok:
-            by_place.setdefault(cell.place, []).append(cell)
-    rows = []
-    for place in sorted(by_place):
-        found = sorted(by_place[place], key=lambda cell: cell.median_us if cell.duration_us else math.inf)
-        baseline = next((cell for cell in found if cell.candidate == BASELINE), None)
-        best = next((cell for cell in found if cell.outcome is Outcome.ok), None)
-        rows += [_result_row(cell, baseline, cell is best, n_ranks) for cell in found]
-    return rows
-
-
-def _result_row(cell: Cell, baseline: Cell | None, is_best: bool, n_ranks: int) -> SweepRow:
-    median_us = cell.median_us if cell.duration_us else None
-    low_us, high_us = cell.interval_us
-    algbw_gbs = None if median_us is None else cell.place.message_bytes / median_us / 1e3
-    gain = None
-    if median_us is not None and baseline is not None and baseline.duration_us:
-        gain = 100 * (1 - median_us / baseline.median_us)
-    return SweepRow(
-        collective=cell.place.collective.name,
-        message_bytes=cell.place.message_bytes,
-        setting=str(cell.candidate),
-        n_samples=len(cell.duration_us),
-        median_us=median_us,
-        low_us=low_us if math.isfinite(high_us) else None,
-        high_us=high_us if math.isfinite(high_us) else None,
-        algbw_gbs=algbw_gbs,
-        busbw_gbs=None if algbw_gbs is None else algbw_gbs * bus_factor(cell.place.collective, n_ranks),
-        gain_percent=gain,
-        is_best=is_best,
-        outcome=cell.outcome.name,
-        reason=cell.reason,
-    )
-
-
-def bus_factor(collective: Collective, n_ranks: int) -> float:
-    """Bus over algorithm bandwidth in nccl-tests' convention (its PERFORMANCE.md)."""
-    if collective is Collective.all_reduce:
-        return 2 * (n_ranks - 1) / n_ranks
-    if collective in (Collective.all_gather, Collective.reduce_scatter):
-        return (n_ranks - 1) / n_ranks
-    return 1.0

@@ -5,26 +5,69 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from functools import lru_cache
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from store.records import BASELINE, Candidate, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
+from store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, size_class
 from tuner.features import CostPrior, Floats
-from tuner.knowledge import Knowledge
-from tuner.policy.posterior import MAX_POINTS, Settings, condition
-from tuner.sweep.cells import Cell, Place
+from tuner.model.baked import Correction
+from tuner.sweep.cells import CONFIDENCE, MIN_REPEATS, Cell, Place
+from tuner.sweep.surrogate import Opinion, Surrogate, sample_noise
 
-LOOK_REPEATS: Final = 3
-"""Samples of a first look; only the best of a place and the baseline get more."""
-WORTH: Final = 0.015
-"""A place is settled when no cell is expected to improve on its best by more than this share."""
-CLOSE_PRECISIONS: Final = 3.0
-_NOISE: Final = 0.04
+LOOK_REPEATS: Final = 2
+"""Samples of one visit of the active sweep."""
+BUDGET: Final = 0.15
+"""Samples that an active sweep may take, as a share of those that the full grid would take."""
+VISIT_OCTAVES: Final = 2.0
+"""Places of one round are this far apart: nearer ones tell about each other."""
+N_DRAWS: Final = 512
+Z_MEDIAN: Final = 2.8
+"""Half width of a median's 95 % interval by order statistics, in standard errors of a mean."""
+LOOK_SHARE: Final = 0.5
+"""Up to this share of the budget, what neighbours alone have settled is looked at after all."""
+LOOKS_PER_ROUND: Final = 8
+LEAST_WORTH: Final = 1e-4
+OUTLIER_RATIO: Final = 1.3
+EXPECTED_SHARE: Final = 0.3
+"""Also settled: the expected loss is below this share of the precision (ties need no telling apart)."""
+_OWN: Final = 255
+"""Algorithm and protocol of a baseline that nobody can tell."""
+
+
+class Choice(NamedTuple):
+    """What a strategy would take at a place; `candidate` None: nothing works there."""
+
+    candidate: Candidate | None
+    expected_us: float
+    own_us: float
+    """Expected of NCCL's own choice."""
+    confidence: float
+    """That nothing is faster by more than the wanted precision."""
+
+
+class Look(NamedTuple):
+    """A cell worth a look, and what it might gain (log)."""
+
+    cell: Cell
+    worth: float
+
+
+class Verdict(NamedTuple):
+    """On one place: what to visit next (None: settled), how likely the choice is wrong, what else to look at."""
+
+    visit: Cell | None
+    doubt: float
+    choice: Choice
+    look: Look | None
 
 
 class Strategy(Protocol):
     """Chooses rounds of visits until there is nothing left worth measuring."""
+
+    def choices(self) -> dict[Place, Choice]:
+        """What the sweep chooses at each place, where that may be a cell it never measured."""
 
     def next_round(self) -> list[Cell]:
         """The cells to visit next, in order; empty when the sweep is over."""
@@ -47,6 +90,10 @@ class FullGrid:
         self._chance.shuffle(left)
         return left
 
+    def choices(self) -> dict[Place, Choice]:
+        """None: the fastest measured cell of a place is the choice."""
+        return {}
+
     def progress(self) -> tuple[int, int]:
         """Cells done, and all cells."""
         done = sum(cell.is_done(self._precision, self._max_repeats) for cell in self._cells)
@@ -54,10 +101,13 @@ class FullGrid:
 
 
 class Active:
-    """Per place the cell of most expected improvement, until nothing is expected to improve.
+    """Visits what can still change a choice; over when the choice of every place is settled.
 
-    The opinion about unmeasured cells is NCCL's cost, corrected by what earlier jobs taught, conditioned on
-    all that this sweep measured at neighbouring sizes and settings (tuner.policy.posterior).
+    A place is settled when, with the given confidence, no setting is more than `precision` faster than the
+    chosen one: in the opinion of a surrogate (tuner.sweep.surrogate) that knows NCCL's cost and all samples of
+    all sizes. So most cells are never visited, and a place between two sizes that agree may be settled by them
+    alone. It ends early at its budget, a share of the grid's samples. Every choice is a pure function of the
+    samples: a resumed sweep goes on as if it had never ended.
     """
 
     def __init__(
@@ -65,137 +115,164 @@ class Active:
         cells: Sequence[Cell],
         communicator: CommunicatorClass,
         costs: CostPrior,
-        knowledge: Knowledge,
+        correction: Correction | None,
         precision: float,
         max_repeats: int,
+        budget: float = BUDGET,
         seed: int = 0,
     ) -> None:
-        self._precision, self._max_repeats = precision, max_repeats
-        self._communicator, self._costs, self._knowledge = communicator, costs, knowledge
+        self._budget = budget
+        self._precision, self._max_repeats = math.log1p(precision), max_repeats
+        self._communicator, self._costs, self._correction = communicator, costs, correction
         self._chance = random.Random(seed)
         self._by_place: dict[Place, list[Cell]] = {}
         for cell in cells:
             self._by_place.setdefault(cell.place, []).append(cell)
-        self._settled: set[Place] = set()
-        self._prior = {place: self._prior_of(place, found) for place, found in self._by_place.items()}
+        by_collective: dict[Collective, list[Cell]] = {}
+        for cell in cells:
+            by_collective.setdefault(cell.place.collective, []).append(cell)
+        self._surrogates = [
+            (found, Surrogate(found, self._prior_of(found), self._settings(found))) for found in by_collective.values()
+        ]
+        self._verdicts: dict[Place, Verdict] = {}
 
     def next_round(self) -> list[Cell]:
-        """One visit for each place that is not settled, in random order.
-
-        When all are, everything is looked at once more: what neighbours showed since may have reopened it. So
-        a sweep that has ended has nothing to do when it is started again.
-        """
-        visits = self._visits_of_unsettled()
-        if not visits:
-            self._settled.clear()
-            visits = self._visits_of_unsettled()
+        """Visits at places far enough apart that none tells about another's, in random order."""
+        self._judge()
+        visits = [cell for cells in self._by_place.values() for cell in cells if _contradicts_itself(cell)]
+        open_places = [place for place, verdict in self._verdicts.items() if verdict.visit is not None]
+        for place in sorted(open_places, key=lambda place: (-self._verdicts[place].doubt, place)):
+            if all(_are_apart(place, cell.place) for cell in visits):
+                cell = self._verdicts[place].visit
+                assert cell is not None
+                visits.append(cell)
+        visits = (visits or self._looks())[: self._visits_left(self._budget)]
         self._chance.shuffle(visits)
         return visits
 
-    def _visits_of_unsettled(self) -> list[Cell]:
-        visits = []
-        for place in self._by_place:
-            if place in self._settled:
-                continue
-            cell = self._next_at(place)
-            if cell is None:
-                self._settled.add(place)
-            else:
-                visits.append(cell)
-        return visits
+    def _visits_left(self, share: float) -> int:
+        """How many visits there are until `share` of what the full grid would take is taken."""
+        cells = [cell for found in self._by_place.values() for cell in found]
+        n_precise = (Z_MEDIAN * sample_noise([cell for cell in cells if cell.duration_us]) / self._precision) ** 2
+        n_grid = len(cells) * min(max(MIN_REPEATS, n_precise), self._max_repeats)
+        return max(0, int((share * n_grid - sum(len(cell.duration_us) for cell in cells)) / LOOK_REPEATS))
+
+    def _looks(self) -> list[Cell]:
+        """What neighbours alone have settled, looked at after all, while the sweep stays a small part of the grid.
+
+        First choices that were never measured at their place, then the likeliest unmeasured rivals of another
+        algorithm or protocol: what a smooth opinion cannot foresee. A surprise reopens the place. The most
+        doubtful places go first, a few at a time.
+        """
+        looks = [verdict.look for verdict in self._verdicts.values() if verdict.look is not None]
+        looks.sort(key=lambda look: (-look.worth, look.cell.place))
+        return [look.cell for look in looks[: min(self._visits_left(self._budget * LOOK_SHARE), LOOKS_PER_ROUND)]]
 
     def progress(self) -> tuple[int, int]:
         """Places settled, and all places."""
-        return len(self._settled), len(self._by_place)
+        n_settled = sum(verdict.visit is None for verdict in self._verdicts.values())
+        return n_settled, len(self._by_place)
 
-    def _next_at(self, place: Place) -> Cell | None:
-        cells = self._by_place[place]
-        baseline = cells[0]
-        if baseline.outcome is Outcome.ok and len(baseline.duration_us) < LOOK_REPEATS:
-            return baseline
-        usable = [cell.outcome is Outcome.ok for cell in cells]
-        mean, std = self._posterior(place)
-        measured = np.array([len(cell.duration_us) >= LOOK_REPEATS for cell in cells])
-        mean = np.where(usable, mean, np.inf)
-        if not (measured & usable).any():
-            fresh = np.where(measured, np.inf, mean)
-            return cells[int(np.argmin(fresh))] if np.isfinite(fresh).any() else None
-        medians = np.array([math.log(cell.median_us) if cell.duration_us else math.inf for cell in cells])
-        best = int(np.argmin(np.where(measured & np.array(usable), medians, np.inf)))
-        improvement = np.where(measured | ~np.isfinite(mean), 0.0, _expected_improvement(medians[best] - mean, std))
-        if improvement.max() > WORTH:
-            return cells[int(np.argmax(improvement))]
-        # The baseline's own precision matters only where it might still be the choice.
-        is_close = baseline.duration_us and medians[0] - medians[best] < CLOSE_PRECISIONS * self._precision
-        rivals = (cells[best], baseline) if is_close else (cells[best],)
-        unsure = [cell for cell in rivals if not cell.is_done(self._precision, self._max_repeats)]
-        return min(unsure, key=lambda cell: len(cell.duration_us)) if unsure else None
+    def choices(self) -> dict[Place, Choice]:
+        """What the sweep chooses at each place, measured there or not."""
+        self._judge()
+        return {place: verdict.choice for place, verdict in self._verdicts.items()}
 
-    def _prior_of(self, place: Place, cells: Sequence[Cell]) -> tuple[Floats, Floats]:
-        key = DecisionKey(self._communicator, place.collective, Phase.other, size_class(place.message_bytes))
-        prior = self._knowledge.prior(key, place.message_bytes, [cell.candidate for cell in cells], self._costs)
-        return prior.mean, prior.std
+    def _judge(self) -> None:
+        for cells, surrogate in self._surrogates:
+            surrogate.show(self._settings(cells))
+            for place, opinion in surrogate.opinions().items():
+                self._verdicts[place] = self._verdict(self._by_place[place], opinion)
 
-    def _posterior(self, place: Place) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the log durations at `place`, infinite mean where unavailable."""
-        mean, std = self._prior[place]
-        near = sorted(
-            (other for other in self._by_place if other.collective is place.collective),
-            key=lambda other: abs(math.log2(other.message_bytes / place.message_bytes)),
-        )
-        points: list[tuple[Place, Cell, float, float]] = []
-        for other in near:
-            prior_mean, prior_std = self._prior[other]
-            for index, cell in enumerate(self._by_place[other]):
-                if cell.duration_us and np.isfinite(prior_mean[index]):
-                    points.append((other, cell, float(prior_mean[index]), float(prior_std[index])))
-            if len(points) >= MAX_POINTS:
-                break
-        usable = np.isfinite(mean)
-        targets = self._settings([(place, cell.candidate) for cell in self._by_place[place]])
-        found, spread = condition(
-            np.where(usable, mean, 0.0),
-            std,
-            targets,
-            self._settings([(other, cell.candidate) for other, cell, _, _ in points]),
-            np.array([prior_std for *_, prior_std in points]),
-            np.array([math.log(cell.median_us) - prior_mean for _, cell, prior_mean, _ in points]),
-            np.array([_NOISE**2 / len(cell.duration_us) for _, cell, _, _ in points]),
-        )
-        return np.where(usable, found, np.inf), np.where(usable, spread, 1e-3)
+    def _verdict(self, cells: Sequence[Cell], opinion: Opinion) -> Verdict:
+        usable = [index for index, cell in enumerate(cells) if cell.outcome is Outcome.ok]
+        if not usable:
+            return Verdict(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
+        found = [cells[index] for index in usable]
+        mean, covariance = opinion.mean[usable], opinion.covariance[np.ix_(usable, usable)]
+        best = int(np.argmin(mean))
+        # Only differences matter: what all settings of a place share is no doubt about the choice.
+        difference = covariance - covariance[:, [best]] - covariance[[best], :] + covariance[best, best]
+        lower = np.linalg.cholesky(difference + 1e-10 * np.eye(len(usable)))
+        edges = (mean[best] - mean)[None, :] + draws(len(usable)) @ lower.T
+        edges[:, best] = 0.0
+        regret = edges.max(axis=1)
+        gains = np.maximum(edges, 0.0).mean(axis=0)
+        doubt = float(np.mean(regret > self._precision))
+        own_us = math.exp(opinion.mean[0]) if cells[0].candidate == BASELINE else math.nan
+        choice = Choice(found[best].candidate, math.exp(mean[best]), own_us, 1 - doubt)
+        look = _look(found, best, gains)
+        if doubt <= 1 - CONFIDENCE or float(regret.mean()) <= self._precision * EXPECTED_SHARE:
+            return Verdict(None, doubt, choice, look)
+        pair = sorted((best, int(np.argmax(gains))), key=lambda at: -float(covariance[at, at]))
+        open_cells = [found[at] for at in pair if len(found[at].duration_us) < self._max_repeats]
+        return Verdict(open_cells[0] if open_cells else None, doubt, choice, look)
 
-    def _settings(self, settings: Sequence[tuple[Place, Candidate]]) -> Settings:
-        shown = [
-            (place, (self._default(place) if candidate == BASELINE else None) or candidate)
-            for place, candidate in settings
-        ]
+    def _prior_of(self, cells: Sequence[Cell]) -> Floats:
+        """Log of NCCL's cost, corrected by what earlier jobs taught; NaN = no idea."""
+        prior = np.full(len(cells), np.nan)
+        by_place: dict[Place, list[int]] = {}
+        for index, cell in enumerate(cells):
+            by_place.setdefault(cell.place, []).append(index)
+        for place, indices in by_place.items():
+            where = self._communicator, place.collective
+            candidates = [self._shown(cells[index]) for index in indices]
+            nbytes, has_model = np.array([float(place.message_bytes)]), self._correction is not None
+            prior[indices] = self._costs.log_cost(*where, candidates, nbytes, described_only=has_model)[0]
+            if self._correction is not None:
+                shift, _ = self._correction.predict(*where, candidates, np.array([size_class(place.message_bytes)]))
+                prior[indices] += shift[0]
+        return prior
+
+    def _settings(self, cells: Sequence[Cell]) -> list[tuple[int, int, int]]:
         n_available = self._costs.max_channels(self._communicator)
+        found = []
+        for cell in cells:
+            shown = self._shown(cell)
+            kind = (_OWN, _OWN) if shown == BASELINE else (int(shown.algorithm or 0), int(shown.protocol or 0))
+            found.append((*kind, shown.n_channels or n_available))
+        return found
 
-        def column(values: list[Any], kind: type) -> Any:
-            return np.array(values, dtype=kind)
-
-        return Settings(
-            log2_bytes=column([math.log2(place.message_bytes) for place, _ in shown], np.float64),
-            log2_channels=column([math.log2(one.n_channels or n_available) for _, one in shown], np.float64),
-            algorithm=column([-1 if one.algorithm is None else one.algorithm for _, one in shown], np.int64),
-            protocol=column([-1 if one.protocol is None else one.protocol for _, one in shown], np.int64),
-            key=column([_place_code(place) for place, _ in shown], np.int64),
-        )
-
-    def _default(self, place: Place) -> Candidate | None:
-        return self._costs.default(self._communicator, place.collective, place.message_bytes)
-
-
-def _place_code(place: Place) -> int:
-    return (place.message_bytes << 4) | int(place.collective)
+    def _shown(self, cell: Cell) -> Candidate:
+        """What the cell runs: for the baseline what ran, else what NCCL is expected to choose."""
+        if cell.candidate != BASELINE:
+            return cell.candidate
+        default = self._costs.default(self._communicator, cell.place.collective, cell.place.message_bytes)
+        return cell.ran or default or BASELINE
 
 
-def _expected_improvement(edge: Floats, spread: Floats) -> Floats:
-    """E[max(0, edge + spread * normal)] with edge -inf allowed; both [n]."""
-    from scipy.special import ndtr
+def _look(cells: Sequence[Cell], best: int, gains: Floats) -> Look | None:
+    """The choice if it was never measured here, else the rival of another kind that might gain most."""
+    chosen = cells[best]
+    if not chosen.duration_us:
+        return Look(chosen, math.inf)
+    rivals = [
+        Look(cell, float(gain))
+        for cell, gain in zip(cells, gains, strict=True)
+        if not cell.duration_us and _kind(cell) != _kind(chosen) and gain > LEAST_WORTH
+    ]
+    return max(rivals, key=lambda look: look.worth, default=None)
 
-    finite = np.isfinite(edge)
-    scaled = np.where(finite, edge, 0.0) / spread
-    density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
-    expected: Floats = np.where(finite, scaled * ndtr(scaled) + density, 0.0) * spread
-    return expected
+
+def _kind(cell: Cell) -> tuple[int | None, int | None]:
+    shown = cell.ran or cell.candidate
+    return shown.algorithm, shown.protocol
+
+
+def _contradicts_itself(cell: Cell) -> bool:
+    """Two samples that differ like this: one is an outlier, and only more can tell which."""
+    if len(cell.duration_us) != 2 or cell.outcome is not Outcome.ok:
+        return False
+    return max(cell.duration_us) > OUTLIER_RATIO * min(cell.duration_us)
+
+
+def _are_apart(one: Place, other: Place) -> bool:
+    if one.collective is not other.collective:
+        return True
+    return abs(math.log2(one.message_bytes / other.message_bytes)) >= VISIT_OCTAVES
+
+
+@lru_cache(maxsize=128)
+def draws(n_cells: int) -> Floats:
+    """Fixed standard normal draws [N_DRAWS, n_cells]: equal samples give equal verdicts."""
+    return np.random.default_rng(n_cells).standard_normal((N_DRAWS, n_cells))

@@ -1,0 +1,123 @@
+"""What a sweep found, as rows: by place, the fastest first, rates as nccl-tests computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from store.records import BASELINE, Collective, Outcome
+from tuner.sweep.cells import Cell, Place
+from tuner.sweep.strategy import Choice
+
+
+class SweepRow(msgspec.Struct, frozen=True):
+    """One cell of the result; rates as nccl-tests computes them."""
+
+    collective: str
+    message_bytes: int
+    setting: str
+    n_samples: int
+    """0: the choice of this place follows from its neighbours."""
+    median_us: float | None
+    low_us: float | None
+    high_us: float | None
+    algbw_gbs: float | None
+    busbw_gbs: float | None
+    gain_percent: float | None
+    """Over NCCL's own choice at the same place, which may be an expected one."""
+    is_best: bool
+    outcome: str
+    reason: str = ""
+    expected_us: float | None = None
+    """Of the choice, from all samples of the sweep."""
+    confidence: float | None = None
+    """That no setting is faster than the choice by more than the wanted precision."""
+
+
+class SweepResult(msgspec.Struct, frozen=True):
+    """What the store now knows of this sweep's cells."""
+
+    job_id: str
+    fabric_id: str
+    emulated: str
+    n_ranks: int
+    n_nodes: int
+    n_cells: int
+    n_visited: int
+    n_samples: int
+    n_restored: int
+    """Samples that an earlier sweep had recorded, not measured again."""
+    n_broken: int
+    n_unsettled: int
+    """Places whose choice is not sure: the budget ran out, or the sweep was interrupted."""
+    wall_s: float
+    interrupted: bool
+    rows: tuple[SweepRow, ...]
+
+    def to_json(self) -> str:
+        """One JSON document."""
+        return msgspec.json.encode(self).decode()
+
+
+def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice] | None = None) -> list[SweepRow]:
+    """Result rows of the cells that were measured or chosen, by place, the fastest first."""
+    choices = choices or {}
+    by_place: dict[Place, list[Cell]] = {}
+    for cell in cells:
+        choice = choices.get(cell.place)
+        is_choice = choice is not None and choice.candidate == cell.candidate
+        if cell.duration_us or cell.outcome is not Outcome.ok or is_choice:
+            by_place.setdefault(cell.place, []).append(cell)
+    rows = []
+    for place in sorted(by_place):
+        choice = choices.get(place)
+        found = sorted(by_place[place], key=lambda cell, choice=choice: _order_us(cell, choice))  # type: ignore[misc]
+        baseline = next((cell for cell in found if cell.candidate == BASELINE and cell.duration_us), None)
+        own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
+        best = next((cell for cell in found if cell.outcome is Outcome.ok), None)
+        if choice is not None:
+            best = next((cell for cell in found if cell.candidate == choice.candidate), best)
+        rows += [_result_row(cell, own_us, choice if cell is best else None, cell is best, n_ranks) for cell in found]
+    return rows
+
+
+def _order_us(cell: Cell, choice: Choice | None) -> float:
+    if choice is not None and choice.candidate == cell.candidate:
+        return 0.0
+    return cell.median_us if cell.duration_us else math.inf
+
+
+def _result_row(cell: Cell, own_us: float, choice: Choice | None, is_best: bool, n_ranks: int) -> SweepRow:
+    median_us = cell.median_us if cell.duration_us else None
+    shown_us = median_us if median_us is not None else choice.expected_us if choice else None
+    low_us, high_us = cell.interval_us
+    algbw_gbs = None if shown_us is None else cell.place.message_bytes / shown_us / 1e3
+    gain = None if shown_us is None or not math.isfinite(own_us) else 100 * (1 - shown_us / own_us)
+    return SweepRow(
+        collective=cell.place.collective.name,
+        message_bytes=cell.place.message_bytes,
+        setting=str(cell.candidate),
+        n_samples=len(cell.duration_us),
+        median_us=median_us,
+        low_us=low_us if math.isfinite(high_us) else None,
+        high_us=high_us if math.isfinite(high_us) else None,
+        algbw_gbs=algbw_gbs,
+        busbw_gbs=None if algbw_gbs is None else algbw_gbs * bus_factor(cell.place.collective, n_ranks),
+        gain_percent=gain,
+        is_best=is_best,
+        outcome=cell.outcome.name,
+        reason=cell.reason,
+        expected_us=choice.expected_us if choice else None,
+        confidence=choice.confidence if choice else None,
+    )
+
+
+def bus_factor(collective: Collective, n_ranks: int) -> float:
+    """Bus over algorithm bandwidth in nccl-tests' convention (its PERFORMANCE.md)."""
+    if collective is Collective.all_reduce:
+        return 2 * (n_ranks - 1) / n_ranks
+    if collective in (Collective.all_gather, Collective.reduce_scatter):
+        return (n_ranks - 1) / n_ranks
+    return 1.0
