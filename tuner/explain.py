@@ -82,7 +82,7 @@ def _alternative(
         "predicted_high_us": predicted[2],
         "measured_us": measured_us,
         "n_measurements": count,
-        "note": state.banned.get(option) or state.retired.get(option) or "",
+        "note": state.banned.get(option) or state.retired.get(option) or state.ties.get(option) or "",
     }
 
 

@@ -22,7 +22,7 @@ KEYS_PER_CALL: Final = 12
 
 
 class Fallback(NamedTuple):
-    """What a key would run under a cap, and what a step of it would cost (us) over what runs now."""
+    """What a key would run under a cap, and what a step of it may cost (us) over what runs now."""
 
     candidate: Candidate
     extra_us: float
@@ -70,9 +70,9 @@ class CapSearch:
 
 def cheapest_within(
     options: tuple[Candidate, ...], mean: np.ndarray, allowed: Callable[[Candidate], bool], caps: list[int]
-) -> dict[int, tuple[Candidate, float]]:
-    """Per cap the allowed option with that many channels or fewer that has the lowest `mean` (log us)."""
-    best: dict[int, tuple[Candidate, float]] = {}
+) -> dict[int, int]:
+    """Per cap the index of the allowed option with so many channels or fewer that has the lowest `mean`."""
+    best: dict[int, int] = {}
     order = sorted(
         (at for at, option in enumerate(options) if option.n_channels and math.isfinite(mean[at])),
         key=lambda at: float(mean[at]),
@@ -81,7 +81,7 @@ def cheapest_within(
         option = options[at]
         open_caps = [cap for cap in caps if cap >= option.n_channels and cap not in best]
         if open_caps and allowed(option):
-            best |= dict.fromkeys(open_caps, (option, float(mean[at])))
+            best |= dict.fromkeys(open_caps, at)
             if len(best) == len(caps):
                 break
     return best

@@ -27,13 +27,18 @@ from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.step_trial import Variant
-from tuner.policy.trial import PROMISING, KeyState, Verdict, judge
+from tuner.policy.trial import MAX_TRIAL_UNITS, KeyState, Verdict, judge, odds
 
 MIN_BASELINE_UNITS: Final = 2
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 MAX_JUDGED: Final = 48
 """Trials judged in one window; with more running they take turns."""
+LEAST_SHARE: Final = 0.15
+MOST_SHARE: Final = 0.95
+"""Bounds of the share of windows that a trial gets; between them it is the odds that the trial is faster."""
+TRUSTED_SHARE: Final = 0.75
+TRUSTED_HOPE: Final = (0.03, 0.03)
 RISK_QUANTILE: Final = 1.3
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
@@ -63,6 +68,15 @@ class Event(NamedTuple):
     reason: str
 
 
+class _Option(NamedTuple):
+    worth_us: float
+    """Expected gain per step."""
+    risk_us: float
+    candidate: Candidate
+    reason: str
+    hope: tuple[float, float]
+
+
 class Policy:
     """Decides settings; knows neither plans nor epochs. Evidence is passed in: it changes with the regime."""
 
@@ -87,9 +101,10 @@ class Policy:
         """Keys that have a trial, by index, those judged longest ago first."""
         self._changed: set[int] = set()
         self._runs_trial = np.zeros(0, np.bool_)
-        self._n_windows = np.zeros(0, np.int64)
-        self._period = np.zeros(0, np.int64)
-        """Every how many windows of a trial its incumbent runs; 0 = no trial."""
+        self._share = np.zeros(0)
+        """Share of a key's windows that its trial gets; 0 = no trial."""
+        self._due = np.zeros(0)
+        """Windows of the trial that are due: sums up the share, a window takes one."""
         self._is_trusted = np.zeros(0, np.bool_)
         self._next_key = 0
         self.has_settled = False
@@ -98,12 +113,12 @@ class Policy:
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
         self.outlook.fields.register(state)
-        if state.index >= len(self._period):
+        if state.index >= len(self._share):
             self._grow(max(64, state.index))
         decided = self.outlook.fields.knowledge.decided(state.key)
         if decided is not None:
             candidate, reason = decided
-            self.begin_trial(state, candidate, reason, is_trusted=True)
+            self.begin_trial(state, candidate, reason, TRUSTED_HOPE, is_trusted=True)
             self._report(Event(state, candidate, "prior", reason))
 
     # ---- one window ---------------------------------------------------------------------------------
@@ -123,9 +138,9 @@ class Policy:
                     risk_left_us -= self._risk_us(state, evidence)
             if risk_left_us > 0:
                 self._start_trials(states, evidence, step, risk_left_us)
-        has_trial = self._period > 0
-        self._n_windows[has_trial] += 1
-        runs_trial = has_trial & (self._n_windows % np.maximum(self._period, 1) != 0)
+        self._due += self._share
+        runs_trial = self._due >= 1.0
+        self._due[runs_trial] -= 1.0
         if self.budget.remaining_us < 0:
             runs_trial &= self._is_trusted  # paused until the budget has recovered
         changed = self._changed | set(np.flatnonzero(runs_trial != self._runs_trial).tolist())
@@ -145,20 +160,25 @@ class Policy:
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
-    def begin_trial(self, state: KeyState, candidate: Candidate, reason: str, *, is_trusted: bool) -> None:
-        """Let `candidate` alternate with the incumbent from the next window on."""
-        state.trial, state.trial_reason, state.is_trusted = candidate, reason, is_trusted
+    def begin_trial(
+        self, state: KeyState, candidate: Candidate, reason: str, hope: tuple[float, float], *, is_trusted: bool
+    ) -> None:
+        """Let `candidate` alternate with the incumbent from the next window on.
+
+        `hope` is by how much (log) it should be faster, and the standard deviation of that.
+        """
+        state.trial, state.trial_reason, state.hope, state.is_trusted = candidate, reason, hope, is_trusted
         self.trials[state.index] = state
         self._is_trusted[state.index] = is_trusted
-        self._period[state.index] = 4 if is_trusted else 3 if "promising" in reason else 2
-        # Trusted ones take turns at showing the incumbent again.
-        self._n_windows[state.index] = state.index % 3 if is_trusted else 0
+        share = self._share[state.index] = _share(odds(None, state, 0.0), is_trusted=is_trusted)
+        # It runs at once; trusted ones take turns at showing the incumbent again.
+        self._due[state.index] = 1.0 - share * (state.index % 3 == 0 if is_trusted else 1)
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
         state.trial, state.is_trusted = None, False
         self.trials.pop(state.index, None)
-        self._period[state.index] = 0
+        self._share[state.index] = self._due[state.index] = 0.0
         self._changed.add(state.index)
 
     def set_incumbent(self, state: KeyState, candidate: Candidate, kind: str, reason: str) -> None:
@@ -196,14 +216,15 @@ class Policy:
             incumbent = evidence.find(state.index, state.incumbent)
             if incumbent is None:
                 return {}
-            mean, _ = state.opinion or self.outlook.posterior(state, states, evidence)
+            mean, spread = state.opinion or self.outlook.posterior(state, states, evidence)
+            worst = np.minimum(mean + RISK_QUANTILE * spread, mean + 6.0)
             now_us = math.exp(evidence.log_us(incumbent))
             found = {}
             options = self.outlook.fields.of(state).options
-            for cap, (option, log_us) in cheapest_within(options, mean, self._may_cap(state), caps).items():
-                extra_us = (math.exp(log_us) - now_us) * float(self.rates[state.index])
+            for cap, at in cheapest_within(options, mean, self._may_cap(state), caps).items():
+                extra_us = (math.exp(worst[at]) - now_us) * float(self.rates[state.index])
                 if math.isfinite(extra_us):
-                    found[cap] = Fallback(option, extra_us)
+                    found[cap] = Fallback(options[at], extra_us)
             return found
 
         search.advance(fallbacks)
@@ -217,7 +238,7 @@ class Policy:
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _grow(self, more: int) -> None:
-        for name in ("_runs_trial", "_n_windows", "_period", "_is_trusted"):
+        for name in ("_runs_trial", "_share", "_due", "_is_trusted"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
 
@@ -252,9 +273,15 @@ class Policy:
             words = "slower" if gain < 0 else "faster, too little to tell,"
             reason = f"measured {_percent(abs(gain))} {words} than {state.incumbent}"
             self.drop_trial(state, reason, ban=False)
+        elif verdict is Verdict.tie:
+            state.ties[trial] = f"measured {_percent(gain)} faster than {state.incumbent}, too little to be sure yet"
+            self.end_trial(state)
+            self._report(Event(state, state.incumbent, "keep", f"{trial}: {state.ties[trial]}"))
+        else:
+            self._share[state.index] = _share(odds(evidence, state, 0.0), is_trusted=state.is_trusted)
 
     def _start_trials(self, states: list[KeyState], evidence: Evidence, step: int, risk_left_us: float) -> None:
-        picked: list[tuple[float, float, KeyState, Candidate, str]] = []
+        picked: list[tuple[KeyState, _Option]] = []
         n_looked_at = n_quiet = 0
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
         for offset in range(len(states)):
@@ -270,23 +297,27 @@ class Policy:
             if found is None:
                 state.quiet_until = retry_at
             else:
-                picked.append((*found[:2], state, *found[2:]))
+                picked.append((state, found))
             if n_looked_at >= MAX_NEW_TRIALS:
                 self._next_key = (self._next_key + offset + 1) % len(states)
                 break
         self.has_settled = not n_looked_at and n_quiet > 0 and not self.trials
-        for _, risk_us, state, candidate, reason in sorted(picked, key=lambda one: -one[0]):
-            if risk_us > max(risk_left_us, 0.0):
+        for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
+            if found.risk_us > max(risk_left_us, 0.0):
                 continue
-            risk_left_us -= risk_us
-            self.begin_trial(state, candidate, reason, is_trusted=False)
-            state.n_tried += 1
-            self._report(Event(state, candidate, "explore", reason))
+            risk_left_us -= found.risk_us
+            if found.candidate not in state.numbers:
+                state.n_tried += 1
+                state.numbers[found.candidate] = state.n_tried
+            self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
+            slot = evidence.find(state.index, found.candidate)
+            state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
+            self._report(Event(state, found.candidate, "explore", found.reason))
 
     def _best_option(
         self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float
-    ) -> tuple[float, float, Candidate, str] | None:
-        """(worth in us per step, risk in us, candidate, reason) of the best trial that fits, if any."""
+    ) -> _Option | None:
+        """The best trial that fits, if any."""
         mean, spread = self.outlook.posterior(state, states, evidence)
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None:
@@ -300,27 +331,24 @@ class Policy:
         risk = worst * duration_us * n_calls
         likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
         options = self.outlook.fields.of(state).options
-        best: tuple[float, float, Candidate, str] | None = None
-        for index in np.argsort(-improvement):
+        order = [int(index) for index in np.argsort(-improvement) if improvement[index] >= self.settings.worthwhile]
+        for index in sorted(order, key=lambda index: options[index] in state.ties):
             candidate = options[index]
-            if improvement[index] < self.settings.worthwhile:
-                break
             if likely_slow[index] or risk[index] > max(risk_left_us, 0.0):
                 continue
             if not self._may_try(state, candidate):
                 continue
-            gain = 1.0 - math.exp(float(mean[index]) - log_now)
-            word = "promising: " if gain > PROMISING else ""
-            reason = (
-                f"{word}predicted {math.exp(mean[index]):.1f} us"
-                f" (90 %: {math.exp(mean[index] - 1.645 * spread[index]):.1f}"
-                f" to {math.exp(mean[index] + 1.645 * spread[index]):.1f})"
-                f" against {duration_us:.1f} us of {state.incumbent}"
+            log_us, std = float(mean[index]), float(spread[index])
+            low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)
+            return _Option(
+                worth_us=float(improvement[index]) * duration_us * float(self.rates[state.index]),
+                risk_us=float(risk[index]),
+                candidate=candidate,
+                reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
+                f" against {duration_us:.1f} us of {state.incumbent}",
+                hope=(log_now - log_us, std),
             )
-            worth = float(improvement[index]) * duration_us * float(self.rates[state.index])
-            best = (worth, float(risk[index]), candidate, reason)
-            break
-        return best
+        return None
 
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
         if candidate == state.incumbent or candidate in state.banned or candidate in state.retired:
@@ -337,6 +365,10 @@ class Policy:
             return 0.0
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
         return max(0.0, extra) * float(self.rates[state.index]) * self.settings.steps_per_window
+
+
+def _share(odds_of_gain: float, *, is_trusted: bool) -> float:
+    return min(max(odds_of_gain, TRUSTED_SHARE if is_trusted else LEAST_SHARE), MOST_SHARE)
 
 
 def _expected_improvement(edge: Floats, spread: Floats) -> Floats:

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 CLIP: Final = 6.0
 """Calls further from their slot's centre than this many noise scales are pulled in."""
 CLIP_AT_LEAST: Final = 0.1
-MEMORY: Final = 48
+MEMORY: Final = 160
 """Units after which older ones fade, so that slow drift is followed."""
 CALL_MEMORY: Final = 400.0
 PRIOR_UNITS: Final = 4.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from tuner.features import Floats
-from tuner.policy.evidence import Evidence, radius
+from tuner.policy.evidence import MEMORY, Evidence, radius
 
 if TYPE_CHECKING:
     from tuner.policy.field import Field
@@ -17,8 +17,7 @@ Family = tuple[CommunicatorClass, Collective]
 """Keys of one family differ by phase and message size only."""
 
 MAX_TRIAL_UNITS: Final = 40
-"""A trial that is still open after so many steps of evidence is a tie: the incumbent stays."""
-PROMISING: Final = 0.02
+"""A trial that is still open after so many more steps of evidence is a tie: others come first now."""
 
 
 class Verdict(Enum):
@@ -27,6 +26,7 @@ class Verdict(Enum):
     open = "open"
     better = "better"
     not_better = "not better"
+    tie = "tie"
     catastrophic = "catastrophic"
 
 
@@ -38,6 +38,7 @@ class KeyState:
         "default_setting",
         "family",
         "field",
+        "hope",
         "incumbent",
         "incumbent_kind",
         "incumbent_reason",
@@ -47,12 +48,15 @@ class KeyState:
         "max_channels",
         "message_bytes",
         "n_tried",
+        "numbers",
         "opinion",
         "previous",
         "quiet_until",
         "retired",
+        "ties",
         "trial",
         "trial_reason",
+        "trial_until_units",
     )
 
     def __init__(self, index: int, key: DecisionKey, message_bytes: float) -> None:
@@ -67,15 +71,24 @@ class KeyState:
         """What ran before the incumbent was promoted."""
         self.trial: Candidate | None = None
         self.trial_reason = ""
+        self.hope = (0.0, 1.0)
+        """By how much (log) the trial should be faster than the incumbent, and the standard deviation of that."""
         self.is_trusted = False
         """The trial comes from earlier runs: it runs at once and is verified on the side."""
+        self.trial_until_units = 0.0
+        """Units of evidence on the trial at which it is called a tie."""
         self.n_tried = 0
+        """Different candidates that were on trial."""
+        self.numbers: dict[Candidate, int] = {}
+        """The how-manieth of them each was."""
         self.default_setting: Candidate | None = None
         """What NCCL ran here when left alone."""
         self.max_channels = 64
         """More were found to slow training down."""
         self.banned: dict[Candidate, str] = {}
         self.retired: dict[Candidate, str] = {}
+        self.ties: dict[Candidate, str] = {}
+        """Neither better nor worse so far: on trial again when nothing else is worth one."""
         self.field: Field | None = None
         """Its options with their starting guesses; None until they are asked for."""
         self.opinion: tuple[Floats, Floats] | None = None
@@ -90,6 +103,8 @@ class KeyState:
         self.max_channels = 64
         self.banned.clear()
         self.retired.clear()
+        self.ties.clear()
+        self.numbers.clear()
         self.opinion = None
         self.quiet_until = 0
 
@@ -120,7 +135,7 @@ def judge(
     incumbent = evidence.find(state.index, state.incumbent)
     if trial is None or incumbent is None or not evidence.n_calls[trial] or not evidence.n_calls[incumbent]:
         return Verdict.open, 0.0, float("inf")
-    alpha = 0.2 if state.is_trusted else level(false_promotion, max(1, state.n_tried))
+    alpha = 0.2 if state.is_trusted else level(false_promotion, state.numbers.get(state.trial, 1))
     gain, half = compare(evidence, incumbent, trial, alpha)
     if gain - half > 0 and gain > min_gain:
         return Verdict.better, gain, half
@@ -129,6 +144,27 @@ def judge(
     doubt = sigma * math.sqrt(1.0 / n_trial + 1.0 / n_incumbent)
     hopeless = gain + 1.6 * doubt < min_gain and n_trial >= 2
     clearly_slow = gain + 3.0 * doubt < -0.05
-    if hopeless or clearly_slow or n_trial >= MAX_TRIAL_UNITS:
+    if hopeless or clearly_slow:
         return Verdict.not_better, gain, half
+    if n_trial >= state.trial_until_units and not state.is_trusted:
+        leads = n_trial < MEMORY and odds(evidence, state, min_gain) > 0.5
+        return Verdict.tie if leads else Verdict.not_better, gain, half
     return Verdict.open, gain, half
+
+
+def odds(evidence: Evidence | None, state: KeyState, min_gain: float) -> float:
+    """Probability that the trial of `state` is faster than its incumbent by more than `min_gain` (log).
+
+    What was hoped for and what was measured so far, weighed by their precisions.
+    """
+    hoped, std = state.hope
+    weight, total = 1.0 / std**2, hoped / std**2
+    trial = evidence.find(state.index, state.trial) if evidence is not None and state.trial is not None else None
+    incumbent = evidence.find(state.index, state.incumbent) if evidence is not None else None
+    if evidence is not None and trial is not None and incumbent is not None:
+        n_trial, n_incumbent = evidence.units(trial), evidence.units(incumbent)
+        if n_trial and n_incumbent:
+            variance = float(evidence.sigma(evidence.key[[trial]])[0]) ** 2 * (1.0 / n_trial + 1.0 / n_incumbent)
+            weight += 1.0 / variance
+            total += (evidence.log_us(incumbent) - evidence.log_us(trial)) / variance
+    return 0.5 * math.erfc(-(total / weight - min_gain) * math.sqrt(weight / 2.0))
