@@ -23,9 +23,10 @@ from store.records import Candidate, Collective, CommunicatorClass, Decision, Ou
 from tuner import explain
 from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
+from tuner.policy.ahead import Ahead, covering
 from tuner.policy.budget import Budget
-from tuner.policy.choice import Event, Policy, PolicySettings
-from tuner.policy.intake import Intake, algorithms_of
+from tuner.policy.choice import TRUSTED_HOPE, Event, Policy, PolicySettings
+from tuner.policy.intake import Intake
 from tuner.policy.keys import KeyTable
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
@@ -84,6 +85,7 @@ class Brain:
             self.memory,
             self._report,
         )
+        self._ahead = Ahead(self.memory, self._outlook, settings.min_gain)
         self._regimes = Regimes()
         self._fingerprint = StageFingerprint()
         self._keys = KeyTable(self._new_key)
@@ -188,7 +190,9 @@ class Brain:
         self._step = max(self._step, step.step)
         self.budget.earn(step.duration_us)
         if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
+            before = self.memory.is_short, self.memory.is_falling
             self.memory.pressure = step.memory_pressure
+            self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
         if step.epoch == self._active:
             self._steps_in_epoch += 1
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
@@ -228,7 +232,7 @@ class Brain:
         self._policy.rates = self._keys.rates(self._step)
         evidence = self._regimes.evidence
         changes = self._policy.next_window(self._states, evidence, self._step, may_start=not self._oversight.is_busy)
-        if self.settings.explore:
+        if self.settings.explore and not self.memory.is_short:
             self._oversight.consider_variants(self._states, evidence, self._step)
         variant = self._oversight.variant
         overlay = variant.changes if variant is not None else {}
@@ -237,15 +241,16 @@ class Brain:
         self._overlay = overlay
         changes |= overlay
         differs = self._plans.ask(self._states, changes, self.knowledge.model_id)
+        differs |= self._ahead.refresh(self._states, evidence)
         latest = self._plans.get(self._active if self._offered is None else self._offered)
         gathers_after_step = self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             return None
         epoch = self._next_epoch
         self._next_epoch += 1
-        candidates, plan = self._plans.make(epoch, gathers_after_step)
+        candidates, plan = self._plans.make(epoch, gathers_after_step, self._ahead.rows)
         is_trial = self._policy.explored(len(candidates))
-        entry = PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant)
+        entry = PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
         self._plans.add(entry, self._active)
         self._offered, self._offered_at_step = epoch, self._step
         return plan
@@ -285,8 +290,16 @@ class Brain:
             self._oversight.promoted(event.state, event.candidate)
 
     def _new_key(self, state: KeyState) -> None:
+        self._plans.meet(state)
         self._policy.register(state)
-        self._urgent |= state.is_trusted
+        row = covering(self._ahead.rows, state.key)
+        if row is not None and self.memory.is_short:
+            if state.trial is not None:
+                self._policy.drop_trial(state, row.reason, ban=False)
+            self._policy.set_incumbent(state, row.candidate, "prior", row.reason)
+        elif row is not None and state.trial is None and not row.candidate.is_baseline:
+            self._policy.begin_trial(state, row.candidate, row.reason, TRUSTED_HOPE, is_trusted=True)
+        self._urgent |= row is not None or state.is_trusted
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
         why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
@@ -304,7 +317,7 @@ class Brain:
         self._keys.count(keys)
         self._step = max(self._step, int(steps.max()))
         self._keys.learn_defaults(block, keys, self._costs)
-        self.memory.ran(algorithms_of(block))
+        self.memory.ran(block)
         is_trial = np.zeros(n_keys, np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial
         calls = evidence.calls(slots, logs)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
-from tuner.features import NO_CELL, Floats, Ints
+from tuner.features import Floats, Ints
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Calls, Evidence, group_median, grouped
 from tuner.policy.trial import KeyState
@@ -87,10 +87,3 @@ class Intake:
             state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
             if state.trial == candidate:
                 self._on_catastrophe(state, candidate, math.exp(float(excess[inverse == place][0])))
-
-
-def algorithms_of(block: npt.NDArray[np.void]) -> list[int]:
-    """The algorithms that ran, known ones only."""
-    ran = np.zeros(NO_CELL + 1, np.bool_)
-    ran[block["algorithm"]] = True
-    return np.flatnonzero(ran[:NO_CELL]).tolist()

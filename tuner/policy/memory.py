@@ -1,14 +1,24 @@
 """What device memory allows: the one place where choice asks about memory.
 
-Connecting an algorithm that has not run yet costs device memory, and so does every channel. Above a
-threshold of memory pressure nothing new is connected and no channels are added.
+Connecting an algorithm that has not run yet on a communicator costs device memory (`agent.nccl.memory`), and
+with some libraries so does every channel. Above a threshold of memory pressure nothing new is connected and
+no channels are added; what the pressure did last says whether larger messages are to be expected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
+from typing import Final
 
-from store.records import Candidate
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Algorithm, Candidate, CommunicatorClass
+
+RELEASE: Final = 0.02
+"""Memory counts as short until the pressure is so far below the threshold: no flapping at its edge."""
+DROP: Final = 0.1
+"""Fall of the pressure below its recent peak after which larger messages are expected."""
 
 
 class MemoryGate:
@@ -16,17 +26,64 @@ class MemoryGate:
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-        self.pressure = 0.0
-        self._connected: set[int] = set()
+        self._pressure = 0.0
+        self._peak = 0.0
+        self._connected: dict[CommunicatorClass, dict[Algorithm, int]] = {}
+        self._heard: set[int] = set()
+        self.is_short = False
+        """Whether nothing new may be connected."""
+        self.is_falling = False
+        """Whether memory became free since it was last short, or since the pressure's last peak."""
 
-    def ran(self, algorithms: Iterable[int]) -> None:
-        """These algorithms have run in this job: they are connected."""
-        self._connected.update(algorithms)
+    @property
+    def pressure(self) -> float:
+        """Device memory in use, 0 to 1, as last heard."""
+        return self._pressure
 
-    def allows(self, candidate: Candidate, n_channels_now: int) -> bool:
+    @pressure.setter
+    def pressure(self, pressure: float) -> None:
+        self._pressure = pressure
+        was_short = self.is_short
+        if pressure > self._threshold:
+            self.is_short = True
+        elif pressure < self._threshold - RELEASE:
+            self.is_short = False
+        if self.is_short or pressure >= self._peak:
+            self._peak, self.is_falling = max(pressure, self._peak), self.is_falling and not self.is_short
+        if not self.is_short and (was_short or pressure < self._peak - DROP):
+            self._peak, self.is_falling = pressure, True
+
+    def ran(self, block: npt.NDArray[np.void]) -> None:
+        """These measurements (MEASUREMENT_FIELDS) show what is connected, with how many channels."""
+        codes = block["n_ranks"].astype(np.int64) << 40 | block["n_nodes"].astype(np.int64) << 16
+        codes |= block["algorithm"].astype(np.int64) << 8
+        codes |= block["n_channels"]
+        for code in set(np.unique(codes).tolist()) - self._heard:
+            self._heard.add(code)
+            communicator = CommunicatorClass(code >> 40, code >> 16 & 0xFFFFFF)
+            if code >> 8 & 0xFF in _ALGORITHMS:
+                own, algorithm = self._connected.setdefault(communicator, {}), Algorithm(code >> 8 & 0xFF)
+                own[algorithm] = max(own.get(algorithm, 0), code & 0xFF)
+
+    def connected(self) -> Iterator[tuple[CommunicatorClass, Mapping[Algorithm, int]]]:
+        """What has run on each kind of communicator, with the most channels."""
+        yield from self._connected.items()
+
+    def has_room_for(self, candidate: Candidate, communicator: CommunicatorClass) -> bool:
+        """Whether `candidate` needs nothing but what is connected already."""
+        if candidate.algorithm is None:
+            return False
+        n_channels = self._connected.get(communicator, {}).get(candidate.algorithm, 0)
+        return 0 < candidate.n_channels <= n_channels
+
+    def allows(self, candidate: Candidate, n_channels_now: int, communicator: CommunicatorClass | None = None) -> bool:
         """Whether `candidate` may run where `n_channels_now` channels run now (0 = unknown)."""
-        if self.pressure <= self._threshold:
+        if not self.is_short:
             return True
-        if candidate.algorithm is not None and int(candidate.algorithm) not in self._connected:
+        own = [self._connected.get(communicator, {})] if communicator is not None else self._connected.values()
+        if candidate.algorithm is not None and not any(candidate.algorithm in each for each in own):
             return False
         return not n_channels_now or 0 < candidate.n_channels <= n_channels_now
+
+
+_ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)

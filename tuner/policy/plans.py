@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from store.records import BASELINE, Candidate, Plan, PlanRow, size_class_range
 from tuner.features import Ints
+from tuner.policy.ahead import covering
 from tuner.policy.evidence import Evidence
 from tuner.policy.step_trial import Variant
 from tuner.policy.trial import KeyState
@@ -29,6 +30,8 @@ class PlanInForce(NamedTuple):
     """Promotions so far when the plan was made."""
     variant: Variant | None = None
     """A whole-plan variant on trial, judged by step time."""
+    ahead: tuple[PlanRow, ...] = ()
+    """What was asked for keys that were not known yet."""
 
 
 class PlanBook:
@@ -64,6 +67,14 @@ class PlanBook:
             slots = self._slots[epoch] = more if slots is None else np.concatenate([slots, more])
         return slots
 
+    def meet(self, state: KeyState) -> None:
+        """A key was seen for the first time: note what each plan had asked of it already."""
+        for entry in self._plans.values():
+            row = covering(entry.ahead, state.key) if entry.ahead else None
+            if row is not None:
+                entry.candidates.extend([BASELINE] * (state.index - len(entry.candidates)))
+                entry.candidates.append(row.candidate)
+
     def forget_slots(self) -> None:
         """The evidence was exchanged: slots are looked up anew."""
         self._slots.clear()
@@ -81,9 +92,11 @@ class PlanBook:
             self._rows[index] = None if candidate.is_baseline else _row(state, candidate, model_id)
         return differs
 
-    def make(self, epoch: int, gathers_after_step: bool) -> tuple[list[Candidate], Plan]:
-        """The settings asked for as a plan."""
-        rows = tuple(row for row in self._rows if row is not None)
+    def make(
+        self, epoch: int, gathers_after_step: bool, ahead: tuple[PlanRow, ...] = ()
+    ) -> tuple[list[Candidate], Plan]:
+        """The settings asked for as a plan, with rows for keys that are not known yet."""
+        rows = (*(row for row in self._rows if row is not None), *ahead)
         return self._asked.copy(), Plan(epoch, rows, PLAN_EXPIRES_AFTER, gathers_after_step)
 
 

@@ -1,0 +1,244 @@
+"""Rows for messages that nobody has sent yet, so that a plan is there before their first.
+
+While memory is short, a message of a new size must not make NCCL connect what the device has no room for:
+every size that was not seen gets a setting that is connected already. When memory becomes free, larger
+batches and buckets usually follow: the sizes just above the largest ones get the setting they would be given
+anyway. Both are guesses, made where the alternative is to guess nothing; they are verified once they run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from agent.nccl.catalog import TUNABLE
+from store.records import (
+    BASELINE,
+    SIZE_CLASSES_PER_OCTAVE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    PlanRow,
+    size_class_floor,
+)
+from tuner.policy.evidence import Evidence
+from tuner.policy.memory import MemoryGate
+from tuner.policy.outlook import Outlook
+from tuner.policy.trial import Family, KeyState
+
+MAX_ROWS: Final = 90
+"""A plan table holds 4096 rows, of which the keys may take 4000."""
+MAX_OPINIONS: Final = 32
+"""Posteriors worked out in one go: bounds the time of one call."""
+OCTAVES_AHEAD: Final = 2
+"""So far above the largest message seen when memory becomes free."""
+OCTAVES_GUARDED: Final = 4
+"""So far when memory is short; the last row has no upper end."""
+SMALLEST_CLASS: Final = 3 * SIZE_CLASSES_PER_OCTAVE
+"""Eight bytes: below, several classes begin at the same size."""
+LARGEST_CLASS: Final = 47 * SIZE_CLASSES_PER_OCTAVE
+SMALLER_COSTS: Final = 0.01
+"""Slowdown (log) for which fewer channels are preferred while memory is short."""
+PHASES: Final[Mapping[Collective, tuple[Phase, ...]]] = {
+    Collective.all_gather: (Phase.forward_gather, Phase.backward_gather, Phase.post_step_gather, Phase.other),
+    Collective.reduce_scatter: (Phase.gradient_scatter, Phase.other),
+    Collective.all_reduce: (Phase.gradient_scatter, Phase.other),
+}
+"""What the plugin can tell apart."""
+
+
+class Span(NamedTuple):
+    """Size classes that no message was seen of, both ends inclusive."""
+
+    first: int
+    last: int
+
+
+class _Opinion(NamedTuple):
+    options: tuple[Candidate, ...]
+    mean: np.ndarray
+    spread: np.ndarray
+
+
+class Ahead:
+    """Makes the rows anew when memory or the keys have changed; `rows` are those that hold now."""
+
+    def __init__(self, memory: MemoryGate, outlook: Outlook, min_gain: float) -> None:
+        self._memory = memory
+        self._outlook = outlook
+        self._min_gain = min_gain
+        self._made_for: tuple[object, ...] = ()
+        self.rows: tuple[PlanRow, ...] = ()
+
+    def refresh(self, states: list[KeyState], evidence: Evidence) -> bool:
+        """Bring the rows up to date; whether they changed."""
+        memory = self._memory
+        if not (memory.is_short or memory.is_falling or self.rows):
+            return False
+        connected = {shape: dict(own) for shape, own in memory.connected()}
+        situation = memory.is_short, memory.is_falling, len(states), connected if memory.is_short else None
+        if situation == self._made_for:
+            return False
+        self._made_for = situation
+        before = self.rows
+        if memory.is_short:
+            self.rows = self._guards(states, evidence, connected)
+        else:
+            self.rows = self._next_ones(states, evidence) if memory.is_falling else ()
+        return [_setting(row) for row in before] != [_setting(row) for row in self.rows]
+
+    def _guards(
+        self, states: list[KeyState], evidence: Evidence, connected: Mapping[CommunicatorClass, Mapping[Algorithm, int]]
+    ) -> tuple[PlanRow, ...]:
+        opinions: dict[tuple[Family, Span], Candidate | None] = {}
+        rows: list[PlanRow] = []
+        seen = _seen(states)
+        # What is called most was seen first, and has the first claim on rows.
+        for communicator in connected:
+            for collective in TUNABLE:
+                for phase in PHASES[collective]:
+                    classes = seen.get((communicator, collective, phase), [])
+                    spans = [span for gap in _gaps(classes) for span in _split(gap, bool(classes))]
+                    for span in spans:
+                        name = ((communicator, collective), span)
+                        if name not in opinions:
+                            opinions[name] = self._connected_best(*name, phase, states, evidence, len(opinions))
+                        setting = opinions[name]
+                        if setting is not None:
+                            rows.append(_row(communicator, collective, phase, span, setting, SHORT))
+        return _merged(rows)[:MAX_ROWS]
+
+    def _next_ones(self, states: list[KeyState], evidence: Evidence) -> tuple[PlanRow, ...]:
+        rows: list[PlanRow] = []
+        n_opinions = 0
+        for (communicator, collective, phase), classes in _seen(states).items():
+            for octave in range(OCTAVES_AHEAD):
+                first = classes[-1] + 1 + octave * SIZE_CLASSES_PER_OCTAVE
+                span = Span(first, first + SIZE_CLASSES_PER_OCTAVE - 1)
+                if n_opinions >= MAX_OPINIONS or len(rows) >= MAX_ROWS:
+                    return tuple(rows)
+                n_opinions += 1
+                opinion = self._opinion((communicator, collective), span, phase, states, evidence)
+                best = int(np.argmin(opinion.mean))
+                edge = opinion.mean[0] - opinion.mean[best] - 0.5 * opinion.spread[best]
+                setting = opinion.options[best] if edge > self._min_gain else BASELINE
+                rows.append(_row(communicator, collective, phase, span, setting, FREE))
+        return tuple(rows)
+
+    def _connected_best(
+        self, family: Family, span: Span, phase: Phase, states: list[KeyState], evidence: Evidence, n_before: int
+    ) -> Candidate | None:
+        """The fastest setting that connects nothing; of nearly equals the one with the fewest channels."""
+        communicator, collective = family
+        if n_before < MAX_OPINIONS:
+            options, mean, _ = self._opinion(family, span, phase, states, evidence)
+        else:
+            options = self._outlook.fields.costs.candidates(*family)
+            sizes = np.array([float(_middle(span))])
+            mean = self._outlook.fields.costs.log_cost(communicator, collective, options, sizes)[0]
+        usable = [
+            (float(mean[at]), option)
+            for at, option in enumerate(options)
+            if math.isfinite(mean[at]) and self._memory.has_room_for(option, communicator)
+        ]
+        if not usable:
+            return None
+        lowest = min(log_us for log_us, _ in usable)
+        near = [(option.n_channels, log_us, option) for log_us, option in usable if log_us <= lowest + SMALLER_COSTS]
+        return min(near)[2]
+
+    def _opinion(
+        self, family: Family, span: Span, phase: Phase, states: list[KeyState], evidence: Evidence
+    ) -> _Opinion:
+        middle = _middle(span)
+        nobody = KeyState(_NO_INDEX, DecisionKey(*family, phase, (span.first + span.last) // 2), float(middle))
+        mean, spread = self._outlook.posterior(nobody, states, evidence)
+        return _Opinion(self._outlook.fields.of(nobody).options, mean, spread)
+
+
+SHORT: Final = "memory is short: nothing new is connected for sizes not seen yet"
+FREE: Final = "memory became free: larger messages are expected"
+_NO_INDEX: Final = 1 << 40
+"""No measured key's, so that nothing is taken for this one's own."""
+
+
+def covering(rows: tuple[PlanRow, ...], key: DecisionKey) -> PlanRow | None:
+    """The row that a key runs under before its own is made."""
+    floor, place = size_class_floor(key.size_class), (key.communicator, key.collective, key.phase)
+    return next((row for row in rows if row.min_bytes <= floor <= row.max_bytes and _place(row) == place), None)
+
+
+def _seen(states: list[KeyState]) -> dict[tuple[CommunicatorClass, Collective, Phase], list[int]]:
+    found: dict[tuple[CommunicatorClass, Collective, Phase], list[int]] = {}
+    for state in states:
+        key = state.key
+        if key.collective in PHASES:
+            found.setdefault((key.communicator, Collective(key.collective), Phase(key.phase)), []).append(
+                key.size_class
+            )
+    for classes in found.values():
+        classes.sort()
+    return found
+
+
+def _gaps(classes: list[int]) -> list[Span]:
+    edges = [SMALLEST_CLASS - 1, *(one for one in classes if one >= SMALLEST_CLASS), LARGEST_CLASS + 1]
+    return [Span(low + 1, high - 1) for low, high in pairwise(edges) if high - low > 1]
+
+
+def _split(gap: Span, is_measured: bool) -> list[Span]:
+    """Octaves, since the best setting changes with the size; far from anything measured, one span is all there is."""
+    if gap.last < LARGEST_CLASS or not is_measured:
+        return [gap]
+    starts = [gap.first + octave * SIZE_CLASSES_PER_OCTAVE for octave in range(OCTAVES_GUARDED)]
+    starts = [start for start in starts if start <= gap.last]
+    return [Span(start, following - 1) for start, following in zip(starts, [*starts[1:], gap.last + 1], strict=True)]
+
+
+def _middle(span: Span) -> int:
+    """A size that stands for the span: its middle, or near its lower end where it has no upper one."""
+    if span.last >= LARGEST_CLASS:
+        return size_class_floor(min(max(span.first, _A_KIB) + SIZE_CLASSES_PER_OCTAVE, LARGEST_CLASS))
+    return size_class_floor((max(span.first, min(_A_KIB, span.last)) + span.last) // 2)
+
+
+_A_KIB: Final = 10 * SIZE_CLASSES_PER_OCTAVE
+
+
+def _row(
+    communicator: CommunicatorClass, collective: Collective, phase: Phase, span: Span, setting: Candidate, reason: str
+) -> PlanRow:
+    ends = size_class_floor(span.first), size_class_floor(span.last + 1) - 1
+    return PlanRow(communicator, collective, phase, *ends, setting, reason)
+
+
+def _merged(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
+    """Neighbours that say the same become one row."""
+    merged: list[PlanRow] = []
+    for row in rows:
+        last = merged[-1] if merged else None
+        is_same = last is not None and (*_place(last), last.candidate) == (*_place(row), row.candidate)
+        if last is not None and is_same and last.max_bytes + 1 == row.min_bytes:
+            merged[-1] = _until(last, row.max_bytes)
+        else:
+            merged.append(row)
+    return tuple(merged)
+
+
+def _place(row: PlanRow) -> tuple[CommunicatorClass, Collective, Phase]:
+    return row.communicator, row.collective, row.phase
+
+
+def _until(row: PlanRow, max_bytes: int) -> PlanRow:
+    return PlanRow(*_place(row), row.min_bytes, max_bytes, row.candidate, row.reason, row.model_id)
+
+
+def _setting(row: PlanRow) -> tuple[object, ...]:
+    return *_place(row), row.min_bytes, row.max_bytes, row.candidate
