@@ -101,6 +101,8 @@ class Stage(IntEnum):
     zero1 = 2
     zero2 = 3
     zero3 = 4
+    zero1_or_2 = 5
+    """Gradients leave once per gather of parameters, as in both."""
 
 
 class Candidate(msgspec.Struct, frozen=True, order=True):

@@ -201,11 +201,7 @@ class Brain:
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
-        if self._fingerprint.add(
-            block["collective"].astype(np.int64),
-            block["message_bytes"].astype(np.int64),
-            block["step"].astype(np.int64),
-        ):
+        if self._fingerprint.add_records(block):
             self._urgent = True
 
     def adopted(self, epoch: int, step: int) -> None:

@@ -1,0 +1,144 @@
+"""The two encoders that score a step, evaluated in numpy: an LSTM over its frames, and counts of n-grams.
+
+Both give N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism.
+They are trained offline (`zerotune stage train`); the daemon never sees torch or scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.stage import arrays
+from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_ROLES, N_SUMMARY, Floats, Step, frames, summary
+from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, UNKNOWN, Shown
+
+Arrays = Mapping[str, npt.NDArray[np.float64]]
+
+N_TOKENS: Final = 2 * N_ROLES
+N_NGRAM: Final = N_SUMMARY + N_TOKENS + N_TOKENS**2
+MIN_CONFIDENCE: Final = 0.6
+"""A stage less probable than this is not claimed."""
+
+
+class Encoder(Protocol):
+    """Scores a step."""
+
+    kind: str
+
+    def scores(self, step: Step) -> Floats:
+        """Unnormalised log probabilities, shape [N_OUTPUTS]."""
+        ...
+
+
+class LstmEncoder:
+    """One LSTM layer over the frames, its last state beside the summary, one hidden layer."""
+
+    kind = "lstm"
+
+    def __init__(self, weights: Arrays) -> None:
+        n = _shape(weights, "recurrent", (None, None))[1]
+        _shape(weights, "input", (4 * n, N_FRAME))
+        _shape(weights, "recurrent", (4 * n, n))
+        _shape(weights, "bias", (4 * n,))
+        _shape(weights, "mean", (N_SUMMARY,))
+        _shape(weights, "scale", (N_SUMMARY,))
+        hidden = _shape(weights, "hidden", (None, n + N_SUMMARY))[0]
+        _shape(weights, "hidden_bias", (hidden,))
+        _shape(weights, "output", (N_OUTPUTS, hidden))
+        _shape(weights, "output_bias", (N_OUTPUTS,))
+        self._n = n
+        self._weights = weights
+        self._recurrent = np.ascontiguousarray(weights["recurrent"])
+
+    def scores(self, step: Step) -> Floats:
+        """See `Encoder`."""
+        weights, n = self._weights, self._n
+        inputs = frames(step) @ weights["input"].T + weights["bias"]
+        state, memory = np.zeros(n), np.zeros(n)
+        for row in inputs:
+            gates = row + self._recurrent @ state
+            # torch's order: input, forget, cell, output.
+            opened = 0.5 + 0.5 * np.tanh(0.5 * gates)
+            memory = opened[n : 2 * n] * memory + opened[:n] * np.tanh(gates[2 * n : 3 * n])
+            state = opened[3 * n :] * np.tanh(memory)
+        known = (summary(step) - weights["mean"]) * weights["scale"]
+        hidden = np.tanh(weights["hidden"] @ np.concatenate([state, known]) + weights["hidden_bias"])
+        result: Floats = weights["output"] @ hidden + weights["output_bias"]
+        return result
+
+
+class NgramEncoder:
+    """How often each call, and each pair of calls, follows; with the summary, linearly weighed."""
+
+    kind = "ngram"
+
+    def __init__(self, weights: Arrays) -> None:
+        _shape(weights, "mean", (N_NGRAM,))
+        _shape(weights, "scale", (N_NGRAM,))
+        _shape(weights, "output", (N_OUTPUTS, N_NGRAM))
+        _shape(weights, "output_bias", (N_OUTPUTS,))
+        self._weights = weights
+
+    def scores(self, step: Step) -> Floats:
+        """See `Encoder`."""
+        weights = self._weights
+        known = (ngrams(step) - weights["mean"]) * weights["scale"]
+        result: Floats = weights["output"] @ np.clip(known, -6.0, 6.0) + weights["output_bias"]
+        return result
+
+
+def ngrams(step: Step) -> Floats:
+    """Counts of tokens and of pairs, as square roots of shares, after the summary; shape [N_NGRAM].
+
+    A token is a call's role and whether it has the size of the call before.
+    """
+    tokens = 2 * step.roles + (step.bytes == np.roll(step.bytes, 1))
+    pairs = N_TOKENS * tokens + np.roll(tokens, -1)
+    n = len(tokens)
+    return np.concatenate(
+        [
+            summary(step),
+            np.sqrt(np.bincount(tokens, minlength=N_TOKENS) / n),
+            np.sqrt(np.bincount(pairs, minlength=N_TOKENS**2) / n),
+        ]
+    )
+
+
+def decide(scores: Floats) -> Shown:
+    """What scores say; a stage that is not probable enough is unknown."""
+    n_stages, n_accumulations = len(STAGES), len(ACCUMULATIONS)
+    stages = np.exp(scores[:n_stages] - scores[:n_stages].max())
+    best = int(stages.argmax())
+    partitioned, tensor = (bool(score > 0) for score in scores[n_stages + n_accumulations :])
+    if stages[best] < MIN_CONFIDENCE * stages.sum():
+        return Shown(partitioned_activations=partitioned, tensor_parallel=tensor) if tensor else UNKNOWN
+    accumulation = ACCUMULATIONS[int(scores[n_stages : n_stages + n_accumulations].argmax())]
+    return Shown(STAGES[best], accumulation, partitioned, tensor)
+
+
+def encoder_from_bytes(blob: bytes) -> Encoder:
+    """The encoder whose weights `blob` holds.
+
+    Raises:
+        ValueError: the bytes are damaged, foreign, of another version, or do not fit together.
+    """
+    kind, weights = arrays.from_bytes(blob, FEATURES_VERSION)
+    if kind == LstmEncoder.kind:
+        return LstmEncoder(weights)
+    if kind == NgramEncoder.kind:
+        return NgramEncoder(weights)
+    raise ValueError(f"there is no encoder {kind!r}")
+
+
+def _shape(weights: Arrays, name: str, expected: tuple[int | None, ...]) -> tuple[int, ...]:
+    """The shape of one array; raises ValueError unless it is there and as expected (None: any extent)."""
+    if name not in weights:
+        raise ValueError(f"weights lack {name}")
+    shape = weights[name].shape
+    if len(shape) != len(expected) or any(e not in (None, s) for e, s in zip(expected, shape, strict=True)):
+        raise ValueError(f"{name} has shape {shape}, not {expected}")
+    return shape

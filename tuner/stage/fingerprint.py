@@ -1,0 +1,93 @@
+"""Follows one job's collectives and says what kind of training they show."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Stage
+from tuner.stage import rules
+from tuner.stage.encoders import Encoder, decide
+from tuner.stage.features import IS_SEEN, Floats, Ints, Step, encode
+from tuner.stage.labels import UNKNOWN, Shown
+from tuner.stage.steps import StepCutter
+from tuner.stage.weights import default_encoder
+
+_log = logging.getLogger("zerotune.stage")
+
+FLAG_TIMED: Final = 2
+UNCUT_CALLS: Final = 256
+"""A sequence without a period is judged as a whole when it has so many calls."""
+
+
+class StageFingerprint:
+    """One job's stage; nothing is told but the sequence of (collective, message_bytes, start).
+
+    Steps are found by their repetition, so it does not matter when the daemon began to listen. A step that is
+    the same as the last costs one comparison; only a new one is scored.
+    """
+
+    def __init__(self, encoder: Encoder | None = None) -> None:
+        self.shown = UNKNOWN
+        self._encoder = encoder if encoder is not None else default_encoder()
+        self._cutter = StepCutter()
+        self._last_start_us = 0.0
+        self._judged_uncut_at = UNCUT_CALLS
+
+    @property
+    def stage(self) -> Stage:
+        """The stage shown last."""
+        return self.shown.stage
+
+    @property
+    def gathers_after_step(self) -> bool:
+        """All-gathers outside backward are updated parameters (ZeRO-1, 2), not forward gathers."""
+        return self.shown.stage in (Stage.zero1, Stage.zero2, Stage.zero1_or_2)
+
+    def add_records(self, block: npt.NDArray[np.void]) -> bool:
+        """Take in rank 0's records (OBSERVATION_FIELDS) in order; True when what is shown has changed.
+
+        While collectives are timed, each comes twice: as the decision and, later, as what ran. The latter knows
+        its start; where there is none, the decisions are the sequence.
+        """
+        timed = (block["flags"] & FLAG_TIMED) != 0
+        if timed.any():
+            block = block[timed]
+            block = block[np.argsort(block["start_ns"], kind="stable")]
+        return self.add(
+            block["collective"].astype(np.int64), block["message_bytes"].astype(np.int64), block["start_ns"] / 1e3
+        )
+
+    def add(self, collectives: Ints, message_bytes: Ints, start_us: Floats) -> bool:
+        """Take in collectives in order; `start_us` 0 = unknown. True when what is shown has changed."""
+        seen = IS_SEEN[collectives & 15]
+        if not seen.all():
+            collectives, message_bytes, start_us = collectives[seen], message_bytes[seen], start_us[seen]
+        if not len(collectives):
+            return False
+        if start_us[0] > 0:
+            gaps_us = np.diff(start_us, prepend=self._last_start_us or start_us[0])
+            self._last_start_us = float(start_us[-1])
+        else:
+            gaps_us = np.zeros(len(start_us))
+        if self._cutter.add(encode(collectives, message_bytes), gaps_us):
+            return self._show(self._judge(Step(*self._cutter.window)))
+        if not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
+            self._judged_uncut_at = 2 * len(self._cutter.codes)
+            return self._show(self._judge(Step(self._cutter.codes, np.zeros(len(self._cutter.codes)))))
+        return False
+
+    def _judge(self, step: Step) -> Shown:
+        if len(step.roles) < 2:
+            return UNKNOWN  # one call over and over may be anything
+        return decide(self._encoder.scores(step)) if self._encoder is not None else rules.classify(step)
+
+    def _show(self, shown: Shown) -> bool:
+        if shown == self.shown:
+            return False
+        _log.debug("stage: %s, was %s", shown, self.shown)
+        self.shown = shown
+        return True

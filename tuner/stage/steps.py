@@ -1,0 +1,160 @@
+"""Cuts a sequence of collectives into training steps without being told where they begin.
+
+Training repeats itself, so a step is the period of the sequence. A period is believed once two whole ones
+were seen; of several, the one that explains the longest stretch up to now: the micro-steps of an accumulation
+explain less than the step they are part of. From then on each new call is compared with the one a period ago,
+which costs next to nothing; a call lost or out of order disturbs two periods and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+MAX_CALLS: Final = 8192
+"""Longest history kept, and twice the longest step that is recognised."""
+MAX_CODES: Final = 4
+MAX_LAGS_PER_CODE: Final = 32
+SEARCH_GROWTH: Final = 0.05
+"""A search is repeated when the history has grown by this share since the last one."""
+
+
+def find_period(codes: Ints) -> tuple[int, int]:
+    """(period, length of the stretch at the end that has it), in calls; (0, 0) if none was seen twice."""
+    n = len(codes)
+    if n < 2:
+        return 0, 0
+    best, best_span = 0, 0
+    for lag in _lags(codes):
+        if 2 * lag > n:
+            break
+        differs = codes[lag:] != codes[:-lag]
+        last = int(differs[::-1].argmax())
+        matched = last if differs[len(differs) - 1 - last] else n - lag
+        span = matched + lag
+        if matched >= lag and span > best_span:
+            best, best_span = lag, span
+    return best, best_span
+
+
+def _lags(codes: Ints) -> list[int]:
+    """Distances, shortest first, between places of the codes that are rarest lately; all others are no period."""
+    values, counts = np.unique(codes[-(len(codes) // 2 + 1) :], return_counts=True)
+    lags: set[int] = set()
+    n_tried = 0
+    for value in values[np.argsort(counts, kind="stable")].tolist():
+        places = np.flatnonzero(codes == value)
+        if len(places) > 1:
+            lags.update((places[-1] - places[:-1][-MAX_LAGS_PER_CODE:]).tolist())
+            n_tried += 1
+            if n_tried == MAX_CODES:
+                break
+    return sorted(lags)
+
+
+class StepCutter:
+    """Follows one sequence; `window` is the last whole step."""
+
+    def __init__(self) -> None:
+        self.period = 0
+        """Calls per step; 0 = not known yet."""
+        self.n_steps = 0
+        """Whole steps seen since the period was found."""
+        self._codes = np.zeros(2 * MAX_CALLS, np.int64)
+        self._gaps = np.zeros(2 * MAX_CALLS, np.float64)
+        self._n = 0
+        self._n_matched = 0
+        self._n_disturbed = 0
+        self._searched_at = 0
+        self._step = np.zeros(0, np.int64)
+        """Two rounds of the step that was recognised last."""
+
+    @property
+    def codes(self) -> Ints:
+        """The history, oldest first."""
+        return self._codes[: self._n]
+
+    @property
+    def window(self) -> tuple[Ints, Floats]:
+        """The last `period` calls and the gaps before them."""
+        start = self._n - self.period
+        return self._codes[start : self._n], self._gaps[start : self._n]
+
+    def add(self, codes: Ints, gaps_us: Floats) -> bool:
+        """Take in calls; True when a (new) period was found."""
+        found = False
+        for start in range(0, len(codes), MAX_CALLS):
+            found |= self._add(codes[start : start + MAX_CALLS], gaps_us[start : start + MAX_CALLS])
+        return found
+
+    def _add(self, codes: Ints, gaps_us: Floats) -> bool:
+        n_new = len(codes)
+        if self._n + n_new > len(self._codes):
+            keep = min(self._n, MAX_CALLS)
+            for history in (self._codes, self._gaps):
+                history[:keep] = history[self._n - keep : self._n]
+            self._searched_at -= self._n - keep
+            self._n = keep
+        before = self._n
+        self._codes[before : before + n_new] = codes
+        self._gaps[before : before + n_new] = gaps_us
+        self._n += n_new
+        if self.period:
+            start = max(before, self.period)
+            expected = self._codes[start - self.period : self._n - self.period]
+            if np.array_equal(expected, self._codes[start : self._n]):
+                self._n_matched += n_new
+                if self._n_matched >= self.period:
+                    self.n_steps += self._n_matched // self.period
+                    self._n_matched %= self.period
+                    if self._n_disturbed:
+                        return self._take(self.period)
+                if not self._n_disturbed:
+                    return False
+            else:
+                self._n_matched = 0
+            if not self._n_disturbed:
+                self._searched_at = before
+            self._n_disturbed += n_new
+        return self._search()
+
+    def _search(self) -> bool:
+        if self._n - self._searched_at < SEARCH_GROWTH * self._searched_at_least():
+            return False
+        self._searched_at = self._n
+        period, span = find_period(self._codes[max(0, self._n - MAX_CALLS) : self._n])
+        if not period or (self.period and not self._is_news(period, span)):
+            return False
+        return self._take(period)
+
+    def _take(self, period: int) -> bool:
+        """The last `period` calls are a step from now on; False when it is the one known already."""
+        step = self._codes[self._n - period : self._n]
+        is_other = period != self.period or not _contains(self._step, step)
+        self.period = period
+        self._n_matched = self._n_disturbed = 0
+        if is_other:
+            self._step = np.tile(step, 2)
+        return is_other
+
+    def _searched_at_least(self) -> int:
+        return max(1, self._n_disturbed if self.period else self._searched_at)
+
+    def _is_news(self, period: int, span: int) -> bool:
+        """Parts of the old step repeat as long as it lasts: they replace it only when they go on for longer."""
+        if period >= self.period or span >= 2 * self.period + period:
+            return True
+        return not _contains(self._step, self._codes[self._n - period : self._n])
+
+
+def _contains(codes: Ints, part: Ints) -> bool:
+    """Whether `part` stands in `codes` as it is."""
+    for start in np.flatnonzero(codes[: len(codes) - len(part) + 1] == part[0]).tolist():
+        if np.array_equal(codes[start : start + len(part)], part):
+            return True
+    return False

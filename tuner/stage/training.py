@@ -1,0 +1,139 @@
+"""Trains both encoders offline. Imports torch and scikit-learn, so only the training command may load this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.stage.dataset import Sequence, one_step
+from tuner.stage.encoders import LstmEncoder, NgramEncoder, ngrams
+from tuner.stage.features import N_FRAME, N_FRAMES, N_SUMMARY, Step, frames
+from tuner.stage.labels import ACCUMULATIONS, STAGES, Shown
+
+N_HIDDEN: Final = 24
+N_DENSE: Final = 32
+N_EPOCHS: Final = 40
+BATCH: Final = 256
+SMOOTHING: Final = 0.02
+Weights = dict[str, npt.NDArray[np.float64]]
+
+
+@dataclass
+class Examples:
+    """Steps as arrays: frames [n, N_FRAMES, N_FRAME] with their number, n-grams (summary first), labels [n, 4]."""
+
+    frames: npt.NDArray[np.float64]
+    n_frames: npt.NDArray[np.int64]
+    ngrams: npt.NDArray[np.float64]
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def label(shown: Shown) -> list[int]:
+    """Class numbers: stage, accumulation, partitioned activations, tensor parallelism."""
+    return [STAGES.index(shown.stage), ACCUMULATIONS.index(shown.accumulation),
+            int(shown.partitioned_activations), int(shown.tensor_parallel)]  # fmt: skip
+
+
+def examples(sequences: Many[Sequence], n_views: int, seed: int) -> Examples:
+    """`n_views` steps of every sequence: with and without gaps, undisturbed and disturbed."""
+    rng = np.random.default_rng(seed)
+    rows: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], list[int]]] = []
+    for sequence in sequences:
+        for view in range(n_views):
+            has_gaps = view % 2 == 1
+            rate = 0.0 if rng.random() < 0.8 else float(rng.choice([0.002, 0.01, 0.03]))
+            codes, gaps_us = one_step(sequence, rng, has_gaps=has_gaps, rate=rate)
+            if len(codes) < 2:  # one call over and over: never scored
+                continue
+            step = Step(codes, gaps_us)
+            rows.append((frames(step), ngrams(step), label(sequence.shown())))
+    table = np.zeros((len(rows), N_FRAMES, N_FRAME))
+    for index, (frame, _, _) in enumerate(rows):
+        table[index, : len(frame)] = frame
+    n_frames = np.array([len(frame) for frame, _, _ in rows], np.int64)
+    return Examples(table, n_frames, np.array([g for _, g, _ in rows]), np.array([one for _, _, one in rows]))
+
+
+def train_ngram(data: Examples) -> NgramEncoder:
+    """Logistic regression per question, on standardised counts."""
+    from sklearn.linear_model import LogisticRegression
+
+    mean, scale = _standard(data.ngrams)
+    inputs = np.clip((data.ngrams - mean) * scale, -6.0, 6.0)
+    outputs, biases = [], []
+    for question, n_classes in enumerate((len(STAGES), len(ACCUMULATIONS), 2, 2)):
+        fitted = LogisticRegression(C=3.0, max_iter=400).fit(inputs, data.labels[:, question])
+        weights, bias = np.zeros((n_classes, inputs.shape[1])), np.full(n_classes, -30.0)
+        if n_classes == 2:
+            outputs.append(fitted.coef_)
+            biases.append(fitted.intercept_)
+            continue
+        weights[fitted.classes_], bias[fitted.classes_] = fitted.coef_, fitted.intercept_
+        outputs.append(weights)
+        biases.append(bias)
+    arrays = {"mean": mean, "scale": scale, "output": np.concatenate(outputs), "output_bias": np.concatenate(biases)}
+    return NgramEncoder(arrays)
+
+
+def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncoder:
+    """By Adam with a falling rate; the same seed gives the same weights on the same machine."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    mean, scale = _standard(data.ngrams[:, :N_SUMMARY])
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(N_FRAME, N_HIDDEN, batch_first=True)
+            self.hidden = nn.Linear(N_HIDDEN + N_SUMMARY, N_DENSE)
+            self.output = nn.Linear(N_DENSE, len(STAGES) + len(ACCUMULATIONS) + 2)
+
+        def forward(self, x: torch.Tensor, last: torch.Tensor, known: torch.Tensor) -> Any:
+            states, _ = self.lstm(x)
+            state = states[torch.arange(len(x)), last]
+            return self.output(torch.tanh(self.hidden(torch.cat([state, known], 1))))
+
+    net = Net()
+    x = torch.tensor(data.frames, dtype=torch.float32)
+    last = torch.tensor(data.n_frames - 1)
+    known = torch.tensor((data.ngrams[:, :N_SUMMARY] - mean) * scale, dtype=torch.float32)
+    y = torch.tensor(data.labels)
+    n_batches = -(-len(x) // BATCH)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=6e-3, weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=n_epochs * n_batches)
+    draw = torch.Generator().manual_seed(seed)
+    a, b = len(STAGES), len(STAGES) + len(ACCUMULATIONS)
+    for _ in range(n_epochs):
+        order = torch.randperm(len(x), generator=draw)
+        for batch in order.split(BATCH):
+            scores = net(x[batch], last[batch], known[batch])
+            truth = y[batch]
+            loss = nn.functional.cross_entropy(scores[:, :a], truth[:, 0], label_smoothing=SMOOTHING)
+            loss = loss + nn.functional.cross_entropy(scores[:, a:b], truth[:, 1], label_smoothing=SMOOTHING)
+            loss = loss + 0.5 * nn.functional.binary_cross_entropy_with_logits(scores[:, b:], truth[:, 2:].float())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    state = {name: value.detach().double().numpy() for name, value in net.state_dict().items()}
+    return LstmEncoder({
+        "input": state["lstm.weight_ih_l0"], "recurrent": state["lstm.weight_hh_l0"],
+        "bias": state["lstm.bias_ih_l0"] + state["lstm.bias_hh_l0"], "mean": mean, "scale": scale,
+        "hidden": state["hidden.weight"], "hidden_bias": state["hidden.bias"],
+        "output": state["output.weight"], "output_bias": state["output.bias"],
+    })  # fmt: skip
+
+
+def _standard(table: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean and reciprocal spread of every column; columns that hardly vary are not blown up."""
+    return table.mean(axis=0), 1.0 / np.maximum(table.std(axis=0), 0.02)
