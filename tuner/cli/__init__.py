@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from typing import Annotated
 
 import typer
 
@@ -21,6 +22,7 @@ from tuner.cli.import_ import import_
 from tuner.cli.keys import keys
 from tuner.cli.launch import launch
 from tuner.cli.memory import memory
+from tuner.cli.metrics import metrics
 from tuner.cli.plot import plot
 from tuner.cli.replay import replay
 from tuner.cli.report import report
@@ -49,11 +51,29 @@ for _command in (
     memory,
     report,
     plot,
+    metrics,
     fabrics,
     keys,
     demo,
 ):
     app.command(name=_command.__name__.rstrip("_"))(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        print(f"zerotune {importlib.metadata.version('zerotune')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Online autotuning of NCCL collectives for ZeRO and FSDP training."""
 
 
 def main() -> None:

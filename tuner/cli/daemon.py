@@ -20,6 +20,9 @@ def daemon(
         float | None, typer.Option(help="Leave after this many seconds without a rank; default: never.")
     ] = None,
     curve_keys: CurveKeys = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Serve Prometheus metrics at HOST:PORT, from a process of their own.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -28,6 +31,7 @@ def daemon(
 
     On each of several nodes: zerotune daemon --listen tcp://*:5577 --curve-keys keys
     """
+    import contextlib
     import logging
 
     from tuner.daemon import run_daemon
@@ -35,7 +39,11 @@ def daemon(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
-    code = run_daemon(
-        endpoint_or_default(endpoint), store_path(store), listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys
-    )
+    where, path = endpoint_or_default(endpoint), store_path(store)
+    with contextlib.ExitStack() as stack:
+        if metrics is not None:
+            from tuner.metrics.child import metrics_process
+
+            stack.enter_context(metrics_process(metrics, where, path, curve_keys))
+        code = run_daemon(where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys)
     raise typer.Exit(code)

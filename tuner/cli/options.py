@@ -74,3 +74,11 @@ def progress_console() -> Any:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file; UserError when it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "choose another path") from error

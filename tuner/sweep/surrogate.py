@@ -115,7 +115,7 @@ class Surrogate:
         for shape in shapes:
             inner = self._covariance(measured, measured, shape)
             inner[np.diag_indices_from(inner)] += variance + 1e-9
-            lower = np.linalg.cholesky(inner)
+            lower: Floats = np.asarray(np.linalg.cholesky(inner), np.float64)
             likelihood = -0.5 * float(np.sum(np.linalg.solve(lower, residual) ** 2)) - float(
                 np.sum(np.log(np.diag(lower)))
             )

@@ -1,0 +1,190 @@
+"""Metrics of a store and a daemon, the dashboard that goes with them, and scrapers that misbehave."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from store.database import MEASUREMENT, Store
+from store.errors import UserError
+from store.records import Collective, Phase, Stage
+from store.wire import JobStatus, StatusReply
+from tuner.metrics import Collector, collector, dashboard, server
+from tuner.metrics.child import metrics_process
+
+JOB = JobStatus("job", "fabric", Stage.zero3, 4, 4, 7, 120, 9000, 1, 16, 800.0, 72_000.0, 0.4)
+STATUS = StatusReply(1, "0.1", "ipc://x", "s.db", 12.0, 5 << 20, 0, (JOB,), 2)
+
+
+@pytest.fixture(autouse=True)
+def status(monkeypatch):
+    asked = []
+
+    def fetch(*_arguments, **_options):
+        asked.append(1)
+        return STATUS
+
+    monkeypatch.setattr(collector, "fetch_status", fetch)
+    return asked
+
+
+def rows(n_rows: int, duration_us: float = 100.0, phase: Phase = Phase.forward_gather) -> np.ndarray:
+    block = np.zeros(n_rows, MEASUREMENT)
+    block["n_ranks"], block["n_nodes"], block["message_bytes"] = 4, 1, 1 << 20
+    block["collective"], block["phase"], block["algorithm"], block["protocol"] = Collective.all_gather, phase, 1, 2
+    block["duration_us"], block["n_channels"] = duration_us, 8
+    return block
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "s.db") as opened:
+        opened.record_job("job", "fabric", {"gpu": "x"}, 4)
+        opened.record_measurements("fabric", "job", rows(5))
+        opened.flush()
+        yield opened
+
+
+def text_of(collected: Collector) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collected)
+    return generate_latest(registry).decode()
+
+
+LABELS = 'algorithm="ring",collective="all_gather",job="job",phase="forward_gather",protocol="simple"'
+
+
+def value(text: str, name: str, labels: str = LABELS) -> float:
+    return float(re.search(rf"^{name}{{{re.escape(labels)}}} (\S+)$", text, re.MULTILINE)[1])
+
+
+def test_measurements_are_counted_once_and_split(store):
+    collected = Collector("ipc://x", store.path, from_start=True)
+    assert value(text_of(collected), "zerotune_collective_duration_seconds_count") == 5
+    store.record_measurements("fabric", "job", rows(3, 400.0))
+    store.record_measurements("fabric", "job", rows(2, 1.0, Phase.gradient_scatter))
+    store.flush()
+    text = text_of(collected)
+    assert value(text, "zerotune_collective_duration_seconds_count") == 8
+    assert value(text, "zerotune_collective_duration_seconds_sum") == pytest.approx(1700e-6)
+    assert value(text, "zerotune_collective_bytes_total") == 8 << 20
+    assert value(text, "zerotune_collective_duration_seconds_bucket", f'{LABELS.replace("job=", "job=")}'.replace(
+        'job="job"', 'job="job",le="0.00016"')) == 5  # fmt: skip
+    assert 'phase="gradient_scatter"' in text
+    assert value(text, "zerotune_job_step_seconds", 'job="job"') == 0.072
+    assert "zerotune_up 1.0" in text
+
+
+def test_by_default_counters_begin_now(store):
+    collected = Collector("ipc://x", store.path)
+    assert "zerotune_collective_duration_seconds_count{" not in text_of(collected)
+    store.record_measurements("fabric", "job", rows(1))
+    store.flush()
+    assert value(text_of(collected), "zerotune_collective_duration_seconds_count") == 1
+
+
+def test_neither_daemon_nor_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(collector, "fetch_status", lambda *_, **__: None)
+    text = text_of(Collector("ipc://x", tmp_path / "none.db"))
+    assert "zerotune_up 0.0" in text
+
+
+def test_the_daemon_is_asked_at_most_once_a_second(store, status):
+    now = [0.0]
+    collected = Collector("ipc://x", store.path, clock=lambda: now[0])
+    for now_s in (0.0, 0.3, 0.9, 1.1):
+        now[0] = now_s
+        text_of(collected)
+    assert len(status) == 2
+
+
+def test_label_sets_are_bounded(store, monkeypatch):
+    monkeypatch.setattr(collector, "MAX_LABEL_SETS", 1)
+    store.record_measurements("fabric", "another", rows(4))
+    store.flush()
+    text = text_of(Collector("ipc://x", store.path, from_start=True))
+    assert 'job="another"' not in text
+    assert value(text, "zerotune_collective_duration_seconds_count", LABELS.replace('"job"', '"other"')) == 4
+
+
+def test_the_dashboard_asks_for_what_there_is(store):
+    exposed: dict[str, set[str]] = {}
+    for name, labels in re.findall(
+        r"^(zerotune_\w+)(?:\{(.*)\})? ", text_of(Collector("x", store.path, from_start=True)), re.MULTILINE
+    ):
+        exposed.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))
+    document = dashboard()
+    expressions = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
+    assert len(expressions) >= 10
+    for panel in document["panels"]:
+        for target in panel["targets"]:
+            names = re.findall(r"zerotune_\w+", target["expr"])
+            assert names
+            assert set(names) <= exposed.keys(), target["expr"]
+            labels = set.union(*(exposed[name] for name in names))
+            asked = re.findall(r"by \(([^)]*)\)", target["expr"]) + re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            asked += re.findall(r"\{(\w+)=~", target["expr"])
+            wanted = {label.strip() for part in asked for label in part.split(",")}
+            assert wanted <= labels, target["expr"]
+    assert any("phase, algorithm, protocol" in one for one in expressions)
+    variable = document["templating"]["list"][0]["query"]["query"]
+    assert re.match(r"label_values\((\w+), job\)", variable)[1] in exposed
+    corners = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in document["panels"]}
+    assert len(corners) == len(document["panels"])
+
+
+def test_slow_scrapers_are_hung_up_on_and_others_served(store, monkeypatch):
+    monkeypatch.setattr(server, "CONNECTION_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server._Handler, "timeout", 0.5)
+    with server.make_server(Collector("ipc://x", store.path), ("127.0.0.1", 0)) as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.02,))
+        thread.start()
+        address = made.server_address
+        try:
+            silent = [socket.create_connection(address[:2]) for _ in range(server.MAX_CONNECTIONS + 4)]
+            deadline_s = time.monotonic() + 10
+            text = ""
+            while "zerotune_up" not in text and time.monotonic() < deadline_s:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/metrics", timeout=2) as answer:
+                        text = answer.read().decode()
+                except OSError:
+                    time.sleep(0.05)
+            assert "zerotune_up 1.0" in text, "silent connections lost their places"
+            for one in silent:
+                one.close()
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("address", ["9464", "host:", "host:x", "host:70000"])
+def test_addresses_that_are_none(address):
+    with pytest.raises(UserError, match="no address"):
+        server.parse_address(address)
+
+
+def test_the_child_serves_and_ends(store):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UserError, match=str(port)),
+            metrics_process(f"127.0.0.1:{port}", "ipc:///none", store.path, None),
+        ):
+            pass
+    url = f"http://127.0.0.1:{port}/metrics"
+    with (
+        metrics_process(f"127.0.0.1:{port}", "ipc:///nowhere/d.sock", store.path, None),
+        urllib.request.urlopen(url, timeout=5) as answer,
+    ):
+        assert "zerotune_up 0.0" in answer.read().decode()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=1)

@@ -1,0 +1,11 @@
+"""Prometheus metrics of a daemon and its store, served by a process of their own.
+
+A scraper, however slow or hostile, has this process only: it asks the daemon for its status at most once a second
+and reads the store as any other reader does.
+"""
+
+from tuner.metrics.collector import Collector
+from tuner.metrics.dashboard import dashboard
+from tuner.metrics.server import serve
+
+__all__ = ["Collector", "dashboard", "serve"]

@@ -1,0 +1,52 @@
+"""The metrics of a daemon as a child process of it: nothing that scrapes can hold the daemon up."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from store.errors import UserError
+from tuner.metrics.server import parse_address
+
+_PR_SET_PDEATHSIG: Final = 1
+READY: Final = "metrics at "
+
+
+@contextlib.contextmanager
+def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Path | None) -> Iterator[None]:
+    """While inside: `zerotune metrics --serve` runs; it ends with this process, however that ends.
+
+    Raises:
+        UserError: the address is none, or cannot be had.
+    """
+    parse_address(address)
+    command = [sys.executable, "-m", "tuner.cli", "metrics", "--serve", address, "--endpoint", endpoint]
+    command += ["--store", str(store_path), *(["--curve-keys", str(curve_dir)] if curve_dir is not None else [])]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if not process.stdout.readline().startswith(READY):
+            words = process.stderr.read().strip().removeprefix("zerotune: ")
+            raise UserError(words or f"metrics cannot be served at {address}", "choose another --metrics HOST:PORT")
+        yield
+    finally:
+        process.terminate()
+        with process:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def end_with_parent() -> None:
+    """Called in the child."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,187 @@
+"""The daemon's status and the store's measurements as Prometheus metrics."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector as Base
+
+from store.database import UNKNOWN
+from store.errors import StoreError
+from store.records import Algorithm, Collective, Phase, Protocol
+from store.tally import Taken, Tally
+from store.wire import StatusReply
+from tuner.status import fetch_status
+
+COLLECTIVE_LABELS: Final = ("job", "collective", "phase", "algorithm", "protocol")
+BUCKETS_US: Final = tuple(round(10 * 2 ** (step / 2), 1) for step in range(37))
+"""10 us to 2.6 s, two per octave."""
+STATUS_AGE_S: Final = 1.0
+STATUS_TIMEOUT_S: Final = 2.0
+MAX_LABEL_SETS: Final = 2000
+"""More than this many label combinations go under the job `other`: jobs come and go, Prometheus keeps all."""
+
+Labels = tuple[str, ...]
+
+
+class _Spread:
+    """Durations of one combination of labels."""
+
+    __slots__ = ("counts", "n_bytes", "sum_us")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS_US) + 1)
+        self.sum_us = 0.0
+        self.n_bytes = 0
+
+
+class Collector(Base):
+    """Collects on request; safe for concurrent scrapes."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        store_path: Path,
+        *,
+        from_start: bool = False,
+        curve_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`from_start` counts what the store holds already; else counters begin with this process."""
+        self._endpoint, self._store_path, self._curve_dir = endpoint, store_path, curve_dir
+        self._clock = clock
+        self._last_row: int | None = 0 if from_start else None
+        self._lock = threading.Lock()
+        self._status: StatusReply | None = None
+        self._asked_at_s = -STATUS_AGE_S
+        self._spreads: dict[Labels, _Spread] = {}
+        if not from_start:
+            self._read_store()
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: asking would collect."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics; whatever cannot be read now is left out, and `zerotune_up` says so."""
+        with self._lock:
+            self._read_store()
+            status = self._current_status()
+            metrics = [*_of_daemon(status), *_of_jobs(status), *self._of_collectives()]
+        return iter(metrics)
+
+    def _current_status(self) -> StatusReply | None:
+        if self._clock() - self._asked_at_s >= STATUS_AGE_S:
+            self._status = fetch_status(self._endpoint, STATUS_TIMEOUT_S, curve_dir=self._curve_dir)
+            self._asked_at_s = self._clock()
+        return self._status
+
+    def _read_store(self) -> None:
+        """Connections belong to a thread, and each scrape may have its own: one is opened per scrape."""
+        try:
+            tally = Tally(self._store_path, self._last_row)
+        except StoreError:
+            self._last_row = 0  # not there yet: all that will be in it is new
+            return
+        try:
+            for block in tally.fresh():
+                for one in block:
+                    self._count(one)
+            self._last_row = tally.last_row
+        finally:
+            tally.close()
+
+    def _count(self, one: Taken) -> None:
+        labels = (
+            one.job_id,
+            Collective(one.collective).name,
+            Phase(one.phase).name,
+            "unknown" if one.algorithm == UNKNOWN else Algorithm(one.algorithm).name,
+            "unknown" if one.protocol == UNKNOWN else Protocol(one.protocol).name,
+        )
+        if labels not in self._spreads and len(self._spreads) >= MAX_LABEL_SETS:
+            labels = ("other", *labels[1:])
+        spread = self._spreads.setdefault(labels, _Spread())
+        spread.counts[bisect.bisect_left(BUCKETS_US, one.duration_us)] += 1
+        spread.sum_us += one.duration_us
+        spread.n_bytes += one.message_bytes
+
+    def _of_collectives(self) -> Iterator[Metric]:
+        durations = HistogramMetricFamily(
+            "zerotune_collective_duration_seconds",
+            "Measured duration of collectives, joined over ranks.",
+            labels=COLLECTIVE_LABELS,
+        )
+        n_bytes = CounterMetricFamily(
+            "zerotune_collective_bytes",
+            "Message bytes of the measured collectives, total size.",
+            labels=COLLECTIVE_LABELS,
+        )
+        for labels, spread in self._spreads.items():
+            buckets: list[tuple[str, float]] = []
+            n_below = 0
+            for limit_us, count in zip((*BUCKETS_US, None), spread.counts, strict=True):
+                n_below += count
+                buckets.append(("+Inf" if limit_us is None else repr(limit_us / 1e6), n_below))
+            durations.add_metric(labels, buckets, spread.sum_us / 1e6)
+            n_bytes.add_metric(labels, spread.n_bytes)
+        yield durations
+        yield n_bytes
+
+
+def _of_daemon(status: StatusReply | None) -> Iterator[Metric]:
+    yield GaugeMetricFamily("zerotune_up", "Whether the daemon answers.", value=float(status is not None))
+    if status is None:
+        return
+    yield GaugeMetricFamily("zerotune_daemon_uptime_seconds", "Since the daemon started.", value=status.uptime_s)
+    yield GaugeMetricFamily(
+        "zerotune_daemon_resident_bytes", "Memory of the daemon's process.", value=status.resident_bytes
+    )
+    yield CounterMetricFamily("zerotune_daemon_errors", "Failures of the daemon's own.", value=status.n_errors)
+    yield CounterMetricFamily("zerotune_daemon_refused", "Malformed messages refused.", value=status.n_refused)
+
+
+def _of_jobs(status: StatusReply | None) -> Iterator[Metric]:
+    """Gauges and counters by job."""
+    if status is None:
+        return
+    by_job = ("job",)
+    info = GaugeMetricFamily(
+        "zerotune_job_info", "1; facts in the labels.", labels=("job", "fabric", "stage", "health")
+    )
+    gauges = {
+        "ranks": GaugeMetricFamily("zerotune_job_ranks", "Ranks that the job has.", labels=by_job),
+        "ranks_seen": GaugeMetricFamily("zerotune_job_ranks_connected", "Ranks heard of.", labels=by_job),
+        "epoch": GaugeMetricFamily("zerotune_job_epoch", "Plan in force.", labels=by_job),
+        "step": GaugeMetricFamily("zerotune_job_step", "Latest step.", labels=by_job),
+        "step_us": GaugeMetricFamily("zerotune_job_step_seconds", "Step time of late.", labels=by_job),
+        "spent": GaugeMetricFamily(
+            "zerotune_job_exploration_ratio", "Share of the step time spent on trying settings out.", labels=by_job
+        ),
+    }
+    counters = {
+        "observations": CounterMetricFamily("zerotune_job_observations", "Collectives observed.", labels=by_job),
+        "dropped": CounterMetricFamily("zerotune_job_dropped", "Observations lost on the way.", labels=by_job),
+        "explored": CounterMetricFamily("zerotune_job_explored", "Settings tried out.", labels=by_job),
+    }
+    for job in status.jobs:
+        info.add_metric((job.job_id, job.fabric_id, job.stage.name, job.health.split(":")[0][:40]), 1)
+        values = (job.n_ranks, job.n_ranks_seen, job.epoch, job.step, job.step_us / 1e6)
+        for gauge, value in zip(gauges.values(), (*values, job.exploration_spent_percent / 100), strict=True):
+            gauge.add_metric((job.job_id,), value)
+        for counter, count in zip(counters.values(), (job.n_observations, job.n_dropped, job.n_explored), strict=True):
+            counter.add_metric((job.job_id,), count)
+    yield info
+    yield from gauges.values()
+    yield from counters.values()
