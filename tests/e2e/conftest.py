@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ class World:
         self.runtime = folder / "r"
         self.store = folder / "store.db"
         self.endpoint = f"ipc://{self.runtime}/d.sock"
+        self.keys = None
         self.processes: list[subprocess.Popen] = []
         # The mark finds every process that was started here, however many sessions deep.
         mark = {MARK: str(folder), "ZEROTUNE_RUNTIME_DIR": str(self.runtime), "OMP_NUM_THREADS": "1"}
@@ -49,16 +51,23 @@ class World:
         self.processes.append(process)
         return process
 
+    def use_tcp(self):
+        """The daemon's address is tcp:// from now on, with new keys."""
+        self.keys = self.folder / "keys"
+        assert self.zerotune("keys", self.keys).returncode == 0
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.environment["ZEROTUNE_CURVE_KEYS"] = str(self.keys)
+
     def start_daemon(self):
         daemon = self.start(*ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", self.store, "-v")
         self.wait_for(self.status, "the daemon's answer", daemon)
         return daemon
 
     def status(self):
-        return fetch_status(self.endpoint, timeout_s=0.3)
+        return fetch_status(self.endpoint, timeout_s=0.3, curve_dir=self.keys)
 
     def train(
-        self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), timeout_s=None
+        self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), torchrun=()
     ):
         """Start our ZeRO example; returns the process and the path of its loss log."""
         path = self.folder / losses
@@ -66,7 +75,7 @@ class World:
             *ZEROTUNE, "launch", "--fabric", fabric, "--endpoint", self.endpoint,
             "--agent" if agent else "--no-agent", *launch, "--",
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}",
-            "-m", "zero_runtime.examples.train", "--stage", "3", "--losses", path, *words,
+            *torchrun, "-m", "zero_runtime.examples.train", "--stage", "3", "--losses", path, *words,
         )  # fmt: skip
         return process, path
 
@@ -100,6 +109,12 @@ class World:
             process.kill()
         for process in self.processes:
             process.wait(timeout=10)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def environment_of(process):

@@ -38,19 +38,32 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill
     assert len(losses_of(losses)) == STEPS
 
 
-@pytest.mark.timeout(120)
-def test_kill_9_of_a_rank_ends_the_job_and_leaves_nothing(world, kill9):
+@pytest.mark.timeout(180)
+def test_a_killed_rank_restarts_the_job_and_a_second_one_ends_it(world, kill9):
+    """With a daemon at tcp://, which wants keys."""
+    world.use_tcp()
     shared_before = set(os.listdir("/dev/shm"))
     daemon = world.start_daemon()
-    training, losses = world.train("--steps", 100_000)
-    world.wait_for(lambda: len(losses_of(losses)) > 5, "training to run", training)
+    world.environment["ZEROTUNE_JOB_ID"] = "first"
+    training, _ = world.train("--steps", 100_000, torchrun=("--max-restarts=1",))
+
+    def tuned(job_id):
+        return lambda: next((job for job in world.status().jobs if job.job_id == job_id and job.epoch > 0), None)
+
+    world.wait_for(tuned("first"), "a first plan", training)
     (victim,) = world.living(rank="1")
     kill9(victim.pid)
-    returncode, _ = world.finish(training, timeout_s=60)
+    again = world.wait_for(tuned("first.1"), "plans after the restart", training)
+    assert again.n_ranks_seen == 2
+    world.wait_for(lambda: [job.job_id for job in world.status().jobs] == ["first.1"], "the old ranks to be gone")
+    (victim,) = world.living(rank="1")
+    kill9(victim.pid)
+    returncode, output = world.finish(training, timeout_s=60)
     assert returncode != 0
+    assert "RankDisagreement" not in output
     world.wait_for(lambda: {p.pid for p in world.living()} == {daemon.pid, *trainers(daemon)}, "every rank to end")
     assert set(os.listdir("/dev/shm")) <= shared_before
-    assert {p.name for p in world.runtime.iterdir()} <= {"d.sock", "d.sock.lock"}
+    assert list(world.runtime.iterdir()) == []
     world.wait_for(lambda: world.status() is not None, "the daemon to live on")
 
 

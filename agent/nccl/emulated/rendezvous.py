@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import time
 from datetime import timedelta
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ N_SLOTS: Final = 1024
 ARENA_BYTES: Final = 4 << 30
 """Virtual bytes per rank for payloads of calls in flight; only what is touched costs memory."""
 MAX_RANKS: Final = 64
+STALE_KEY_S: Final = 30.0
+"""How long the creator of a restarted group may take to replace the name of its dead predecessor."""
 
 _FULL: Final = -2
 _TOO_LARGE: Final = -3
@@ -110,6 +113,26 @@ def library() -> _Library:
     return _library
 
 
+def _open_memory(store: dist.Store, key: str, rank: int) -> tuple[int, int]:
+    """File and nonce of the creator's memory.
+
+    A restarted job may find its store as the last start left it: then the creator named there is dead,
+    and the living one is about to write its own name.
+    """
+    deadline_s = time.monotonic() + STALE_KEY_S
+    while True:
+        pid, number, nonce = map(int, store.get(key).split())
+        try:
+            return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC), nonce
+        except OSError as error:
+            if os.path.exists(f"/proc/{pid}") or time.monotonic() > deadline_s:
+                raise EmulatedNcclError(
+                    f"rank {rank} cannot reach rank 0's memory ({error}): all ranks of the emulated NCCL "
+                    "must run on one machine, in one container and as one user"
+                ) from error
+        time.sleep(0.01)
+
+
 class Rendezvous:
     """The meeting place of one communicator, as one of its ranks sees it."""
 
@@ -126,14 +149,7 @@ class Rendezvous:
             store.set(key, f"{os.getpid()} {fd} {nonce}")
         else:
             store.wait([key], timeout)
-            pid, number, nonce = map(int, store.get(key).split())
-            try:
-                fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-            except OSError as error:
-                raise EmulatedNcclError(
-                    f"rank {rank} cannot reach rank 0's memory ({error}): all ranks of the emulated NCCL "
-                    "must run on one machine, in one container and as one user"
-                ) from error
+            fd, nonce = _open_memory(store, key, rank)
         handle = self._library.open(fd, rank, nonce)
         if not handle:
             raise EmulatedNcclError("the meeting place of this group belongs to somebody else")
