@@ -36,7 +36,8 @@ def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor |
         if not is_root or source is not None:
             _fill(call, root, piece, output)
 
-    return Task(sent, _bytes(output), output.numel(), finish, output)
+    # As for all_gather, NCCL counts bytes here, whatever the datatype.
+    return Task(sent, _bytes(output), _bytes(output), finish, output)
 
 
 def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: torch.Tensor | None = None) -> Task:
