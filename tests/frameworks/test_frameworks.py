@@ -1,0 +1,157 @@
+"""Scripts that never heard of zerotune, launched as a user would: what they compute stays, all they send is seen.
+
+The first test runs by default; the others are slow, and those of DeepSpeed and Accelerate need these installed
+(`pip install -e ".[dev,frameworks]"`): docs/frameworks.md says how, and what was seen.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import dataclass
+
+import pytest
+from framework_job import (
+    N_RANKS,
+    SCRIPTS,
+    TORCHRUN,
+    Job,
+    Node,
+    check_agreed,
+    check_all_seen,
+    step_of,
+)
+
+FSDP2 = {"all_gather forward_gather": 4, "all_gather backward_gather": 4, "reduce_scatter gradient_scatter": 4}
+ZERO2_BY_FSDP = {"all_gather forward_gather": 4, "reduce_scatter gradient_scatter": 4}
+DDP = {"all_reduce gradient_scatter": 4}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script and what one of its steps sends, by collective and phase."""
+
+    script: str
+    words: str
+    step: dict[str, int]
+    n_steps: int = 100
+    needs: str = ""
+
+    @property
+    def command(self) -> list[str]:
+        return [str(SCRIPTS / self.script), *self.words.split(), "--steps", str(self.n_steps)]
+
+
+CASES = {
+    "fsdp2": Case("fsdp2.py", "", FSDP2),
+    "fsdp2-keep": Case("fsdp2.py", "--keep", ZERO2_BY_FSDP),
+    "fsdp2-bf16": Case("fsdp2.py", "--bf16", FSDP2),
+    "fsdp2-compile": Case("fsdp2.py", "--compile", FSDP2),
+    "fsdp2-keep-bf16-compile": Case("fsdp2.py", "--keep --bf16 --compile", ZERO2_BY_FSDP),
+    "fsdp1": Case("fsdp1.py", "", {**FSDP2, "all_gather backward_gather": 3}),
+    "fsdp1-keep": Case("fsdp1.py", "--keep", ZERO2_BY_FSDP),
+    "ddp": Case("ddp.py", "", DDP, n_steps=400),
+    "zero-redundancy-optimizer": Case("ddp.py", "--zero-optimizer", {**DDP, "broadcast other": 20}, n_steps=300),
+    "deepspeed-1": Case("deepspeed_zero.py", "--stage 1", {}, 300, "deepspeed"),
+    "deepspeed-2": Case("deepspeed_zero.py", "--stage 2", {}, 300, "deepspeed"),
+    "deepspeed-3": Case("deepspeed_zero.py", "--stage 3", {}, 150, "deepspeed"),
+    "deepspeed-3-bf16": Case("deepspeed_zero.py", "--stage 3 --bf16", {}, 150, "deepspeed"),
+    "accelerate": Case("accelerated.py", "", {"all_reduce gradient_scatter": 1}, 400, "accelerate"),
+}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    # Socket paths hold 107 bytes: pytest's own folders can be longer than that.
+    node = Node(tmp_path_factory.mktemp("n"))
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def start(node, tmp_path, request):
+    """Start a job in a folder of its own; whatever still runs at the end is killed."""
+    jobs = []
+
+    def start(name, command, agent=True, **options):
+        launch = ["--endpoint", node.endpoint, "--agent" if agent else "--no-agent"]
+        # DeepSpeed compiles C++ on first use, and a killed compilation leaves a lock for ever.
+        extensions = str(request.config.cache.mkdir("torch_extensions"))
+        options = {"launch": launch, "TORCH_EXTENSIONS_DIR": extensions, **options}
+        jobs.append(Job(tmp_path / name, command, **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+def test_fsdp2_and_ddp_in_one_script(start):
+    job = start("on", [*TORCHRUN, str(SCRIPTS / "fsdp2_then_ddp.py"), "--steps", "40"]).finish(100)
+    for rank in range(N_RANKS):
+        # Other collectives, other plans, same sums: with two ranks there is one order to add them in.
+        assert job.losses[f"losses/fsdp2/rank{rank}.txt"] == job.losses[f"losses/ddp/rank{rank}.txt"]
+    check_all_seen(job)
+    assert check_agreed(job) > 0
+    for trace in job.traces:
+        # fully_shard leaves the root whole after forward, unless told otherwise.
+        assert step_of(trace, 2) == {**FSDP2, "all_gather backward_gather": 3}
+        assert step_of(trace, -1) == DDP
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", CASES)
+def test_a_framework_trains_the_same_and_is_seen(start, name):
+    case = CASES[name]
+    if case.needs:
+        pytest.importorskip(case.needs)
+    untuned = start("off", [*TORCHRUN, *case.command], agent=False).finish(500)
+    job = start("on", [*TORCHRUN, *case.command]).finish(500)
+    assert len(job.losses) == N_RANKS
+    assert all(len(losses.split()) == case.n_steps for losses in job.losses.values())
+    assert job.losses == untuned.losses
+    assert check_all_seen(job) > 0
+    assert check_agreed(job) > 0
+    for trace in job.traces:
+        assert step_of(trace, -2) == case.step
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-bf16", "ddp", "deepspeed-2"])
+def test_gloo_without_us_gives_the_same_losses(start, name):
+    """With two ranks a sum has one order only, so that even another backend must give the same bits."""
+    case = CASES[name]
+    if case.needs:
+        pytest.importorskip(case.needs)
+    plain = start("gloo", [*TORCHRUN, *case.command], launch=None)
+    job = start("on", [*TORCHRUN, *case.command])
+    assert job.finish(500).losses == plain.finish(500).losses
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", ["spawn", "env", "accelerate-launch"])
+def test_other_ways_to_start_ranks(start, way):
+    words = ["--steps", "400"]
+    reference = start("off", [*TORCHRUN, str(SCRIPTS / "ddp.py"), *words], agent=False).finish(300)
+    ranks: tuple[int | None, ...] = (None,)
+    environment = {}
+    command = [sys.executable, str(SCRIPTS / "ddp.py"), *words]
+    if way == "spawn":
+        command[1] = str(SCRIPTS / "spawned.py")
+    elif way == "env":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        # One launch for each rank, as batch systems start them.
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ZEROTUNE_JOB_ID": "by-hand"}
+        ranks = tuple(range(N_RANKS))
+    else:
+        pytest.importorskip("accelerate")
+        command[1:1] = ["-m", "accelerate.commands.launch", "--cpu", f"--num_processes={N_RANKS}"]
+    job = start("on", command, ranks=ranks, **environment).finish(300)
+    assert job.losses == reference.losses
+    assert check_all_seen(job) > 0
+    assert check_agreed(job) > 0
