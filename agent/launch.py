@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent import settings
 from agent.nccl import fabric as fabrics
-from agent.nccl import library
+from agent.nccl import library, memory
 from store.errors import FabricError, PlanError, PluginError, UserError
 from store.plan_file import read_plan
 
@@ -58,6 +58,8 @@ class LaunchRequest:
     summary_path: Path | None = None
     plan_path: Path | None = None
     keys_dir: Path | None = None
+    nccl_memory_mb: float | None = None
+    """Device memory that a communicator's ring may take: limits its channels."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -124,10 +126,19 @@ def environment(request: LaunchRequest) -> dict[str, str]:
     if request.agent_on and (path := library.plugin_path()) is not None:
         for name in PLUGINS:
             env.setdefault(name, str(path))
+    if request.nccl_memory_mb is not None:
+        env.setdefault("NCCL_MAX_CTAS", str(_channels_within(request.nccl_memory_mb, request.fabric)))
     # Only the folder of sitecustomize.py: zerotune itself is installed where the script's Python is.
     entries = [str(SITE_DIR), *env.get("PYTHONPATH", "").split(os.pathsep)]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entry for entry in entries if entry))
     return env
+
+
+def _channels_within(limit_mb: float, fabric: str | None) -> int:
+    if fabric is None:
+        return memory.channels_within(limit_mb)
+    has = fabrics.load(fabric).memory
+    return memory.channels_within(limit_mb, has.channel_mb, has.algorithm_mb)
 
 
 def _command_problems(request: LaunchRequest) -> list[Problem]:

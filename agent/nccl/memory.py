@@ -64,6 +64,16 @@ def connection_mb(
     return n_channels * channel_bytes(algorithm, communicator, gpu_direct=gpu_direct) / 1e6
 
 
+def channels_within(limit_mb: float, channel_mb: float | None = None, fixed_mb: float = 0.0) -> int:
+    """Most channels of a communicator whose ring takes no more than `limit_mb`; one at least.
+
+    `channel_mb` and `fixed_mb` are a fabric's figures; without them, NCCL's over a network.
+    """
+    if channel_mb is None:
+        channel_mb = connection_mb(Algorithm.ring, CommunicatorClass(2, 2), 1)
+    return max(1, int((limit_mb - fixed_mb) / channel_mb)) if channel_mb > 0 else 64
+
+
 def measured_mb(connect: Callable[[], None], used_bytes: Callable[[], int]) -> float:
     """Device memory, in 10^6 bytes, that stays in use after `connect`: what `connection_mb` predicts.
 

@@ -27,6 +27,9 @@ def launch(
         Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")
     ] = None,
     summary: Annotated[Path | None, typer.Option(help="Write step times to this JSON file.")] = None,
+    nccl_memory_mb: Annotated[
+        float | None, typer.Option(min=1, help="Limit channels so that a communicator's ring takes no more memory.")
+    ] = None,
     agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
 ) -> None:
     """Run an unmodified training command with its collectives tuned.
@@ -42,6 +45,7 @@ def launch(
     request = launching.LaunchRequest(
         command, fabric, endpoint, agent,
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
+        nccl_memory_mb=nccl_memory_mb,
     )  # fmt: skip
     where = launching.endpoint(request)
     answers = False

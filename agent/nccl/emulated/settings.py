@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from agent.nccl import fabric as fabrics
 from agent.nccl.emulated import clock
 from agent.nccl.emulated.compute import ComputeModel
+from agent.nccl.emulated.memory import device
 from agent.nccl.fabric import Fabric
 from store.errors import UserError
 
@@ -31,7 +32,7 @@ class Emulation:
 
 @lru_cache(maxsize=1)
 def emulation() -> Emulation:
-    """Read ZEROTUNE_FABRIC, ZEROTUNE_SEED and ZEROTUNE_COMPUTE, and set the clock going.
+    """Read ZEROTUNE_FABRIC, _SEED, _COMPUTE and _DEVICE_MB, and set the clock going.
 
     Raises:
         FabricError, UserError: a value makes no sense.
@@ -51,6 +52,7 @@ def emulation() -> Emulation:
         scale = -1.0
     if kind not in ("model", "measured", "none") or scale <= 0:
         raise UserError(f"ZEROTUNE_COMPUTE={mode!r} is unknown", "say model, measured, measured:SCALE or none")
+    device().limit_mb = _device_mb()
     current = clock.current()
     current.sms_slowdown = fabric.sms_slowdown
     if kind == "measured":
@@ -61,6 +63,19 @@ def emulation() -> Emulation:
     else:  # whoever holds a future of a collective has waited for it by now
         register_optimizer_step_pre_hook(lambda *_: clock.current().settle())
     return Emulation(fabric, seed)
+
+
+def _device_mb() -> float | None:
+    text = os.environ.get("ZEROTUNE_DEVICE_MB")
+    if not text:
+        return None
+    try:
+        device_mb = float(text)
+    except ValueError:
+        device_mb = -1.0
+    if not 0 < device_mb < float("inf"):
+        raise UserError(f"ZEROTUNE_DEVICE_MB={text!r} is no amount of memory", "say 40000, for example, or unset it")
+    return device_mb
 
 
 @lru_cache(maxsize=1)
