@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,7 +18,7 @@ MODES = {
     "asan_ubsan": ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "tsan": ["-g", "-fsanitize=thread"],
 }
-TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "threads"]
+TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "threads"]
 
 
 def compiled(folder: Path, mode: str) -> tuple[Path, Path]:
@@ -73,3 +74,53 @@ def test_no_allocation_lock_or_system_call_in_get_coll_info(tmp_path):
         subprocess.run(["cc", *flags, "-c", str(PLUGIN / source), "-o", str(out)], check=True)
         undefined = subprocess.run(["nm", "-u", str(out)], capture_output=True, text=True, check=True).stdout
         assert not forbidden & set(undefined.split()), source
+
+
+POINTS = Path(__file__).parent / "points"
+MUTANTS = {
+    "producer releases nothing": ("ring.h", "wanted + 1, memory_order_release", "wanted + 1, memory_order_relaxed"),
+    "consumer acquires nothing": (
+        "ring.h",
+        "atomic_load_explicit(turn, memory_order_acquire) != filled",
+        "atomic_load_explicit(turn, memory_order_relaxed) != filled",
+    ),
+    "consumer releases nothing": ("ring.h", "filled + 1, memory_order_release", "filled + 1, memory_order_relaxed"),
+    "producer acquires nothing": (
+        "ring.h",
+        "(atomic_load_explicit(turn, memory_order_acquire) - wanted)",
+        "(atomic_load_explicit(turn, memory_order_relaxed) - wanted)",
+    ),
+    "no mark while rebuilt": ("plan.c", "PUT(table->version, version + 1);", "(void)version;"),
+    "reader ignores the mark": ("plan.c", "version % 2 == 0 && ", ""),
+    "reader looks at the version once": ("plan.c", " && GET(table->version) == version", ""),
+    "staged while rebuilt": ("plan.c", "atomic_fetch_and(&plan_state, 1u) & 1u", "atomic_load(&plan_state) & 1u"),
+}
+
+
+def points(folder: Path, sources: Path) -> dict[str, subprocess.CompletedProcess[str]]:
+    """The ring under TSan and the plan's tables at every point of a rebuilding, built from `sources`."""
+    cc = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", f"-I{sources}"]
+    ring, plan = folder / "ring_race", folder / "plan_points"
+    subprocess.run([*cc, *MODES["tsan"], "-o", ring, POINTS / "ring_race.c"], check=True)
+    helpers = [sources / "classes.c", sources / "words.c"]
+    subprocess.run([*cc, "-Wno-unused", "-o", plan, POINTS / "plan_points.c", *helpers], check=True)
+    return {
+        "ring.h": subprocess.run([ring], capture_output=True, text=True, timeout=60, check=False),
+        "plan.c": subprocess.run([plan], capture_output=True, text=True, timeout=60, check=False),
+    }
+
+
+def test_ring_and_tables_hold_at_every_point(tmp_path):
+    for done in points(tmp_path, PLUGIN).values():
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "old", "new"), MUTANTS.values(), ids=MUTANTS)
+def test_a_weakened_ring_or_table_is_caught(tmp_path, file, old, new):
+    sources = tmp_path / "plugin"
+    shutil.copytree(PLUGIN, sources)
+    text = (sources / file).read_text()
+    assert text.count(old) == 1
+    (sources / file).write_text(text.replace(old, new))
+    assert points(tmp_path, sources)[file].returncode != 0

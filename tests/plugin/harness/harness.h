@@ -86,6 +86,8 @@ question ordinary_question(int collective, size_t n_bytes);
 /* The cell NCCL takes: v2's answer, or the cheapest that is not IGNORE. */
 void chosen(const question *answered, int *algorithm, int *protocol);
 
+void reopen_plugin(void); /* all references given back, then taken again */
+
 void adopt(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step);
 zt_counters counted(void);
 size_t drained(zt_record *out, size_t max_records);
@@ -94,6 +96,7 @@ void test_tuner(void);
 void test_costs_and_records(void);
 void test_profiler(void);
 void test_lifetimes(void);
+void test_groups(void);
 void test_threads(void);
 
 #endif

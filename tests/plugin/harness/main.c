@@ -14,7 +14,10 @@ static void *symbol(const char *name) {
   return found;
 }
 
+static const char *opened;
+
 static void open_plugin(const char *path) {
+  opened = path;
   library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == NULL) {
     fprintf(stderr, "%s\n", dlerror());
@@ -50,6 +53,11 @@ static void open_plugin(const char *path) {
   BIND(drain_costs, drain_costs);
   BIND(counters, counters);
   BIND(reset, reset);
+}
+
+void reopen_plugin(void) {
+  for (int reference = 0; reference < 2; reference++) CHECK_EQUAL(dlclose(library), 0);
+  open_plugin(opened);
 }
 
 tuned tuner_init(int version, uint64_t comm_id, size_t n_ranks, size_t n_nodes) {
@@ -176,6 +184,7 @@ int main(int argc, char **argv) {
                {"costs_and_records", test_costs_and_records},
                {"profiler", test_profiler},
                {"lifetimes", test_lifetimes},
+               {"groups", test_groups},
                {"threads", test_threads}};
   if (argc != 3) return 2;
   open_plugin(argv[1]);

@@ -202,7 +202,7 @@ void stop_kernel_channel(profiled profiler, void *handle, uint64_t stop_ns) {
 }
 
 void run_collective(profiled profiler, const launched *coll, int n_run, uint64_t start_ns, uint64_t stop_ns) {
-  void *channels[64];
+  void *channels[128];
   void *group = start_group(profiler), *handle = start_coll(profiler, group, coll);
   stop_event(profiler, handle);
   stop_event(profiler, group);
