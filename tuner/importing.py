@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.console import Console
 from agent.nccl.catalog import parse_algorithm, parse_protocol
 from store.database import Store
 from store.errors import UserError
-from store.records import Candidate
+from store.records import Candidate, Collective
 from tuner.traces import Trace, read_trace
 
 
@@ -40,17 +41,20 @@ def import_measurements(
     is_default: bool,
     n_nodes: int | None,
     dry_run: bool,
+    format_name: str | None = None,
+    collective: Collective | None = None,
 ) -> tuple[Trace, int]:
     """Read `path` and record its measurements; returns the trace with its summary and the rows usable.
 
     The fabric is named after the folder the file lies in unless `fabric_id` is given, since no format says
-    what hardware it was measured on.
+    what hardware it was measured on. `format_name` forces a format, `collective` says what was run where the
+    files do not.
 
     Raises:
         TraceError: the file is of no known format, or broken.
         StoreError: the store cannot be written.
     """
-    trace = read_trace(path)
+    trace = read_trace(path, format_name, collective=collective)
     fabric = fabric_id or path.absolute().parent.name
     blocks = trace.measurements(setting, is_default=is_default or None, n_nodes=n_nodes)
     if dry_run:
@@ -65,6 +69,24 @@ def import_measurements(
             n_rows += len(block)
             store.flush()  # the queue is bounded: a long file must not outrun the writer
     return trace, n_rows
+
+
+def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
+    """What `render` prints, as one JSON document."""
+    summary = trace.summary
+    document = {
+        "format": trace.format_name,
+        "n_files": summary.n_files,
+        "n_records": summary.n_records,
+        "n_timed": summary.n_timed,
+        "n_settings": summary.n_settings,
+        "n_measurements": n_rows,
+        "recorded": not dry_run,
+        "left_out": dict(summary.unusable),
+        "notes": summary.notes,
+        "facts": summary.facts,
+    }
+    return json.dumps(document, default=str)
 
 
 def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> None:

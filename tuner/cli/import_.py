@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.options import StorePath, console, store_path
+from tuner.cli.options import AsJson, StorePath, console, store_path
+
+if TYPE_CHECKING:
+    from store.records import Collective
+
+FormatName = Annotated[
+    str | None,
+    typer.Option("--format", help="Format by name, where the file's beginning does not tell; `?` lists them."),
+]
+CollectiveName = Annotated[
+    str | None,
+    typer.Option("--collective", help="What was run, where the files do not say: all_reduce, all_gather ..."),
+]
+
+
+def collective_named(name: str | None) -> Collective | None:
+    """The collective of any usual spelling; UserError when there is none of that name."""
+    from agent.nccl.catalog import find_collective
+    from store.errors import UserError
+    from store.records import Collective
+
+    if name is None:
+        return None
+    found = find_collective(name)
+    if found is None:
+        raise UserError(f"there is no collective {name!r}", f"use one of {', '.join(one.name for one in Collective)}")
+    return found
 
 
 def import_(
@@ -20,12 +46,21 @@ def import_(
         str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128 or ring/ll128/8.")
     ] = None,
     default: Annotated[bool, typer.Option("--default", help="The file shows NCCL's own choices.")] = False,
-    n_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file does not say.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what was found and could be used.")] = False,
+    n_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file does not say.", min=1)] = None,
+    collective: CollectiveName = None,
+    format_name: FormatName = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what was found, and what could not be used and why.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Import measurements of nccl-tests, NVIDIA's tuner CSV and other formats (docs/traces.md).
 
     Example: zerotune import all_gather.log --default --n-nodes 2 --fabric-id my-cluster
+
+    Look first: zerotune import old.log --collective all_reduce --dry-run
+
+    Exit code 2: the file cannot be read, is of no known format, or is known to hold nothing to import.
     """
     from tuner import importing
 
@@ -37,5 +72,10 @@ def import_(
         is_default=default,
         n_nodes=n_nodes,
         dry_run=dry_run,
+        format_name=format_name,
+        collective=collective_named(collective),
     )
+    if as_json:
+        print(importing.to_json(trace, n_rows, dry_run=dry_run))
+        return
     importing.render(trace, n_rows, console(), dry_run=dry_run)

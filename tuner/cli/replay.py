@@ -7,21 +7,25 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.options import AsJson, FabricName, StorePath, console, store_path
+from tuner.cli.import_ import CollectiveName, FormatName, collective_named
+from tuner.cli.options import AsJson, StorePath, console, store_path
 
 
 def replay(
-    trace: Annotated[
-        Path, typer.Argument(help="A trace folder of `launch --log-trace`, or another format's file.")
-    ],
+    trace: Annotated[Path, typer.Argument(help="A trace folder of `launch --log-trace`, or another format's file.")],
     policy: Annotated[
-        list[str], typer.Option(help="baseline, table, model or oracle; may be given several times.")
-    ] = ["baseline", "table", "model", "oracle"],  # noqa: B006 - typer reads the default, nobody changes it
+        list[str] | None,
+        typer.Option(help="By name, several times; all of `--policy ?` by default.", show_default=False),
+    ] = None,
     plan: Annotated[
         Path | None, typer.Option(help="What policy `table` follows: our plan file or NVIDIA's tuner CSV.")
     ] = None,
     store: StorePath = None,
-    fabric: FabricName = None,
+    fabric: Annotated[
+        str | None, typer.Option(help="Fabric the trace ran on, where it does not say: name or file, for predictions.")
+    ] = None,
+    format_name: FormatName = None,
+    collective: CollectiveName = None,
     n_ranks: Annotated[
         int | None, typer.Option("--ranks", help="What if the job had so many ranks (to 16,384)?", show_default=False)
     ] = None,
@@ -49,7 +53,16 @@ def replay(
         bucket_bytes=None if bucket_mb is None else int(bucket_mb * 1e6),
         stage=stage,
     )
-    result = replaying.replay(trace, policy, store_path(store), fabric, plan, change)
+    result = replaying.replay(
+        trace,
+        policy or list(replaying.POLICIES),
+        store_path(store),
+        fabric,
+        plan,
+        change,
+        format_name=format_name,
+        collective=collective_named(collective),
+    )
     if as_json:
         print(result.to_json())
         return

@@ -12,7 +12,7 @@ from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.errors import UserError
 from store.plan_file import read_plan
-from store.records import CandidateStatistics, Phase, PlanRow
+from store.records import CandidateStatistics, Collective, Phase, PlanRow
 from tuner.export import read_nvidia_csv
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
@@ -49,12 +49,15 @@ def replay(
     fabric: str | None = None,
     plan: Path | None = None,
     change: Change | None = None,
+    format_name: str | None = None,
+    collective: Collective | None = None,
 ) -> ReplayResult:
     """Judge `policies` on the trace at `trace` (a file, or a folder of --log-trace).
 
     Earlier measurements come from the store at `store_path` if it exists; `fabric` names the fabric for
     predictions when the trace does not say which it ran on; `plan` is what the policy `table` follows, our plan
-    file or NVIDIA's tuner CSV; `change` asks what the step would be in another job.
+    file or NVIDIA's tuner CSV; `change` asks what the step would be in another job;
+    `format_name` and `collective` are as for `read_trace`.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -62,7 +65,7 @@ def replay(
     """
     named(policies)
     rows = None if plan is None else _plan_rows(plan)
-    table = load_table(trace, fabric)
+    table = load_table(trace, fabric, format_name=format_name, collective=collective)
     statistics, knowledge = _known(store_path, table.fabric_id)
     return replay_table(
         table,

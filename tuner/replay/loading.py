@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.nccl import fabric as fabrics
+from store.records import Collective
 from tuner.replay.table import CollectiveTable, from_own, from_trace
 from tuner.traces import read_trace
 from tuner.traces.own import read_own, trace_files
@@ -14,15 +15,23 @@ from tuner.traces.own import read_own, trace_files
 OWN_FORMAT: Final = "zerotune"
 
 
-def load_table(path: Path, fabric: str | None = None) -> CollectiveTable:
+def load_table(
+    path: Path,
+    fabric: str | None = None,
+    *,
+    format_name: str | None = None,
+    collective: Collective | None = None,
+) -> CollectiveTable:
     """The collectives of the trace at `path`; `fabric` describes the machine where the trace does not.
+
+    `format_name` forces a format, `collective` says what was run where the files do not.
 
     Raises:
         TraceError: it is no trace, or a broken one.
         FabricError: there is no such fabric.
     """
     described = fabrics.load(fabric) if fabric is not None else None
-    trace = read_trace(path)
+    trace = read_trace(path, format_name, collective=collective)
     if trace.format_name == OWN_FORMAT:
         table = from_own([read_own(file) for file in trace_files(path)])
     else:

@@ -109,6 +109,18 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         n_files=len(traces),
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
+        notes=_cut_note(traces),
+    )
+
+
+def _cut_note(traces: Sequence[OwnTrace]) -> tuple[str, ...]:
+    n_cut = sum(not trace.ended for trace in traces)
+    if not n_cut:
+        return ()
+    whose = "The file ends" if len(traces) == 1 else f"{n_cut} of {len(traces)} files end"
+    return (
+        f"{whose} without an end mark: the process was killed or the file was cut. What stands before the cut was"
+        " replayed; up to a second before it is missing.",
     )
 
 
@@ -166,8 +178,8 @@ def _table(rows: Array, **facts: Any) -> CollectiveTable:
 
 
 def _join(rows: Array) -> Array:
-    """One row per (comm_id, collective, sequence): the least known duration, the latest start."""
-    order = np.lexsort((rows["sequence"], rows["collective"], rows["comm_id"]))
+    """One row per (comm_id, collective, sequence): the least known duration, and when that began."""
+    order = np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))
     ordered = rows[order]
     is_first = np.ones(len(ordered), bool)
     if len(ordered) > 1:
@@ -184,5 +196,8 @@ def _join(rows: Array) -> Array:
         is_timed = np.isfinite(least_us)
         joined["duration_us"] = np.where(is_timed, least_us, -1.0)
         joined["flags"] = joined["flags"] & (255 - _FLAG_TIMED) | is_timed * np.uint8(_FLAG_TIMED)
-        joined["start_ns"] = np.maximum.reduceat(ordered["start_ns"], starts)
+        # On one rank's clock, for clocks of other nodes differ: its own end, less what the last arrival saw.
+        own_us = _known_durations(joined_own := ordered[starts])
+        waited_us = np.nan_to_num(own_us - least_us)
+        joined["start_ns"] = joined_own["start_ns"] + np.maximum(waited_us * 1e3, 0).astype(np.int64)
     return joined[np.argsort(joined["start_ns"], kind="stable")]

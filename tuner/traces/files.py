@@ -7,12 +7,13 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 from store.errors import TraceError
+from tuner.traces.records import Summary
 
 CHUNK_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 16 << 20
@@ -37,11 +38,13 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise TraceError(f"{path} cannot be read: {error.strerror}", "check the file's permissions") from None
 
 
-def read_some(file: IO[bytes], n_bytes: int) -> bytes:
-    """Up to `n_bytes`; the end of a truncated gzip file is an end like any other. Raises TraceError."""
+def read_some(file: IO[bytes], n_bytes: int, on_cut: Callable[[], None] | None = None) -> bytes:
+    """Up to `n_bytes`; the end of a truncated gzip file is an end, of which `on_cut` is told. Raises TraceError."""
     try:
         return file.read(n_bytes)
     except EOFError:
+        if on_cut is not None:
+            on_cut()
         return b""
     except (OSError, zlib.error) as error:
         raise TraceError(f"the trace cannot be read on: {error}", "it is damaged; copy it again") from None
@@ -53,26 +56,33 @@ def head(path: Path, n_bytes: int = 1 << 16) -> bytes:
         return read_some(file, n_bytes)
 
 
-def line_chunks(path: Path) -> Iterator[bytes]:
+def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
     """The file in pieces of about a megabyte that end where a line ends (the last may not).
 
-    Raises TraceError for a line longer than MAX_LINE_BYTES.
+    `summary` is told when the file seems to have been cut. Raises TraceError for a line longer than
+    MAX_LINE_BYTES.
     """
+
+    def cut(how: str = "its compressed data end early") -> None:
+        if summary is not None:
+            summary.note(f"{path.name} is cut ({how}): it was read up to there")
+
     with opened(path) as file:
         rest = b""
         while True:
-            piece = read_some(file, CHUNK_BYTES)
+            piece = read_some(file, CHUNK_BYTES, cut)
             if not piece:
                 break
-            cut = piece.rfind(b"\n") + 1
-            if cut:
-                yield rest + piece[:cut]
-                rest = piece[cut:]
+            end = piece.rfind(b"\n") + 1
+            if end:
+                yield rest + piece[:end]
+                rest = piece[end:]
             else:
                 rest += piece
                 if len(rest) > MAX_LINE_BYTES:
                     raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES >> 20} MiB", "it is no text log")
         if rest:
+            cut("its last line has no end")
             yield rest
 
 

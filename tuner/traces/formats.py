@@ -15,6 +15,7 @@ from tuner.traces import (
     flight_recorder_pickle,
     inspector,
     kineto,
+    measurements_csv,
     nccl_debug,
     nccl_tests,
     nccl_tests_json,
@@ -25,6 +26,7 @@ from tuner.traces import (
 )
 from tuner.traces.files import head
 from tuner.traces.records import Block, Summary
+from tuner.traces.refused import refusal
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ FORMATS: Final = (
     Format("inspector", "NCCL Inspector JSONL", inspector.matches, inspector.read),
     Format("profiler_events", "NCCL profiler events, JSONL", profiler_events.matches, profiler_events.read),
     Format("tuner_csv", "NVIDIA tuner CSV", tuner_csv.matches, tuner_csv.read),
+    Format("measurements_csv", "our measurements as CSV", measurements_csv.matches, measurements_csv.read),
     Format("nccl_tests", "nccl-tests output", nccl_tests.matches, nccl_tests.read),
     Format("nccl_debug", "NCCL_DEBUG log", nccl_debug.matches, nccl_debug.read),
     Format("chakra", "Chakra protobuf", chakra.matches, chakra.read),
@@ -69,12 +72,15 @@ def detect(path: Path) -> Format:
     if not start:
         raise TraceError(f"{path} is empty", "name a trace file")
     begin = head(path)
+    refused = refusal(begin)
+    if refused is not None:
+        raise TraceError(f"{path} {refused.what}", refused.remedy)
     for candidate in FORMATS:
         if candidate.matches(begin):
             return candidate
     raise TraceError(
         f"{path} is no trace of a known format",
-        "docs/traces.md lists them; or give the format by name",
+        f"use one of {', '.join(one.name for one in FORMATS)}; --format names it where its beginning does not",
     )
 
 

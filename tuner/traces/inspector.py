@@ -64,7 +64,7 @@ def matches(begin: bytes) -> bool:
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """The collectives of one process (all of its communicators)."""
     n_good = n_bad = 0
-    for chunk in line_chunks(path):
+    for chunk in line_chunks(path, summary):
         try:
             lines = _decoder.decode_lines(chunk)
         except (msgspec.MsgspecError, ValueError, RecursionError):

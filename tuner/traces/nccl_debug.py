@@ -86,7 +86,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     """The calls of all ranks in the log, or its selections."""
     log = _survey(path, summary)
     calls: dict[tuple[bytes, ...], int] = {}
-    for chunk in line_chunks(path):
+    for chunk in line_chunks(path, summary):
         if log.has_calls:
             block = _calls(_COLL.findall(b"\n" + chunk), log, summary)
         else:

@@ -12,18 +12,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import UserError
 from store.records import BASELINE, Algorithm, Candidate, Collective, Observation, Protocol, TimingSource
 from tuner.traces.files import line_chunks
 from tuner.traces.nccl_tables import TableReader
-from tuner.traces.records import Block, Counters, Summary, blocks_of, communicator_id
-
-_ROW: Final = re.compile(
-    rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)(?:\s+([a-z]\w*))?(?:\s+-?\d+)?"
-    rb"\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\S+)"
-    rb"(?:\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\S+))?"
+from tuner.traces.records import (
+    FLAG_TIMED,
+    MAX_BYTES,
+    UNKNOWN_U1,
+    Block,
+    Counters,
+    Summary,
+    blocks_of,
+    communicator_id,
+    datatype_index,
+    empty_block,
 )
+
+_NUMBER: Final = rb"[\d.]+(?:e[+-]?\d+)?"
+_ROOT: Final = rb"(?:\s+-?\d+)?"
+_KIND: Final = rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)(?:\s+([a-z]\w*))?"
+_BODIES: Final = rb"\s+(%b)\s+%b\s+%b\s+(\S+)(?:\s+(%b)\s+%b\s+%b\s+(\S+))?" % (6 * (_NUMBER,))
+_ROW: Final = re.compile(_KIND + _ROOT + _BODIES)
+_ROW_WITHOUT_ROOT: Final = re.compile(_KIND + _BODIES)
+"""Before version 2.11: a whole number of microseconds must not be taken for the root."""
+_TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
+_TIME: Final = rb"[ \t]+([\d.]+(?:e[+-]?\d+)?)[ \t]+[\d.e+-]+[ \t]+[\d.e+-]+[ \t]+([\d.e+-]+|N/A)"
+_KINDS: Final = rb"(?m)^[ \t]+(\d{1,18})[ \t]+\d+[ \t]+([a-z_]\w*)(?:[ \t]+[a-z]\w*)?"
+_ROWS: Final = re.compile(_KINDS + rb"(?:[ \t]+-?\d+)" + 2 * _TIME + rb"[ \t\r]*$")
+_ROWS_WITHOUT_ROOT: Final = re.compile(_KINDS + 2 * _TIME + rb"[ \t\r]*$")
+MAX_DEVIATION: Final = 1e-3
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _BODY: Final = re.compile(rb"^\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\d+|N/A)")
 _SELECTED: Final = re.compile(rb"Bytes ?-> Algo (\w+) +proto (\w+) +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}")
@@ -59,6 +80,8 @@ class _Run:
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
     split: _Split | None = None
+    has_root: bool = True
+    """Whether rows name a root (-1 for none) before the times."""
 
     def setting(self) -> Candidate:
         """What ran, as far as the log tells; the baseline if it does not."""
@@ -80,7 +103,15 @@ class _Run:
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """Two records per row of a table."""
     named = find_collective(re.split(r"[.]|__|_quiet", path.name)[0].removeprefix("nccl_")) or _named_in(path)
-    yield from blocks_of(_observations(path, named, summary))
+    reader, tables = _Reader(_Run(collective=named or summary.collective), summary), TableReader()
+    for chunk in line_chunks(path, summary):
+        if b"NCCL INFO" in chunk:
+            tables.read(chunk)
+        yield from reader.blocks(chunk)
+    if tables.cells:
+        summary.facts["model_table"] = tables.cells
+    if not reader.n_runs:
+        summary.note(f"{path.name} has no run's header: ranks and nodes are unknown")
 
 
 def _named_in(path: Path) -> Collective | None:
@@ -93,41 +124,89 @@ def _named_in(path: Path) -> Collective | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _observations(path: Path, named: Collective | None, summary: Summary) -> Iterator[Observation]:
-    run = _Run(collective=named)
-    counters = Counters()
-    tables = TableReader()
-    n_runs = 0
-    for chunk in line_chunks(path):
+@dataclass
+class _Reader:
+    """Goes through a file's lines with what they have told so far."""
+
+    run: _Run
+    summary: Summary
+    counters: Counters = field(default_factory=Counters)
+    n_runs: int = 0
+
+    def blocks(self, chunk: bytes) -> Iterator[Block]:
+        """A piece of the file. Rows in a row, undisturbed by other lines, are read in one go."""
         if b"NCCL INFO" in chunk:
-            tables.read(chunk)
+            yield from blocks_of(self._lines(chunk))
+            return
+        at = 0
+        for table in _TABLE.finditer(chunk):
+            yield from blocks_of(self._lines(chunk[at : table.start()]))
+            at = table.end()
+            rows = None if self.run.split is not None else self._table(table[0])
+            if rows is None:
+                yield from blocks_of(self._lines(table[0]))
+            elif len(rows):
+                yield rows
+        yield from blocks_of(self._lines(chunk[at:]))
+
+    def _table(self, text: bytes) -> Block | None:
+        """Rows of a known collective, all with both times and no wrong results; None: go line by line."""
+        rows = (_ROWS if self.run.has_root else _ROWS_WITHOUT_ROOT).findall(text)
+        setting, collective = self.run.setting(), self.run.collective
+        if len(rows) != text.count(b"\n") or collective is None:
+            return None
+        sizes, datatypes, first_us, first_wrong, second_us, second_wrong = zip(*rows, strict=True)
+        if not all(map(_is_right, {*first_wrong, *second_wrong})):
+            return None
+        durations_us = np.array([list(map(float, first_us)), list(map(float, second_us))]).T.ravel()
+        message_bytes = np.repeat(np.array(list(map(int, sizes)), np.float64), 2)
+        if message_bytes.min() < 1 or message_bytes.max() > MAX_BYTES or not bool((durations_us > 0).all()):
+            return None
+        self.run.in_header = False
+        numbers = {name: datatype_index(name.decode()) for name in set(datatypes)}
+        block = empty_block(2 * len(rows))
+        block["collective"], block["message_bytes"], block["duration_us"] = collective, message_bytes, durations_us
+        known = [UNKNOWN_U1 if numbers[name] is None else numbers[name] for name in datatypes]
+        block["datatype"] = np.repeat(np.array(known, np.uint8), 2)
+        block["n_ranks"], block["n_nodes"] = self.run.n_ranks, len(set(self.run.hosts))
+        block["rank"] = 0
+        if setting.algorithm is not None and setting.protocol is not None:
+            block["algorithm"], block["protocol"] = setting.algorithm, setting.protocol
+            block["n_channels"] = setting.n_channels
+        comm_id = communicator_id("nccl-tests", self.n_runs, self.run.n_ranks)
+        block["comm_id"] = comm_id
+        block["sequence"] = [self.counters.next(comm_id, collective) for _ in range(len(block))]
+        block["timing_source"], block["flags"] = TimingSource.reported, FLAG_TIMED
+        return block
+
+    def _lines(self, chunk: bytes) -> Iterator[Observation]:
         for line in chunk.split(b"\n"):
-            row = _ROW.match(line)
-            if row is not None:
-                run.in_header = False
-                bodies = ((row[4], row[5]), (row[6], row[7]))
-                yield from _records(int(row[1][:18]), row[2], bodies, run, n_runs, counters, summary)
-                continue
-            if run.split is not None and (split := _body(line, run.split)) is not None:
-                yield from _records(
-                    run.split.message_bytes, run.split.datatype, (split,), run, n_runs, counters, summary
-                )
-                continue
-            if b"NCCL INFO" in line:
-                _interleaved(line, run)
-            if b"_perf" in line and (program := _PROGRAM.search(line)) is not None:
-                run.collective = find_collective(program[1].decode()) or run.collective
-            if line.startswith(b"#"):
-                if _RUN.match(line) and not run.in_header:
-                    n_runs += 1
-                    run = _Run(collective=run.collective, in_header=True)
-                _header_line(line, run)
-            elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
-                _force(run, forced[1], forced[2].decode("utf-8", "replace"))
-    if tables.cells:
-        summary.facts["model_table"] = tables.cells
-    if not n_runs:
-        summary.note(f"{path.name} has no run's header: ranks and nodes are unknown")
+            yield from self._line(line)
+
+    def _line(self, line: bytes) -> Iterator[Observation]:
+        run = self.run
+        row = (_ROW if run.has_root else _ROW_WITHOUT_ROOT).match(line)
+        if row is not None:
+            run.in_header = False
+            bodies = ((row[4], row[5]), (row[6], row[7]))
+            yield from _records(int(row[1][:18]), row[2], bodies, run, self.n_runs, self.counters, self.summary)
+            return
+        if run.split is not None and (split := _body(line, run.split)) is not None:
+            yield from _records(
+                run.split.message_bytes, run.split.datatype, (split,), run, self.n_runs, self.counters, self.summary
+            )
+            return
+        if b"NCCL INFO" in line:
+            _interleaved(line, run)
+        if b"_perf" in line and (program := _PROGRAM.search(line)) is not None:
+            run.collective = find_collective(program[1].decode()) or run.collective
+        if line.startswith(b"#"):
+            if _RUN.match(line) and not run.in_header:
+                self.n_runs += 1
+                self.run = run = _Run(collective=run.collective, in_header=True)
+            _header_line(line, run)
+        elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
+            _force(run, forced[1], forced[2].decode("utf-8", "replace"))
 
 
 def _header_line(line: bytes, run: _Run) -> None:
@@ -135,6 +214,8 @@ def _header_line(line: bytes, run: _Run) -> None:
     if rank is not None:
         run.n_ranks += 1
         run.hosts.append(rank[3])
+    if b" algbw " in line and b" busbw " in line:
+        run.has_root = b" root " in line
     starting = _STARTING.match(line)
     if starting is not None:
         run.collective = find_collective(starting[1].decode()) or run.collective
@@ -185,7 +266,7 @@ def _records(
         summary.skip("rows of size 0")
         return
     if run.collective is None:
-        summary.skip("rows of a table that does not say which collective")
+        summary.skip("rows of a table that does not say which collective (name it with --collective)")
         return
     comm_id = communicator_id("nccl-tests", n_runs, run.n_ranks)
     setting = run.setting()
@@ -193,7 +274,7 @@ def _records(
         if time_text is None:
             continue
         duration_us = float(time_text)
-        if wrong_text != b"N/A" and not _is_zero(wrong_text):
+        if not _is_right(wrong_text):
             summary.skip("rows with wrong results")
             continue
         if not 0 < duration_us < 1e12:
@@ -215,8 +296,11 @@ def _records(
         )
 
 
-def _is_zero(text: bytes | None) -> bool:
+def _is_right(text: bytes | None) -> bool:
+    """No wrong results; old versions print the largest deviation instead of their number."""
+    if text == b"N/A":
+        return True
     try:
-        return text is not None and float(text) == 0.0
+        return text is not None and 0 <= float(text) <= MAX_DEVIATION
     except ValueError:
         return False

@@ -112,7 +112,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
 
 
 def _events(path: Path, summary: Summary) -> Iterator[_Event]:
-    for chunk in line_chunks(path):
+    for chunk in line_chunks(path, summary):
         for line in chunk.split(b"\n"):
             text = line.strip().rstrip(b",")
             if not text:

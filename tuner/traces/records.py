@@ -98,6 +98,8 @@ class Summary:
     unusable: Counter[str] = field(default_factory=Counter)
     """Reason -> how many entries were left out."""
     notes: list[str] = field(default_factory=list)
+    collective: Collective | None = None
+    """What the user says was run, for files that do not say it."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the file says besides records: versions, model tables, hardware."""
 

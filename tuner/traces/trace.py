@@ -10,7 +10,7 @@ import numpy as np
 
 from store.errors import TraceError
 from store.measurements import MEASUREMENT
-from store.records import Candidate, Observation, Source
+from store.records import Candidate, Collective, Observation, Source
 from tuner.traces.formats import Format, by_name, detect
 from tuner.traces.records import (
     FLAG_DEFAULT,
@@ -22,7 +22,7 @@ from tuner.traces.records import (
     to_observations,
 )
 
-MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv"})
+MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv", "measurements_csv"})
 """Formats whose rows are measured settings, not the calls of a training job."""
 
 
@@ -32,9 +32,10 @@ class Trace:
     `summary` is complete once `blocks`, `observations` or `measurements` has been used up.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, Format]]) -> None:
+    def __init__(self, files: Sequence[tuple[Path, Format]], collective: Collective | None = None) -> None:
         self._files = files
-        self.summary = Summary()
+        self._collective = collective
+        self.summary = Summary(collective=collective)
 
     @property
     def format_name(self) -> str:
@@ -53,7 +54,7 @@ class Trace:
 
     def blocks(self) -> Iterator[Block]:
         """The records in the files' order, in arrays of at most 64 Ki rows. Raises TraceError."""
-        self.summary = Summary()
+        self.summary = Summary(collective=self._collective)
         for path, file_format in self._files:
             self.summary.n_files += 1
             for block in file_format.read(path, self.summary):
@@ -111,8 +112,10 @@ class Trace:
                 yield rows
 
 
-def read_trace(path: str | Path, format_name: str | None = None) -> Trace:
+def read_trace(path: str | Path, format_name: str | None = None, *, collective: Collective | None = None) -> Trace:
     """The trace at `path`: one file, or a directory with one file per rank (all of one format).
+
+    `format_name` forces a format; `collective` is what was run, for files that do not say it.
 
     Raises TraceError when there is nothing, when the format is unknown, or when files of several formats
     lie together; errors inside the files are raised when they are read.
@@ -120,7 +123,9 @@ def read_trace(path: str | Path, format_name: str | None = None) -> Trace:
     path = Path(path)
     given = by_name(format_name) if format_name else None
     if not path.is_dir():
-        return Trace([(path, given or detect(path))])
+        if given is not None and not path.exists():
+            raise TraceError(f"{path} does not exist", "name a trace file or a directory of them")
+        return Trace([(path, given or detect(path))], collective)
     files: list[tuple[Path, Format]] = []
     for file in sorted(path.iterdir(), key=_natural):
         if not file.is_file() or file.name.startswith(".") or file.stat().st_size == 0:
@@ -134,7 +139,7 @@ def read_trace(path: str | Path, format_name: str | None = None) -> Trace:
     names = sorted({file_format.name for _, file_format in files})
     if len(names) > 1:
         raise TraceError(f"{path} holds traces of several formats: {', '.join(names)}", "name one file or one format")
-    return Trace(files)
+    return Trace(files, collective)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

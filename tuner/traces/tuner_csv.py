@@ -25,22 +25,34 @@ _NOTHING: Final = ("", "default", "none", "-1")
 
 
 def matches(begin: bytes) -> bool:
-    """The header line names the first columns."""
+    """The header line, which may be a comment, names the first columns."""
     for line in begin.splitlines():
+        if _is_header(line.decode("utf-8", "replace")):
+            return True
         if line.strip() and not line.lstrip().startswith(b"#"):
-            return line.replace(b" ", b"").lower().startswith(b"collective,") and b"algorithm" in line.lower()
+            return False
     return False
+
+
+def _is_header(line: str) -> bool:
+    names = line.lstrip("# ").replace(" ", "").lower()
+    return names.startswith("collective,") and "size_bytes" in names and "algorithm" in names
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """One record per row; rows without `latency_us` have no duration."""
     columns: dict[str, int] | None = None
     known = _Names()
-    for chunk in line_chunks(path):
+    for chunk in line_chunks(path, summary):
         text = chunk.decode("utf-8", "replace")
         table = None if columns is None else _even_table(text, len(columns))
         if columns is None or table is None:
-            lines = [line for line in text.splitlines() if line and line[0] != "#"]
+            lines = text.splitlines()
+            if columns is None:
+                commented = next((line for line in lines if line.startswith("#") and _is_header(line)), None)
+                if commented is not None:
+                    columns = _columns(commented.lstrip("# "), path)
+            lines = [line for line in lines if line.strip() and line[0] != "#"]
             if not lines:
                 continue
             if columns is None:

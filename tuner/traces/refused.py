@@ -1,0 +1,52 @@
+"""Files that are known and hold nothing to import: each is refused by its name, with the reason.
+
+Better than "no known format": whoever has such a file learns why, and what to do with it instead.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+
+class Refusal(NamedTuple):
+    """Why a file cannot be imported, and what its owner can do."""
+
+    what: str
+    remedy: str
+
+
+_RULES: Final = Refusal(
+    "is a table of tuner rules: choices, not measurements",
+    "judge it with `zerotune replay TRACE --policy table --plan FILE`",
+)
+_ARCHIVE: Final = Refusal("is an archive", "unpack it and name a file of it, or the folder")
+_NVIDIA_RULE: Final = re.compile(
+    rb"(?m)^#?\s*collective_type\s*,\s*min_bytes|^[a-z]+,\d+,\d+,[a-z_]+,[a-z0-9]+,-?\d+,-?\d+,-?\d+"
+)
+_DEEPSPEED: Final = (b"| comm op: ", b"Comm. Op ")
+
+
+def refusal(begin: bytes) -> Refusal | None:
+    """The reason not to import a file that begins so; None if it is none of these."""
+    if begin[257:262] == b"ustar" or begin.startswith(b"PK\x03\x04"):
+        return _ARCHIVE
+    if begin.startswith(b"PAR1"):
+        return Refusal("is Parquet", "import the CSV that `zerotune export --to measurements` writes")
+    if begin.startswith(b"SQLite format 3\0"):
+        return Refusal("is a SQLite database, perhaps our store or one of Nsight's", "name the store with --store")
+    first_line = begin.lstrip().split(b"\n", 1)[0].replace(b" ", b"").lower()
+    if first_line.startswith(b"coll,nnodes,nranks,upto_bytes,") or _NVIDIA_RULE.search(begin[:4096]):
+        return _RULES
+    if first_line.startswith(b"gpu_cc,op,dtype,shape_elems,"):
+        return Refusal(
+            "is XLA's collective performance table: throughputs by XLA's own definition, no times and no settings",
+            "measure with nccl-tests, whose output is imported",
+        )
+    if any(mark in begin for mark in _DEEPSPEED):
+        return Refusal(
+            "is a log of DeepSpeed's comms logger: sizes are rounded, the number of ranks is not told, and every call"
+            " was synchronised for timing",
+            "log with `zerotune launch --log-trace`, PyTorch's Flight Recorder or its profiler",
+        )
+    return None
