@@ -1,0 +1,82 @@
+"""What the environment says about the emulation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from emulated_pair import MIB, Pair, issue
+
+from agent.nccl.emulated import clock, settings
+from agent.nccl.emulated.errors import DeviceOutOfMemory
+from agent.nccl.emulated.memory import device
+from store.errors import UserError
+from store.records import Collective
+
+
+@pytest.fixture
+def emulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Read anew with each test, and forgotten afterwards."""
+    monkeypatch.setattr(settings, "register_optimizer_step_pre_hook", lambda hook: hook)
+    settings.emulation.cache_clear()
+    yield monkeypatch
+    settings.emulation.cache_clear()
+    device().limit_mb = None
+    clock.reset()
+
+
+def _burn(seconds: float) -> float:
+    """Microseconds of this thread's CPU time that were spent."""
+    began = time.thread_time()
+    while time.thread_time() < began + seconds:
+        pass
+    return (time.thread_time() - began) * 1e6
+
+
+def test_computation_can_be_measured_instead_of_modelled(emulation: pytest.MonkeyPatch, pair: Pair) -> None:
+    emulation.setenv("ZEROTUNE_COMPUTE", "measured:10")
+    timeline = clock.reset()
+    settings.emulation()
+    assert timeline.measured_scale == 10
+    ranks = pair()
+    issue(ranks, Collective.all_reduce, MIB)
+    timeline.skip_cpu()
+    before_us = timeline.now_us()
+    spent_us = _burn(0.02)
+    call = issue(ranks, Collective.all_reduce, MIB)
+    computed_us = call.own_arrival_us - before_us
+    assert computed_us >= 10 * spent_us
+    assert computed_us <= 10 * (spent_us + 10_000)  # arrival skew, and what the test itself computes
+    # The emulation's own work is none of the script's: with nothing burnt, next to nothing passes.
+    timeline.skip_cpu()
+    before_us = timeline.now_us()
+    call = issue(ranks, Collective.all_reduce, MIB)
+    assert call.own_arrival_us - before_us < 5 * spent_us
+
+
+def test_the_device_can_be_made_smaller(emulation: pytest.MonkeyPatch, pair: Pair) -> None:
+    emulation.setenv("ZEROTUNE_COMPUTE", "none")
+    emulation.setenv("ZEROTUNE_DEVICE_MB", "139")
+    settings.emulation()
+    with pytest.raises(DeviceOutOfMemory, match="of 139 MB"):
+        issue(pair(), Collective.all_reduce, MIB)
+    issue(pair(NCCL_MAX_CTAS="1"), Collective.all_reduce, MIB)  # rings of one channel fit, both ranks on one device
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ZEROTUNE_SEED", "x"),
+        ("ZEROTUNE_COMPUTE", "guessed"),
+        ("ZEROTUNE_COMPUTE", "measured:-1"),
+        ("ZEROTUNE_COMPUTE", "measured:x"),
+        ("ZEROTUNE_DEVICE_MB", "much"),
+        ("ZEROTUNE_DEVICE_MB", "-5"),
+        ("ZEROTUNE_DEVICE_MB", "inf"),
+    ],
+)
+def test_nonsense_is_refused_with_its_name(emulation: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    emulation.setenv(variable, value)
+    with pytest.raises(UserError, match=variable):
+        settings.emulation()

@@ -1,0 +1,62 @@
+"""The arithmetic of NCCL's connection buffers."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.nccl import memory
+from store.records import Algorithm, CommunicatorClass
+
+NODE = CommunicatorClass(8, 1)
+BOXES = CommunicatorClass(16, 16)
+CLUSTER = CommunicatorClass(16, 2)
+
+
+def test_buffers_are_nccls_defaults() -> None:
+    # init.cc: 8 x 512 x 8 x 16, 120 x 640 x 8 x 8, 4 MiB
+    assert (memory.LL_BYTES, memory.LL128_BYTES, memory.SIMPLE_BYTES) == (524_288, 4_915_200, 4_194_304)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "communicator", "expected"),
+    [
+        (Algorithm.ring, NODE, 9_633_792),  # one neighbour's buffers, on the receiving side
+        (Algorithm.ring, BOXES, 18_743_296),  # over a network both sides hold some, LL's but the receiver
+        (Algorithm.tree, NODE, 2 * 9_633_792),
+        (Algorithm.tree, BOXES, 3 * 18_743_296),
+        (Algorithm.tree, CLUSTER, 3 * 18_743_296 + 9_633_792),
+        (Algorithm.pat, BOXES, 8 * 18_743_296),
+        (Algorithm.nvls, NODE, 2 * 8 * (1 << 20)),
+    ],
+)
+def test_a_channels_memory(algorithm: Algorithm, communicator: CommunicatorClass, expected: int) -> None:
+    assert memory.channel_bytes(algorithm, communicator) == expected
+    assert memory.connection_mb(algorithm, communicator, 16) == pytest.approx(16 * expected / 1e6)
+
+
+def test_sockets_take_no_device_memory_between_nodes() -> None:
+    assert memory.channel_bytes(Algorithm.ring, BOXES, gpu_direct=False) == 0
+    assert memory.channel_bytes(Algorithm.tree, CLUSTER, gpu_direct=False) == 9_633_792
+
+
+def test_two_ranks_have_one_neighbour() -> None:
+    assert memory.n_neighbours(Algorithm.tree, CommunicatorClass(2, 2)) == 1
+
+
+@pytest.mark.parametrize(("limit_mb", "expected"), [(5.0, 1), (18.8, 1), (40.0, 2), (190.0, 10)])
+def test_channels_within_a_limit(limit_mb: float, expected: int) -> None:
+    assert memory.channels_within(limit_mb) == expected
+
+
+def test_channels_within_a_limit_by_a_fabrics_figures() -> None:
+    assert memory.channels_within(100.0, channel_mb=9.0, fixed_mb=60.0) == 4
+    assert memory.channels_within(10.0, channel_mb=9.0, fixed_mb=60.0) == 1
+
+
+def test_a_connection_is_measured_by_the_whole_devices_use() -> None:
+    used = [1_000_000_000]
+
+    def connect() -> None:
+        used[0] += 75_000_000
+
+    assert memory.measured_mb(connect, lambda: used[0]) == 75.0
