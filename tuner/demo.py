@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,11 +90,19 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     from tuner.report import write_report
 
     report = write_report(
-        store_path, out / "report.html", job_id=job_id, summaries=[out / "off.json", out / "on.json"]
+        store_path,
+        out / "report.html",
+        job_id=job_id,
+        summaries=[out / "off.json", out / "on.json"],
+        traces=[_traces(out)],
     )
     console.print(f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {store_path})")
     if off.loss_hex != on.loss_hex:
         raise UserError("the loss curves differ", f"please report this with {out}")
+
+
+def _traces(out: Path) -> Path:
+    return out / "traces"
 
 
 def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, agent_on: bool) -> Run:
@@ -101,7 +110,11 @@ def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, a
     summary, losses, log = out / f"{name}.summary.json", out / f"{name}.losses.jsonl", out / f"{name}.log"
     losses.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tuner.cli", "launch", "--fabric", fabric, "--summary", str(summary)]
-    command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent", "--"]
+    command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent"]
+    if agent_on:
+        shutil.rmtree(_traces(out), ignore_errors=True)
+        command += ["--log-trace", str(_traces(out))]
+    command.append("--")
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
     command += [
         "-m",
@@ -204,9 +217,7 @@ def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} us"
 
 
-def _print_checks(
-    console: Console, off: Run, on: Run, decisions: list[Decision], earlier: int | None
-) -> None:
+def _print_checks(console: Console, off: Run, on: Run, decisions: list[Decision], earlier: int | None) -> None:
     same = off.loss_hex == on.loss_hex and len(on.loss_hex) > 0
     n_disagreements = off.n_disagreements + on.n_disagreements
     n_explored = _n_explored(decisions)

@@ -162,27 +162,47 @@ def winners(
     return figure
 
 
-def timeline(steps: Sequence[tuple[str, Array, Array, Sequence[str]]], lanes: Sequence[str]) -> Figure:
-    """Collectives of one step per row of pictures, one lane per phase.
+Lane = tuple[str, float, float]
+"""(lane, start, end) in microseconds."""
 
-    `steps` holds (label, start in us [n], duration in us [n], lane of each [n]); the last is drawn strong.
+
+def step_timelines(
+    steps: Sequence[tuple[str, float, Sequence[tuple[float, float]], Sequence[Lane], Sequence[Lane]]],
+    lanes: Sequence[str],
+) -> Figure:
+    """One step per row of pictures on a common time axis: computation, then one lane per phase of communication.
+
+    `steps` holds (label, length, computation, communication, exposed communication).
     """
+    has_computation = any(computation for _, _, computation, _, _ in steps)
+    names = [*(["computation"] if has_computation else []), *lanes]
     figure, _ = new_figure(0.5)
     figure.clear()
-    figure.set_size_inches(_WIDTH_INCHES, 0.6 + len(steps) * (0.5 + 0.24 * len(lanes)))
+    figure.set_size_inches(_WIDTH_INCHES, 0.9 + len(steps) * (0.45 + 0.27 * len(names)))
     with matplotlib.rc_context(_STYLE):
         rows = figure.subplots(len(steps), 1, squeeze=False, sharex=True)[:, 0]
-    colours = [BEFORE, AFTER] if len(steps) > 1 else [AFTER]
-    for axes, (label, start_us, duration_us, names), colour in zip(rows, steps, colours, strict=True):
+    for axes, (label, step_us, computation, communication, exposed) in zip(rows, steps, strict=True):
         axes.patch.set_alpha(0)
-        place = np.array([lanes.index(name) for name in names])
-        axes.barh(
-            place, duration_us / 1e3, left=start_us / 1e3, height=0.62, color=colour, edgecolor=GRID, linewidth=0.3
-        )
-        axes.set_yticks(range(len(lanes)), lanes, fontsize=7.5)
-        axes.set_ylim(len(lanes) - 0.5, -0.5)
-        _title(axes, label)
-    rows[-1].set_xlabel("ms since the step's first collective")
+        axes.grid(visible=False, axis="y")
+        if has_computation:
+            axes.broken_barh([(start / 1e3, (end - start) / 1e3) for start, end in computation], (-0.32, 0.64),
+                             facecolors=BEFORE, linewidth=0)  # fmt: skip
+        for colour, spans in ((AFTER, communication), (EXPOSED, exposed)):
+            for at, lane in enumerate(names):
+                bars = [(start / 1e3, (end - start) / 1e3) for name, start, end in spans if name == lane]
+                axes.broken_barh(bars, (at - 0.32, 0.64), facecolors=colour, edgecolors=GRID, linewidth=0.3)
+        axes.axvline(step_us / 1e3, color=INK, linewidth=0.9, linestyle=":")
+        axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=7.5)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        _title(axes, f"{label}, {step_us / 1e3:.1f} ms")
+    rows[-1].set_xlim(0, 1.02 * max(step_us for _, step_us, *_ in steps) / 1e3)
+    rows[-1].set_xlabel("ms since the step began")
+    kinds = [(BEFORE, "computation"), (AFTER, "communication, hidden"), (EXPOSED, "communication, exposed")]
+    if not has_computation:
+        kinds = [(AFTER, "communication")]
+    handles = [matplotlib.patches.Patch(color=colour, label=words) for colour, words in kinds]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=7.5, labelcolor=INK)
     return figure
 
 

@@ -205,7 +205,8 @@ def _js(text: str) -> str:
     return json.dumps(text).replace("</", "<\\/")
 
 
-def test_timelines_of_traced_runs(store_path: Path, tmp_path: Path):
+@pytest.mark.parametrize("exposed_us", [100.0, None])
+def test_timelines_of_traced_runs(store_path: Path, tmp_path: Path, exposed_us: float | None):
     folders = []
     for name, us in (("off", 300.0), ("on", 150.0)):
         block = np.zeros(60, OBSERVATION_FIELDS)
@@ -215,11 +216,16 @@ def test_timelines_of_traced_runs(store_path: Path, tmp_path: Path):
         block["phase"], block["flags"] = 1 + np.arange(60) % 3, 2
         log = TraceLog(tmp_path / name, job_id="j", rank=0, n_ranks=2, fabric_id="", fabric={}, version="0")
         log.record(block)
-        log.steps([StepRecord(step, 0, 2400.0, 0.0) for step in range(10)])
+        log.steps([StepRecord(step, 0, 2400.0, exposed_us) for step in range(10)])
         log.close()
         folders.append(tmp_path / name)
     text = write_report(store_path, tmp_path / "r.html", traces=folders).read_text()
     assert 'id="timeline"' in text
-    assert "before: step" in text
-    assert "after: step" in text
-    assert "gradient_scatter" in text
+    assert "gradient scatter" in text
+    if exposed_us is None:
+        assert "before: step" in text
+        assert "What computation waited for is not known" in text
+    else:
+        assert "after, 2.4 ms" in text
+        assert "communication, exposed" in text
+        assert "communication that computation waited for" in text

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from store.errors import UserError
 from store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
 from tuner import plots
+from tuner.report import step_timeline
 from tuner.report.facts import Facts, alternatives_of, trust
 
 Array = NDArray[Any]
@@ -99,9 +100,29 @@ def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture |
 
 
 def _timeline_picture(facts: Facts) -> Picture | None:
-    """One step of each traced run: the one of median length in the run's last quarter."""
+    """One step before and after with what was exposed, or, where that cannot be told, the bare collectives."""
+    if not facts.traced:
+        return None
+    steps = step_timeline.timelines(facts.traced)
+    if isinstance(steps, str):
+        return _bare_timeline_picture(facts, steps)
+    figure = plots.step_timelines(
+        [(step.label, step.step_us, step.computation, step.communication, step.exposed) for step in steps],
+        step_timeline.lanes_of(steps),
+    )
+    error = max(step.error_percent for step in steps)
+    exposed = " then ".join(f"{step.exposed_us / 1e3:.1f} of {step.step_us / 1e3:.1f} ms" for step in steps)
+    caption = (
+        f"Orange: communication that computation waited for, {exposed}. Where a rank waited is inferred from the order"
+        f" and times of its collectives; the step time that this gives is within {max(error, 0.1):.1f} % of the logged."
+    )
+    return _picture(figure, "timeline", "One step before and after", caption)
+
+
+def _bare_timeline_picture(facts: Facts, reason: str) -> Picture | None:
+    """The step of median length in each traced run's last quarter, collectives only."""
     labels = ["before", "after"] if len(facts.traced) == 2 else [facts.job.job_id]
-    steps = []
+    steps: list[tuple[str, float, list[tuple[float, float]], list[plots.Lane], list[plots.Lane]]] = []
     for label, table in zip(labels, facts.traced, strict=False):
         rows, duration_us = table.rows, table.duration_us
         tail = table.steps[-max(1, len(table.steps) // 4) :]
@@ -112,13 +133,15 @@ def _timeline_picture(facts: Facts) -> Picture | None:
         if not shown.any():
             return None
         start_us = (rows["start_ns"][shown] - rows["start_ns"][shown].min()) / 1e3
+        ends_us = start_us + duration_us[shown]
         names = [Phase(int(phase)).name for phase in rows["phase"][shown]]
-        steps.append((f"{label}: step {step}", start_us, duration_us[shown].astype(np.float64), names))
+        communication = list(zip(names, start_us.tolist(), ends_us.tolist(), strict=True))
+        steps.append((f"{label}: step {step}", float(ends_us.max()), [], communication, []))
     if not steps:
         return None
-    lanes = sorted({name for *_, names in steps for name in names}, key=lambda name: Phase[name])
-    caption = "The collectives of one settled step. What computation waited for, a trace does not tell."
-    return _picture(plots.timeline(steps, lanes), "timeline", "One step", caption)
+    lanes = sorted({name for *_, communication, _ in steps for name, *_ in communication}, key=lambda name: Phase[name])
+    caption = f"The collectives of one settled step. What computation waited for is not known ({reason})."
+    return _picture(plots.step_timelines(steps, lanes), "timeline", "One step", caption)
 
 
 def _winners_picture(facts: Facts) -> Picture | None:
