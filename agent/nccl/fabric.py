@@ -505,13 +505,23 @@ def _span(n_nodes: int) -> Literal["one_node", "many_nodes"]:
 
 def _uniform(*key: int) -> float:
     """Uniform in (0, 1] from integers: SplitMix64's finaliser over each of them in turn."""
-    state = 0
-    for word in key:
+    state = _absorb(_prefix(key[:3]), key[3:])
+    return ((state >> 11) + 1) / float(1 << 53)
+
+
+@lru_cache(maxsize=4096)
+def _prefix(words: tuple[int, ...]) -> int:
+    """A run has few seeds, purposes and communicators."""
+    return _absorb(0, words)
+
+
+def _absorb(state: int, words: tuple[int, ...]) -> int:
+    for word in words:
         state = (state + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
-    return ((state >> 11) + 1) / float(1 << 53)
+    return state
 
 
 _MASK: Final = (1 << 64) - 1
