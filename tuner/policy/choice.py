@@ -26,6 +26,7 @@ from tuner.policy.channel_caps import CapSearch, Fallback, cheapest_within
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
+from tuner.policy.posterior import expected_improvement
 from tuner.policy.step_trial import Variant
 from tuner.policy.trial import MAX_TRIAL_UNITS, KeyState, Verdict, judge, odds
 
@@ -131,6 +132,7 @@ class Policy:
             self.trials[state.index] = self.trials.pop(state.index)
             self._settle(state, evidence)
         self.has_settled = False
+        self.outlook.retune(states, evidence)
         if may_start:
             risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us)
             for state in islice(reversed(self.trials.values()), MAX_JUDGED):
@@ -231,9 +233,18 @@ class Policy:
 
     def fitting_caps(self, search: CapSearch) -> tuple[list[Variant], bool]:
         """Variants whose risk fits the budget; and whether all of them do."""
-        # Only what computation waits for can cost training time.
-        n_steps = 2.0 * self.settings.steps_per_window * min(1.0, self.exposed_share + 0.1)
-        return search.variants(RISK_SHARE * max(0.0, self.budget.remaining_us) / n_steps)
+        return search.variants(self._affordable_us())
+
+    def fits(self, variant: Variant, states: list[KeyState], evidence: Evidence) -> bool:
+        """Whether the budget has room for a variant of settings that were all measured before."""
+        extra_us = 0.0
+        for index, candidate in variant.changes.items():
+            now = evidence.find(index, states[index].incumbent)
+            then = evidence.find(index, candidate)
+            if now is not None and then is not None:
+                extra = math.exp(evidence.log_us(then)) - math.exp(evidence.log_us(now))
+                extra_us += max(0.0, extra) * float(self.rates[index])
+        return extra_us <= self._affordable_us()
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -241,6 +252,11 @@ class Policy:
         for name in ("_runs_trial", "_share", "_due", "_is_trusted"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
+
+    def _affordable_us(self) -> float:
+        """What a variant may cost per step: only what computation waits for can cost training time."""
+        n_steps = 2.0 * self.settings.steps_per_window * min(1.0, self.exposed_share + 0.1)
+        return RISK_SHARE * max(0.0, self.budget.remaining_us) / n_steps
 
     def _channels(self, state: KeyState) -> int:
         if state.incumbent.n_channels:
@@ -325,7 +341,7 @@ class Policy:
         log_now = evidence.log_us(incumbent)
         duration_us = math.exp(log_now)
         edge = log_now - mean - self.settings.min_gain
-        improvement = _expected_improvement(edge, spread)
+        improvement = expected_improvement(edge, spread)
         worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
         n_calls = float(self.rates[state.index]) * self.settings.steps_per_window
         risk = worst * duration_us * n_calls
@@ -369,25 +385,6 @@ class Policy:
 
 def _share(odds_of_gain: float, *, is_trusted: bool) -> float:
     return min(max(odds_of_gain, TRUSTED_SHARE if is_trusted else LEAST_SHARE), MOST_SHARE)
-
-
-def _expected_improvement(edge: Floats, spread: Floats) -> Floats:
-    """E[max(0, edge + spread * normal)]."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        scaled = edge / spread
-        density = np.exp(-0.5 * np.minimum(scaled**2, 700.0)) / math.sqrt(2.0 * math.pi)
-        below = 0.5 * (1.0 + _erf(scaled / math.sqrt(2.0)))
-        result: Floats = np.where(np.isfinite(edge), edge * below + spread * density, 0.0)
-    return result
-
-
-def _erf(x: Floats) -> Floats:
-    """Error function, Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7."""
-    sign, x = np.sign(x), np.abs(np.clip(x, -6.0, 6.0))
-    t = 1.0 / (1.0 + 0.3275911 * x)
-    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    result: Floats = sign * (1.0 - series * np.exp(-x * x))
-    return result
 
 
 def _percent(log_ratio: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections import defaultdict
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,11 +13,14 @@ from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
 from tuner.policy.evidence import Evidence
 from tuner.policy.field import Field, FieldBook
-from tuner.policy.posterior import MAX_POINTS, Settings, condition
+from tuner.policy.posterior import MAX_POINTS, Settings, amplitude_of, condition
 from tuner.policy.trial import Family, KeyState
 
 MAX_NEW_FIELDS: Final = 24
 """Neighbours' fields that one call may work out; the others are left out until a later call."""
+MIN_TO_TUNE: Final = 12
+RETUNE_GROWTH: Final = 1.3
+"""Slots measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
 
 
 class Outlook:
@@ -36,54 +40,76 @@ class Outlook:
         table = self.fields.of(state).table
         guess, std = table[:, 4], table[:, 5]
         usable = np.isfinite(guess)
-        measured = self._measured.get(evidence)
-        if measured is None:
-            measured = self._measured[evidence] = _Measured()
-        measured.follow(evidence, states)
-        slots, near = measured.near(state, states, self.fields)
-        known = (evidence.n_calls[slots] > 0) & np.isfinite(near[:, 4])
-        if not known.all():
-            slots, near = slots[known], near[known]
-        keys = evidence.key[slots]
+        family = self._families(states, evidence)[state.family]
+        known = _Known.of(*family.near(state.key.size_class, states, self.fields), evidence)
         mean, spread = condition(
             np.where(usable, guess, 0.0),
             std,
             Settings.of_table(table, np.full(len(table), state.index)),
-            Settings.of_table(near, keys),
-            near[:, 5],
-            evidence.centre(slots) - near[:, 4],
-            evidence.sigma(keys) ** 2 / (evidence.n_units[slots] + 1.0),
+            *known,
+            family.amplitude,
         )
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
 
+    def retune(self, states: list[KeyState], evidence: Evidence) -> None:
+        """Once much was measured since the last time, ask one family how far off its starting guesses are."""
+        for family in self._families(states, evidence).values():
+            if family.n_slots >= MIN_TO_TUNE and family.n_slots >= RETUNE_GROWTH * family.tuned_at:
+                family.tuned_at = family.n_slots
+                known = _Known.of(*family.spread_out(states, self.fields), evidence)
+                if len(known.residual):
+                    family.amplitude = amplitude_of(*known)
+                return
+
+    def _families(self, states: list[KeyState], evidence: Evidence) -> defaultdict[Family, _FamilySlots]:
+        measured = self._measured.get(evidence)
+        if measured is None:
+            measured = self._measured[evidence] = _Measured()
+        measured.follow(evidence, states)
+        return measured.families
+
+
+class _Known(NamedTuple):
+    """What slots say, as `condition` wants it."""
+
+    place: Settings
+    std: Floats
+    residual: Floats
+    noise_variance: Floats
+
+    @classmethod
+    def of(cls, slots: Ints, rows: Floats, evidence: Evidence) -> _Known:
+        known = (evidence.n_calls[slots] > 0) & np.isfinite(rows[:, 4])
+        if not known.all():
+            slots, rows = slots[known], rows[known]
+        keys = evidence.key[slots]
+        return cls(
+            Settings.of_table(rows, keys),
+            rows[:, 5],
+            evidence.centre(slots) - rows[:, 4],
+            evidence.sigma(keys) ** 2 / (evidence.n_units[slots] + 1.0),
+        )
+
 
 class _Measured:
-    """The slots of one regime's evidence by family, with the rows (as `Field.table`) that say where they lie."""
+    """The slots of one regime's evidence by family."""
 
     def __init__(self) -> None:
         self._n_followed = 0
-        self._families: dict[Family, _FamilySlots] = {}
+        self.families: defaultdict[Family, _FamilySlots] = defaultdict(_FamilySlots)
 
     def follow(self, evidence: Evidence, states: list[KeyState]) -> None:
         """Take in slots made since the last call."""
         for slot in range(self._n_followed, len(evidence)):
             state = states[int(evidence.key[slot])]
-            family = self._families.get(state.family)
-            if family is None:
-                family = self._families[state.family] = _FamilySlots()
-            family.append(slot, state, evidence)
+            self.families[state.family].append(slot, state, evidence)
         self._n_followed = len(evidence)
-
-    def near(self, state: KeyState, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats]:
-        """Slots of the family with the nearest size classes, and their rows."""
-        family = self._families.get(state.family)
-        if family is None:
-            return np.zeros(0, np.int64), np.zeros((0, 6))
-        return family.near(state, states, fields)
 
 
 class _FamilySlots:
+    """Slots of one family, with the rows (as `Field.table`) that say where they lie, made when asked for."""
+
     def __init__(self) -> None:
         self._slots: list[int] = []
         self._owners: list[int] = []
@@ -91,6 +117,12 @@ class _FamilySlots:
         self._made_from: list[Field | None] = []
         self._classes = np.zeros(0)
         self._rows = np.zeros((0, 6))
+        self.amplitude = 1.0
+        self.tuned_at = 0
+
+    @property
+    def n_slots(self) -> int:
+        return len(self._slots)
 
     def append(self, slot: int, state: KeyState, evidence: Evidence) -> None:
         at = len(self._slots)
@@ -104,9 +136,18 @@ class _FamilySlots:
         self._candidates.append(evidence.candidates[slot])
         self._made_from.append(None)
 
-    def near(self, state: KeyState, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats]:
-        gaps = np.abs(self._classes[: len(self._slots)] - state.key.size_class)
+    def near(self, size_class: int, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats]:
+        """Slots with the nearest size classes, and their rows."""
+        gaps = np.abs(self._classes[: len(self._slots)] - size_class)
         chosen = np.argpartition(gaps, MAX_POINTS)[:MAX_POINTS] if len(gaps) > MAX_POINTS else np.arange(len(gaps))
+        return self._take(chosen, states, fields)
+
+    def spread_out(self, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats]:
+        """Slots from everywhere, and their rows."""
+        chosen = np.unique(np.linspace(0, len(self._slots) - 1, MAX_POINTS).astype(np.int64))
+        return self._take(chosen, states, fields)
+
+    def _take(self, chosen: Ints, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats]:
         n_new, kept = 0, []
         for at in chosen.tolist():
             owner = states[self._owners[at]]

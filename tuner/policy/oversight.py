@@ -155,7 +155,8 @@ class Oversight:
             return
         if self._policy.budget.remaining_us <= 0:
             return
-        variant = next(trials.untried(step_trial.audits(states), step), None)
+        audits = trials.untried(step_trial.audits(states), step)
+        variant = next((one for one in audits if self._policy.fits(one, states, evidence)), None)
         if variant is None and not trials.has_capped:
             search = self._cap_search = self._cap_search or self._policy.cap_search(states)
             if not search.is_done:
@@ -193,10 +194,10 @@ class Oversight:
             return False
         extra_us, outcome = trials.step(duration_us, is_on=in_force.variant is not None)
         self._policy.budget.spend(extra_us)
-        if outcome is None:
+        if outcome is None and self._policy.budget.remaining_us >= 0:
             return False
-        trials.end(step)
-        if outcome.is_better:
+        trials.end(step)  # with a verdict, or because it costs more than was expected of it
+        if outcome is not None and outcome.is_better:
             self._adopt_variant(outcome, states)
         return True
 

@@ -43,6 +43,29 @@ class Settings(NamedTuple):
         return cls(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], key)
 
 
+AMPLITUDES: Final = (1.0, 0.6, 1.5)
+DOUBT_OF_AMPLITUDE: Final = 1.5
+"""What another amplitude than 1 must be worth in log likelihood."""
+
+
+def amplitude_of(measured: Settings, measured_std: Floats, residual: Floats, noise_variance: Floats) -> float:
+    """The factor on all starting guesses' spreads under which the measured residuals are most likely.
+
+    How far such guesses are off is a property of the machine; 1 until enough was measured to say otherwise.
+    """
+    best, best_score = 1.0, -math.inf
+    covariance = correlation(measured, measured) * (measured_std[:, None] * measured_std)
+    noise = np.diag(noise_variance + 1e-9)
+    for amplitude in AMPLITUDES:
+        lower = np.linalg.cholesky(amplitude**2 * covariance + noise)
+        white = np.linalg.solve(lower, residual)
+        score = -0.5 * float(white @ white) - float(np.log(np.diagonal(lower)).sum())
+        score -= DOUBT_OF_AMPLITUDE * (amplitude != 1.0)
+        if score > best_score:
+            best, best_score = amplitude, score
+    return best
+
+
 def correlation(first: Settings, second: Settings) -> Floats:
     """Correlation of the starting guess's errors, shape [len(first), len(second)]."""
 
@@ -71,6 +94,7 @@ def condition(
     measured_std: Floats,
     residual: Floats,
     noise_variance: Floats,
+    amplitude: float = 1.0,
 ) -> tuple[Floats, Floats]:
     """Mean and standard deviation of the targets' log durations given measured residuals.
 
@@ -79,6 +103,10 @@ def condition(
     """
     if not len(residual):
         return prior_mean, prior_std
+    # That guesses were good for some cells says little of a cell that nobody has tried.
+    is_tried = np.isin(16 * targets.algorithm + targets.protocol, 16 * measured.algorithm + measured.protocol)
+    prior_std = prior_std * np.where(is_tried, amplitude, max(1.0, amplitude))
+    measured_std = amplitude * measured_std
     inner = correlation(measured, measured) * (measured_std[:, None] * measured_std)
     inner[np.diag_indices_from(inner)] += noise_variance + 1e-9
     cross = correlation(targets, measured) * (prior_std[:, None] * measured_std)
@@ -92,4 +120,23 @@ def _matern(distance: Floats) -> Floats:
     scaled = distance * math.sqrt(3.0)
     result = np.exp(-scaled)
     result *= scaled + 1.0
+    return result
+
+
+def expected_improvement(edge: Floats, spread: Floats) -> Floats:
+    """E[max(0, edge + spread * normal)]."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = edge / spread
+        density = np.exp(-0.5 * np.minimum(scaled**2, 700.0)) / math.sqrt(2.0 * math.pi)
+        below = 0.5 * (1.0 + _erf(scaled / math.sqrt(2.0)))
+        result: Floats = np.where(np.isfinite(edge), edge * below + spread * density, 0.0)
+    return result
+
+
+def _erf(x: Floats) -> Floats:
+    """Error function, Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7."""
+    sign, x = np.sign(x), np.abs(np.clip(x, -6.0, 6.0))
+    t = 1.0 / (1.0 + 0.3275911 * x)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    result: Floats = sign * (1.0 - series * np.exp(-x * x))
     return result
