@@ -6,6 +6,7 @@ Each has `blocks` (what sharding frameworks wrap one by one) and returns a loss 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ def t5(width: int, depth: int) -> Stack:
 
 def conv(width: int, depth: int) -> Stack:
     widths = [width * 2 ** (i // 2) for i in range(depth + 1)]
-    blocks = [Convolution(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    blocks = [Convolution(a, b) for a, b in pairwise(widths)]
     return Stack(width, 64, blocks, out_width=widths[-1])
 
 

@@ -46,7 +46,8 @@ def runs() -> Iterator[Run]:
                 yield {**base, "framework": "deepspeed", "stage": f"zero{stage}", "bucket_mb": (50, 1)[index % 2]}
             yield {**base, "framework": "ours", "stage": "zero1", "all_reduce": True, "bucket_mb": 1}
             # By default DeepSpeed 3 keeps what was gathered until a billion elements are; large models release.
-            yield {**base, "framework": "deepspeed", "stage": "zero3", "releases": True, "bucket_mb": (1, 0.2)[index % 2]}
+            yield {**base, "framework": "deepspeed", "stage": "zero3", "releases": True,
+                   "bucket_mb": (1, 0.2)[index % 2]}  # fmt: skip
             for framework in ("fsdp2", "fsdp1"):
                 yield {**base, "framework": framework, "stage": "zero3"}
                 yield {**base, "framework": framework, "stage": "zero2"}
@@ -277,7 +278,8 @@ BUILD: dict[str, Callable[..., tuple[Micro, Callable[[], None]]]] = {
 
 def _rank(rank: int, n_ranks: int, folder: str, todo: list[Run], results: Any) -> None:
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", DS_ACCELERATOR="cpu", RANK=str(rank))
-    os.environ.update(WORLD_SIZE=str(n_ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29811"))
+    os.environ.update(WORLD_SIZE=str(n_ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29811")  # asked for by DeepSpeed, used by nobody
     import torch
     import torch.distributed as dist
 
@@ -337,7 +339,8 @@ def main() -> None:
     new: list[Run] = []
     for framework in sorted(wanted):
         for n_ranks in (2, 4):
-            todo = [run for run in runs() if run["framework"] == framework and run.get("tensor_parallel", 1) == n_ranks // 2]
+            todo = [run for run in runs() if run["framework"] == framework]
+            todo = [run for run in todo if run.get("tensor_parallel", 1) == n_ranks // 2]
             if todo:
                 new += record(todo, n_ranks)
                 print(f"{framework} on {n_ranks} ranks: {len(new)} runs so far", flush=True)

@@ -26,6 +26,7 @@ from tuner.cli.metrics import metrics
 from tuner.cli.plot import plot
 from tuner.cli.replay import replay
 from tuner.cli.report import report
+from tuner.cli.stage import stage
 from tuner.cli.status import status
 from tuner.cli.sweep import sweep
 
@@ -74,6 +75,9 @@ def _options(
     ] = False,
 ) -> None:
     """Online autotuning of NCCL collectives for ZeRO and FSDP training."""
+
+
+app.add_typer(stage, name="stage")
 
 
 def main() -> None:

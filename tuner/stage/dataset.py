@@ -75,9 +75,11 @@ def _recorded(run: dict[str, Any]) -> Sequence:
     tiny = (collectives[settled] == Collective.all_reduce) & (n_bytes[settled] <= TINY_BYTES)
     framework, stage, n_micro = run["framework"], Stage[run["stage"]], run["n_micro"]
     sharded = framework.startswith("fsdp") or stage is Stage.zero3
-    sends_each = not run.get("sync_last_only") and framework not in ("ddp", "zero_redundancy") and stage is not Stage.zero1
+    if framework == "deepspeed" and stage is Stage.zero3 and not run.get("releases"):
+        stage = Stage.zero2  # parameters stay from forward to backward, as in FSDP without resharding: 2 x the model
+    sends_last = run.get("sync_last_only") or framework in ("ddp", "zero_redundancy") or stage is Stage.zero1
     training = Training(
-        stage, n_micro, sends_each or n_micro == 1, sharded or n_micro == 1, bool(tiny.any()),
+        stage, n_micro, not sends_last or n_micro == 1, sharded or n_micro == 1, bool(tiny.any()),
         bool(run.get("partitioned")), run.get("tensor_parallel", 1) > 1, framework == "zero_redundancy",
     )  # fmt: skip
     options = ("clip", "log_loss", "bucket_mb", "sync_last_only", "all_reduce", "partitioned")
@@ -131,7 +133,7 @@ def one_step(sequence: Sequence, rng: np.random.Generator, *, has_gaps: bool, ra
     shift = int(rng.integers(0, max(1, length)))
     cut = slice(where.start + shift, where.stop + shift)
     codes, gaps_us = sequence.codes()[cut], sequence.gaps_us()[cut]
-    period = next(p for p in range(1, length + 1) if length % p == 0 and (np.roll(codes, p) == codes).all())
+    period = next((p for p in range(1, length) if length % p == 0 and (np.roll(codes, p) == codes).all()), length)
     codes, gaps_us = codes[:period], gaps_us[:period]
     if rate:
         codes, gaps_us = disturbed(codes, gaps_us, rng, rate)

@@ -12,9 +12,10 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from store.records import Stage
 from tuner.stage import arrays
 from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_ROLES, N_SUMMARY, Floats, Step, frames, summary
-from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, UNKNOWN, Shown
+from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
@@ -31,6 +32,10 @@ class Encoder(Protocol):
 
     def scores(self, step: Step) -> Floats:
         """Unnormalised log probabilities, shape [N_OUTPUTS]."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The weights at rest."""
         ...
 
 
@@ -70,6 +75,10 @@ class LstmEncoder:
         result: Floats = weights["output"] @ hidden + weights["output_bias"]
         return result
 
+    def to_bytes(self) -> bytes:
+        """See `Encoder`."""
+        return arrays.to_bytes(self.kind, FEATURES_VERSION, self._weights)
+
 
 class NgramEncoder:
     """How often each call, and each pair of calls, follows; with the summary, linearly weighed."""
@@ -89,6 +98,10 @@ class NgramEncoder:
         known = (ngrams(step) - weights["mean"]) * weights["scale"]
         result: Floats = weights["output"] @ np.clip(known, -6.0, 6.0) + weights["output_bias"]
         return result
+
+    def to_bytes(self) -> bytes:
+        """See `Encoder`."""
+        return arrays.to_bytes(self.kind, FEATURES_VERSION, self._weights)
 
 
 def ngrams(step: Step) -> Floats:
@@ -114,8 +127,9 @@ def decide(scores: Floats) -> Shown:
     stages = np.exp(scores[:n_stages] - scores[:n_stages].max())
     best = int(stages.argmax())
     partitioned, tensor = (bool(score > 0) for score in scores[n_stages + n_accumulations :])
-    if stages[best] < MIN_CONFIDENCE * stages.sum():
-        return Shown(partitioned_activations=partitioned, tensor_parallel=tensor) if tensor else UNKNOWN
+    partitioned &= tensor  # there is nothing to share activations among otherwise
+    if STAGES[best] is Stage.unknown or stages[best] < MIN_CONFIDENCE * stages.sum():
+        return Shown(partitioned_activations=partitioned, tensor_parallel=tensor)
     accumulation = ACCUMULATIONS[int(scores[n_stages : n_stages + n_accumulations].argmax())]
     return Shown(STAGES[best], accumulation, partitioned, tensor)
 

@@ -30,9 +30,9 @@ _ROLE_OF[[Collective.broadcast, Collective.reduce]] = ROOTED
 IS_SEEN: Final = _ROLE_OF >= 0
 """By collective: whether NCCL asks a tuner about it; all others are left out of every sequence."""
 
-TINY_BYTES: Final = 512
+TINY_BYTES: Final = 2048
 TINY_SHARE: Final = 1.0 / 4096
-N_SUMMARY: Final = 39
+N_SUMMARY: Final = 43
 N_FRAME: Final = 14
 
 
@@ -95,6 +95,10 @@ def summary(step: Step) -> Floats:
             amid / max(1.0, float(volume[GATHER])),
             step.longest_stretch / n,
             _log_ratio(float(reduces.modal_count), counts[SCATTER] + counts[REDUCE] - reduces.modal_count),
+            _rounds(n_bytes[(roles == SCATTER) | (roles == REDUCE)]),
+            _rounds(n_bytes[is_gather]),
+            _rounds(n_bytes[roles == ROOTED]),
+            _long_stretches(is_gather),
             float(step.has_gaps),
             float(gaps[0]) if n > 1 else 0.0,
             float(gaps[1]) if n > 1 else 0.0,
@@ -116,7 +120,7 @@ def frames(step: Step) -> Floats:
     table[:, N_ROLES : 2 * N_ROLES - 1] = np.sqrt(volume[:, :TINY] / max(1.0, float(volume.max())))
     turns = np.r_[roles[1:] != roles[:-1], False]
     table[:, 9] = np.bincount(place, turns, minlength=n_frames) / long
-    values, inverse, counts = np.unique(n_bytes, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(n_bytes, return_inverse=True, return_counts=True)
     table[:, 10] = np.bincount(place, inverse == int(counts.argmax()), minlength=n_frames) / long
     in_reduces = np.isin(n_bytes, n_bytes[roles == REDUCE]) & (roles == GATHER)
     table[:, 11] = np.bincount(place, in_reduces, minlength=n_frames) / long
@@ -160,6 +164,26 @@ def _longest_stretch(is_reduction: npt.NDArray[np.bool_]) -> tuple[int, int]:
     lengths = np.diff(np.r_[at, at[0] + n]) - 1
     longest = int(lengths.argmax())
     return int(at[longest] + 1) % n, int(lengths[longest])
+
+
+def _rounds(n_bytes: Ints) -> float:
+    """How many times the sizes run through the same series (log2): micro-steps that all send the same."""
+    n = len(n_bytes)
+    if n < 2:
+        return 0.0
+    for period in range(1, n // 2 + 1):
+        if n % period == 0 and np.array_equal(n_bytes[period:], n_bytes[:-period]):
+            return float(np.log2(n // period)) / 4.0
+    return 0.0
+
+
+def _long_stretches(is_gather: npt.NDArray[np.bool_]) -> float:
+    """How many stretches between gathers are much longer than most (log2): forward passes, if gathers are P_a's."""
+    at = np.flatnonzero(is_gather)
+    if len(at) < 2:
+        return 0.0
+    lengths = np.diff(np.r_[at, at[0] + len(is_gather)]) - 1
+    return float(np.log2(1 + np.count_nonzero(lengths > 1.5 * np.median(lengths) + 1))) / 4.0
 
 
 def _log_ratio(one: float, other: float) -> float:

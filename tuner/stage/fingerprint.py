@@ -47,6 +47,11 @@ class StageFingerprint:
         """All-gathers outside backward are updated parameters (ZeRO-1, 2), not forward gathers."""
         return self.shown.stage in (Stage.zero1, Stage.zero2, Stage.zero1_or_2)
 
+    @property
+    def calls_per_step(self) -> int:
+        """Calls in one step, or one micro-step where nothing marks the end of a step; 0 = not known yet."""
+        return self._cutter.period
+
     def add_records(self, block: npt.NDArray[np.void]) -> bool:
         """Take in rank 0's records (OBSERVATION_FIELDS) in order; True when what is shown has changed.
 

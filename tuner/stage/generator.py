@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from store.records import Stage
+from store.records import Collective, Stage
 from tuner.stage import models
 from tuner.stage.features import Ints
 from tuner.stage.labels import Training
@@ -18,6 +18,7 @@ from tuner.stage.timeline import AG, AR, BROADCAST, RS, Speed, Timeline
 
 MiB = 1 << 20
 MAX_BUCKETS = 64
+PERSISTENT_ELEMENTS = 10_000
 Rng = np.random.Generator
 
 
@@ -35,7 +36,9 @@ class Setup:
     bucket_bytes: int
     markers: tuple[int, ...] = ()
     """Bytes of the small all-reduces that come once per step, before the optimizer."""
-    send: int = AR
+    markers_last: bool = False
+    """They come after the updated parameters were shared."""
+    send: Collective = AR
     """Collective that carries gradients where parameters are replicated."""
     post: str = ""
     """How updated parameters are shared: chunks, one, groups, broadcasts or not at all."""
@@ -43,8 +46,8 @@ class Setup:
     keeps_last: bool = True
     """The last block is not gathered a second time for its backward."""
     keeps_root: bool = True
-    by_parameter: bool = False
-    """Parameters are gathered tensor by tensor (DeepSpeed), not block by block."""
+    is_deepspeed: bool = False
+    """Parameters are gathered tensor by tensor, small ones only after the step; gradients leave in buckets."""
     activation_bytes: int = 0
     recomputes: bool = False
     sequence_parallel: bool = False
@@ -58,7 +61,7 @@ REPLICATED = {
 }  # fmt: skip
 SHARDED = {
     "fsdp2_keep": Stage.zero2, "fsdp1_keep": Stage.zero2, "fsdp2": Stage.zero3, "fsdp1": Stage.zero3,
-    "ours_3": Stage.zero3, "deepspeed_3": Stage.zero3,
+    "ours_3": Stage.zero3, "deepspeed_3": Stage.zero3, "deepspeed_keep": Stage.zero2,
 }  # fmt: skip
 FRAMEWORKS = (*REPLICATED, *SHARDED, "none")
 
@@ -71,7 +74,8 @@ def setup(framework: str, rng: Rng, family: str | None = None) -> Setup:
     partitioned = tensor_parallel and rng.random() < 0.5
     n_micro = int(rng.choice([1, 1, 1, 2, 3, 4, 8, 16], p=[0.2, 0.2, 0.1, 0.15, 0.1, 0.15, 0.06, 0.04]))
     element = int(rng.choice([2, 4]))
-    markers = tuple(int(rng.choice([1, 4, 4, 8, 64])) for _ in range(int(rng.choice([0, 1, 2, 4], p=[0.35, 0.35, 0.2, 0.1]))))
+    n_markers = int(rng.choice([0, 1, 2, 4], p=[0.35, 0.35, 0.2, 0.1]))
+    markers = tuple(int(rng.choice([1, 4, 4, 8, 64])) for _ in range(n_markers))
     if framework == "none" and not markers:
         markers = (4,)
     speed = Speed.draw(rng)
@@ -86,6 +90,7 @@ def setup(framework: str, rng: Rng, family: str | None = None) -> Setup:
         gradient_bytes=int(rng.choice([element, 4])),
         bucket_bytes=int(rng.choice([0.2, 1, 5, 25, 25, 32, 50, 100, 500]) * MiB),
         markers=markers,
+        markers_last=bool(rng.random() < 0.3),
         activation_bytes=int(rng.choice([1, 2, 4, 8])) * int(rng.choice([32, 128, 512, 1024])) * model.width * element,
         recomputes=partitioned or (tensor_parallel and rng.random() < 0.2),
         sequence_parallel=tensor_parallel and not partitioned and framework in ("megatron_ddp", "megatron_optimizer")
@@ -120,6 +125,8 @@ def _finish(run: Setup, rng: Rng) -> Setup:
     if name in ("deepspeed_1", "deepspeed_2"):
         run = replace(run, post="groups", markers=(*run.markers, 4)[:4])
         sends_each = name == "deepspeed_2"
+    if name.startswith("deepspeed_") and name in SHARDED:
+        run = replace(run, send=RS, markers=(8, *run.markers)[:4])  # it always asks for overflows
     if name in SHARDED:
         gathers_each = True
         sends_each = name.endswith("_keep") or rng.random() < 0.8
@@ -128,7 +135,7 @@ def _finish(run: Setup, rng: Rng) -> Setup:
             prefetch=int(rng.choice([0, 1, 1, 2])),
             keeps_last=bool(rng.random() < 0.7),
             keeps_root=bool(rng.random() < 0.7),
-            by_parameter=name == "deepspeed_3",
+            is_deepspeed=name.startswith("deepspeed"),
         )
     training = run.training
     # Nobody cuts a model into hundreds of buckets.
@@ -136,8 +143,9 @@ def _finish(run: Setup, rng: Rng) -> Setup:
     return replace(
         run,
         training=Training(
-            training.stage, training.n_micro, sends_each or training.n_micro == 1, gathers_each or training.n_micro == 1,
-            bool(run.markers), training.partitioned_activations, training.tensor_parallel, broadcasts,
+            training.stage, training.n_micro,
+            sends_each or training.n_micro == 1, gathers_each or training.n_micro == 1, bool(run.markers),
+            training.partitioned_activations, training.tensor_parallel, broadcasts,
         ),
     )  # fmt: skip
 
@@ -156,11 +164,17 @@ def play(run: Setup, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], l
             else:
                 _replicated_micro(run, timeline, sends and run.framework != "none")
         timeline.drain()
-        for n_bytes in run.markers:
-            timeline.call(AR, n_bytes, waits=True)
+        _markers(run, timeline, last=False)
         timeline.compute(0.1 * _elements(run))
         _share_updates(run, timeline)
+        _markers(run, timeline, last=True)
     return timeline.columns(), starts
+
+
+def _markers(run: Setup, timeline: Timeline, *, last: bool) -> None:
+    if run.markers_last == last:
+        for n_bytes in run.markers:
+            timeline.call(AR, n_bytes, waits=True)
 
 
 def _elements(run: Setup) -> int:
@@ -269,6 +283,10 @@ def _share_updates(run: Setup, timeline: Timeline) -> None:
             left -= share
     elif run.post == "groups":
         timeline.call(AG, -(-total // (2 * run.n_ranks)) * 2 * run.n_ranks, waits=True)
+    elif run.is_deepspeed:
+        for parameter in (*run.model.first, *(n for unit in run.units for n in unit), *run.model.last):
+            if parameter < PERSISTENT_ELEMENTS:
+                timeline.call(AG, parameter * run.parameter_bytes)
     elif run.post == "broadcasts":
         for parameter in (*run.model.first, *(n for unit in run.units for n in unit), *run.model.last):
             timeline.call(BROADCAST, parameter * run.parameter_bytes)
@@ -290,24 +308,31 @@ def _sharded_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
     if not keeps and not run.keeps_root:
         _gather(run, timeline, (*run.model.first, *run.model.last))
     pending = n - 1 - (1 if run.keeps_last else 0)
+    buckets = _Buckets(run, timeline, sends)
+    if run.is_deepspeed:
+        buckets.fill(run.model.last)
     for index in reversed(range(n)):
         while not keeps and pending >= max(0, index - ahead):
             _gather(run, timeline, run.units[pending])
             pending -= 1
         _block_backward(run, timeline, index)
-        if sends:
+        if run.is_deepspeed:
+            buckets.fill(run.units[index])
+        elif sends:
             _scatter(run, timeline, run.units[index])
-    if sends:
+    if run.is_deepspeed:
+        buckets.fill(run.model.first)
+        buckets.flush()
+    elif sends:
         _scatter(run, timeline, (*run.model.first, *run.model.last))
 
 
 def _gather(run: Setup, timeline: Timeline, unit: tuple[int, ...]) -> None:
     align = 16 * run.n_ranks
-    parts = unit if run.by_parameter else (sum(unit),)
+    parts = unit if run.is_deepspeed else (sum(unit),)
     for n_elements in parts:
-        # DeepSpeed keeps small parameters whole everywhere.
-        if run.by_parameter and n_elements < 1000:
-            continue
+        if run.is_deepspeed and n_elements < PERSISTENT_ELEMENTS:
+            continue  # small parameters stay whole everywhere
         timeline.call(AG, -(-n_elements * run.parameter_bytes // align) * align)
 
 

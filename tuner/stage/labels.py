@@ -76,7 +76,9 @@ def visible(training: Training) -> Shown:
         # Only ZeRO-3 gathers in every micro-step whatever it does with gradients.
         shows |= stage is Stage.zero3 and training.has_marker
     if stage is Stage.unknown:
-        shows = False
+        # Tensor parallelism alone is one call over and over, unless something breaks the row.
+        tensor = training.tensor_parallel and (training.has_marker or training.partitioned_activations)
+        return Shown(stage, None, training.partitioned_activations, tensor)
     if stage in (Stage.zero1, Stage.zero2) and not training.broadcasts:
         stage = Stage.zero1_or_2
         if accumulates and shows:

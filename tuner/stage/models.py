@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def _conv(h: int, depth: int, rng: np.random.Generator) -> ModelShape:
     widths = [min(2048, max(16, h // 8) * 2 ** (4 * i // max(1, depth))) for i in range(depth + 1)]
     blocks = tuple(
         (9 * a * b, b, b, 9 * b * b, b, b) if i % 2 else (a * b, b, b, 9 * b * b, b, b)
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+        for i, (a, b) in enumerate(pairwise(widths))
     )
     return ModelShape("conv", (147 * widths[0], widths[0]), blocks, (1000 * widths[-1], 1000), h, has_buffers=True)
 

@@ -34,6 +34,12 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __add__(self, other: Examples) -> Examples:
+        return Examples(
+            np.concatenate([self.frames, other.frames]), np.concatenate([self.n_frames, other.n_frames]),
+            np.concatenate([self.ngrams, other.ngrams]), np.concatenate([self.labels, other.labels]),
+        )  # fmt: skip
+
 
 def label(shown: Shown) -> list[int]:
     """Class numbers: stage, accumulation, partitioned activations, tensor parallelism."""
@@ -115,7 +121,7 @@ def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncod
     a, b = len(STAGES), len(STAGES) + len(ACCUMULATIONS)
     for _ in range(n_epochs):
         order = torch.randperm(len(x), generator=draw)
-        for batch in order.split(BATCH):
+        for batch in torch.split(order, BATCH):
             scores = net(x[batch], last[batch], known[batch])
             truth = y[batch]
             loss = nn.functional.cross_entropy(scores[:, :a], truth[:, 0], label_smoothing=SMOOTHING)

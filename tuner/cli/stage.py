@@ -1,0 +1,66 @@
+"""`zerotune stage`: train the stage fingerprint, look at its weights, try it on a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from store.errors import UserError
+from tuner.cli.options import StorePath, console
+
+stage = typer.Typer(help="The stage fingerprint: train it, show its weights, test it on a trace.", no_args_is_help=True)
+
+
+@stage.command()
+def train(
+    out: Annotated[Path | None, typer.Option(help="Folder for the weights; default: those shipped.")] = None,
+    store: StorePath = None,
+    n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 200,
+    epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 40,
+    seed: Annotated[int, typer.Option(help="Of the generator and of training.")] = 0,
+) -> None:
+    """Train both encoders on the recordings and on generated sequences, and save their weights.
+
+    Example: zerotune stage train --out weights/
+    """
+    from tuner.stage import command
+
+    for kind, path, n_bytes in command.train(out, store, n_each, epochs, seed):
+        console().print(f"{kind}: {n_bytes:,} bytes in {path}")
+
+
+@stage.command()
+def show(store: StorePath = None) -> None:
+    """Which weights are there and which of them a daemon would use.
+
+    Example: zerotune stage show
+    """
+    from tuner.stage import command
+
+    table = Table("encoder", "from", "bytes", "sha256", "state")
+    for row in command.weights_known(store):
+        table.add_row(*row)
+    console().print(table)
+
+
+@stage.command(name="test")
+def try_trace(
+    trace: Annotated[Path, typer.Argument(help="A trace of any known format: a file, or a folder of its ranks.")],
+    rank: Annotated[int | None, typer.Option(help="Whose sequence is read; default: the first rank in it.")] = None,
+) -> None:
+    """Say what kind of training a trace shows, and when that was known.
+
+    Example: zerotune stage test traces/job.rank00000.zttrace
+    """
+    from tuner.stage import command
+
+    if not trace.exists():
+        raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
+    result = command.read(trace, rank)
+    out = console()
+    for n_calls, shown in result.changes:
+        out.print(f"after {n_calls:,} calls: {shown}")
+    out.print(f"{result.n_calls:,} calls, {result.period:,} per step: {result.shown}")

@@ -1,0 +1,107 @@
+"""What `zerotune stage` does."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from store.errors import UserError
+from tuner.stage import weights
+from tuner.stage.encoders import encoder_from_bytes
+from tuner.stage.fingerprint import FLAG_TIMED, StageFingerprint
+from tuner.stage.labels import Shown
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a trace showed: (calls so far, what was shown from there on), and the end."""
+
+    changes: tuple[tuple[int, Shown], ...]
+    n_calls: int
+    period: int
+    shown: Shown
+
+
+def train(
+    folder: Path | None, store_path: Path | None, n_each: int, n_epochs: int, seed: int
+) -> list[tuple[str, Path, int]]:
+    """Train both encoders; their weights go to `folder` and, if a store is named, there too."""
+    from tuner.stage.dataset import generated, recorded
+    from tuner.stage.held_out import train_both
+
+    folder = folder or weights.SHIPPED
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
+    encoders = train_both(recorded(), list(generated(n_each, seed)), seed, n_epochs)
+    written = []
+    for kind, encoder in encoders.items():
+        blob = encoder.to_bytes()
+        path = folder / f"{kind}.weights"
+        path.write_bytes(blob)
+        written.append((kind, path, len(blob)))
+        if store_path is not None:
+            _save(store_path, kind, blob)
+    return written
+
+
+def _save(store_path: Path, kind: str, blob: bytes) -> None:
+    from store.database import Store
+
+    with Store.open(store_path) as store:
+        store.save_model(weights.record(kind, blob, hashlib.sha256(blob).hexdigest(), None))
+
+
+def weights_known(store_path: Path | None) -> list[tuple[str, str, str, str, str]]:
+    """(encoder, where, bytes, hash, state) of the shipped weights and of those in a store."""
+    rows = []
+    if store_path is not None:
+        from store.database import Store
+
+        with Store.open(store_path, read_only=True) as store:
+            saved = [one for one in store.models() if one.name.startswith("stage-")]
+        rows += [(one.name.removeprefix("stage-"), str(store_path), one.blob) for one in saved]
+    for kind in weights.KINDS:
+        try:
+            rows.append((kind, "shipped", weights.shipped_blob(kind)))
+        except OSError as error:
+            raise UserError(
+                f"the shipped weights are missing: {error.strerror}", "run `zerotune stage train`"
+            ) from error
+    return [
+        (kind, where, f"{len(blob):,}", hashlib.sha256(blob).hexdigest()[:12], _state(blob))
+        for kind, where, blob in rows
+    ]
+
+
+def _state(blob: bytes) -> str:
+    try:
+        encoder_from_bytes(blob)
+    except ValueError as error:
+        return f"not usable: {error}"
+    return "good"
+
+
+def read(path: Path, rank: int | None = None) -> Reading:
+    """Follow one rank of a trace (None: the first in it) as the daemon would. Raises TraceError."""
+    from tuner.traces.trace import read_trace
+
+    fingerprint = StageFingerprint()
+    changes: list[tuple[int, Shown]] = []
+    n_calls = 0
+    for block in read_trace(path).blocks():
+        if rank is None:
+            rank = int(block["rank"][0])
+        mine = block[block["rank"] == rank]
+        # Imported formats know what ran, with times; a decision is what a file without times is made of.
+        for start in range(0, len(mine), 64):
+            part = mine[start : start + 64].copy()
+            part["flags"] = np.where(part["start_ns"] > 0, part["flags"] | FLAG_TIMED, part["flags"])
+            n_calls += len(part)
+            if fingerprint.add_records(part):
+                changes.append((n_calls, fingerprint.shown))
+    return Reading(tuple(changes), n_calls, fingerprint.calls_per_step, fingerprint.shown)
