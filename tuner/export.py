@@ -2,8 +2,9 @@
 
 The CSV is what NCCL's own example plugin reads (plugins/tuner/example, NCCL_TUNER_CONFIG_FILE): first match
 wins, -1 means any. Its traps, which the file's head repeats: the plugin presets one channel before it
-looks for a match, so every collective that no row covers runs on a single channel; unknown names become
-all_reduce, ring or simple without a word; it has no phases.
+looks for a match, so every collective that no row covers runs on a single channel, and so does a row with
+channels -1 (0 leaves NCCL its own count, so that is what we write); unknown names become all_reduce, ring or
+simple without a word; its init changes constants of NCCL's model for Blackwell; it has no phases.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.nccl import catalog
 from store.database import UNKNOWN, Store
@@ -50,7 +52,8 @@ _NVIDIA_COLLECTIVES: Final = {
 _HEAD: Final = (
     "Written by zerotune, for the example plugin of NCCL's plugins/tuner (NCCL_TUNER_CONFIG_FILE).",
     "Trap: that plugin presets *nChannels = 1, so whatever no row below covers runs on one channel.",
-    "Change that line of plugin.c to 0 (no opinion) before you use it.",
+    "Change that line of plugin.c to 0 (no opinion) before you use it; -1 channels in a row means 1, too.",
+    "Its pluginInit also alters NCCL's constants for Blackwell, and 2.27.7 to 2.29.7 misindex the cost table.",
     ",".join(NVIDIA_COLUMNS),
 )
 
@@ -116,7 +119,7 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
             write_nvidia_csv(rows, text)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
-    remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:3]]
+    remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:-1]]
     if conflicts:
         remarks.append(
             f"{conflicts} size ranges differ by phase, which the CSV cannot say: their first phase was kept."
@@ -156,7 +159,7 @@ def write_nvidia_csv(rows: Iterable[PlanRow], text: TextIO) -> None:
             row.max_bytes,
             candidate.algorithm.name,
             candidate.protocol.name,
-            candidate.n_channels or -1,
+            candidate.n_channels,
             row.communicator.n_nodes,
             row.communicator.n_ranks,
             -1,
@@ -189,36 +192,69 @@ def read_nvidia_csv(path: Path) -> list[PlanRow]:
 
 
 def export_measurements(store_path: Path, out: Path, fabric_id: str | None = None) -> list[str]:
-    """Write every measurement as CSV with names in place of numbers; empty = unknown."""
+    """Write every measurement with names in place of numbers, as CSV or, by the suffix .parquet, Parquet.
+
+    Unknown is empty in CSV and null in Parquet.
+    """
     with Store.open(store_path, read_only=True) as store:
         found = store.measurements(fabric_id=fabric_id)
-    names = found.dtype.names or ()
-    enums = {
-        "collective": Collective,
-        "phase": Phase,
-        "source": Source,
-        "outcome": Outcome,
-        "timing_source": TimingSource,
-    }
+    columns = {name: _named(name, found[name]) for name in found.dtype.names or ()}
+    if out.suffix == ".parquet":
+        _write_parquet(columns, out)
+    else:
+        _write_csv(columns, out)
+    return [f"{len(found):,} measurements written to {out}."]
+
+
+_ENUMS: Final = {
+    "collective": Collective,
+    "phase": Phase,
+    "source": Source,
+    "outcome": Outcome,
+    "timing_source": TimingSource,
+    "algorithm": Algorithm,
+    "protocol": Protocol,
+}
+
+
+def _named(name: str, values: NDArray[Any]) -> list[Any]:
+    """A column of Python values; None = unknown."""
+    kind = _ENUMS.get(name)
+    if kind is not None:
+        names = {int(value): kind(value).name if value != UNKNOWN else None for value in np.unique(values)}
+        return [names[value] for value in values.tolist()]
+    if values.dtype.kind == "f":
+        return [None if value != value else value for value in values.tolist()]
+    return values.tolist()  # type: ignore[no-any-return]
+
+
+def _write_csv(columns: dict[str, list[Any]], out: Path) -> None:
     try:
         with out.open("w", encoding="ascii", newline="") as text:
             writer = csv.writer(text)
-            writer.writerow(names)
-            columns = []
-            for name in names:
-                values = found[name].tolist()
-                if name in enums:
-                    values = [enums[name](value).name for value in values]
-                elif name in ("algorithm", "protocol"):
-                    kind = Algorithm if name == "algorithm" else Protocol
-                    values = ["" if value == UNKNOWN else kind(value).name for value in values]
-                elif found[name].dtype.kind == "f":
-                    values = ["" if np.isnan(value) else value for value in values]
-                columns.append(values)
-            writer.writerows(zip(*columns, strict=True))
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
-    return [f"{len(found):,} measurements written to {out}."]
+
+
+def _write_parquet(columns: dict[str, list[Any]], out: Path) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(
+            "Parquet needs pyarrow, which is not installed", "pip install 'zerotune[parquet]', or name a .csv file"
+        ) from error
+    # Names repeat: a dictionary stores each once.
+    table = {
+        name: pyarrow.array(values).dictionary_encode() if name in _ENUMS else pyarrow.array(values)
+        for name, values in columns.items()
+    }
+    try:
+        pyarrow.parquet.write_table(pyarrow.table(table), out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}", "choose another path") from error
 
 
 def _continues(before: PlanRow, row: PlanRow) -> bool:

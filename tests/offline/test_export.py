@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 
+import numpy as np
+import nvidia_reader
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +39,7 @@ from tuner.export import (
     without_phases,
     write_nvidia_csv,
 )
+from tuner.importing import import_measurements
 
 TWO = CommunicatorClass(2, 2)
 
@@ -48,23 +52,6 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decision(size_class: int, candidate: Candidate, kind: str = "promote") -> Decision:
     key = DecisionKey(TWO, Collective.all_gather, Phase.forward_gather, size_class)
     return Decision("j", "f", key, candidate, 1, kind, "why")
-
-
-def as_nvidia_reads_it(text: str, collective: str, message_bytes: int, n_nodes: int, n_ranks: int) -> tuple | None:
-    """The example plugin's search: first row that matches; None: no row, hence one channel."""
-    for line in text.splitlines():
-        if line.startswith("#") or not line:
-            continue
-        field = [part.strip() for part in line.split(",")]
-        in_range = int(field[1]) <= message_bytes <= int(field[2])
-        if (
-            field[0] == collective
-            and in_range
-            and field[6] in ("-1", str(n_nodes))
-            and field[7] in ("-1", str(n_ranks))
-        ):
-            return field[3], field[4], int(field[5])
-    return None
 
 
 def test_neighbouring_size_classes_become_one_row():
@@ -125,9 +112,12 @@ def test_nvidia_csv_is_read_as_it_was_meant(store_path: Path, tmp_path: Path):
     assert "*nChannels = 1" in text, "the trap is named in the file"
     assert any("one channel" in remark for remark in remarks)
     assert all(len(line) < 256 for line in text.splitlines())
-    assert as_nvidia_reads_it(text, "allgather", 16 << 10, 2, 2) == ("ring", "ll", 8)
-    assert as_nvidia_reads_it(text, "allgather", 3 << 20, 2, 2) is None
-    assert as_nvidia_reads_it(text, "allgather", 16 << 10, 1, 2) is None
+    rows = nvidia_reader.load(text)
+    assert len(rows) == len([line for line in text.splitlines() if not line.startswith("#")])
+    assert nvidia_reader.ask(rows, "allgather", 16 << 10, 2, 2) == ("ring", "ll", 8)
+    one_channel = (None, None, 1)
+    assert nvidia_reader.ask(rows, "allgather", 3 << 20, 2, 2) == one_channel, "the trap that the remarks tell of"
+    assert nvidia_reader.ask(rows, "allgather", 16 << 10, 1, 2) == one_channel
     assert {row.candidate for row in read_nvidia_csv(tmp_path / "t.conf")} == {FAST}
 
 
@@ -147,8 +137,21 @@ def test_without_phases_never_overlaps_and_covers_the_same(rows: list):
     text = io.StringIO()
     write_nvidia_csv(kept, text)
     for row in kept:
-        read = as_nvidia_reads_it(text.getvalue(), "allgather", row.min_bytes, 2, 2)
-        assert read == ("ring", row.candidate.protocol.name, 4)
+        for size in (row.min_bytes, row.max_bytes):
+            read = nvidia_reader.ask(nvidia_reader.load(text.getvalue()), "allgather", size, 2, 2)
+            assert read == ("ring", row.candidate.protocol.name, 4)
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("protocol", Protocol)
+def test_every_name_is_one_that_the_plugin_knows(algorithm: Algorithm, protocol: Protocol):
+    """It takes ring, simple and all_reduce for any name it does not know, and -1 channels for one."""
+    for collective in (Collective.all_gather, Collective.reduce_scatter, Collective.broadcast, Collective.reduce):
+        text = io.StringIO()
+        write_nvidia_csv([PlanRow(TWO, collective, Phase.other, 1, 2**40, Candidate(algorithm, protocol))], text)
+        asked = collective.name.replace("_", "")
+        read = nvidia_reader.ask(nvidia_reader.load(text.getvalue()), asked, 1 << 20, 2, 2)
+        assert read == (algorithm.name, protocol.name, 0), "0: NCCL's own channel count"
 
 
 def test_conflicts_between_phases_are_counted():
@@ -171,6 +174,42 @@ def test_csv_rows_that_the_plugin_would_misread_are_refused(tmp_path: Path, line
     (tmp_path / "t.conf").write_text(f"# head\n{line}\n")
     with pytest.raises(PlanError, match="line 2"):
         read_nvidia_csv(tmp_path / "t.conf")
+
+
+def test_measurements_as_parquet(store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"needs pyarrow.*zerotune\[parquet\]"):
+        export_measurements(store_path, tmp_path / "m.parquet")
+    monkeypatch.undo()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    export_measurements(store_path, tmp_path / "m.parquet")
+    export_measurements(store_path, tmp_path / "m.csv")
+    rows = parquet.read_table(tmp_path / "m.parquet").to_pylist()
+    with (tmp_path / "m.csv").open(newline="") as text:
+        for row, line in zip(rows, csv.DictReader(text), strict=True):
+            assert {name: "" if value is None else str(value) for name, value in row.items()} == line
+    with pytest.raises(UserError, match="cannot write"):
+        export_measurements(store_path, tmp_path / "no" / "m.parquet")
+
+
+def test_exported_measurements_can_be_imported_elsewhere(store_path: Path, tmp_path: Path):
+    export_measurements(store_path, tmp_path / "m.csv")
+    unsaid = {"setting": None, "is_default": False, "n_nodes": None, "dry_run": False}
+    _, n_rows = import_measurements(tmp_path / "m.csv", tmp_path / "other.db", fabric_id="elsewhere", **unsaid)
+    with Store.open(store_path, read_only=True) as first, Store.open(tmp_path / "other.db", read_only=True) as second:
+        ours, theirs = first.measurements(), second.measurements()
+    assert n_rows == len(ours) == len(theirs)
+    for name in (
+        "collective",
+        "message_bytes",
+        "algorithm",
+        "protocol",
+        "n_channels",
+        "duration_us",
+        "phase",
+        "n_ranks",
+    ):
+        assert np.allclose(np.sort(ours[name]), np.sort(theirs[name]), rtol=1e-6), name
 
 
 def test_measurements_for_notebooks(store_path: Path, tmp_path: Path):

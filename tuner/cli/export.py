@@ -8,20 +8,24 @@ from typing import Annotated
 import typer
 
 from store.errors import UserError
-from tuner.cli.options import StorePath, output_file, store_path
+from tuner.cli.options import AsJson, StorePath, output_file, store_path
 
 
 def export(
     out: Annotated[Path, typer.Argument(help="File to write.")],
     to: Annotated[
-        str, typer.Option("--to", help="plan (for launch --plan), nvidia-csv, or measurements (CSV).")
+        str,
+        typer.Option("--to", help="plan (for launch --plan), nvidia-csv, or measurements (.csv, or .parquet)."),
     ] = "plan",
     store: StorePath = None,
     job: Annotated[str | None, typer.Option(help="Job id; default: the newest job with decisions.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Take what was learned elsewhere: a plan file, NVIDIA's example-tuner CSV, or all measurements.
 
     Example: zerotune export plan.json && zerotune launch --plan plan.json -- torchrun train.py
+
+    For a notebook: zerotune export measurements.parquet --to measurements
     """
     from tuner import export as exporting
 
@@ -34,5 +38,9 @@ def export(
         remarks = exporting.export_measurements(path, out)
     else:
         raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv or measurements")
-    for remark in remarks:
-        print(remark)
+    if as_json:
+        import json
+
+        print(json.dumps({"file": str(out), "format": to, "remarks": remarks}))
+    else:
+        print("\n".join(remarks))
