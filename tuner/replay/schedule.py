@@ -255,45 +255,19 @@ class _Segment:
     """Computation between two issues: `before_us` ahead of the waits, `after_us` behind them."""
 
     waits: list[int]
+    weight: float
     before_us: float = 0.0
     after_us: float = 0.0
     most_hidden_us: float = 0.0
     """What may have been computed unseen, at most."""
-    weight: float = 0.0
 
 
 def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
     """The program under `rules`, with the computation that the trace shows."""
-    n_calls = len(steps.calls)
     waits = _waited_before(steps.kinds, rules)
-    segments = [_Segment(waits.get(at, [])) for at in range(n_calls)]
+    segments = [_Segment(waits.get(at, []), float(call.shape.message_bytes)) for at, call in enumerate(steps.calls)]
     idle_us, launch_us = _idle_and_launch(steps)
-    issued_us = np.array(steps.starts_us)  # an upper bound where the collective had been queued
-    following_us = issued_us[1:, 0]
-    for at, segment in enumerate(segments):
-        last = at == n_calls - 1
-        rows = slice(None, -1) if last else slice(None)
-        next_us = following_us if last else issued_us[:, at + 1]
-        here_us = issued_us[rows, at]
-        next_is_idle = bool(idle_us[0 if last else at + 1] > QUEUED_US)
-        segment.weight = float(steps.calls[at].shape.message_bytes)
-        if not segment.waits:
-            elapsed_us = _median(next_us - here_us)
-            if next_is_idle and idle_us[at] > QUEUED_US:
-                segment.before_us = max(elapsed_us, 0.0)
-            else:
-                segment.most_hidden_us = max(elapsed_us, 0.0)
-            continue
-        ends_us = np.max([steps.ends_us[rows, waited] for waited in segment.waits], axis=0)
-        if segment.waits == [at] and rules[steps.kinds[at]] is Rule.at_once:
-            segment.after_us = max(_median(next_us - ends_us), 0.0)
-            continue
-        stalled = _spread(next_us - ends_us) <= _spread(next_us - here_us)
-        if next_is_idle and not stalled:
-            segment.before_us = max(_median(next_us - here_us), 0.0)
-            continue
-        segment.after_us = max(_median(next_us - ends_us), 0.0) if next_is_idle else 0.0
-        segment.most_hidden_us = max(_median(np.minimum(ends_us, next_us) - here_us), 0.0)
+    _measure(steps, segments, idle_us > QUEUED_US)
     _share_out(segments, steps.compute_us)
     ops: list[Op] = []
     for at, segment in enumerate(segments):
@@ -308,6 +282,55 @@ def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
         for call, idle, launch in zip(steps.calls, idle_us.tolist(), launch_us.tolist(), strict=True)
     )
     return Program(calls, tuple(ops))
+
+
+def _measure(steps: _Steps, segments: Sequence[_Segment], is_idle: NDArray[np.bool_]) -> None:
+    """Fill in the computation that gaps show, and bounds of what they hide.
+
+    Where a collective found its stream idle, its start is the time of its issue. Queued ones were issued at some
+    time before: what lies between two known times is shared by the segments between them.
+    """
+    starts_us, ends_us = steps.starts_us, steps.ends_us
+    known_us = starts_us[:, 0]
+    unknown: list[int] = []
+    for at, segment in enumerate(segments):
+        last = at == len(segments) - 1
+        if is_idle[at]:
+            known_us, unknown = starts_us[:, at], []
+        unknown.append(at)
+        next_us = np.append(starts_us[1:, 0], np.nan) if last else starts_us[:, at + 1]
+        next_is_idle = bool(is_idle[0 if last else at + 1])
+        if not segment.waits:
+            if next_is_idle:
+                _spread_over(segments, unknown, starts_us - known_us[:, None], _median(next_us - known_us))
+            else:
+                segment.most_hidden_us = max(_median(next_us - starts_us[:, at]), 0.0)
+            continue
+        waited_us = np.max(ends_us[:, segment.waits], axis=1)
+        stalled = _spread(next_us - waited_us) <= _spread(next_us - known_us)
+        if next_is_idle and not stalled and segment.waits != [at]:
+            _spread_over(segments, unknown, starts_us - known_us[:, None], _median(next_us - known_us))
+            continue
+        if next_is_idle and not stalled:
+            segment.before_us = max(_median(next_us - starts_us[:, at]), 0.0)
+            continue
+        segment.after_us = max(_median(next_us - waited_us), 0.0) if next_is_idle else 0.0
+        segment.most_hidden_us = max(_median(np.fmin(waited_us, next_us) - starts_us[:, at]), 0.0)
+        known_us, unknown = waited_us + segment.after_us, []
+
+
+def _spread_over(segments: Sequence[_Segment], unknown: Sequence[int], after_known_us: Floats, total_us: float) -> None:
+    """Share `total_us` of computation among the `unknown` segments by weight; no call is issued after its start."""
+    weights = sum(segments[at].weight for at in unknown)
+    done_us = 0.0
+    for place, at in enumerate(unknown):
+        latest_us = total_us
+        if place + 1 < len(unknown):
+            latest_us = min(_median(after_known_us[:, unknown[place + 1]]), total_us)
+        share_us = total_us * segments[at].weight / weights if place + 1 < len(unknown) else total_us - done_us
+        segments[at].before_us = max(min(share_us, latest_us - done_us), 0.0)
+        segments[at].most_hidden_us = 0.0
+        done_us += segments[at].before_us
 
 
 def _idle_and_launch(steps: _Steps) -> tuple[Floats, Floats]:
@@ -360,8 +383,8 @@ def _period_error(steps: _Steps, program: Program) -> float:
 
 
 def _median(values: Floats) -> float:
-    return float(np.median(values))
+    return float(np.nanmedian(values))
 
 
 def _spread(values: Floats) -> float:
-    return float(np.median(np.abs(values - np.median(values))))
+    return float(np.nanmedian(np.abs(values - np.nanmedian(values))))
