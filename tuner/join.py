@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.measurements import MEASUREMENT, well_formed
-from store.records import Collective
+from store.records import Collective, TimingSource
 from store.wire import OBSERVATION_FIELDS
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
 FLAG_MATCHED: Final = 1
 FLAG_TIMED: Final = 2
+FLAG_CAPTURED: Final = 8
+UNKNOWN_EPOCH: Final = 2**32 - 1
+"""Of a replayed graph: it runs what a plan asked when it was captured, whichever that was."""
 
 JOIN_TIMEOUT_S: Final = 2.0
 """How long the first rank's record waits for the others'."""
@@ -117,6 +120,7 @@ class Joiner:
         timed = (
             (records["flags"] & FLAG_TIMED != 0)
             & (records["duration_us"] >= 0)
+            & (records["timing_source"] != TimingSource.cpu_collective)  # how long the host took to enqueue it
             & (records["collective"] <= _MAX_COLLECTIVE)
             & (records["n_ranks"] > 0)
         )
@@ -177,7 +181,9 @@ def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     made["duration_us"] = observed["duration_us"]
     pressure = observed["memory_pressure"]
     made["memory_pressure"] = np.where(pressure >= 0, pressure, np.nan)
-    made["is_default"] = observed["flags"] & FLAG_MATCHED == 0
+    captured = observed["flags"] & FLAG_CAPTURED != 0
+    made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~captured
+    made["epoch"][captured] = UNKNOWN_EPOCH
     good = well_formed(made)
     return made if good.all() else made[good]
 

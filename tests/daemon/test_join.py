@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from store.records import TimingSource
 from tuner import join
-from tuner.join import FLAG_MATCHED, FLAG_TIMED, JOIN_TIMEOUT_S, OBSERVATION, measurements_of
+from tuner.join import (
+    FLAG_CAPTURED,
+    FLAG_MATCHED,
+    FLAG_TIMED,
+    JOIN_TIMEOUT_S,
+    OBSERVATION,
+    UNKNOWN_EPOCH,
+    measurements_of,
+)
 
 
 class Joiner(join.Joiner):
@@ -38,6 +47,21 @@ def test_a_row_that_no_plan_matched_was_nccls_own_choice(records, flags, is_defa
     joiner = Joiner()
     joiner.add(0, records(1, n_ranks=1, flags=flags))
     assert joiner.join(0.0, 1)[0]["is_default"] == [is_default]
+
+
+def test_a_replayed_graph_is_no_choice_of_now(records):
+    """It is measured, but neither NCCL's own choice nor what the plan of now asked for."""
+    joiner = Joiner()
+    joiner.add(0, records(1, n_ranks=1, flags=FLAG_TIMED | FLAG_CAPTURED, epoch=5))
+    (row,) = joiner.join(0.0, 1)[0]
+    assert (row["is_default"], row["epoch"]) == (0, UNKNOWN_EPOCH)
+
+
+def test_how_long_an_enqueue_took_is_no_duration(records):
+    """All that NCCL 2.23 to 2.25 tell, and what any NCCL tells of symmetric kernels."""
+    joiner = Joiner()
+    joiner.add(0, records(3, n_ranks=1, timing_source=[TimingSource.cpu_collective, TimingSource.cpu_kernel, 1]))
+    assert joiner.join(0.0, 1)[0]["timing_source"].tolist() == [TimingSource.cpu_kernel, 1]
 
 
 def test_unknown_memory_pressure_stays_unknown(records):
