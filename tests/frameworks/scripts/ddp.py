@@ -13,7 +13,7 @@ options = parser.parse_args()
 dist.init_process_group(init_method="env://")
 device = toy.device()
 ids = [device] if device.type == "cuda" else None
-model = DistributedDataParallel(toy.model().to(device), device_ids=ids, bucket_cap_mb=0.1)
+model = DistributedDataParallel(toy.model(options).to(device), device_ids=ids, bucket_cap_mb=0.1)
 if options.zero_optimizer:
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
 else:

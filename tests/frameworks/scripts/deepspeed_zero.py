@@ -10,7 +10,7 @@ parser.add_argument("--bf16", action="store_true")
 options = parser.parse_args()
 
 deepspeed.init_distributed()
-model = toy.model()
+model = toy.model(options)
 zero = {"stage": options.stage, "reduce_bucket_size": 40_000, "allgather_bucket_size": 40_000}
 if options.stage == 3:
     zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 20_000}
@@ -24,7 +24,7 @@ engine, *_ = deepspeed.initialize(
     },
 )
 log = toy.LossLog(options.losses, engine.global_rank)
-for inputs in toy.batches(engine.global_rank, options.steps):
+for inputs in toy.batches(options, engine.global_rank):
     outputs = engine(inputs.bfloat16() if options.bf16 else inputs)
     loss = (outputs.float() - inputs.flip(1)).square().mean()
     engine.backward(loss)

@@ -14,7 +14,7 @@ options = parser.parse_args()
 
 dist.init_process_group()
 model = FullyShardedDataParallel(
-    toy.model(),
+    toy.model(options),
     device_id=toy.device(),
     sharding_strategy=ShardingStrategy.SHARD_GRAD_OP if options.keep else ShardingStrategy.FULL_SHARD,
     auto_wrap_policy=functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={toy.Block}),

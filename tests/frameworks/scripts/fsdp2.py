@@ -12,7 +12,7 @@ parser.add_argument("--compile", action="store_true")
 options = parser.parse_args()
 
 dist.init_process_group()
-model = toy.model().to(toy.device())
+model = toy.model(options).to(toy.device())
 half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 policy = half if options.bf16 else MixedPrecisionPolicy()
 for block in model.blocks:

@@ -9,11 +9,11 @@ from torch.nn.parallel import DistributedDataParallel
 options = toy.parser().parse_args()
 dist.init_process_group()
 device = toy.device()
-sharded = toy.model().to(device)
+sharded = toy.model(options).to(device)
 for block in sharded.blocks:
     fully_shard(block)
 fully_shard(sharded)
-replicated = DistributedDataParallel(toy.model().to(device), bucket_cap_mb=0.1)
+replicated = DistributedDataParallel(toy.model(options).to(device), bucket_cap_mb=0.1)
 folder = options.losses
 for name, model in (("fsdp2", sharded), ("ddp", replicated)):
     options.losses = folder / name

@@ -15,7 +15,7 @@ N_RANKS = 2
 def rank_main(rank, options, port):
     os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=N_RANKS)
-    model = DistributedDataParallel(toy.model())
+    model = DistributedDataParallel(toy.model(options))
     toy.train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), options, rank)
     dist.destroy_process_group()
 

@@ -9,25 +9,23 @@ from pathlib import Path
 import torch
 from torch import nn
 
-WIDTH = 64
-
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
 class Model(nn.Module):
-    def __init__(self, n_blocks: int = 3) -> None:
+    def __init__(self, n_blocks: int, width: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(n_blocks))
-        self.head = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(n_blocks))
+        self.head = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -38,6 +36,8 @@ class Model(nn.Module):
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser()
     options.add_argument("--steps", type=int, default=10)
+    options.add_argument("--blocks", type=int, default=3)
+    options.add_argument("--width", type=int, default=64)
     options.add_argument("--losses", type=Path, required=True, help="folder for one file per rank")
     return options
 
@@ -49,16 +49,16 @@ def device() -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def model() -> Model:
+def model(options: argparse.Namespace) -> Model:
     torch.manual_seed(1)
-    return Model()
+    return Model(options.blocks, options.width)
 
 
-def batches(rank: int, n_steps: int):
+def batches(options: argparse.Namespace, rank: int):
     """Each rank's own inputs; the target is the input, turned around."""
     draw = torch.Generator().manual_seed(100 + rank)
-    for _ in range(n_steps):
-        yield torch.randn(8, WIDTH, generator=draw).to(device())
+    for _ in range(options.steps):
+        yield torch.randn(8, options.width, generator=draw).to(device())
 
 
 def loss_of(trained: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ class LossLog:
 
 def train(trained: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, rank: int) -> None:
     log = LossLog(options.losses, rank)
-    for inputs in batches(rank, options.steps):
+    for inputs in batches(options, rank):
         loss = loss_of(trained, inputs)
         loss.backward()
         optimizer.step()

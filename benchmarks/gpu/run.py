@@ -1,0 +1,189 @@
+"""The real NCCL on a lent GPU, in under nine minutes; the most valuable steps come first.
+
+    python benchmarks/gpu/run.py                          on a machine with an NVIDIA GPU
+    python benchmarks/gpu/run.py --fabric ethernet_boxes  the same scripts on the emulated NCCL, without a GPU
+
+Several ranks share the first GPU, each as a host of its own; no setting of the card is touched. Each step has a
+time limit of its own and a line in steps.jsonl as soon as it ends, so that a run that is cut short keeps what it has;
+the same command goes on from there (--afresh starts over). summary.md says what was seen and what it is worth.
+Exit codes: 0 all is as it must be, 1 something is not, 2 there is no GPU or an option makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ranks import Machine, RanksFailed
+from results import Outcome, Record
+from steps import PROGRAMME, Context, NotAsItMust, Step, scratch_is_short
+
+RESULTS = Path(__file__).parents[1] / "results"
+BUDGET_S = 530.0
+LEAST_S = 10.0
+"""With less time left than this, a step is not begun."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    environment = describe(options.fabric, options.ranks)
+    if environment is None:
+        print(
+            "benchmarks/gpu/run.py: needs an NVIDIA GPU and a torch built for CUDA; "
+            "--fabric NAME runs the same scripts on the emulated NCCL",
+            file=sys.stderr,
+        )
+        return 2
+    programme = [step for step in PROGRAMME if not options.only or step.name in options.only]
+    name = f"dry-{Path(options.fabric).stem}" if options.fabric else "gpu"
+    with scratch_folder() as scratch, multi_process_service(options, scratch) as mps_folder:
+        record = Record(options.out or RESULTS / name, {**environment, "mps": bool(mps_folder)}, afresh=options.afresh)
+        machine = Machine(options.fabric, options.ranks, mps_folder)
+        carry_out(programme, machine, scratch, record, options)
+        print(record.summarise())
+    print(f"written to {record.folder}")
+    return 0 if all(record.is_done(step.name) for step in programme) else 1
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [step.name for step in PROGRAMME]
+    parser.add_argument("--fabric", help="no GPU: the emulated NCCL on this fabric")
+    parser.add_argument("--ranks", type=int, default=4, help="processes that share the GPU (training uses 2)")
+    parser.add_argument("--out", type=Path, help="folder for results; default: benchmarks/results/gpu or dry-NAME")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds for all steps together")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help=f"of {', '.join(names)}")
+    parser.add_argument("--afresh", action="store_true", help="forget what an earlier run has done")
+    parser.add_argument("--no-mps", action="store_true", help="do not try the multi-process service")
+    parser.add_argument("--collectives", type=int, default=10_000, help="of the soak, per rank")
+    parser.add_argument("--steps", type=int, default=30, help="training steps")
+    parser.add_argument("--pairs", type=int, default=2, help="interleaved runs with and without the agent")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.only) - set(names):
+        parser.error(f"unknown step {sorted(unknown)[0]!r}: use some of {', '.join(names)}")
+    if options.ranks < 2 or min(options.budget_s, options.collectives, options.steps, options.pairs) <= 0:
+        parser.error("--ranks must be 2 or more, all other numbers positive")
+    return options
+
+
+def describe(fabric: str | None, n_ranks: int) -> dict[str, Any] | None:
+    """What results depend on; None without a GPU. `identity` is what a resumed run must share."""
+    import torch
+
+    identity: dict[str, Any] = {"fabric": fabric, "torch": torch.__version__, "n_ranks": n_ranks}
+    if fabric is not None:
+        from agent.nccl import fabric as fabrics
+
+        fabrics.load(fabric)
+        return {"identity": identity}
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    identity |= {
+        "gpu": properties.name,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+    }
+    return {"identity": identity, "n_cores": os.cpu_count()}
+
+
+def _driver() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception as error:  # whatever NVML says, the run is worth having
+        return f"unknown ({error})"
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder with a short name, for sockets have short ones."""
+    with tempfile.TemporaryDirectory(prefix="zt") as name:
+        folder = Path(name)
+        if not scratch_is_short(folder):
+            raise SystemExit(f"the temporary folder {folder} has too long a name for sockets; set TMPDIR")
+        yield folder
+
+
+@contextlib.contextmanager
+def multi_process_service(options: argparse.Namespace, scratch: Path) -> Iterator[Path | None]:
+    """A private MPS daemon if the machine has one; it needs no setting of the card. None = ranks take turns."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if options.fabric is not None or options.no_mps or control is None:
+        yield None
+        return
+    pipes = scratch / "mps"
+    pipes.mkdir()
+    environment = {
+        **os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(pipes),
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+    }  # fmt: skip
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
+    # It may start and yet serve nobody, in a container for example.
+    probe = [sys.executable, "-c", "import torch; torch.ones(1, device='cuda').item()"]
+    serves = _succeeds([control, "-d"], 20, quiet) and _succeeds(probe, 40, quiet)
+    try:
+        yield pipes if serves else None
+    finally:
+        _succeeds([control], 20, quiet | {"input": b"quit\n"})
+
+
+def _succeeds(command: Sequence[str], timeout_s: float, options: dict[str, Any]) -> bool:
+    try:
+        return subprocess.run(command, timeout=timeout_s, check=False, **options).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def carry_out(
+    programme: Sequence[Step], machine: Machine, scratch: Path, record: Record, options: argparse.Namespace
+) -> None:
+    """Every step that has not been done, within its own limit and the whole run's."""
+    ends_s = time.monotonic() + options.budget_s
+    for step in programme:
+        if record.is_done(step.name):
+            continue
+        left_s = ends_s - time.monotonic()
+        if left_s < LEAST_S:
+            record.add(Outcome(step.name, "skipped", 0.0, step.timeout_s, reason="no time was left"))
+            continue
+        outcome = carry_out_one(step, machine, scratch, record, options, min(step.timeout_s, left_s))
+        record.add(outcome)
+        print(f"{step.name}: {outcome.outcome} in {outcome.seconds:.1f} s {outcome.reason}", file=sys.stderr)
+
+
+def carry_out_one(
+    step: Step, machine: Machine, scratch: Path, record: Record, options: argparse.Namespace, timeout_s: float
+) -> Outcome:
+    """One step; whatever happens in it becomes its outcome."""
+    folder = scratch / step.name
+    folder.mkdir()
+    began_s = time.monotonic()
+    context = Context(machine, folder, record, began_s + timeout_s, options.collectives, options.steps, options.pairs)
+    outcome, results, reason = "ok", {}, ""
+    try:
+        results = step.run(context)
+    except NotAsItMust as wrong:
+        outcome, results, reason = "failed", wrong.results, str(wrong)
+    except RanksFailed as failed:
+        outcome, reason = "error", str(failed)
+    except Exception as error:  # the next step may still work
+        outcome, reason = "error", f"{type(error).__name__}: {error}"
+    return Outcome(step.name, outcome, time.monotonic() - began_s, timeout_s, results, reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

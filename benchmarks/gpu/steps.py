@@ -1,0 +1,396 @@
+"""The steps, the most valuable first: each runs ranks, looks at what they saw, and says what it is worth."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ranks import Machine, Ranks
+from results import Record
+
+from agent.nccl.emulated.release import Release
+from store.records import Collective, TimingSource
+from tuner.background import start_in_background
+from tuner.traces import nccl_debug
+from tuner.traces.records import Summary
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE.parents[1] / "tests" / "frameworks" / "scripts"
+N_TRAINING_RANKS = 2
+"""With two ranks a sum has one order only, so that losses must not change by a bit."""
+
+
+class NotAsItMust(Exception):
+    """A step ran, and what it saw is wrong; `results` are kept."""
+
+    def __init__(self, reason: str, results: dict[str, Any]) -> None:
+        super().__init__(reason)
+        self.results = results
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a step needs: where ranks run, a folder of its own, until when, how much."""
+
+    machine: Machine
+    folder: Path
+    record: Record
+    deadline_s: float
+    n_collectives: int = 10_000
+    n_steps: int = 30
+    n_pairs: int = 2
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left."""
+        return max(1.0, self.deadline_s - time.monotonic())
+
+
+@dataclass(frozen=True)
+class Step:
+    """One entry of the programme."""
+
+    name: str
+    timeout_s: float
+    run: Callable[[Context], dict[str, Any]]
+
+
+# ---- ranks that run collectives ----
+
+
+def _run_ranks(context: Context, mode: str, *words: str, **extra: str) -> list[list[dict[str, Any]]]:
+    """What each rank wrote."""
+    command = [sys.executable, str(HERE / "rank.py"), mode, "--out", str(context.folder), *words]
+    Ranks(context.machine, command, context.folder, extra=extra | _plugin()).wait(context.left_s)
+    return written(context)
+
+
+def written(context: Context) -> list[list[dict[str, Any]]]:
+    """What the ranks have written so far, by rank."""
+    files = [context.folder / f"rank{rank}.jsonl" for rank in range(context.machine.n_ranks)]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files if file.exists()]
+
+
+def _plugin() -> dict[str, str]:
+    from agent.nccl import library
+
+    path = str(library.build())
+    return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path}
+
+
+def expected_tuner_abi(nccl_version: int) -> int:
+    """Of NCCL's encoded version, 22809 for 2.28.9."""
+    return Release((nccl_version // 10000, nccl_version // 100 % 100, nccl_version % 100)).tuner_abi
+
+
+def load(context: Context) -> dict[str, Any]:
+    """The plugin is loaded, by the interface that this NCCL should use, and NCCL's profiler times collectives."""
+    seen = [lines[0] for lines in _run_ranks(context, "load")]
+    first = seen[0]
+    results = {
+        **first,
+        "expected_tuner_abi": expected_tuner_abi(first["nccl_version"]),
+        "timing_sources": [TimingSource(source).name for source in first["timing_sources"]],
+    }
+    if any(rank["tuner_abi"] != results["expected_tuner_abi"] for rank in seen):
+        raise NotAsItMust(f"tuner interfaces {[rank['tuner_abi'] for rank in seen]}", results)
+    if any(rank["n_timed"] < 3 for rank in seen):
+        raise NotAsItMust(f"timed collectives by rank: {[rank['n_timed'] for rank in seen]}", results)
+    return results
+
+
+def forced(context: Context) -> dict[str, Any]:
+    """What was asked for is what ran, says the profiler on every rank, and NCCL's own TUNING log on rank 0."""
+    log = context.folder / "nccl.%h.%p.log"
+    ranks = _run_ranks(
+        context, "forced", NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,ENV,TUNING,GRAPH", NCCL_DEBUG_FILE=str(log)
+    )
+    cases = [case for rank in ranks for case in rank]
+    results = judge_forced(cases)
+    logs = sorted(context.folder.glob("nccl.*.log"))
+    if logs:
+        results["log"] = judge_log(ranks[0], [logged for path in logs for logged in selections(path)])
+    else:
+        results["log"] = "none: the emulated NCCL writes none" if context.machine.fabric else "NCCL wrote none"
+    wrong = results["n_other_setting"] + results["n_wrong_sums"] + results["n_not_timed"]
+    if wrong or not cases:
+        raise NotAsItMust(f"{wrong} of {len(cases)} cases are not as asked", results)
+    if isinstance(results["log"], dict) and results["log"]["n_contradicted"]:
+        raise NotAsItMust("NCCL's TUNING log tells of other settings", results)
+    return results
+
+
+def judge_forced(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts over cases of {asked, ran, correct}; fewer channels than asked are NCCL's right for small messages."""
+    settings = Counter[str]()
+    n_other = n_more = n_fewer = 0
+    for case in cases:
+        asked = case["asked"]
+        settings[f"{case['collective']} {asked['algorithm']}/{asked['protocol']}"] += 1
+        for ran in case["ran"]:
+            n_other += any(ran[name] != asked[name] for name in ("algorithm", "protocol"))
+            n_more += ran["n_channels"] > asked["n_channels"]
+            n_fewer += ran["n_channels"] < asked["n_channels"]
+    return {
+        "n_cases": len(cases), "n_cells": len(settings), "n_other_setting": n_other + n_more,
+        "n_fewer_channels": n_fewer,
+        "n_wrong_sums": sum(not case["correct"] for case in cases),
+        "n_not_timed": sum(not case["ran"] for case in cases),
+    }  # fmt: skip
+
+
+Selection = tuple[str, int, int, int]
+
+
+def selections(path: Path) -> list[Selection]:
+    """(collective, total bytes, algorithm, protocol) of each TUNING line in an NCCL_DEBUG log, in order."""
+    found = []
+    for block in nccl_debug.read(path, Summary()):
+        for row in block:
+            name = Collective(row["collective"]).name
+            found.append((name, int(row["message_bytes"]), int(row["algorithm"]), int(row["protocol"])))
+    return found
+
+
+def judge_log(cases: Iterable[dict[str, Any]], logged: Iterable[Selection]) -> dict[str, int]:
+    """Each asked cell against how often NCCL says it took that cell for that collective and size."""
+    told = Counter(logged)
+    asked = Counter(
+        (case["collective"], case["message_bytes"], case["asked"]["algorithm"], case["asked"]["protocol"])
+        for case in cases
+    )
+    n_confirmed = sum(min(n, told[key]) for key, n in asked.items())
+    return {"n_lines": sum(told.values()), "n_confirmed": n_confirmed, "n_contradicted": asked.total() - n_confirmed}
+
+
+def soak(context: Context) -> dict[str, Any]:
+    """Plans flip at boundaries; every rank sees the same epochs, every sum is right, nothing hangs."""
+    seen = [rank[0] for rank in _run_ranks(context, "soak", "--collectives", str(context.n_collectives))]
+    results = {
+        "n_collectives": seen[0]["n_collectives"], "n_hangs": 0,
+        "n_epochs": seen[0]["n_epochs"], "n_wrong": sum(rank["n_wrong"] for rank in seen),
+        "n_timed": min(rank["n_timed"] for rank in seen), "n_lost": max(rank["n_lost"] for rank in seen),
+        "collectives_per_s": min(rank["collectives_per_s"] for rank in seen),
+    }  # fmt: skip
+    if len({(rank["n_epochs"], rank["last_epoch"]) for rank in seen}) != 1:
+        raise NotAsItMust(f"epochs by rank: {[rank['n_epochs'] for rank in seen]}", results)
+    if results["n_epochs"] < 2 or results["n_wrong"]:
+        raise NotAsItMust("no plan was ever adopted" if results["n_epochs"] < 2 else "sums are wrong", results)
+    return results
+
+
+def sweep(context: Context) -> dict[str, Any]:
+    """Sizes x cells x channels with NCCL's own choice; what was measured is kept even when the time is up."""
+    earlier = context.record.swept()
+    done = context.folder / "done.json"
+    done.write_text(json.dumps([[row["collective"], row["message_bytes"], row["asked"]] for row in earlier]))
+    try:
+        _run_ranks(context, "sweep", "--seconds", str(context.left_s * 0.85 - 10), "--done", str(done))
+    finally:
+        rows = (written(context) or [[]])[0]
+        context.record.add_sweep(rows)
+    rows = earlier + rows
+    return {
+        "n_settings": len(rows), "n_new": len(rows) - len(earlier),
+        "n_not_as_asked": sum(not _is_as_asked(row) for row in rows),
+        "sizes_best_not_default": best_against_default(rows),
+    }  # fmt: skip
+
+
+def _is_as_asked(row: dict[str, Any]) -> bool:
+    if row["asked"] == "baseline":
+        return True
+    return bool(row["ran"]) and row["asked"].split("/")[:2] == cell_names(row["ran"])
+
+
+def cell_names(ran: dict[str, int]) -> list[str]:
+    """Names of the algorithm and the protocol that ran."""
+    from store.records import Algorithm, Protocol
+
+    return [Algorithm(ran["algorithm"]).name, Protocol(ran["protocol"]).name]
+
+
+def best_against_default(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Per collective and size where another setting was faster: default's median over the best one's."""
+    medians: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        if row["median_us"]:
+            medians.setdefault((row["collective"], row["message_bytes"]), {})[row["asked"]] = row["median_us"]
+    ratios = {}
+    for (collective, size), by_setting in sorted(medians.items()):
+        best = min(by_setting, key=lambda name: by_setting[name])
+        if "baseline" in by_setting and best != "baseline":
+            ratios[f"{collective} {size} {best}"] = round(by_setting["baseline"] / by_setting[best], 3)
+    return ratios
+
+
+# ---- ranks that train ----
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run under `zerotune launch`: one launch per rank, since each claims to be a host."""
+
+    context: Context
+    name: str
+    script: str
+    words: tuple[str, ...] = ()
+    endpoint: str | None = None
+    agent: bool = True
+
+    @property
+    def folder(self) -> Path:
+        """Where its losses, summary and logs are."""
+        return self.context.folder / self.name
+
+    def start(self) -> Ranks:
+        """Start its ranks."""
+        self.folder.mkdir(parents=True)
+        machine = self.context.machine
+        launch = ["--fabric", machine.fabric] if machine.fabric else []
+        launch += ["--endpoint", self.endpoint or f"ipc://{self.folder}/no-daemon"]
+        launch += ["--agent" if self.agent else "--no-agent", "--summary", str(self.folder / "summary.json")]
+        script = [sys.executable, str(SCRIPTS / self.script), "--losses", str(self.folder / "losses"), *self.words]
+        command = [sys.executable, "-m", "tuner.cli", "launch", *launch, "--", *script]
+        return Ranks(machine, command, self.folder, n_ranks=N_TRAINING_RANKS, extra={"ZEROTUNE_TICK_MS": "50"})
+
+    def run(self) -> list[list[float]]:
+        """Run it to its end; losses by rank."""
+        self.start().wait(self.context.left_s)
+        return self.losses()
+
+    def losses(self) -> list[list[float]]:
+        """Every loss so far, by rank."""
+        files = [self.folder / "losses" / f"rank{rank}.txt" for rank in range(N_TRAINING_RANKS)]
+        return [[float.fromhex(line) for line in file.read_text().split()] if file.exists() else [] for file in files]
+
+    def steps_us(self) -> list[float]:
+        """Step times of the second half, when all is warm."""
+        steps = json.loads((self.folder / "summary.json").read_text())["steps"]
+        return [step["duration_us"] for step in steps[len(steps) // 2 :]]
+
+    def last_epoch(self) -> int:
+        """Epoch of the plan that its last step ran under."""
+        return int(json.loads((self.folder / "summary.json").read_text())["steps"][-1]["epoch"])
+
+
+class Daemon:
+    """A daemon in the step's folder, ended with the block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/d.sock"
+        self.process = start_in_background(self.endpoint, folder / "store.db", idle_exit_s=120)
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            psutil.Process(self.process.pid).terminate()
+            self.process.wait(20)
+
+
+def compare_losses(mine: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Whether all bits agree, and the largest relative difference."""
+    pairs = [(a, b) for m, r in zip(mine, reference, strict=True) for a, b in zip(m, r, strict=True)]
+    largest = max((abs(a - b) / max(abs(b), 1e-30) for a, b in pairs), default=float("nan"))
+    return {"n_losses": len(pairs), "same_bits": all(a == b for a, b in pairs), "largest_difference": largest}
+
+
+SAME_LOSS = 1e-4
+"""GPU kernels that add with atomics give other last bits from run to run, with or without us."""
+
+
+def _train_and_compare(context: Context, name: str, script: str, words: tuple[str, ...], endpoint: str) -> Any:
+    reference = Training(context, f"{name}-off", script, words, agent=False).run()
+    tuned = Training(context, f"{name}-on", script, words, endpoint)
+    return {**compare_losses(tuned.run(), reference), "last_epoch": tuned.last_epoch()}
+
+
+def training(context: Context) -> dict[str, Any]:
+    """FSDP2 and our ZeRO-3 train to the losses that they have without us, while a daemon tunes them."""
+    words = ("--steps", str(context.n_steps))
+    results = {}
+    with Daemon(context.folder) as daemon:
+        for name, script in (("fsdp2", "fsdp2.py"), ("zero3", "zero3.py")):
+            results[name] = _train_and_compare(context, name, script, words, daemon.endpoint)
+    for name, seen in results.items():
+        if not seen["n_losses"] or not seen["largest_difference"] <= SAME_LOSS:
+            raise NotAsItMust(f"{name} trains to other losses", results)
+    return results
+
+
+def kill_daemon(context: Context) -> dict[str, Any]:
+    """kill -9 of the daemon in the middle of training: nothing stops, no loss changes."""
+    words = ("--steps", str(4 * context.n_steps))
+    reference = Training(context, "off", "fsdp2.py", words, agent=False).run()
+    with Daemon(context.folder) as daemon:
+        tuned = Training(context, "on", "fsdp2.py", words, daemon.endpoint)
+        ranks = tuned.start()
+        while len(tuned.losses()[0]) < context.n_steps and None in [process.poll() for process in ranks.processes]:
+            time.sleep(0.005)
+        daemon.process.kill()
+        daemon.process.wait()
+        at_kill = len(tuned.losses()[0])
+        ranks.wait(context.left_s)
+    results = {**compare_losses(tuned.losses(), reference), "steps_at_kill": at_kill}
+    if not 0 < at_kill < 4 * context.n_steps:
+        raise NotAsItMust(f"the daemon was killed outside of training, at step {at_kill}", results)
+    if not results["largest_difference"] <= SAME_LOSS:
+        raise NotAsItMust("losses have changed", results)
+    return results
+
+
+def _step_times(context: Context, endpoint: str | None) -> dict[str, Any]:
+    """Median step times of interleaved runs, agent on over agent absent."""
+    big = ("--width", "1024", "--blocks", "8") if context.machine.fabric is None else ()
+    words = ("--steps", str(4 * context.n_steps), *big)
+    on_us, off_us, epoch = [], [], 0
+    for pair in range(context.n_pairs):
+        for agent in (True, False) if pair % 2 else (False, True):
+            job = Training(context, f"{pair}-{'on' if agent else 'off'}", "fsdp2.py", words, endpoint, agent)
+            job.run()
+            (on_us if agent else off_us).append(statistics.median(job.steps_us()))
+            epoch = max(epoch, job.last_epoch()) if agent else epoch
+    ratios = [on / off for on, off in zip(on_us, off_us, strict=True)]
+    return {
+        "step_on_us": statistics.median(on_us), "step_off_us": statistics.median(off_us),
+        "on_over_off": statistics.median(ratios), "ratios": ratios, "last_epoch": epoch,
+    }  # fmt: skip
+
+
+def overhead(context: Context) -> dict[str, Any]:
+    """Step time with the agent on and no daemon, so that nothing is tuned, against the agent absent."""
+    return _step_times(context, None)
+
+
+def tuned(context: Context) -> dict[str, Any]:
+    """Step time with agent and daemon against NCCL's own choices."""
+    with Daemon(context.folder) as daemon:
+        return _step_times(context, daemon.endpoint)
+
+
+PROGRAMME = (
+    Step("load", 60, load),
+    Step("forced", 75, forced),
+    Step("soak", 90, soak),
+    Step("training", 110, training),
+    Step("kill-daemon", 70, kill_daemon),
+    Step("sweep", 130, sweep),
+    Step("overhead", 110, overhead),
+    Step("tuned", 110, tuned),
+)
+
+
+def scratch_is_short(folder: Path) -> bool:
+    """Whether sockets fit below `folder`."""
+    return len(os.fsencode(folder / "kill-daemon" / "d.sock")) < 100
