@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomllib
 
 from agent.nccl import fabric
 from store.records import Candidate
@@ -64,9 +64,7 @@ def generate(seed: int, base: str) -> Path:
 
 def _shaken(value: Any, sigma: float, rng: np.random.Generator) -> Any:
     if isinstance(value, dict):
-        return {
-            name: inner if name in _COUNTS | _KEPT else _shaken(inner, sigma, rng) for name, inner in value.items()
-        }
+        return {name: inner if name in _COUNTS | _KEPT else _shaken(inner, sigma, rng) for name, inner in value.items()}
     if isinstance(value, list):
         return [_shaken(inner, sigma, rng) for inner in value]
     return value * math.exp(rng.normal(0.0, sigma)) if isinstance(value, float) else value
