@@ -87,20 +87,3 @@ def render_paper_tables(console: Console) -> None:
     for n_model_parallel, n_gpus, sizes in analysis.table_2():
         second.add_row(str(n_model_parallel), str(n_gpus), *(f"{billions:g}" for billions in sizes))
     console.print(second)
-
-
-def render_overlap(layer_bytes: float, compute_us: float, console: Console) -> None:
-    """Where a ring's latency outgrows the computation that should hide it."""
-    table = Table(
-        "ranks", "ring", "hierarchical", "hidden by compute?",
-        title=f"one layer's gather of {layer_bytes / 2**20:,.0f} MiB against {compute_us:,.0f} us of compute",
-    )  # fmt: skip
-    for point in analysis.overlap_by_ranks(layer_bytes, compute_us):
-        hides = {(True, True): "both", (False, True): "hierarchical only", (False, False): "neither"}
-        table.add_row(
-            f"{point.n_ranks:,}",
-            f"{point.ring_us:,.0f} us",
-            f"{point.hierarchical_us:,.0f} us",
-            hides.get((point.ring_hides, point.hierarchical_hides), "ring only"),
-        )
-    console.print(table)

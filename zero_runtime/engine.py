@@ -268,7 +268,8 @@ class Engine:
         parts = counted(self.sharded.runs, self.model_parallel_group)
         total = global_norm(parts, norm_type, self.collectives, self.disjoint_groups, self.flats[0].device)
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        torch._foreach_mul_(gradients, factor)
+        if gradients:  # a rank may own nothing of a small model
+            torch._foreach_mul_(gradients, factor)
         return total
 
     # whole values

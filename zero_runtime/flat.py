@@ -157,7 +157,7 @@ class Flat:
     @torch.no_grad()
     def publish_master(self) -> None:
         """Rounds the updated master copy into the shard that is gathered next."""
-        if self.has_master:
+        if self.has_master and self.slices:
             torch._foreach_copy_(self.slices, self.masters)
 
     def mend(self) -> tuple[str, str] | None:

@@ -202,8 +202,7 @@ class PartitionedParameters:
     def _take_turn(self) -> None:
         """What every rank does when the next unit's backward begins, or is passed by."""
         order, here = self._backward_order, self._position
-        if here and self.backward.sync:
-            order[here - 1].schedule.flush_timely()
+        self._end_last_turn()
         order[here].ensure_whole(phases.BACKWARD_GATHER)
         for ahead in order[here + 1 : here + 1 + self._prefetch]:
             ahead.start_gather(phases.BACKWARD_GATHER)
@@ -221,6 +220,11 @@ class PartitionedParameters:
         """Passes by the units that had no turn; other ranks gather them."""
         while self._position < len(self._backward_order):
             self._take_turn()
+        self._end_last_turn()
+
+    def _end_last_turn(self) -> None:
+        if self._position and self.backward.sync:
+            self._backward_order[self._position - 1].schedule.flush_timely()
 
     def end_backward(self, learn: bool) -> None:
         """Frees what is left: the root, and layers with frozen or unused parameters."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
+from agent.nccl import fabric
+from store.errors import UserError
+from tuner import overlap_report
 from zero_runtime import analysis
 
 TABLE_1 = """
@@ -97,10 +101,24 @@ def test_offloading_pays_only_when_almost_nothing_fits() -> None:
     assert advise(data_parallel_gbs=10, free_gb=8, cpu_gbs=0.05) == "P_a"
 
 
-def test_overlap_fails_beyond_512_ranks_and_groups_mend_it() -> None:
-    points = analysis.overlap_by_ranks(layer_bytes=25e6, compute_us=1100)
-    assert [p.n_ranks for p in points if not p.ring_hides] == [1024, 2048, 4096]
-    assert all(p.hierarchical_hides for p in points)
+def test_a_ring_over_thousands_is_not_hidden_and_groups_mend_it() -> None:
+    """By NCCL's cost model on the shipped fabric: its latency per hop sets in between 256 and 512 ranks here."""
+    machine = fabric.load("h100_ib_16")
+    compute_us = machine.compute.matmul_us(2 * 50e6 * 4096)
+    costs = {n: overlap_report.gather(machine, n, 100e6).cost_us for n in overlap_report.RANKS}
+    assert [n for n, cost in costs.items() if cost > compute_us] == [512, 1024, 2048, 4096, 8192]
+    assert costs[64] < 0.5 * compute_us
+    # latency: from 512 on every doubling adds as much again, and bandwidth hardly matters any more
+    assert costs[2048] - costs[1024] == pytest.approx(2 * (costs[1024] - costs[512]), rel=0.01)
+
+
+def test_the_overlap_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    overlap_report.render("h100_ib_2", 1e6, 8, 64, Console(width=200))
+    assert "within groups of 64" in capsys.readouterr().out
+    with pytest.raises(UserError, match="0 tokens"):
+        overlap_report.render("h100_ib_2", 1e6, 0, 64, Console())
+    with pytest.raises(UserError, match="describes no network"):
+        overlap_report.render("h100_node", 1e6, 8, 64, Console())
 
 
 def test_nonsense_is_refused() -> None:

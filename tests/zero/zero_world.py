@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -59,15 +60,20 @@ class World:
         assert not self._hung, f"an earlier test left ranks hanging: {self._hung}"
         for pipe in self._pipes[:n_ranks]:
             pipe.send((function, args))
-        answers = []
-        for rank, pipe in enumerate(self._pipes[:n_ranks]):
-            if not pipe.poll(100):
-                self._hung = f"rank {rank} in {function.__name__}{args}; others said {answers}"
-            assert not self._hung, self._hung
-            answers.append(pipe.recv())
-        for ok, value in answers:
-            assert ok, value
-        return [value for _, value in answers]
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + 100
+        while len(answers) < n_ranks and time.monotonic() < deadline:
+            for pipe in wait([p for r, p in enumerate(self._pipes[:n_ranks]) if r not in answers], timeout=1):
+                rank = self._pipes.index(pipe)
+                answers[rank] = pipe.recv()
+                if not answers[rank][0]:  # the others may wait for it in vain
+                    deadline = min(deadline, time.monotonic() + 5)
+        failures = "".join(f"rank {rank}: {value}" for rank, (ok, value) in answers.items() if not ok)
+        if len(answers) < n_ranks:
+            self._hung = f"ranks other than {sorted(answers)} in {function.__name__}{args}; {failures or answers}"
+        assert not self._hung, self._hung
+        assert not failures, failures
+        return [answers[rank][1] for rank in range(n_ranks)]
 
     def close(self) -> None:
         for pipe in self._pipes:

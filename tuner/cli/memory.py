@@ -14,19 +14,21 @@ def memory(
     ranks: Annotated[int, typer.Option(help="Ranks that share the model.")] = 64,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "bf16",
     optimizer: Annotated[str, typer.Option(help="adam, sgd, momentum, ...")] = "adam",
-    overlap: Annotated[bool, typer.Option("--overlap", help="Show where gathers stop hiding, by ranks.")] = False,
-    layer_mib: Annotated[float, typer.Option(help="With --overlap: size of one layer.")] = 400.0,
-    compute_us: Annotated[float, typer.Option(help="With --overlap: compute per layer.")] = 9000.0,
+    overlap: Annotated[bool, typer.Option("--overlap", help="Show up to how many ranks gathers hide.")] = False,
+    fabric: Annotated[str, typer.Option(help="With --overlap: the machine.")] = "h100_ib_16",
+    layer: Annotated[str, typer.Option(help="With --overlap: parameters of one layer.")] = "50M",
+    tokens: Annotated[int, typer.Option(help="With --overlap: tokens per rank and step.")] = 4096,
+    group: Annotated[int, typer.Option(help="With --overlap: ranks per group of hybrid sharding.")] = 64,
 ) -> None:
     """Memory and communication that each ZeRO stage needs; without --model the paper's tables.
 
     Example: zerotune memory --model 7.5B --ranks 64
     """
-    from tuner import memory_report
+    from tuner import memory_report, overlap_report
 
     out = console()
     if overlap:
-        memory_report.render_overlap(layer_mib * 2**20, compute_us, out)
+        overlap_report.render(fabric, memory_report.parse_parameters(layer), tokens, group, out)
     elif model is None:
         memory_report.render_paper_tables(out)
     else:
