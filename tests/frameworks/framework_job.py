@@ -124,7 +124,8 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.endpoint = f"ipc://{folder}/d.sock"
-        self.daemon = start_in_background(self.endpoint, folder / "store.db")
+        # Some frameworks need minutes on a busy machine before their first step.
+        self.daemon = start_in_background(self.endpoint, folder / "store.db", idle_exit_s=3600)
 
     def close(self) -> None:
         self.daemon.terminate()

@@ -26,6 +26,10 @@ FSDP2 = {"all_gather forward_gather": 4, "all_gather backward_gather": 4, "reduc
 ZERO2_BY_FSDP = {"all_gather forward_gather": 4, "reduce_scatter gradient_scatter": 4}
 DDP = {"all_reduce gradient_scatter": 4}
 
+# The norm of all gradients is reduced together with them. By default DeepSpeed reduces whole gradients in stage 2, too.
+DEEPSPEED_1_2 = {"all_reduce gradient_scatter": 4, "all_gather post_step_gather": 1}
+DEEPSPEED_3 = {"all_gather forward_gather": 4, "reduce_scatter gradient_scatter": 3, "all_reduce gradient_scatter": 1}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -52,10 +56,10 @@ CASES = {
     "fsdp1-keep": Case("fsdp1.py", "--keep", ZERO2_BY_FSDP),
     "ddp": Case("ddp.py", "", DDP, n_steps=400),
     "zero-redundancy-optimizer": Case("ddp.py", "--zero-optimizer", {**DDP, "broadcast other": 20}, n_steps=300),
-    "deepspeed-1": Case("deepspeed_zero.py", "--stage 1", {}, 300, "deepspeed"),
-    "deepspeed-2": Case("deepspeed_zero.py", "--stage 2", {}, 300, "deepspeed"),
-    "deepspeed-3": Case("deepspeed_zero.py", "--stage 3", {}, 150, "deepspeed"),
-    "deepspeed-3-bf16": Case("deepspeed_zero.py", "--stage 3 --bf16", {}, 150, "deepspeed"),
+    "deepspeed-1": Case("deepspeed_zero.py", "--stage 1", DEEPSPEED_1_2, 300, "deepspeed"),
+    "deepspeed-2": Case("deepspeed_zero.py", "--stage 2", DEEPSPEED_1_2, 300, "deepspeed"),
+    "deepspeed-3": Case("deepspeed_zero.py", "--stage 3", DEEPSPEED_3, 150, "deepspeed"),
+    "deepspeed-3-bf16": Case("deepspeed_zero.py", "--stage 3 --bf16", DEEPSPEED_3, 150, "deepspeed"),
     "accelerate": Case("accelerated.py", "", {"all_reduce gradient_scatter": 1}, 400, "accelerate"),
 }
 

@@ -12,6 +12,9 @@ import typer
 from store.errors import UserError
 from tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, store_path
 
+IDLE_EXIT_S = 1800.0
+"""A daemon that we start leaves after so long without a rank: big models are loaded for minutes before they train."""
+
 
 def launch(
     command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
@@ -61,7 +64,7 @@ def launch(
     if agent and plan is None and start_daemon and not answers:
         from tuner.background import start_in_background
 
-        start_in_background(where, store_path(store))
+        start_in_background(where, store_path(store), idle_exit_s=IDLE_EXIT_S)
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, launching.environment(request))
