@@ -208,13 +208,11 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
 
 
 def _longest_run(numbers: Sequence[int]) -> list[int]:
-    best: list[int] = []
-    current: list[int] = []
-    for number in sorted(numbers):
-        current = [*current, number] if current and number == current[-1] + 1 else [number]
-        if len(current) > len(best):
-            best = current
-    return best
+    """The longest stretch of consecutive numbers; the first of several."""
+    ordered = np.unique(np.asarray(numbers, np.int64))
+    stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
+    longest: list[int] = max(stretches, key=len).tolist()
+    return longest
 
 
 # ---- rules and computation -----------------------------------------------------------------------
