@@ -32,7 +32,8 @@ def describe(fabric: str | None) -> tuple[str, Description]:
         from agent.nccl.fabric import load
 
         emulated = load(fabric)
-        return emulated.fabric_id, emulated.describe()
+        limit_mb = os.environ.get("ZEROTUNE_DEVICE_MB")  # checked where the emulation reads it
+        return emulated.fabric_id, emulated.describe() | ({"device_mb": float(limit_mb)} if limit_mb else {})
     description = _hardware()
     canonical = json.dumps(description, sort_keys=True).encode()
     return hashlib.sha256(canonical).hexdigest()[:16], description
@@ -61,6 +62,7 @@ def _hardware() -> Description:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         description["gpu"] = properties.name
         description["compute_capability"] = properties.major * 10 + properties.minor
+        description["device_mb"] = round(properties.total_memory / 1e6)
         description.update(_nvml_description())
     return description
 

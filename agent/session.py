@@ -148,6 +148,7 @@ class Session:
             from agent.nccl.emulated import memory_pressure
 
             self._sample_pressure = memory_pressure
+        self._pressure = self._sample_pressure()  # nothing may be tried before it is known
         if plugin.tuner_abi() == 0:
             logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
         # For the channel's thread alone: the agreement's thread blocks on a connection of its own.

@@ -70,7 +70,7 @@ class Brain:
         self._clock = clock
         self._costs = CostPrior(fabric)
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
-        self.memory = MemoryGate(settings.memory_threshold)
+        self.memory = MemoryGate(settings.memory_threshold, fabric)
         self._outlook = Outlook(self._costs)
         self._outlook.know(knowledge, [])
         self._policy = Policy(

@@ -329,6 +329,8 @@ class Fabric:
             "type_intra": self.belief.type_intra,
             "cpu_is_amd": self.belief.cpu_is_amd,
             "comm_channels": span.comm_channels,
+            "device_mb": self.memory.device_mb,
+            "channel_mb": self.memory.channel_mb,
             "nccl_version": ".".join(map(str, catalog.NEWEST_MODELLED)),
         }
 

@@ -220,6 +220,23 @@ def test_what_is_connected_is_known_per_communicator() -> None:
     assert not gate.allows(Candidate(Algorithm.ring, Protocol.ll, 4), 2, wide)
 
 
+def test_what_would_fill_the_device_is_not_tried_while_it_is_not_full_yet() -> None:
+    boxes = CommunicatorClass(4, 4)
+    gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0})
+    gate.ran(_ran(boxes, Candidate(Algorithm.ring, Protocol.ll, 8)))
+    tree = Candidate(Algorithm.tree, Protocol.ll, 1)  # 8 channels, 3 neighbours: 216 MB
+    for pressure, fits in ((0.6, True), (0.8, False), (0.6, True)):
+        gate.pressure = pressure
+        assert gate.allows(tree, 8, boxes) == fits
+        assert gate.allows(Candidate(Algorithm.ring, Protocol.simple, 8), 8, boxes)
+    by_nccls_arithmetic = MemoryGate(0.92, {"device_mb": 80_000.0})
+    by_nccls_arithmetic.pressure = 0.91
+    assert not by_nccls_arithmetic.allows(tree, 0, boxes)  # 16 channels of 56 MB
+    unknown = MemoryGate(0.92, {})
+    unknown.pressure = 0.91
+    assert unknown.allows(tree, 0, boxes)
+
+
 def test_memory_is_short_above_the_threshold_and_falls_where_it_matters() -> None:
     gate = MemoryGate(0.92)
     seen = []

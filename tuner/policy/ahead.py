@@ -126,7 +126,8 @@ class Ahead:
                     return tuple(rows)
                 n_opinions += 1
                 opinion = self._opinion((communicator, collective), span, phase, states, evidence)
-                best = int(np.argmin(opinion.mean))
+                allowed = [self._memory.allows(option, 0, communicator) for option in opinion.options]
+                best = int(np.argmin(np.where(allowed, opinion.mean, np.inf)))
                 edge = opinion.mean[0] - opinion.mean[best] - 0.5 * opinion.spread[best]
                 setting = opinion.options[best] if edge > self._min_gain else BASELINE
                 rows.append(_row(communicator, collective, phase, span, setting, FREE))

@@ -1,8 +1,9 @@
 """What device memory allows: the one place where choice asks about memory.
 
 Connecting an algorithm that has not run yet on a communicator costs device memory (`agent.nccl.memory`), and
-with some libraries so does every channel. Above a threshold of memory pressure nothing new is connected and
-no channels are added; what the pressure did last says whether larger messages are to be expected.
+with some libraries so does every channel. Nothing is connected that would bring the pressure above a
+threshold, and above it no channels are added either; what the pressure did last says whether larger messages
+are to be expected.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from agent.nccl import memory as nccl_memory
 from store.records import Algorithm, Candidate, CommunicatorClass
 
 RELEASE: Final = 0.02
@@ -24,8 +26,11 @@ DROP: Final = 0.1
 class MemoryGate:
     """Told what runs and how full the device is; asked before anything new is tried."""
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self, threshold: float, fabric: Mapping[str, str | int | float | bool] | None = None) -> None:
+        facts = fabric or {}
         self._threshold = threshold
+        self._device_mb = _number(facts.get("device_mb"))
+        self._channel_mb = _number(facts.get("channel_mb"))
         self._pressure = 0.0
         self._peak = 0.0
         self._connected: dict[CommunicatorClass, dict[Algorithm, int]] = {}
@@ -76,14 +81,36 @@ class MemoryGate:
         n_channels = self._connected.get(communicator, {}).get(candidate.algorithm, 0)
         return 0 < candidate.n_channels <= n_channels
 
-    def allows(self, candidate: Candidate, n_channels_now: int, communicator: CommunicatorClass | None = None) -> bool:
+    def allows(
+        self, candidate: Candidate, n_channels_now: int, communicator: CommunicatorClass | None = None
+    ) -> bool:
         """Whether `candidate` may run where `n_channels_now` channels run now (0 = unknown)."""
+        algorithm = candidate.algorithm
+        if algorithm is not None and communicator is not None:
+            own = self._connected.get(communicator, {})
+            if algorithm not in own and self._pressure + self._share(algorithm, communicator, own) > self._threshold:
+                return False
         if not self.is_short:
             return True
-        own = [self._connected.get(communicator, {})] if communicator is not None else self._connected.values()
-        if candidate.algorithm is not None and not any(candidate.algorithm in each for each in own):
+        if algorithm is not None and not any(algorithm in each for each in self._connected.values()):
             return False
         return not n_channels_now or 0 < candidate.n_channels <= n_channels_now
 
+    def _share(self, algorithm: Algorithm, communicator: CommunicatorClass, own: Mapping[Algorithm, int]) -> float:
+        """Part of the device's memory that connecting an algorithm would take; 0 where its memory is not known."""
+        if self._device_mb <= 0:
+            return 0.0
+        n_channels = max(own.values(), default=_USUAL_CHANNELS)
+        if self._channel_mb > 0:
+            taken_mb = n_channels * self._channel_mb * nccl_memory.n_neighbours(algorithm, communicator)
+        else:
+            taken_mb = nccl_memory.connection_mb(algorithm, communicator, n_channels)
+        return taken_mb / self._device_mb
 
+
+def _number(fact: str | int | float | bool | None) -> float:
+    return float(fact) if isinstance(fact, int | float) else 0.0
+
+
+_USUAL_CHANNELS: Final = 16
 _ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
