@@ -5,6 +5,17 @@ collective per step; the background thread does one store operation at a time. A
 arbitrarily slow: every interleaving of their actions is explored, and the daemon offers, dies and
 returns whenever it likes. Ranks never wait for each other here (NCCL enqueues asynchronously), which is
 harsher than a real job.
+
+Ranks may lose the store, one by one, for good. A rank that waits in vain gives up after twice the
+watchdog's timeout. There are no clocks here; what that time stands for is that all others have done by
+then whatever they could (`may_give_up`), and that a rank left behind by one that crossed is ended by the
+watchdog, with its job.
+
+A restart replaces all ranks and leaves the store as it is; nobody tells the new ranks which start this is.
+
+`Bounds.reduced` leaves out interleavings that change nothing: a rank that has mustered and whose next step
+touches nothing but itself takes it at once. That is sound for the real classes only, so mutants run without,
+and a test compares what both find.
 """
 
 from __future__ import annotations
@@ -37,6 +48,9 @@ class Bounds:
     expires_after: int = 2
     skips_boundary: int | None = None
     """The last rank's program leaves one boundary out after this many: ranks out of step."""
+    n_losses: int = 0
+    """Ranks that may lose the store."""
+    reduced: bool = False
     muster: bool = True
     """False starts from a finished muster and confirmed lockstep, to spend the bounds on turns."""
 
@@ -44,10 +58,15 @@ class Bounds:
 @dataclass
 class Rank:
     follower: Follower
-    background: str = "register"
+    background: str = "look"
+    incarnation: int = 0
+    is_lost: bool = False
+    """Its background thread has no store any more."""
     n_calls: int = 0
     """Collectives enqueued; also the number of boundaries in the program so far."""
     n_calls_at_turn: int = 0
+    crossed: int = 0
+    """Boundary of the last turn crossed."""
     has_confirmed: bool = False
     must_report: bool = False
     must_confirm: bool = False
@@ -61,13 +80,14 @@ class State:
     ranks: list[Rank]
     leader: Leader
     store: dict[tuple[object, ...], object] = field(default_factory=dict)
-    attempt: int = 0
+    n_restarts: int = 0
+    n_losses: int = 0
     n_daemon_events: int = 0
     n_offers: int = 0
     epochs: dict[int, int] = field(default_factory=dict)
     """Epoch of call k, as the first rank to enqueue it saw it."""
     deadline: tuple[int, int] | None = None
-    """An offer's epoch, and the boundary at which rank 0 must have adopted it or a later one."""
+    """An offer's epoch, and the turn at which rank 0 must adopt it or a later one."""
 
     def key(self) -> tuple[object, ...]:
         """Everything that the future depends on; ranks other than 0 are interchangeable."""
@@ -77,7 +97,8 @@ class State:
             frozenset(Counter(rank.key() for rank in self.ranks[1:]).items()),
             _flat(self.leader),
             frozenset(self.store.items()),
-            self.attempt,
+            self.n_restarts,
+            self.n_losses,
             self.n_daemon_events,
             tuple(sorted((k, e) for k, e in self.epochs.items() if k > slowest)),
             self.deadline,
@@ -109,18 +130,24 @@ class Model:
             [Rank(self.follower_type()) for _ in range(self.bounds.n_ranks)],
             self.leader_type(self.bounds.pacing),
         )
+        state.ranks[0].background = "found"
         if not self.bounds.muster:
+            state.store[("n_incarnations",)] = state.store[("begun", 1)] = 1
             for rank in state.ranks:
+                rank.incarnation = 1
                 rank.follower.due = 1
                 rank.background = "receive"
                 rank.has_confirmed = True
-            state.store[self.key(state, "confirmed")] = self.bounds.n_ranks
+            leader = state.ranks[0]
+            state.store[self.key(leader, "all")] = self.bounds.n_ranks
+            state.store[self.key(leader, "verdict")] = True
+            state.store[self.key(leader, "confirmed")] = self.bounds.n_ranks
             state.leader.is_confirmed = True
-            state.store[self.key(state, FIRST)] = state.leader.first_turn([1] * self.bounds.n_ranks)
+            state.store[self.key(leader, FIRST)] = state.leader.first_turn([1] * self.bounds.n_ranks)
         return state
 
-    def key(self, state: State, name: object) -> tuple[object, ...]:
-        return (state.attempt, name)
+    def key(self, rank: Rank, name: object) -> tuple[object, ...]:
+        return (rank.incarnation, name)
 
     def actions(self, state: State) -> Iterator[Action]:
         """Everything but the daemon and restarts: what must make progress alone."""
@@ -130,23 +157,55 @@ class Model:
                     yield f"rank {index} crosses", lambda s, i=index: self.cross(s, i)
             elif rank.n_calls < self.bounds.n_boundaries:
                 yield f"rank {index} steps", lambda s, i=index: self.step(s, i)
-            if self.can_work(state, index):
+            if not rank.is_lost and self.can_work(state, index):
                 name = f"rank {index} background {rank.background}"
                 yield name, lambda s, i=index: self.work(s, i)
 
+    def surrenders(self, state: State, is_quiet: bool) -> Iterator[Action]:
+        """Ranks whose patience is at its end."""
+        for index, rank in enumerate(state.ranks):
+            if rank.follower.is_blocked and self.may_give_up(state, index, is_quiet):
+                yield f"rank {index} gives up", lambda s, i=index: self.give_up(s, i)
+
+    def may_give_up(self, state: State, index: int, is_quiet: bool) -> bool:
+        """Nothing else can happen any more, and no peer has gone on with the word that this rank lacks."""
+        boundary = state.ranks[index].follower.boundary
+        return is_quiet and state.n_losses > 0 and all(rank.crossed < boundary for rank in state.ranks)
+
+    def local_action(self, state: State) -> Action | None:
+        """An action of a mustered rank that commutes with all others and that no other can prevent."""
+        for index, rank in enumerate(state.ranks):
+            if rank.background not in ("receive", "idle", "report", "publish"):
+                continue
+            follower = rank.follower
+            if follower.is_turn:
+                if index and rank.background == "idle":
+                    return f"rank {index} crosses", lambda s, i=index: self.cross(s, i)
+            elif not follower.is_blocked and rank.n_calls < self.bounds.n_boundaries:
+                return f"rank {index} steps", lambda s, i=index: self.step(s, i)
+            can_be_lost = state.n_losses < self.bounds.n_losses
+            if rank.background == "receive" and not (rank.is_lost or can_be_lost) and self.can_work(state, index):
+                return f"rank {index} background receive", lambda s, i=index: self.work(s, i)
+        return None
+
     def outside_actions(self, state: State) -> Iterator[Action]:
-        """What the daemon and the launcher may do at any moment."""
+        """What the daemon, the network and the launcher may do at any moment."""
         if state.n_daemon_events < self.bounds.n_daemon_events:
             yield "daemon offers", self.offer
             if state.leader.is_daemon_alive:
                 yield "daemon dies", self.die
             elif state.n_offers:
                 yield "daemon returns", self.come_back
-        if state.attempt < self.bounds.n_restarts:
+        if state.n_losses < self.bounds.n_losses:
+            for index, rank in enumerate(state.ranks):
+                if not rank.is_lost:
+                    yield f"rank {index} loses the store", lambda s, i=index: self.lose(s, i)
+        if state.n_restarts < self.bounds.n_restarts:
             yield "job restarts", self.restart
 
     def is_final(self, state: State) -> bool:
-        return all(rank.n_calls >= self.bounds.n_boundaries for rank in state.ranks)
+        """The program is through, or it stands still for good after a loss: the watchdog ends the job."""
+        return state.n_losses > 0 or all(rank.n_calls >= self.bounds.n_boundaries for rank in state.ranks)
 
     # the training thread
 
@@ -164,29 +223,39 @@ class Model:
         first = state.epochs.setdefault(rank.n_calls, rank.follower.epoch)
         if first != rank.follower.epoch and self.bounds.skips_boundary is None:
             raise Violation(f"call {rank.n_calls} under epochs {first} and {rank.follower.epoch}")
-        if index == 0 and state.deadline and rank.follower.boundary >= state.deadline[1]:
-            if state.ranks[0].follower.epoch < state.deadline[0]:
-                raise Violation(f"epoch {state.deadline[0]} not adopted by boundary {state.deadline[1]}")
-            state.deadline = None
 
     def cross(self, state: State, index: int) -> None:
         rank = state.ranks[index]
         crossing = rank.follower.cross(rank.n_calls)
+        rank.crossed = crossing.boundary
+        if index == 0 and state.deadline and rank.follower.n_turns >= state.deadline[1]:
+            if rank.follower.epoch < state.deadline[0]:
+                raise Violation(f"epoch {state.deadline[0]} not adopted by turn {state.deadline[1]}")
+            state.deadline = None
         rank.n_calls_at_turn = crossing.n_calls
         rank.must_report = not crossing.is_lockstep
         rank.must_confirm = crossing.is_lockstep and crossing.is_checked and not rank.has_confirmed
         next_step = "receive" if index else "publish"
         rank.background = "report" if rank.must_report or rank.must_confirm else next_step
 
+    def give_up(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        rank.follower.abandon()
+        rank.is_lost = True
+
     # the background thread: one store operation per action
 
     def can_work(self, state: State, index: int) -> bool:
         rank = state.ranks[index]
-        has = lambda name: self.key(state, name) in state.store  # noqa: E731
-        if rank.background == "verdict":
-            return state.store.get(self.key(state, "registered")) == self.bounds.n_ranks
+        has = lambda name: self.key(rank, name) in state.store  # noqa: E731
+        if rank.background == "look":
+            return self.has_begun(state, rank.incarnation + 1)
+        if rank.background == "await_":
+            return has("verdict") or self.has_begun(state, rank.incarnation + 1)
+        if rank.background == "judge":
+            return state.store[self.key(rank, "all")] >= self.bounds.n_ranks
         if rank.background == "charter":
-            return len(state.store[self.key(state, "promises")]) == self.bounds.n_ranks
+            return len(state.store[self.key(rank, "promises")]) == self.bounds.n_ranks
         if rank.background == "receive":
             first = rank.follower.n_turns == 0
             return rank.follower.turn is None and has(FIRST if first else rank.follower.due)
@@ -196,36 +265,61 @@ class Model:
         rank = state.ranks[index]
         getattr(self, rank.background)(state, index)
 
-    def register(self, state: State, index: int) -> None:
-        key = self.key(state, "registered")
-        state.store[key] = state.store.get(key, 0) + 1
-        state.ranks[index].background = "verdict"
+    def has_begun(self, state: State, number: int) -> bool:
+        return ("begun", number) in state.store
 
-    def verdict(self, state: State, index: int) -> None:
-        state.ranks[index].background = "promise"
+    def found(self, state: State, index: int) -> None:
+        key = ("n_incarnations",)
+        state.store[key] = state.ranks[index].incarnation = state.store.get(key, 0) + 1
+        state.ranks[index].background = "begin"
+
+    def begin(self, state: State, index: int) -> None:
+        state.store[("begun", state.ranks[index].incarnation)] = 1
+        state.ranks[index].background = "register"
+
+    def look(self, state: State, index: int) -> None:
+        state.ranks[index].incarnation = state.store[("n_incarnations",)]
+        state.ranks[index].background = "register"
+
+    def register(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        key = self.key(rank, "all")
+        state.store[key] = state.store.get(key, 0) + 1
+        is_full = state.store[key] > self.bounds.n_ranks
+        rank.background = "judge" if index == 0 else "look" if is_full else "await_"
+
+    def judge(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        state.store[self.key(rank, "verdict")] = True
+        rank.background = "promise"
+
+    def await_(self, state: State, index: int) -> None:
+        rank = state.ranks[index]
+        rank.background = "look" if self.has_begun(state, rank.incarnation + 1) else "promise"
 
     def promise(self, state: State, index: int) -> None:
         rank = state.ranks[index]
-        key = self.key(state, "promises")
+        key = self.key(rank, "promises")
         promises = (*state.store.get(key, ()), rank.follower.promise())
         state.store[key] = tuple(sorted(promises))
         rank.background = "receive" if index else "charter"
 
     def charter(self, state: State, index: int) -> None:
-        promises = state.store.pop(self.key(state, "promises"))
-        state.store[self.key(state, FIRST)] = state.leader.first_turn(promises)
-        state.ranks[index].background = "receive"
+        rank = state.ranks[index]
+        promises = state.store.pop(self.key(rank, "promises"))
+        state.store[self.key(rank, FIRST)] = state.leader.first_turn(promises)
+        rank.background = "receive"
 
     def receive(self, state: State, index: int) -> None:
         rank = state.ranks[index]
         name = FIRST if rank.follower.n_turns == 0 else rank.follower.due
-        turn = state.store[self.key(state, name)]
+        turn = state.store[self.key(rank, name)]
         assert isinstance(turn, Turn)
         rank.follower.receive(turn)
         rank.background = "idle"
-        self.forget_read(state, name)
+        self.forget_read(state, rank, name)
 
-    def forget_read(self, state: State, name: object) -> None:
+    def forget_read(self, state: State, rank: Rank, name: object) -> None:
         """Keep states small: a value that every rank has moved past is gone, as acknowledged reads do."""
         done = all(
             r.follower.n_turns > 0 and r.follower.due is not None and r.follower.due > name
@@ -233,14 +327,14 @@ class Model:
             if isinstance(name, int)
         )
         if isinstance(name, int) and done:
-            del state.store[self.key(state, name)]
+            del state.store[self.key(rank, name)]
 
     def report(self, state: State, index: int) -> None:
         rank = state.ranks[index]
         if rank.must_report:
-            state.store[self.key(state, "mismatch")] = True
+            state.store[self.key(rank, "mismatch")] = True
         if rank.must_confirm:
-            key = self.key(state, "confirmed")
+            key = self.key(rank, "confirmed")
             state.store[key] = state.store.get(key, 0) + 1
             rank.has_confirmed = True
         rank.must_report = rank.must_confirm = False
@@ -248,8 +342,8 @@ class Model:
 
     def publish(self, state: State, index: int) -> None:
         leader, rank = state.leader, state.ranks[index]
-        leader.is_confirmed = state.store.get(self.key(state, "confirmed")) == self.bounds.n_ranks
-        if self.key(state, "mismatch") in state.store:
+        leader.is_confirmed = state.store.get(self.key(rank, "confirmed")) == self.bounds.n_ranks
+        if self.key(rank, "mismatch") in state.store:
             leader.freeze()
         news = leader.news()
         if news is not None and not leader.is_confirmed:
@@ -258,7 +352,7 @@ class Model:
         turn = leader.next_turn(rank.n_calls_at_turn, news)
         if leader.is_frozen and leader.plan != before:
             raise Violation("the plan changed although ranks are out of step")
-        state.store[self.key(state, turn.boundary)] = turn
+        state.store[self.key(rank, turn.boundary)] = turn
         rank.background = "receive"
 
     # outside
@@ -269,9 +363,8 @@ class Model:
         plan = Plan(epoch=state.n_offers, expires_after=self.bounds.expires_after)
         if not state.leader.offer(plan):
             raise Violation(f"a rising epoch {plan.epoch} was refused")
-        is_every_boundary = self.bounds.pacing.limit == 1 and self.bounds.skips_boundary is None
-        if state.leader.is_confirmed and is_every_boundary:
-            state.deadline = (plan.epoch, state.ranks[0].follower.boundary + 2)
+        if state.leader.is_confirmed and self.bounds.skips_boundary is None:
+            state.deadline = (plan.epoch, state.ranks[0].follower.n_turns + 2)
 
     def die(self, state: State) -> None:
         state.n_daemon_events += 1
@@ -282,10 +375,15 @@ class Model:
         state.n_daemon_events += 1
         state.leader.renew()
 
+    def lose(self, state: State, index: int) -> None:
+        state.n_losses += 1
+        state.ranks[index].is_lost = True
+
     def restart(self, state: State) -> None:
-        """All processes are replaced; the store, with what the last attempt left in it, is not."""
-        state.attempt += 1
+        """All processes are replaced; the store, with what the last start left in it, is not."""
+        state.n_restarts += 1
         state.ranks = [Rank(self.follower_type()) for _ in state.ranks]
+        state.ranks[0].background = "found"
         state.leader = self.leader_type(self.bounds.pacing)
         state.epochs = {}
         state.deadline = None
@@ -306,7 +404,7 @@ def _copy(state: State) -> State:
 
 
 def explore(model: Model, max_states: int = 2_000_000) -> int:
-    """Visit every reachable state and return their number.
+    """Visit every reachable state (`reduced`: those that matter) and return their number.
 
     Raises:
         Violation: two ranks enqueued one call under different epochs, a rank waits for ever with the
@@ -317,10 +415,8 @@ def explore(model: Model, max_states: int = 2_000_000) -> int:
     frontier: list[tuple[State, tuple[object, ...] | None]] = [(start, None)]
     while frontier:
         state, path = frontier.pop()
-        inside = list(model.actions(state))
-        if not inside and not model.is_final(state):
-            raise Violation(f"all ranks wait, and no daemon can be waited for\n{_trail(path)}")
-        for name, act in [*inside, *model.outside_actions(state)]:
+        local = model.local_action(state) if model.bounds.reduced else None
+        for name, act in [local] if local is not None else _all_actions(model, state, path):
             after = _copy(state)
             try:
                 act(after)
@@ -333,6 +429,14 @@ def explore(model: Model, max_states: int = 2_000_000) -> int:
         if len(seen) > max_states:
             raise RuntimeError(f"more than {max_states} states")
     return len(seen)
+
+
+def _all_actions(model: Model, state: State, path: tuple[object, ...] | None) -> list[Action]:
+    inside = list(model.actions(state))
+    surrenders = list(model.surrenders(state, is_quiet=not inside))
+    if not inside and not surrenders and not model.is_final(state):
+        raise Violation(f"all ranks wait, and no daemon can be waited for\n{_trail(path)}")
+    return [*inside, *surrenders, *model.outside_actions(state)]
 
 
 def _trail(path: tuple[object, ...] | None) -> str:

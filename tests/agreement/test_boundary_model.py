@@ -11,25 +11,36 @@ from agent.agreement.protocol import Follower, Leader, Pacing, Turn
 from store.records import Plan
 
 SMALL = Bounds(n_ranks=2, n_boundaries=4, n_daemon_events=3, expires_after=1, muster=False)
+FOUR = Bounds(n_ranks=4, muster=False, reduced=True)
 GROWING = Pacing(base=1, limit=4, n_quiet=1)
 
 QUICK = {
-    "2 ranks, muster and probation": Bounds(n_boundaries=6, n_daemon_events=1),
-    "2 ranks, restart": Bounds(n_boundaries=3, n_daemon_events=0, n_restarts=1),
+    "2 ranks, muster and probation": Bounds(n_boundaries=6, n_daemon_events=1, reduced=True),
+    "2 ranks, restart": Bounds(n_boundaries=2, n_daemon_events=0, n_restarts=1),
     "2 ranks, restart under way": Bounds(n_boundaries=2, n_daemon_events=1, n_restarts=1, muster=False),
-    "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2),
+    "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2, reduced=True),
+    "2 ranks, lost": replace(SMALL, n_boundaries=3, n_losses=2, n_daemon_events=2),
     "3 ranks": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=1, muster=False),
-    "3 ranks, muster": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=0),
-    "out of step": replace(SMALL, n_boundaries=5, skips_boundary=1, n_daemon_events=2),
+    "out of step": replace(SMALL, n_boundaries=4, skips_boundary=1, n_daemon_events=2),
+    "3 ranks, muster": Bounds(n_ranks=3, n_boundaries=4, n_daemon_events=1, reduced=True),
+    "4 ranks": Bounds(n_ranks=4, n_boundaries=6, n_daemon_events=3, muster=False, reduced=True),
+    "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=1, n_losses=1, muster=False, reduced=True),
 }
 LONG = {
+    "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2),
+    "2 ranks, muster and probation": Bounds(n_boundaries=6, n_daemon_events=1),
     "2 ranks, expiry": replace(SMALL, n_boundaries=6, expires_after=2),
-    "2 ranks": Bounds(n_boundaries=9, n_daemon_events=4),
-    "3 ranks": Bounds(n_ranks=3, n_boundaries=6, n_daemon_events=3, muster=False),
-    "3 ranks, muster": Bounds(n_ranks=3, n_boundaries=6, n_daemon_events=1),
-    "3 ranks, growing interval": Bounds(n_ranks=3, n_boundaries=7, n_daemon_events=2, muster=False, pacing=GROWING),
-    "4 ranks": Bounds(n_ranks=4, n_boundaries=4, n_daemon_events=1, muster=False),
-    "4 ranks, muster": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=0),
+    "2 ranks": Bounds(n_boundaries=8, n_daemon_events=3),
+    "2 ranks, restart": Bounds(n_boundaries=4, n_daemon_events=1, n_restarts=2, reduced=True),
+    "3 ranks, restart": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=0, n_restarts=1, reduced=True),
+    "3 ranks": Bounds(n_ranks=3, n_boundaries=5, n_daemon_events=2, muster=False),
+    "3 ranks, growing interval": Bounds(n_ranks=3, n_boundaries=6, n_daemon_events=2, muster=False, pacing=GROWING),
+    "3 ranks, lost": Bounds(n_ranks=3, n_boundaries=6, n_daemon_events=3, n_losses=3, muster=False, reduced=True),
+    "4 ranks": replace(FOUR, n_boundaries=10, n_daemon_events=5),
+    "4 ranks, muster": Bounds(n_ranks=4, n_boundaries=5, n_daemon_events=1, reduced=True),
+    "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=5, n_daemon_events=2, n_losses=3, muster=False, reduced=True),
+    "4 ranks, growing interval": replace(FOUR, n_boundaries=12, n_daemon_events=4, pacing=GROWING),
+    "4 ranks, out of step": replace(FOUR, n_boundaries=6, n_daemon_events=3, skips_boundary=1),
 }
 
 
@@ -43,6 +54,24 @@ def test_every_interleaving_agrees(bounds: Bounds) -> None:
 @pytest.mark.parametrize("bounds", LONG.values(), ids=LONG)
 def test_every_interleaving_agrees_in_larger_jobs(bounds: Bounds) -> None:
     assert explore(Model(bounds)) > 10_000
+
+
+@pytest.mark.parametrize("name", ["2 ranks, growing interval", "2 ranks, lost", "out of step"])
+def test_interleavings_left_out_change_nothing(name: str) -> None:
+    def outcomes(bounds: Bounds) -> set[object]:
+        found: set[object] = set()
+
+        class Watching(Model):
+            def is_final(self, state: State) -> bool:
+                found.add((tuple(sorted(state.epochs.items())), frozenset(r.n_calls for r in state.ranks)))
+                return super().is_final(state)
+
+        explore(Watching(bounds))
+        return found
+
+    # Only states in which nothing can happen are asked whether they are final.
+    bounds = replace(QUICK[name], n_daemon_events=1, reduced=False)
+    assert outcomes(bounds) == outcomes(replace(bounds, reduced=True))
 
 
 def test_every_interleaving_agrees_while_daemons_come_die_and_return() -> None:
@@ -119,18 +148,50 @@ class RewritesTurn(Model):
                 state.store[key] = Turn(turn.boundary, turn.next_boundary, plan.epoch, turn.n_calls, plan)
 
 
-class ForgetsAttempt(Model):
-    """Keys without the attempt: a restarted job reads what the last one left."""
+class TakesTheOldStart(Model):
+    """A rank that comes to a count that is full already takes it for its own."""
 
-    def key(self, state: State, name: object) -> tuple[object, ...]:
-        return (0, name)
+    def register(self, state: State, index: int) -> None:
+        super().register(state, index)
+        if index:
+            state.ranks[index].background = "await_"
+
+    def await_(self, state: State, index: int) -> None:
+        state.ranks[index].background = "promise"
+
+
+class LastToComeJudges(Model):
+    """Not rank 0 but whoever completes the count says that all are here: dead ranks count."""
+
+    def register(self, state: State, index: int) -> None:
+        super().register(state, index)
+        rank = state.ranks[index]
+        if state.store[self.key(rank, "all")] == self.bounds.n_ranks:
+            state.store[self.key(rank, "verdict")] = True
+
+    def await_(self, state: State, index: int) -> None:
+        state.ranks[index].background = "promise"
+
+
+class GivesUpAtOnce(Model):
+    """A rank without the store does not wait until its peers must have come to the boundary."""
+
+    def may_give_up(self, state: State, index: int, is_quiet: bool) -> bool:
+        return state.ranks[index].is_lost
+
+
+class LeavesItsPeers(Model):
+    """A rank whose patience is at its end goes on although a peer has crossed with the word."""
+
+    def may_give_up(self, state: State, index: int, is_quiet: bool) -> bool:
+        return is_quiet and state.n_losses > 0
 
 
 class MustersEarly(Model):
     """The first turn lies at rank 0's own promise instead of the furthest."""
 
     def charter(self, state: State, index: int) -> None:
-        key = self.key(state, "promises")
+        key = self.key(state.ranks[0], "promises")
         state.store[key] = (state.ranks[0].follower.due,) * self.bounds.n_ranks
         super().charter(state, index)
 
@@ -138,6 +199,14 @@ class MustersEarly(Model):
 class NeverOffers(Leader):
     def news(self) -> Plan | None:
         return None
+
+
+class AdoptsLate(Leader):
+    """News is written one turn later than it could be."""
+
+    def news(self) -> Plan | None:
+        news = super().news()
+        return news if self.n_quiet_turns else None
 
 
 class Unfrozen(Leader):
@@ -152,7 +221,8 @@ def _with(follower: type[Follower] = Follower, leader: type[Leader] = Leader) ->
     return type("Mutant", (Model,), {"follower_type": follower, "leader_type": leader})
 
 
-MUSTER = QUICK["2 ranks, muster and probation"]
+MUSTER = replace(QUICK["2 ranks, muster and probation"], reduced=False)
+RESTARTED = replace(QUICK["2 ranks, restart under way"], n_boundaries=3)
 MUTANTS = {
     "flips on receipt": (_with(FlipsOnReceipt), SMALL, "under epochs"),
     "crosses without the word": (_with(CrossesWithoutWord), SMALL, "under epochs"),
@@ -161,11 +231,11 @@ MUTANTS = {
     "no keep": (WritesNoKeep, SMALL, "all ranks wait"),
     "waits for the daemon": (WaitsForDaemon, SMALL, "all ranks wait"),
     "rewrites a turn": (RewritesTurn, SMALL, "under epochs"),
-    "forgets the attempt": (
-        ForgetsAttempt,
-        replace(QUICK["2 ranks, restart under way"], n_boundaries=4),
-        "under epochs|arrived",
-    ),
+    "takes the old start": (TakesTheOldStart, RESTARTED, "under epochs|arrived|all ranks wait"),
+    "last to come judges": (LastToComeJudges, replace(QUICK["2 ranks, restart"], n_boundaries=4), "under epochs|arrived|all ranks wait"),
+    "gives up at once": (GivesUpAtOnce, QUICK["2 ranks, lost"], "under epochs"),
+    "leaves its peers": (LeavesItsPeers, QUICK["2 ranks, lost"], "under epochs"),
+    "adopts late": (_with(leader=AdoptsLate), SMALL, "not adopted"),
     "musters early": (MustersEarly, MUSTER, "under epochs|arrived"),
     "never adopts": (_with(leader=NeverOffers), SMALL, "not adopted"),
     "thaws": (_with(leader=Unfrozen), QUICK["out of step"], "out of step"),
