@@ -6,13 +6,13 @@ Only for a machine without GPUs: the real NCCL needs nothing of this.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 BACKEND = "emulated_nccl"
-REPLACED = frozenset({"nccl", "gloo", "cpu:gloo,cuda:nccl", "cpu:gloo", "cuda:nccl", "undefined"})
+REPLACED = frozenset({"nccl", "gloo", "undefined"})
 
 
 def install() -> None:
@@ -22,8 +22,10 @@ def install() -> None:
         if getattr(original, "zerotune_emulated", False):
             continue
         replacement = _on_emulated(original, asks_default=name == "init_process_group")
-        for module in (c10d, dist):
-            setattr(module, name, replacement)
+        # Device meshes make groups, too, by a name of their own for the same function.
+        for module in tuple(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is original:
+                setattr(module, name, replacement)
 
 
 def _on_emulated(original: Any, *, asks_default: bool) -> Any:
@@ -49,4 +51,6 @@ def _backend(asked: str | None, asks_default: bool) -> str | None:
     if asked is None:
         # A new group without a backend takes the default group's, which is emulated already.
         return BACKEND if asks_default else None
-    return BACKEND if str(asked).lower() in REPLACED else asked
+    # "cpu:gloo,cuda:nccl" in either order, or one backend for every device.
+    named = {part.rpartition(":")[2].strip() for part in str(asked).lower().split(",")}
+    return BACKEND if named <= REPLACED else asked

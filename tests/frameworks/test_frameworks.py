@@ -51,6 +51,7 @@ CASES = {
     "fsdp2-keep": Case("fsdp2.py", "--keep", ZERO2_BY_FSDP),
     "fsdp2-bf16": Case("fsdp2.py", "--bf16", FSDP2),
     "fsdp2-compile": Case("fsdp2.py", "--compile", FSDP2),
+    "fsdp2-mesh": Case("fsdp2.py", "--mesh", FSDP2),
     "fsdp2-keep-bf16-compile": Case("fsdp2.py", "--keep --bf16 --compile", ZERO2_BY_FSDP),
     "fsdp1": Case("fsdp1.py", "", {**FSDP2, "all_gather backward_gather": 3}),
     "fsdp1-keep": Case("fsdp1.py", "--keep", ZERO2_BY_FSDP),

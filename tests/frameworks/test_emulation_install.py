@@ -1,0 +1,57 @@
+"""Every way in which torch makes a process group leads to the emulated NCCL, and other backends are left alone."""
+
+import sys
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from agent import emulation
+
+
+@pytest.fixture
+def undone(monkeypatch):
+    """Takes every replacement back."""
+    for name in ("init_process_group", "new_group"):
+        original = getattr(c10d, name)
+        for module in tuple(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is original:
+                monkeypatch.setattr(module, name, original)
+
+
+@pytest.mark.usefixtures("undone")
+def test_device_meshes_use_the_replacements_too():
+    originals = {id(c10d.init_process_group), id(c10d.new_group)}
+    emulation.install()
+    emulation.install()
+    left = [
+        module.__name__
+        for module in tuple(sys.modules.values())
+        for name in ("init_process_group", "new_group")
+        if id(getattr(module, "__dict__", {}).get(name)) in originals
+    ]
+    assert left == []
+    assert dist.device_mesh.init_process_group is dist.init_process_group
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        ("nccl", emulation.BACKEND),
+        ("gloo", emulation.BACKEND),
+        ("cpu:gloo,cuda:nccl", emulation.BACKEND),
+        ("cuda:nccl,cpu:gloo", emulation.BACKEND),
+        ("NCCL", emulation.BACKEND),
+        ("mpi", "mpi"),
+        ("cpu:gloo,cuda:ucc", "cpu:gloo,cuda:ucc"),
+        (emulation.BACKEND, emulation.BACKEND),
+    ],
+)
+def test_which_backends_are_replaced(asked, made):
+    assert emulation._backend(asked, asks_default=True) == made
+    assert emulation._backend(asked, asks_default=False) == made
+
+
+def test_no_backend_means_the_default_groups():
+    assert emulation._backend(None, asks_default=True) == emulation.BACKEND
+    assert emulation._backend(None, asks_default=False) is None
