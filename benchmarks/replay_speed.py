@@ -32,7 +32,7 @@ from agent.nccl import fabric as fabrics
 from agent.trace_log import TraceLog
 from store.records import Collective, Phase, StepRecord
 from store.wire import OBSERVATION_FIELDS
-from tuner.replay import POLICIES, replay_table
+from tuner.replay import DEFAULT_POLICIES, replay_table
 from tuner.replay.table import from_own
 from tuner.traces.own import OwnTrace, read_own
 
@@ -146,7 +146,7 @@ def main() -> None:
         np.save(Path(folder) / "plain.npy", block)
         trace: OwnTrace = read_own(path)
         for _ in range(n_rounds):
-            replayed.append(seconds(lambda: replay_table(from_own([trace]), list(POLICIES))))
+            replayed.append(seconds(lambda: replay_table(from_own([trace]), DEFAULT_POLICIES)))
             imported.append(seconds(lambda: read_own(path)))
             plain.append(seconds(lambda: np.load(Path(folder) / "plain.npy")))
     peer = n_records / median(plain)

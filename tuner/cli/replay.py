@@ -15,10 +15,14 @@ def replay(
     trace: Annotated[Path, typer.Argument(help="A trace folder of `launch --log-trace`, or another format's file.")],
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="By name, several times; all of `--policy ?` by default.", show_default=False),
+        typer.Option(
+            help="baseline, table, model, oracle (these by default); nearest, ucb, thompson, tuner; several times.",
+            show_default=False,
+        ),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="What policy `table` follows: our plan file or NVIDIA's tuner CSV.")
+        Path | None,
+        typer.Option(help="What policy `table` follows: our plan file, NVIDIA's tuner CSV or scitix's table."),
     ] = None,
     store: StorePath = None,
     fabric: Annotated[
@@ -55,7 +59,7 @@ def replay(
     )
     result = replaying.replay(
         trace,
-        policy or list(replaying.POLICIES),
+        policy or replaying.DEFAULT_POLICIES,
         store_path(store),
         fabric,
         plan,

@@ -11,15 +11,14 @@ import numpy as np
 from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.errors import UserError
-from store.plan_file import read_plan
 from store.records import CandidateStatistics, Collective, Phase, PlanRow
-from tuner.export import read_nvidia_csv
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, ShapeVerdict, judge
 from tuner.replay.evidence import Evidence
 from tuner.replay.loading import load_table
-from tuner.replay.policies import POLICIES, Context, named
+from tuner.replay.plans import plan_rows
+from tuner.replay.policies import DEFAULT_POLICIES, POLICIES, Context, named
 from tuner.replay.render import render
 from tuner.replay.result import ReplayResult
 from tuner.replay.schedule import StepModel
@@ -28,6 +27,7 @@ from tuner.replay.table import Array, CollectiveTable, Shape
 from tuner.replay.whatif import Change, WhatIf, World, model_predictor, what_if
 
 __all__ = [
+    "DEFAULT_POLICIES",
     "POLICIES",
     "Change",
     "CollectiveTable",
@@ -56,7 +56,7 @@ def replay(
 
     Earlier measurements come from the store at `store_path` if it exists; `fabric` names the fabric for
     predictions when the trace does not say which it ran on; `plan` is what the policy `table` follows, our plan
-    file or NVIDIA's tuner CSV; `change` asks what the step would be in another job;
+    file, NVIDIA's tuner CSV or scitix's table; `change` asks what the step would be in another job;
     `format_name` and `collective` are as for `read_trace`.
 
     Raises:
@@ -64,7 +64,7 @@ def replay(
         UserError: a policy, the fabric or the store is not usable.
     """
     named(policies)
-    rows = None if plan is None else _plan_rows(plan)
+    rows = None if plan is None else plan_rows(plan)
     table = load_table(trace, fabric, format_name=format_name, collective=collective)
     statistics, knowledge = _known(store_path, table.fabric_id)
     return replay_table(
@@ -111,12 +111,23 @@ def replay_table(
     fabric = _fabric(table)
     predictor = None if costs is None or fabric is None else model_predictor(knowledge, costs, fabric)
     evidence = Evidence(table, shapes, shape_index, statistics, predictor)
-    context = Context(evidence, statistics, knowledge, costs, plan)
     counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []
+    facts, model = step_facts(table, None if fabric is None else fabric.sms_slowdown)
+    n_steps = len(table.steps) or len(np.unique(table.rows["step"]))
+    context = Context(
+        evidence,
+        statistics,
+        knowledge,
+        costs,
+        plan,
+        counts=dict(zip(shapes, counts, strict=True)),
+        n_steps=n_steps,
+        step_us=None if facts is None else facts.step_us,
+        facts=table.fabric,
+    )
     duration_us = np.nan_to_num(table.duration_us.astype(np.float64))
     logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
-    facts, model = step_facts(table, None if fabric is None else fabric.sms_slowdown)
     total_us = float(logged_us.sum())
     estimates, refusals = _steps(facts, model, table, shapes, shape_index, totals, verdicts, total_us)
     answer = None
@@ -134,7 +145,7 @@ def replay_table(
         n_files=table.n_files,
         n_collectives=len(table.rows),
         n_timed=int(np.count_nonzero(np.isfinite(table.duration_us))),
-        n_steps=len(table.steps) or len(np.unique(table.rows["step"])),
+        n_steps=n_steps,
         n_dropped=table.n_dropped,
         logged_us=total_us,
         totals=totals,
@@ -174,13 +185,6 @@ def _steps(
             n_channels = table.rows["n_channels"][own if own.any() else mine]
             facts_of[shape] = ShapeFacts(float(np.median(table.duration_us[mine])), int(np.median(n_channels)))
     return step_estimates(facts, model, totals, by_policy, facts_of, total_us)
-
-
-def _plan_rows(path: Path) -> list[PlanRow]:
-    """Rows of a plan file, or of NVIDIA's CSV, which has no phases: its rows count for every phase."""
-    if path.suffix == ".json":
-        return list(read_plan(path).plan.rows)
-    return [msgspec.structs.replace(row, phase=phase) for row in read_nvidia_csv(path) for phase in Phase]
 
 
 def _fabric(table: CollectiveTable) -> fabrics.Fabric | None:

@@ -12,6 +12,7 @@ import numpy as np
 from agent.nccl import cost_model
 from store.records import BASELINE, Candidate
 from tuner.replay.evidence import NORMAL_95, Estimate, Grade
+from tuner.replay.online import Mixture
 from tuner.replay.policies import Context, Policy
 from tuner.replay.table import Shape
 
@@ -101,22 +102,46 @@ def judge(
         for at, shape in enumerate(shapes):
             candidate = policy(context, shape)
             baseline = context.evidence.estimate(shape, BASELINE)
-            cost = baseline if candidate.is_baseline else context.evidence.estimate(shape, candidate)
+            if isinstance(candidate, Mixture):
+                candidate = candidate.simplified
+            cost = _cost(context, shape, candidate)
+            is_baseline = isinstance(candidate, Candidate) and candidate.is_baseline
             verdicts.append(_verdict(name, shape, counts[at], candidate, cost, baseline))
             if cost is None or baseline is None:
                 n_refused += counts[at]
                 refused_weight += float(weights[at])
                 continue
             n_by_evidence[cost.grade.name] += counts[at]
-            sums.add(counts[at], cost, baseline, candidate.is_baseline)
+            sums.add(counts[at], cost, baseline, is_baseline)
         refused_share = refused_weight / float(weights.sum()) if weights.sum() > 0 else 0.0
         n_all = int(sum(counts))
         totals.append(_total(name, sums, n_all - n_refused, n_refused, 100 * refused_share, n_by_evidence))
     return tuple(totals), tuple(verdicts)
 
 
+def _cost(context: Context, shape: Shape, asked: Candidate | Mixture) -> Estimate | None:
+    """A mixture costs its mean, is known as badly as its worst part, and its parts' errors add up."""
+    if isinstance(asked, Candidate):
+        return context.evidence.estimate(shape, asked)
+    parts = [(context.evidence.estimate(shape, candidate), share) for candidate, share in asked.shares]
+    cost_us = error_us = 0.0
+    grade, n_samples = Grade.measured_here, 0
+    for found, share in parts:
+        if found is None:
+            return None
+        cost_us += share * found.cost_us
+        error_us += share * found.cost_us * found.error
+        grade, n_samples = max(grade, found.grade), n_samples + found.n_samples
+    return Estimate(cost_us, error_us / cost_us, grade, n_samples)
+
+
 def _verdict(
-    policy: str, shape: Shape, count: int, candidate: Candidate, cost: Estimate | None, baseline: Estimate | None
+    policy: str,
+    shape: Shape,
+    count: int,
+    candidate: Candidate | Mixture,
+    cost: Estimate | None,
+    baseline: Estimate | None,
 ) -> ShapeVerdict:
     return ShapeVerdict(
         policy=policy,
@@ -137,7 +162,9 @@ def _verdict(
     )
 
 
-def _channels(shape: Shape, candidate: Candidate) -> int:
+def _channels(shape: Shape, candidate: Candidate | Mixture) -> int:
+    if isinstance(candidate, Mixture):
+        return round(sum(share * _channels(shape, one) for one, share in candidate.shares))
     if not candidate.n_channels or candidate.protocol is None:
         return candidate.n_channels
     return cost_model.channels_used(shape.collective, candidate.protocol, shape.message_bytes, candidate.n_channels)

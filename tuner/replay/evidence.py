@@ -140,6 +140,16 @@ class Evidence:
         }
         return sorted(here | near, key=str)
 
+    def nearest_winner(self, shape: Shape) -> Candidate | None:
+        """The fastest setting at the nearest size class measured elsewhere; None: none is known within an octave."""
+        own_class = shape.key.size_class
+        for distance in range(MAX_INTERPOLATED_CLASSES + 1):
+            for size_class in (own_class - distance, own_class + distance):
+                known = self._elsewhere_at(shape, size_class)
+                if known:
+                    return min(known, key=lambda candidate: known[candidate].cost_us)
+        return None
+
     def _from_other_phase(self, shape: Shape, candidate: Candidate) -> Estimate | None:
         """This trace's calls of the same bytes in the phase that has most of them."""
         found = [

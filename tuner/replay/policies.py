@@ -6,8 +6,9 @@ and a decorator. Policies see what a live one would: the oracle alone looks at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from store.records import BASELINE, Candidate, CandidateStatistics, PlanRow
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.evidence import Evidence
+from tuner.replay.online import Mixture, Thompson, Ucb, play_bandit, play_tuner
 from tuner.replay.table import Shape
 
 DOUBT_Z: Final = 1.0
@@ -36,9 +38,22 @@ class Context:
     """NCCL's own cost; None when nobody described the fabric."""
     plan: Sequence[PlanRow] | None = None
     """A static table given by the user."""
+    counts: Mapping[Shape, int] = field(default_factory=dict)
+    """Calls of each shape."""
+    n_steps: int = 0
+    step_us: float | None = None
+    """Length of the logged steps."""
+    facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """The fabric's description."""
+
+    @cached_property
+    def tuned(self) -> Mapping[Shape, Mixture]:
+        """What our own tuner would have run; played once."""
+        return play_tuner(self.evidence, self.counts, self.n_steps, self.step_us, self.facts)
 
 
-Policy = Callable[[Context, Shape], Candidate]
+Policy = Callable[[Context, Shape], Candidate | Mixture]
+DEFAULT_POLICIES: Final = ("baseline", "table", "model", "oracle")
 POLICIES: Final[dict[str, Policy]] = {}
 
 
@@ -110,3 +125,27 @@ def oracle(context: Context, shape: Shape) -> Candidate:
         if (estimate := context.evidence.estimate(shape, candidate))
     ]
     return min(judged, key=lambda one: one[0])[1] if judged else BASELINE
+
+
+@register("nearest")
+def nearest(context: Context, shape: Shape) -> Candidate:
+    """What won at the nearest size that earlier runs measured: a sweep's table, used between its sizes."""
+    return context.evidence.nearest_winner(shape) or BASELINE
+
+
+@register("ucb")
+def ucb(context: Context, shape: Shape) -> Mixture:
+    """A bandit per shape with confidence bounds; exploring is part of its cost."""
+    return play_bandit(Ucb, context.evidence, shape, context.counts.get(shape, 1))
+
+
+@register("thompson")
+def thompson(context: Context, shape: Shape) -> Mixture:
+    """A bandit per shape with posterior draws; exploring is part of its cost."""
+    return play_bandit(Thompson, context.evidence, shape, context.counts.get(shape, 1))
+
+
+@register("tuner")
+def tuner(context: Context, shape: Shape) -> Mixture:
+    """Our own tuner, started without knowledge of earlier runs; exploring is part of its cost."""
+    return context.tuned.get(shape, Mixture(((BASELINE, 1.0),)))

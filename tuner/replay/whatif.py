@@ -129,7 +129,11 @@ def what_if(
     else:
         scale = _calibration(model.program, program, context.evidence)
         evidence = context.evidence.with_predictor(_predictor(knowledge, costs, fabric, scale))
-    asked = Context(evidence, world.statistics, knowledge, costs, plan)
+    n_calls = Counter(call.shape for call in program.calls)
+    counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
+    asked = Context(
+        evidence, world.statistics, knowledge, costs, plan, counts, facts.n_steps, facts.step_us, context.facts
+    )
     return _judged(change, facts, model, program, policies, asked, assumptions)
 
 
