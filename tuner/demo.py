@@ -23,6 +23,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from agent.launch import make_writable
+from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.errors import UserError
 from store.records import CandidateStatistics, Decision, DecisionKey, size_class_range
@@ -59,6 +60,7 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     Raises:
         UserError: `out` cannot be written, or a run failed (its last words are in the message).
     """
+    fabrics.load(fabric)  # a wrong name is told before anything is written
     make_writable(out)
     store_path = out / "store.db"
     earlier = _explored_so_far(store_path)

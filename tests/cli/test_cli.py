@@ -41,25 +41,13 @@ def test_paper_tables():
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("memory", "--model", "many"), "'many'"),
         (("memory", "--model", "7B", "--precision", "int3"), "int3"),
-        (("status", "--endpoint", "ipc:///nowhere/d.sock"), "no daemon answers"),
-        (("explain", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
-        (("replay", "/nowhere/trace"), "/nowhere/trace"),
-        (("replay", __file__), "no trace"),
-        (("import", "/nowhere/file"), "/nowhere/file"),
-        (("sweep", "--fabric", "nope"), "nope"),
         (("sweep", "--compare", "a", "b", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
-        (("replay", "/nowhere/trace", "--plan", "/nowhere/plan.json"), "/nowhere"),
-        (("export", "/tmp/x.json", "--to", "xml"), "'xml'"),
-        (("report", "."), "folder"),
-        (("export", ""), "folder"),
-        (("plot", "winners", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
         (("launch", "--fabric", "nope", "--", sys.executable, "-c", "0"), "nope"),
-        (("report", "/proc/report.html", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(words, named):
+    # Three through the real script; tests/cli/test_every_command.py has all in process.
     refused(zerotune(*words), named)
 
 

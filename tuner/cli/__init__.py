@@ -6,9 +6,10 @@ Exit codes: 0 done, 1 it failed, 2 a mistake of the user's (one line on stderr),
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -81,19 +82,44 @@ app.add_typer(stage, name="stage")
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script: every failure is one line on stderr and an exit code, never a traceback."""
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
     except UserError as error:
-        print(f"zerotune: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = _failed(str(error), 2)
     except ZerotuneError as error:
-        print(f"zerotune: {error}", file=sys.stderr)
-        sys.exit(1)
+        code = _failed(str(error), 1)
     except sqlite3.DatabaseError as error:
         reason = " ".join(str(error).split())
-        print(f"zerotune: the store is damaged ({reason}); start `zerotune daemon` once: it keeps the damaged "
-              "file under another name and begins a new one", file=sys.stderr)  # fmt: skip
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        remedy = "start `zerotune daemon` once: it keeps the damaged file under another name and begins a new one"
+        code = _failed(f"the store is damaged ({reason}); {remedy}", 2)
+    except _UsageError as error:
+        code = _explain_usage(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read has left: nothing to say
+        code = 0
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        code = _failed(f"cannot use{where}: {error.strerror or error}; check the path and its permissions", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+_UsageError: Any = typer.BadParameter.__base__
+"""click's, of the copy of click that this typer uses."""
+
+
+def _failed(words: str, code: int) -> int:
+    print(f"zerotune: {words}", file=sys.stderr)
+    return code
+
+
+def _explain_usage(error: Any) -> int:
+    """Wrong options on one line; a command without any gets its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    path = error.ctx.command_path if error.ctx is not None else "zerotune"
+    problem = " ".join(error.format_message().split()).rstrip(".")
+    return _failed(f"{problem}; see `{path} --help`", 2)

@@ -28,7 +28,7 @@ def sweep(
     timeout: Annotated[float, typer.Option(help="Seconds after which a setting counts as hung.")] = 30.0,
     budget: Annotated[
         float, typer.Option(help="Without --full: samples to take at most, as a share of the grid's.")
-    ] = 0.15,
+    ] = 0.12,
     check: Annotated[bool, typer.Option(help="Verify the result of each setting once; --no-check trusts it.")] = True,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(help="Measure nothing: compare two sweeps, by job id or fabric id.")

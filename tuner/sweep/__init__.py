@@ -32,5 +32,6 @@ def sweep(request: SweepRequest, store_path: Path, console: Console) -> SweepRes
         UserError: the request makes no sense here, or the workers do not start.
         StoreError: the store cannot be written.
     """
+    check(request)  # a mistake is told before there is a bar
     with progress_bar(console) as progress:
         return run_sweep(request, store_path, progress)

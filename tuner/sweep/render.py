@@ -17,7 +17,10 @@ MAX_PER_PLACE = 4
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callback]:
-    """A bar with the time that remains; gives the callback that moves it."""
+    """A bar with the time that remains; gives the callback that moves it. Into a file or a pipe there is none."""
+    if not console.is_terminal:
+        yield lambda done, total, description: None
+        return
     columns = (
         TextColumn("sweep"),
         BarColumn(),

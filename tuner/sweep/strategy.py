@@ -18,7 +18,7 @@ from tuner.sweep.surrogate import Opinion, Surrogate, sample_noise
 
 LOOK_REPEATS: Final = 2
 """Samples of one visit of the active sweep."""
-BUDGET: Final = 0.15
+BUDGET: Final = 0.12
 """Samples that an active sweep may take, as a share of those that the full grid would take."""
 VISIT_OCTAVES: Final = 2.0
 """Places of one round are this far apart: nearer ones tell about each other."""

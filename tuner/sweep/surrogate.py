@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 SHARED_STD: Final = 2.0
 SHARED_OCTAVES: Final = 6.0
-KIND_STD: Final = 0.4
+KIND_STD: Final = 0.6
 """Of one algorithm and protocol against the others, before it was ever measured."""
 CHANNEL_OCTAVES: Final = 1.5
 USUAL_NOISE: Final = 0.04

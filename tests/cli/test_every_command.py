@@ -1,0 +1,237 @@
+"""What holds for every command: help with an example, JSON for scripts, one line and exit code 2 for mistakes.
+
+A command that is missing from the tables below fails the first test.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from store.database import Store
+from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
+from tuner import cli
+
+NO_JSON = {"daemon", "launch", "demo", "keys", "memory", "stage train", "stage show", "stage test"}
+"""Commands that run something, or print a table that a script would not want."""
+
+MISTAKES = {
+    "daemon": [
+        ["--endpoint", "nonsense"],
+        ["--endpoint", "ipc:///tmp/zt-{pid}/d.sock", "--metrics", "nonsense"],
+        ["--idle-exit", "soon"],
+    ],
+    "launch": [
+        ["--fabric", "nope", "--", "true"],
+        ["--plan", "{none}", "--", "true"],
+        ["--plan", "{empty}", "--", "true"],
+        ["--plan", "{junk}", "--", "true"],
+        ["--plan", "{folder}", "--", "true"],
+        ["--plan", "{huge}", "--", "true"],
+        [],
+    ],
+    "status": [["--endpoint", "ipc:///nowhere/d.sock"], ["--endpoint", "nonsense"]],
+    "explain": [["--store", "{none}"], ["--store", "{junk}"], ["--store", "{store}", "--job", "nobody"]],
+    "replay": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"], ["{junk}", "--policy", "magic"], []],
+    "sweep": [
+        ["--fabric", "nope"],
+        ["--fabric", "ethernet_boxes", "--collective", "gather"],
+        ["--fabric", "ethernet_boxes", "--min-bytes", "0"],
+        ["--fabric", "ethernet_boxes", "--n-ranks", "1"],
+        ["--fabric", "ethernet_boxes", "--precision", "0"],
+        ["--fabric", "ethernet_boxes", "--budget", "-1"],
+        ["--fabric", "ethernet_boxes", "--timeout", "0"],
+        ["--fabric", "ethernet_boxes", "--max-repeats", "0"],
+        ["--fabric", "ethernet_boxes", "--store", "{junk}"],
+        ["--fabric", "ethernet_boxes", "--store", "/proc/none/s.db"],
+        ["--n-ranks", "many"],
+        ["--compare", "a", "b", "--store", "{store}"],
+        ["--compare", "a", "b", "--store", "{none}"],
+    ],
+    "import": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{csv}", "--setting", "ring"], []],
+    "export": [
+        ["{out}", "--to", "xml", "--store", "{store}"],
+        ["{out}", "--store", "{none}"],
+        ["{out}", "--store", "{junk}"],
+        ["{folder}", "--store", "{store}"],
+        ["/proc/x.json", "--store", "{store}"],
+        ["/proc/x.csv", "--to", "measurements", "--store", "{store}"],
+        ["/proc/x.csv", "--to", "nvidia-csv", "--store", "{store}"],
+        ["{out}", "--job", "nobody", "--store", "{store}"],
+        [],
+    ],
+    "memory": [["--model", "many"], ["--model", "7B", "--precision", "int3"], ["--model", "7B", "--optimizer", "x"]],
+    "report": [
+        ["{folder}", "--store", "{store}"],
+        ["/proc/x.html", "--store", "{store}"],
+        ["{out}", "--store", "{none}"],
+        ["{out}", "--store", "{junk}"],
+        ["{out}", "--store", "{store}", "--trace", "{junk}"],
+        ["{out}", "--store", "{store}", "--summary", "{junk}", "--summary", "{none}"],
+    ],
+    "plot": [
+        ["nothing", "--store", "{store}"],
+        ["steps", "{out}", "--store", "{store}"],
+        ["steps", "/proc/x.png", "--store", "{store}"],
+        ["steps", "--store", "{none}"],
+        [],
+    ],
+    "metrics": [["--serve", "nonsense"], ["--serve", "256.0.0.1:1"], ["--dashboard", "/proc/d.json"]],
+    "fabrics": [["--bogus"]],
+    "keys": [["{junk}"], ["/proc/keys"], []],
+    "demo": [["--out", "{junk}"], ["--out", "/proc/run"], ["--fabric", "nope", "--out", "{out}"]],
+    "stage train": [["--n-each", "0"]],
+    "stage show": [["--store", "{junk}"]],
+    "stage test": [["{none}"], ["{empty}"], ["{junk}"], []],
+}
+
+AS_JSON = {
+    "status": ["--endpoint", "{daemon}"],
+    "explain": ["--store", "{store}"],
+    "replay": ["{csv}", "--store", "{store}"],
+    "sweep": ["--compare", "job", "job", "--store", "{store}"],
+    "import": ["{csv}", "--store", "{other}", "--dry-run"],
+    "export": ["{out}", "--to", "measurements", "--store", "{store}"],
+    "report": ["{out}", "--store", "{store}"],
+    "plot": ["list", "--store", "{store}"],
+    "metrics": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
+    "fabrics": [],
+}
+
+CSV = """\
+collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,latency_us
+allgather,1048576,ring,simple,4,2,16,1,0,0,0,120.5
+allgather,1048576,default,default,0,2,16,1,0,0,0,150.5
+"""
+
+
+def commands(group, prefix="") -> dict[str, object]:
+    found = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{prefix}{name} ")
+        else:
+            found[prefix + name] = command
+    return found
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("places")
+    for name, content in (("empty", b""), ("junk", bytes(range(256)) * 64), ("tuner.csv", CSV.encode())):
+        (folder / name).write_bytes(content)
+    with (folder / "huge").open("wb") as file:
+        file.truncate(6 << 30)  # sparse: takes no disk, but whoever reads it whole runs out of memory
+    (folder / "folder").mkdir()
+    with Store.open(folder / "s.db") as store:
+        store.record_job("job", "fabric", {}, 2)
+        store.record_steps("job", [StepRecord(step, step // 10, 1000.0 + step) for step in range(40)])
+        key = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.other, 80)
+        store.record_decisions([Decision("job", "fabric", key, BASELINE, 1, "keep", "nothing better")])
+        store.record_measurements("fabric", "job", _sweep())
+        store.flush()
+    return {
+        **{name: str(folder / name) for name in ("none", "empty", "junk", "huge", "folder", "out")},
+        "csv": str(folder / "tuner.csv"),
+        "store": str(folder / "s.db"),
+        "other": str(folder / "other.db"),
+        "pid": "1",
+    }
+
+
+def _sweep():
+    import numpy as np
+
+    from store.database import MEASUREMENT
+    from store.records import Source
+
+    block = np.zeros(12, MEASUREMENT)
+    block["n_ranks"], block["n_nodes"], block["message_bytes"], block["collective"] = 2, 1, 4096, 2
+    block["algorithm"], block["protocol"], block["duration_us"], block["source"] = 1, 2, 50.0, Source.sweep
+    return block
+
+
+def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["zerotune", *words])
+    for name in ("ZEROTUNE_STORE", "ZEROTUNE_ENDPOINT", "ZEROTUNE_CURVE_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(left.value.code or 0), captured.out, captured.err
+
+
+def filled(words: list[str], places: dict[str, str]) -> list[str]:
+    return [word.format(**places) if "{" in word else word for word in words]
+
+
+def test_the_tables_name_every_command():
+    known = commands(get_command(cli.app)).keys()
+    assert known == MISTAKES.keys()
+    assert known == AS_JSON.keys() | NO_JSON
+    assert not AS_JSON.keys() & NO_JSON
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_help_has_an_example(name: str, monkeypatch, capsys):
+    code, text, _ = run(monkeypatch, capsys, *name.split(), "--help")
+    assert code == 0
+    assert "Example: zerotune " + name in " ".join(text.split())
+    assert ("--json" in text) == (name in AS_JSON)
+    documented = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    assert f"zerotune {name}" in documented
+
+
+@pytest.mark.parametrize(("name", "words"), [(name, words) for name, all_ in MISTAKES.items() for words in all_])
+def test_mistakes_are_one_line_and_exit_code_2(name, words, places, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, text, error = run(monkeypatch, capsys, *name.split(), *filled(words, places))
+    assert error.startswith("zerotune: "), (text, error)
+    assert error.count("\n") == 1, error
+    assert "Traceback" not in error
+    assert code == 2, error
+    assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
+
+
+@pytest.mark.parametrize("name", AS_JSON)
+def test_json_is_json(name, places, monkeypatch, capsys):
+    if name == "status":
+        from store.wire import StatusReply
+
+        reply = StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0)
+        monkeypatch.setattr("tuner.status.fetch_status", lambda *_, **__: reply)
+        places = {**places, "daemon": "ipc://x"}
+    code, text, error = run(monkeypatch, capsys, *name.split(), *filled(AS_JSON[name], places), "--json")
+    assert code == 0, error
+    assert json.loads(text) is not None
+
+
+def test_version_and_unknown_commands(monkeypatch, capsys):
+    code, text, _ = run(monkeypatch, capsys, "--version")
+    assert code == 0
+    assert text.startswith("zerotune ")
+    code, _, error = run(monkeypatch, capsys, "traing")
+    assert (code, error.count("\n")) == (2, 1)
+    code, text, error = run(monkeypatch, capsys)
+    assert code == 2
+    assert "sweep" in text + error
+
+
+def test_damaged_stores_and_interrupts(monkeypatch, capsys):
+    import sqlite3
+
+    def broken(*_, **__):
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    monkeypatch.setattr("tuner.explanations.explain", broken)
+    code, _, error = run(monkeypatch, capsys, "explain")
+    assert code == 2
+    assert "the store is damaged" in error
+    monkeypatch.setattr("tuner.explanations.explain", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    code, _, error = run(monkeypatch, capsys, "explain")
+    assert code == 130
+    assert "Traceback" not in error
