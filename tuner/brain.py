@@ -35,6 +35,7 @@ from tuner.policy.plans import PlanBook, PlanInForce
 from tuner.policy.trial import KeyState
 from tuner.regime import Regimes
 from tuner.stage import StageFingerprint
+from tuner.stage.encoders import Encoder
 
 OFFER_PATIENCE_STEPS: Final = 50
 
@@ -63,6 +64,7 @@ class Brain:
         knowledge: Knowledge,
         settings: BrainSettings,
         clock: Callable[[], float],
+        encoder: Encoder | None = None,
     ) -> None:
         self.job_id = job_id
         self.fabric_id = fabric_id
@@ -87,7 +89,7 @@ class Brain:
         )
         self._ahead = Ahead(self.memory, self._outlook, settings.min_gain)
         self._regimes = Regimes()
-        self._fingerprint = StageFingerprint()
+        self._fingerprint = StageFingerprint(encoder)
         self._keys = KeyTable(self._new_key)
         self._states = self._keys.states
         self._plans = PlanBook()

@@ -214,7 +214,7 @@ def run_daemon(
 
             uplinks = Uplinks(context, curve_dir)
             welcome = wire.Welcome(os.getpid(), version, _reachable(bound))
-            service = Service(store, brains or _brains(clock), clock, welcome, uplinks)
+            service = Service(store, brains or _brains(clock, store), clock, welcome, uplinks)
             daemon = Daemon(socket, service, clock, describe, uplinks)
             learner = Learner(
                 store,
@@ -276,15 +276,16 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _brains(clock: Callable[[], float]) -> BrainFactory:
+def _brains(clock: Callable[[], float], store: Store) -> BrainFactory:
     from tuner.brain import Brain, BrainSettings
     from tuner.knowledge import Knowledge
+    from tuner.stage.weights import load_encoder
 
-    settings = BrainSettings()
+    settings, encoder = BrainSettings(), load_encoder(store)
 
     def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
         known = knowledge if isinstance(knowledge, Knowledge) else Knowledge.empty()
-        return Brain(job_id, fabric_id, fabric, known, settings, clock)
+        return Brain(job_id, fabric_id, fabric, known, settings, clock, encoder)
 
     return make
 
