@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.errors import UserError
-from store.records import CandidateStatistics, Collective, Phase, PlanRow
+from store.records import CandidateStatistics, Collective, PlanRow
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, ShapeVerdict, judge
