@@ -28,6 +28,15 @@ def install() -> None:
                 setattr(module, name, replacement)
 
 
+def uses_nccl(backend_config: str) -> bool:
+    """Whether a group's collectives on GPUs are NCCL's, by what `torch.distributed.get_backend_config` says.
+
+    A group made without naming a backend calls itself "undefined", and one made for CPUs too
+    "cpu:gloo,cuda:nccl": its configuration names the backend of each device.
+    """
+    return any(part.rpartition(":")[2] == "nccl" for part in backend_config.split(","))
+
+
 def _on_emulated(original: Any, *, asks_default: bool) -> Any:
     position = 0 if asks_default else 2  # of `backend` among the positional arguments
 

@@ -21,7 +21,7 @@ from agent import fabric_identity, memory
 from agent.agreement import Agreement
 from agent.channel import Channel
 from agent.clock import TrainingClock, WallClock, training_clock
-from agent.emulation import BACKEND
+from agent.emulation import BACKEND, uses_nccl
 from agent.job_store import open_job_store
 from agent.leader import LeaderAddress
 from agent.nccl.library import Plugin
@@ -137,8 +137,9 @@ class Session:
         plugin = self._plugin
         if plugin is None or dist.get_world_size() == 1:
             return
-        if not emulated and dist.get_backend() != "nccl":
-            logger.info("zerotune: backend %s is not NCCL; nothing to tune", dist.get_backend())
+        backends = dist.get_backend_config()
+        if not emulated and not uses_nccl(backends):
+            logger.info("zerotune: backends %s are not NCCL; nothing to tune", backends)
             return
         _follow_runtime_phases(plugin)
         self._rank = rank = dist.get_rank()

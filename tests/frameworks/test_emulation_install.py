@@ -55,3 +55,24 @@ def test_which_backends_are_replaced(asked, made):
 def test_no_backend_means_the_default_groups():
     assert emulation._backend(None, asks_default=True) == emulation.BACKEND
     assert emulation._backend(None, asks_default=False) is None
+
+
+@pytest.mark.parametrize(
+    ("configured", "is_nccl"),
+    [
+        ("cuda:nccl", True),  # init_process_group("nccl")
+        ("cpu:gloo,cuda:nccl", True),  # init_process_group() on a machine with GPUs
+        ("nccl", True),
+        ("cpu:gloo", False),
+        ("cpu:gloo,cuda:gloo", False),
+        ("cuda:ucc", False),
+        (f"cpu:{emulation.BACKEND}", False),
+    ],
+)
+def test_what_counts_as_nccl(configured, is_nccl):
+    assert emulation.uses_nccl(configured) == is_nccl
+
+
+def test_torch_names_backends_as_the_table_above_has_them():
+    configured = [str(c10d.BackendConfig(c10d.Backend(name))) for name in ("nccl", "cpu:gloo,cuda:nccl")]
+    assert configured == ["cuda:nccl", "cpu:gloo,cuda:nccl"]
