@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.hooks import RemovableHandle
 
 from agent.nccl.emulated import clock
-from agent.nccl.fabric import Compute
+from agent.nccl.fabric_file import Compute
 
 OPTIMIZER_PASSES: Final = 7
 """Adam reads parameter, gradient and two states, and writes three of them back."""

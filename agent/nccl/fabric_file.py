@@ -1,0 +1,157 @@
+"""What a fabric file holds, as it is checked when it is read; docs/fabrics.md tells what each key means."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from agent.nccl.truth import ChannelFactors, Channels, NotNegative, Positive, TruthCell
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class BelievedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Topology numbers NCCL has for communicators within a node, or across nodes."""
+
+    ring_channels: Channels
+    ring_bw_intra_gbs: Positive
+    tree_channels: Channels
+    tree_bw_intra_gbs: Positive
+    comm_channels: Channels
+    ring_bw_inter_gbs: NotNegative = 0.0
+    tree_bw_inter_gbs: NotNegative = 0.0
+    latency_inter_us: NotNegative = 0.0
+    type_inter: Annotated[int, msgspec.Meta(ge=0, le=11)] = 0
+    plain_tree_pattern: bool = False
+    nvls_gbs: NotNegative = 0.0
+    nvls_latency_us: NotNegative = 0.0
+    nvls_channels: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+
+
+class Belief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What NCCL thinks of the machine; see `cost_model.Topology` for the fields."""
+
+    compute_capability: Annotated[int, msgspec.Meta(ge=50, le=130)]
+    type_intra: Annotated[int, msgspec.Meta(ge=0, le=11)]
+    cpu_is_amd: bool = False
+    one_node: BelievedSpan | None = None
+    many_nodes: BelievedSpan | None = None
+
+
+class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What collectives cost; link rates bound every cell.
+
+    `follows_belief` makes NCCL's own model the truth, so that nothing is to be gained. `recorded` names a
+    CSV of measured points beside the fabric file; cells it lacks come from `cells`.
+    """
+
+    intra_gbs: Positive
+    """Rate of one GPU's links inside the node, one direction."""
+    point_to_point_us: Positive
+    """Latency of send, recv, all_to_all, gather and scatter."""
+    inter_gbs: NotNegative = 0.0
+    """Rate of one node's network, all adapters together, one direction."""
+    follows_belief: bool = False
+    cells: tuple[TruthCell, ...] = ()
+    recorded: str = ""
+    recorded_channel_factors: ChannelFactors = ()
+
+
+class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What computation costs on one rank."""
+
+    tflops: Positive
+    efficiency: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    launch_us: NotNegative
+    memory_gbs: Positive
+
+    def matmul_us(self, n_flops: float) -> float:
+        """Microseconds of dense arithmetic."""
+        return n_flops / (self.tflops * self.efficiency * 1e6)
+
+    def stream_us(self, n_bytes: float) -> float:
+        """Microseconds to read and write `n_bytes` of device memory (optimizer, element-wise work)."""
+        return n_bytes / (self.memory_gbs * 1e3)
+
+
+class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What collectives and computation take from one another."""
+
+    n_sms: Count
+    sms_per_channel: NotNegative
+    sharing: Share
+    """0: overlapping collectives do not disturb each other; 1: they share the links evenly."""
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Device memory that NCCL takes when it connects an algorithm; `nccl.memory` has NCCL's arithmetic."""
+
+    device_mb: Positive
+    channel_mb: NotNegative
+    """Per channel and neighbour: the buffers of all protocols."""
+    algorithm_mb: NotNegative
+    """Besides, once per algorithm."""
+    connects: Literal["all_channels", "used_channels"] = "all_channels"
+    """NCCL connects all channels of the communicator at once; the other is a library that does not."""
+
+
+class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Random disturbance, a pure function of a seed and a key so that all ranks draw the same."""
+
+    sigma: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    """Standard deviation of the logarithm of a duration."""
+    arrival_skew_us: NotNegative
+    """Mean extra delay of a rank on its way to a collective (exponential)."""
+
+    def factor(self, seed: int, *key: int) -> float:
+        """Lognormal factor on a duration, median 1."""
+        radius = math.sqrt(-2.0 * math.log(_uniform(seed, 1, *key)))
+        return math.exp(self.sigma * radius * math.cos(2.0 * math.pi * _uniform(seed, 2, *key)))
+
+    def skew_us(self, seed: int, *key: int) -> float:
+        """Delay of one rank before one collective; put the rank into `key`."""
+        return -self.arrival_skew_us * math.log(_uniform(seed, 3, *key))
+
+
+class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    title: str
+    source: str
+    """Where the numbers come from."""
+    ranks_per_node: Count
+    max_nodes: Count
+    belief: Belief
+    truth: Truth
+    compute: Compute
+    contention: Contention
+    memory: Memory
+    noise: Noise
+
+
+def _uniform(*key: int) -> float:
+    """Uniform in (0, 1] from integers: SplitMix64's finaliser over each of them in turn."""
+    state = _absorb(_prefix(key[:3]), key[3:])
+    return ((state >> 11) + 1) / float(1 << 53)
+
+
+@lru_cache(maxsize=4096)
+def _prefix(words: tuple[int, ...]) -> int:
+    """A run has few seeds, purposes and communicators."""
+    return _absorb(0, words)
+
+
+def _absorb(state: int, words: tuple[int, ...]) -> int:
+    for word in words:
+        state = (state + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+_MASK: Final = (1 << 64) - 1
