@@ -1,0 +1,298 @@
+"""Replayed steps: a program runs as its streams and waits say, is found again in its own log, and can be changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent.nccl import fabric as fabrics
+from store.errors import UserError
+from store.records import Algorithm, Candidate, Collective, Phase, Protocol
+from store.trace_format import STEP_FIELDS
+from store.wire import OBSERVATION_FIELDS
+from tuner.replay import Change, replay_table
+from tuner.replay.program import Call, Op, OpKind, Program, run, steady_step, undisturbed
+from tuner.replay.reshape import stage_of, with_buckets, with_ranks, with_stage
+from tuner.replay.schedule import StepModel, infer
+from tuner.replay.table import CollectiveTable, Shape
+
+FABRIC = "ethernet_boxes"
+MIB = 1 << 20
+GATHER, SCATTER, REDUCE = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
+
+
+def call(phase: Phase, collective: Collective, us: float, message_bytes: int = MIB, stream: int = 0) -> Call:
+    return Call(Shape(2, 2, collective, phase, message_bytes), stream, us, 8)
+
+
+def compute(us: float) -> Op:
+    return Op(OpKind.compute, us=us)
+
+
+def issue(at: int) -> Op:
+    return Op(OpKind.issue, at)
+
+
+def wait(at: int) -> Op:
+    return Op(OpKind.wait, at)
+
+
+def ddp(gradient_us: float = 300.0, n_buckets: int = 4) -> Program:
+    """Buckets issued every 200 us of the backward pass, waited for at its end."""
+    calls = [call(Phase.gradient_scatter, REDUCE, gradient_us, MIB * (1 + at % 2)) for at in range(n_buckets)]
+    ops = [compute(800.0)]
+    for at in range(n_buckets):
+        ops += [compute(200.0), issue(at)]
+    return Program(tuple(calls), (*ops, *(wait(at) for at in range(n_buckets)), compute(100.0)))
+
+
+def zero3(gather_us: float = 150.0, scatter_us: float = 150.0, n_units: int = 4, layer_us: float = 100.0) -> Program:
+    """Each unit's gather is prefetched by one unit, forward and backward; scatters are waited for at the end."""
+    forward = [call(Phase.forward_gather, GATHER, gather_us) for _ in range(n_units)]
+    backward = [call(Phase.backward_gather, GATHER, gather_us) for _ in range(n_units)]
+    scatters = [call(Phase.gradient_scatter, SCATTER, scatter_us) for _ in range(n_units)]
+    ops: list[Op] = [issue(0)]
+    for at in range(n_units):
+        ops += [wait(at)]
+        ops += [issue(at + 1)] if at + 1 < n_units else []
+        ops += [compute(layer_us)]
+    ops += [compute(20.0), issue(n_units)]
+    for at in range(n_units):
+        ops += [wait(n_units + at)]
+        ops += [issue(n_units + at + 1)] if at + 1 < n_units else []
+        ops += [compute(2 * layer_us), issue(2 * n_units + at)]
+    ops += [wait(2 * n_units + at) for at in range(n_units)]
+    return Program((*forward, *backward, *scatters), (*ops, compute(60.0)))
+
+
+def log_of(program: Program, *, noise: float = 0.05, n_steps: int = 30, seed: int = 3) -> CollectiveTable:
+    """What --log-trace would have written, had `program` run with noisy durations."""
+    chance = np.random.default_rng(seed)
+    logged_us = np.array([one.logged_us for one in program.calls])
+    durations_us = logged_us * chance.lognormal(0.0, noise, (n_steps, len(logged_us)))
+    runs = run(program, durations_us.tolist())
+    rows = np.zeros(durations_us.size, OBSERVATION_FIELDS)
+    shapes = [one.shape for one in program.calls] * n_steps
+    rows["message_bytes"] = [shape.message_bytes for shape in shapes]
+    rows["collective"] = [shape.collective for shape in shapes]
+    rows["phase"] = [shape.phase for shape in shapes]
+    rows["n_ranks"], rows["n_nodes"], rows["n_channels"] = 2, 2, 8
+    rows["algorithm"], rows["protocol"], rows["flags"] = Algorithm.ring, Protocol.simple, 2
+    rows["comm_id"] = np.tile([7 + one.stream for one in program.calls], n_steps)
+    rows["step"] = np.repeat(np.arange(n_steps), len(logged_us))
+    rows["sequence"] = np.arange(len(rows))
+    rows["duration_us"] = durations_us.ravel()
+    rows["start_ns"] = (np.array([one.starts_us for one in runs]).ravel() * 1e3).astype(np.int64)
+    order = np.argsort(rows["start_ns"], kind="stable")
+    ends_us = np.array([one.end_us for one in runs])
+    steps = np.zeros(n_steps, STEP_FIELDS)
+    steps["step"] = np.arange(n_steps)
+    steps["duration_us"] = np.diff(ends_us, prepend=0.0)
+    steps["exposed_us"] = [one.exposed_us for one in runs]
+    described = fabrics.load(FABRIC)
+    return CollectiveTable(
+        rows=rows[order],
+        duration_us=rows["duration_us"][order],
+        is_default=np.ones(len(rows), bool),
+        steps=steps,
+        fabric_id=described.fabric_id,
+        fabric=described.describe(),
+        is_emulated=True,
+    )
+
+
+def found_in(table: CollectiveTable) -> StepModel:
+    model = infer(table)
+    assert isinstance(model, StepModel), model
+    return model
+
+
+# ---- programs ------------------------------------------------------------------------------------
+
+
+def test_a_stream_queues_and_a_wait_exposes():
+    program = Program(
+        (call(Phase.other, REDUCE, 100.0), call(Phase.other, REDUCE, 50.0)),
+        (issue(0), issue(1), compute(120.0), wait(1), compute(10.0)),
+    )
+    first = run(program, [[100.0, 50.0]])[0]
+    assert first.starts_us == (0.0, 100.0)
+    assert first.exposed_us == pytest.approx(30)
+    assert first.end_us == pytest.approx(160)
+    assert steady_step(program) == pytest.approx((160.0, 30.0))
+
+
+def test_two_streams_run_side_by_side():
+    calls = (call(Phase.other, REDUCE, 100.0), call(Phase.other, REDUCE, 100.0, stream=1))
+    program = Program(calls, (issue(0), issue(1), wait(0), wait(1)))
+    assert steady_step(program).step_us == pytest.approx(100)
+
+
+def test_a_wait_ahead_of_its_issue_is_for_the_step_before():
+    program = Program((call(Phase.other, REDUCE, 100.0),), (compute(30.0), wait(0), compute(20.0), issue(0)))
+    assert steady_step(program) == pytest.approx((120.0, 70.0))
+
+
+def test_channels_slow_the_computation_beside_them():
+    program = Program((call(Phase.other, REDUCE, 100.0),), (issue(0), compute(200.0), wait(0)))
+    slowed = replace(program, slowdown=lambda n_channels: 1 + n_channels / 8)
+    assert steady_step(slowed).step_us == pytest.approx(250), "100 us at half speed do 50 us of work"
+    assert steady_step(slowed, channels=[0]).step_us == pytest.approx(200)
+    alone = undisturbed(replace(program, ops=(issue(0), compute(250.0), wait(0))), lambda n: 1 + n / 8)
+    assert alone.compute_us == pytest.approx(200)
+    assert steady_step(alone).step_us == pytest.approx(250)
+
+
+# ---- found again in the log ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ddp(), ddp(100.0), zero3(), zero3(60.0, 60.0), zero3(400.0, 300.0), zero3(150.0, 500.0)],
+    ids=["ddp", "ddp-hidden", "zero3", "zero3-hidden", "zero3-bound", "zero3-scatters-bound"],
+)
+def test_a_program_is_found_in_its_log(program: Program):
+    """The gaps, the waits and their sum: the step is foretold for durations that were never logged."""
+    model = found_in(log_of(program))
+    assert model.error_percent < 1.5
+    truth, found = steady_step(program), steady_step(model.program)
+    assert found.step_us == pytest.approx(truth.step_us, rel=0.02)
+    for factor in (0.7, 1.5):
+        durations = [one.logged_us * factor for one in program.calls]
+        truth = steady_step(program, durations)
+        assert steady_step(model.program, durations).step_us == pytest.approx(truth.step_us, rel=0.05), factor
+
+
+def test_why_a_trace_tells_no_program():
+    table = log_of(ddp())
+    assert "exposed" in str(infer(replace(table, steps=table.steps[:0])))
+    untimed = table.duration_us.copy()
+    untimed[:-3] = np.nan
+    assert "timed" in str(infer(replace(table, duration_us=untimed)))
+    steps = table.steps.copy()
+    steps["duration_us"] *= 3
+    assert "by the collectives' starts" in str(infer(replace(table, steps=steps)))
+
+
+def test_steps_unlike_the_usual_one_are_counted_and_left_out():
+    table = log_of(zero3())
+    rows = table.rows.copy()
+    rows["message_bytes"][rows["step"] == 4] += 4096
+    model = found_in(replace(table, rows=rows))
+    assert (model.n_steps, model.n_other_steps) == (29, 1)
+
+
+def test_hidden_gains_nothing_and_exposed_gains_all():
+    """Two logs of one communication time: the plan's gain differs, as what computation hides differs."""
+    changes = {}
+    for name, program in (("hidden", ddp(60.0)), ("exposed", zero3(600.0, 600.0))):
+        table = log_of(program)
+        table.rows["algorithm"][table.rows["step"] % 3 == 0] = Algorithm.tree
+        halved = table.duration_us.copy()
+        halved[table.rows["step"] % 3 == 0] /= 2
+        tuned = table.is_default & (table.rows["step"] % 3 != 0)
+        mixed = replace(table, duration_us=halved, is_default=tuned)
+        result = replay_table(mixed, ["baseline", "oracle"])
+        changes[name] = [one.change_percent for one in result.step_estimates]
+    assert changes["hidden"][0] == changes["exposed"][0] == 0
+    assert changes["hidden"][1] == pytest.approx(-2.0, abs=2.5), "the tail of the last bucket alone"
+    assert changes["exposed"][1] < -35
+
+
+# ---- what if -------------------------------------------------------------------------------------
+
+
+def test_larger_buckets_are_fewer_and_later():
+    program = ddp()
+    merged = with_buckets(program, 3 * MIB)
+    assert [one.shape.message_bytes for one in merged.calls] == [3 * MIB, 3 * MIB]
+    assert merged.compute_us == pytest.approx(program.compute_us)
+    priced = replace(merged, calls=tuple(replace(one, logged_us=300.0) for one in merged.calls))
+    starts = run(priced, [[300.0, 300.0]])[0].starts_us
+    assert starts == pytest.approx((1200.0, 1600.0)), "with the last byte of the second and the fourth old bucket"
+
+
+def test_smaller_buckets_move_the_same_bytes():
+    split = with_buckets(ddp(), 400_000)
+    total = sum(one.shape.message_bytes for one in split.calls)
+    assert 6 * MIB <= total < 6 * MIB + 2 * len(split.calls)
+    assert len(split.calls) == 16
+    with pytest.raises(UserError, match="no two gradient buckets"):
+        with_buckets(ddp(n_buckets=1), MIB)
+
+
+def test_stages_issue_what_they_must():
+    program = zero3()
+    two = with_stage(program, 2)
+    assert [stage_of(one) for one in (program, two, with_stage(program, 0))] == [3, 2, 0]
+    kinds = [(one.shape.collective, one.shape.phase) for one in two.calls]
+    assert kinds.count((GATHER, Phase.post_step_gather)) == 4
+    assert kinds.count((SCATTER, Phase.gradient_scatter)) == 4
+    assert len(kinds) == 8
+    back = with_stage(two, 3)
+    assert sorted(one.shape.phase.name for one in back.calls) == sorted(one.shape.phase.name for one in program.calls)
+    assert {one.shape.collective for one in with_stage(program, 0).calls} == {REDUCE}
+    for changed in (two, back):
+        assert changed.compute_us == pytest.approx(program.compute_us)
+    with pytest.raises(UserError, match="no ZeRO stage 5"):
+        with_stage(program, 5)
+
+
+def test_ranks_grow_the_job_and_leave_small_groups():
+    program = ddp()
+    group = replace(program.calls[0], shape=replace(program.calls[0].shape, n_ranks=1))
+    grown = with_ranks(replace(program, calls=(group, *program.calls[1:])), 4096, 512)
+    assert [one.shape.n_ranks for one in grown.calls] == [1, 4096, 4096, 4096]
+    assert grown.calls[1].shape.message_bytes == program.calls[1].shape.message_bytes
+
+
+def test_what_if_is_priced_and_says_what_it_assumed():
+    table = log_of(zero3(600.0, 600.0))
+    same = replay_table(table, ["baseline"], change=Change(bucket_bytes=2 * MIB)).what_if
+    assert same is not None
+    assert same.n_collectives == 8 + 2
+    assert same.totals[0].n_by_evidence["predicted"] == 2
+    assert same.totals[0].n_by_evidence["measured_here"] == 8
+    larger = replay_table(table, ["baseline", "model"], change=Change(n_ranks=16384)).what_if
+    assert larger is not None
+    assert larger.step_estimates[0].step_us > 3 * larger.logged_step_us
+    assert any("cost model alone" in one for one in larger.assumptions)
+    elsewhere = replay_table(table, ["baseline"], change=Change(fabric=fabrics.load("h100_ib_16"))).what_if
+    assert elsewhere is not None
+    assert elsewhere.step_estimates[0].step_us < elsewhere.logged_step_us
+    assert any("another fabric" in one for one in elsewhere.assumptions)
+
+
+def test_what_cannot_be_asked_is_refused():
+    with pytest.raises(UserError, match="99999 ranks"):
+        Change(n_ranks=99999)
+    table = log_of(ddp())
+    with pytest.raises(UserError, match="cannot be judged from this trace"):
+        replay_table(replace(table, steps=table.steps[:0]), ["baseline"], change=Change(stage=2))
+    with pytest.raises(UserError, match="described fabric"):
+        replay_table(replace(table, fabric={}), ["baseline"], change=Change(n_ranks=8))
+
+
+# ---- policies that learn -------------------------------------------------------------------------
+
+
+def test_exploring_is_part_of_a_bandits_cost():
+    """One setting is half as slow and one three times: the bandit pays for trying both and ends near the best."""
+    table = log_of(ddp(), n_steps=60)
+    step = table.rows["step"]
+    rows, duration_us = table.rows.copy(), table.duration_us.copy()
+    for value, protocol, factor in ((1, Protocol.ll, 0.5), (2, Protocol.ll128, 3.0)):
+        rows["protocol"][step % 3 == value] = protocol
+        duration_us[step % 3 == value] *= factor
+    mixed = replace(table, rows=rows, duration_us=duration_us, is_default=step % 3 == 0)
+    names = ["baseline", "oracle", "ucb", "thompson", "tuner"]
+    totals = {one.policy: one for one in replay_table(mixed, names).totals}
+    assert totals["oracle"].gain_percent == pytest.approx(50, abs=5)
+    for name in ("ucb", "thompson"):
+        assert 25 < totals[name].gain_percent < totals["oracle"].gain_percent
+        assert totals[name].n_refused == 0
+    assert totals["tuner"].gain_percent >= -5
+    (setting,) = {one.setting for one in replay_table(mixed, ["oracle"]).verdicts}
+    assert setting == str(Candidate(Algorithm.ring, Protocol.ll, 8))
