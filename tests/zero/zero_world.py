@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -37,6 +38,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
         except BaseException:
             pipe.send((False, traceback.format_exc()))
     dist.destroy_process_group()
+    os._exit(0)  # taking an interpreter with torch apart takes seconds
 
 
 class World:
