@@ -20,7 +20,8 @@ FLAG_MATCHED: Final = 1
 FLAG_TIMED: Final = 2
 FLAG_CAPTURED: Final = 8
 UNKNOWN_EPOCH: Final = 2**32 - 1
-"""Of a replayed graph: it runs what a plan asked when it was captured, whichever that was."""
+"""Of what no plan of now has a say in: a replayed graph runs what was asked when it was captured."""
+NO_ALGORITHM: Final = 255
 
 JOIN_TIMEOUT_S: Final = 2.0
 """How long the first rank's record waits for the others'."""
@@ -181,9 +182,10 @@ def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     made["duration_us"] = observed["duration_us"]
     pressure = observed["memory_pressure"]
     made["memory_pressure"] = np.where(pressure >= 0, pressure, np.nan)
-    captured = observed["flags"] & FLAG_CAPTURED != 0
-    made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~captured
-    made["epoch"][captured] = UNKNOWN_EPOCH
+    # Symmetric kernels have no algorithm of the cost table: NCCL did not ask, so the plan had no say.
+    unasked = (observed["flags"] & FLAG_CAPTURED != 0) | (observed["algorithm"] == NO_ALGORITHM)
+    made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~unasked
+    made["epoch"][unasked] = UNKNOWN_EPOCH
     good = well_formed(made)
     return made if good.all() else made[good]
 

@@ -49,10 +49,11 @@ def test_a_row_that_no_plan_matched_was_nccls_own_choice(records, flags, is_defa
     assert joiner.join(0.0, 1)[0]["is_default"] == [is_default]
 
 
-def test_a_replayed_graph_is_no_choice_of_now(records):
+@pytest.mark.parametrize("fields", [{"flags": FLAG_TIMED | FLAG_CAPTURED}, {"algorithm": 255, "protocol": 255}])
+def test_a_replayed_graph_or_a_symmetric_kernel_is_no_choice_of_now(records, fields):
     """It is measured, but neither NCCL's own choice nor what the plan of now asked for."""
     joiner = Joiner()
-    joiner.add(0, records(1, n_ranks=1, flags=FLAG_TIMED | FLAG_CAPTURED, epoch=5))
+    joiner.add(0, records(1, n_ranks=1, epoch=5, **fields))
     (row,) = joiner.join(0.0, 1)[0]
     assert (row["is_default"], row["epoch"]) == (0, UNKNOWN_EPOCH)
 
