@@ -1,0 +1,261 @@
+"""How good predictions are where nothing was measured: sizes, rank counts and fabrics left out.
+
+    python benchmarks/prediction_held_out.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N]
+        [--by size ranks fabric cost]
+
+Every registered model is fitted to a noisy sweep (three calls per setting and size) without the part left out,
+and asked for the best setting there. Per data set and model:
+
+    regret_mean, regret_worst   chosen over best true time, minus 1, at the places left out
+    interval_coverage_90        share of left-out medians inside the model's 90 % interval
+
+Held out by size: every sixth size class at a time. By ranks: one of 16, 32, 64, 128 ranks at a time. By fabric:
+the model of all *other* fabrics against NCCL's own choice on this one (`loss_vs_nccl`). Cost: seconds and memory
+to fit 100,000 measurements in a fresh process, milliseconds to predict all candidates of 1,000 keys, and the
+regret on a machine whose best channel counts lie in two peaks far apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from data_sets import DataSet, Facts, fabric_problems, generated, of_folder, of_store, shipped, sweep_block
+from regret_policies import Problem
+from reporting import Result, report
+
+from agent.nccl import fabric
+from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from tuner import trainer
+from tuner.features import CostPrior, Ints
+from tuner.knowledge import Knowledge
+from tuner.model.baked import Baked
+from tuner.model.estimators import MODELS, WINNER
+from tuner.model.training_set import TrainingSet, build, candidate_at
+
+N_FOLDS = 6
+RANKS = (16, 32, 64, 128)
+MANY_NODES = ("ethernet_boxes", "h100_ib_16")
+Truth = dict[tuple[CommunicatorClass, int, int, Candidate], float]
+"""True us by communicator, collective, bytes and candidate."""
+
+
+def truth_of(problems: Sequence[Problem]) -> Truth:
+    return {
+        (p.key.communicator, int(p.key.collective), p.message_bytes, candidate): us
+        for p in problems
+        for candidate, us in zip(p.candidates, p.truth_us, strict=True)
+    }
+
+
+def places(points: TrainingSet) -> Iterator[tuple[CommunicatorClass, int, int, Ints]]:
+    """(communicator, collective, bytes, rows) of each place with points."""
+    nbytes = np.round(2.0**points.log2_bytes).astype(np.int64)
+    table = np.stack([points.n_ranks, points.n_nodes, points.collective, nbytes], axis=1)
+    names, inverse = np.unique(table, axis=0, return_inverse=True)
+    for at, (n_ranks, n_nodes, collective, size) in enumerate(names.tolist()):
+        yield CommunicatorClass(n_ranks, n_nodes), collective, size, np.flatnonzero(inverse.reshape(-1) == at)
+
+
+def asked(points: TrainingSet, row: int) -> Candidate:
+    found = candidate_at(int(points.algorithm[row]), int(points.protocol[row]), int(points.n_channels[row]))
+    return found or BASELINE
+
+
+def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: Facts, truth: Truth) -> list[Result]:
+    """Regrets at the places of `test` and coverage of its points, for one fold."""
+    costs = CostPrior(facts)
+    mean, std = MODELS[model]().fit(train).predict(test)
+    inside = np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)
+    regrets, defaults = [], []
+    for place, collective, nbytes, rows in places(test):
+        options = [asked(test, row) for row in rows]
+        true = [truth.get((place, collective, nbytes, one), math.nan) for one in options]
+        if BASELINE in options and not np.isnan(true).any():
+            predicted = mean[rows] + costs.log_cost(place, Collective(collective), options, nbytes)[0]
+            regrets.append(true[int(np.argmin(predicted))] / min(true) - 1)
+            defaults.append(true[options.index(BASELINE)] / min(true) - 1)
+    return [
+        Result(f"{name}:{model}", one, kind)
+        for kind, values in (("regret", regrets), ("default", defaults), ("inside", inside.tolist()))
+        for one in values
+    ]
+
+
+def summed_up(found: Sequence[Result]) -> Iterator[Result]:
+    """Mean and worst regret, and coverage, by name."""
+    for name in dict.fromkeys(one.metric for one in found):
+        values = {
+            kind: [100 * one.value for one in found if one.metric == name and one.unit == kind]
+            for kind in ("regret", "default", "inside")
+        }
+        wins = name.endswith(WINNER)
+        if values["regret"]:
+            yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if wins else "")
+            yield Result(f"regret_worst@{name}", max(values["regret"]), "%", "<= 10" if wins else "")
+            yield Result(f"nccl_regret_mean@{name}", float(np.mean(values["default"])), "%")
+        if values["inside"]:
+            coverage = float(np.mean(values["inside"]))
+            yield Result(f"interval_coverage_90@{name}", coverage, "%", "85 to 95" if wins else "")
+
+
+def by_size(data: DataSet, models: Sequence[str]) -> Iterator[Result]:
+    points = build(sweep_block(data.problems), CostPrior(data.facts))
+    classes = np.unique(points.size_class)
+    truth = truth_of(data.problems)
+    found: list[Result] = []
+    n_folds = min(N_FOLDS, len(classes))
+    for fold in range(n_folds):  # neighbours of a size left out stay in
+        held = np.isin(points.size_class, classes[fold::n_folds])
+        if (~held).sum() >= 4:
+            for model in models:
+                found += judge(f"size:{data.name}", model, points.take(~held), points.take(held), data.facts, truth)
+    yield from summed_up(found)
+
+
+def by_ranks(models: Sequence[str], n_per_octave: float) -> Iterator[Result]:
+    for name in MANY_NODES:
+        machine = fabric.load(name)
+        facts = machine.describe()
+        problems = [
+            problem
+            for n_ranks in RANKS
+            if n_ranks <= machine.max_ranks
+            for problem in fabric_problems(machine, facts, n_per_octave=n_per_octave, n_ranks=n_ranks)
+        ]
+        points, truth = build(sweep_block(problems), CostPrior(facts)), truth_of(problems)
+        found: list[Result] = []
+        for n_ranks in np.unique(points.n_ranks).tolist():
+            held = points.n_ranks == n_ranks
+            if (~held).sum() >= 4:
+                for model in models:
+                    found += judge(f"ranks:{name}", model, points.take(~held), points.take(held), facts, truth)
+        yield from summed_up(found)
+
+
+def by_fabric(data_sets: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
+    points = [build(sweep_block(data.problems), CostPrior(data.facts)) for data in data_sets]
+    for at, data in enumerate(data_sets):
+        others = joined([one for index, one in enumerate(points) if index != at], 1500 // max(1, len(points) - 1))
+        for model in models:
+            found = judge(f"fabric:{data.name}", model, others, points[at], data.facts, truth_of(data.problems))
+            yield from summed_up(found)
+
+
+def joined(parts: Sequence[TrainingSet], n_each: int) -> TrainingSet:
+    """All points in one set, thinned out evenly."""
+    thin = [part.take(np.unique(np.linspace(0, len(part) - 1, n_each).astype(np.int64))) for part in parts]
+    first = thin[0]
+    return replace(first, **{name: np.concatenate([getattr(part, name) for part in thin]) for name in vars(first)})
+
+
+# ---- what it costs -------------------------------------------------------------------------------------------
+
+
+def fit_here(n_measurements: int) -> None:
+    """In a process of its own: prints seconds and the megabytes that fitting added."""
+    data = next(iter(shipped(4.0)))
+    problems = [p for one in shipped(4.0) if one.name == "h100_ib_16" for p in one.problems] or data.problems
+    facts = fabric.load("h100_ib_16").describe()
+    n_rows = sum(len(p.candidates) for p in problems)
+    block = sweep_block(problems, n_each=-(-n_measurements // n_rows))[:n_measurements]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    record = trainer.fit(block, "fabric", facts)
+    assert record is not None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(time.perf_counter() - start_s, time.process_time() - start_cpu_s, peak / 1024, (peak - before) / 1024)
+
+
+def cost(n_measurements: int) -> Iterator[Result]:
+    output = subprocess.run(
+        [sys.executable, __file__, "--fit-here", str(n_measurements)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    wall_s, cpu_s, peak_mb, _ = map(float, output[-4:])
+    yield Result(f"fit_s_{n_measurements}_measurements", wall_s, "s", "<= 5")
+    yield Result(f"fit_cpu_s_{n_measurements}_measurements", cpu_s, "s", "<= 5")
+    yield Result(f"fit_peak_memory_{n_measurements}_measurements", peak_mb, "MB", "<= 500")
+    facts = fabric.load("h100_ib_16").describe()
+    data = next(one for one in shipped(1.0) if one.name == "h100_ib_16")
+    record = trainer.fit(sweep_block(data.problems), "fabric", facts)
+    assert record is not None
+    known, costs = Knowledge((), Baked.from_bytes(record.blob), "m"), CostPrior(facts)
+    place = data.problems[0].key.communicator
+    sizes = np.linspace(12, 28, 500)
+    times_ms = []
+    for _ in range(15):
+        start_s = time.thread_time()
+        for kind in (Collective.all_gather, Collective.reduce_scatter):
+            options = costs.candidates(place, kind)
+            classes = np.array([size_class(int(2**one)) for one in sizes])
+            known.guess(place, kind, options, 2.0**sizes, classes, costs)
+        times_ms.append(1000 * (time.thread_time() - start_s))
+    yield Result("predict_ms_1000_keys_all_candidates", median(times_ms), "ms", "<= 50")
+
+
+def two_peaks() -> Iterator[Result]:
+    """Channels that are best at 2 and at 32, bad between: the far peak is a few percent better."""
+    facts = fabric.load("h100_ib_2").describe()
+    data = next(one for one in shipped(1.0) if one.name == "h100_ib_2")
+    problems = []
+    for problem in data.problems:
+        truth = []
+        for candidate, us in zip(problem.candidates, problem.truth_us, strict=True):
+            n_channels = candidate.n_channels or problem.ran_by_default.n_channels
+            octaves = min(abs(math.log2(n_channels / 2)), abs(math.log2(n_channels / 16)) + 0.1)
+            truth.append(us * (1.0 + 0.25 * min(octaves, 1.5)))
+        problems.append(replace(problem, truth_us=tuple(truth)))
+    found = list(by_size(DataSet("two_peaks", problems, facts), [WINNER]))
+    yield from found
+    keys = [DecisionKey(p.key.communicator, p.key.collective, Phase.other, p.key.size_class) for p in problems]
+    assert len(keys) == len(problems)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, the winner only; ends within 60 s")
+    parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
+    parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
+    parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
+    parser.add_argument("--by", nargs="+", choices=("size", "ranks", "fabric", "cost"))
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
+    parser.add_argument("--fit-here", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.fit_here:
+        fit_here(arguments.fit_here)
+        return
+    models = arguments.models or ([WINNER] if arguments.quick else list(MODELS))
+    asked_for = arguments.by or ("size", "ranks", "fabric", "cost")
+    n_per_octave = 0.5 if arguments.quick else 1.0
+    known = [*shipped(n_per_octave), *generated(range(1000, 1000 + arguments.generated), n_per_octave)]
+    if arguments.store is not None:
+        known += of_store(arguments.store)
+    if arguments.data is not None:
+        known += of_folder(arguments.data)
+    results: list[Result] = []
+    if "size" in asked_for:
+        for data in known:
+            print(f"{data.name}: {len(data.problems)} keys", file=sys.stderr, flush=True)
+            results += by_size(data, models)
+        results += two_peaks()
+    if "ranks" in asked_for:
+        results += by_ranks(models, n_per_octave)
+    if "fabric" in asked_for:
+        results += by_fabric(list(shipped(n_per_octave)), models)
+    if "cost" in asked_for:
+        results += cost(10_000 if arguments.quick else 100_000)
+    report("prediction_held_out", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
