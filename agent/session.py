@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -75,7 +76,9 @@ class Session:
         self._channel: Channel | None = None
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
-        self._sample_pressure = memory.pressure_source()
+        # Found when the rank joins: before that the script has not said which GPU is this process's, and to ask
+        # would open the first one in every process that imports torch.
+        self._sample_pressure: Callable[[], float | None] = lambda: None
         self._pressure: float | None = None
         self._sample_pressure_at = 0.0
         self._busy_until = 0.0
@@ -149,6 +152,8 @@ class Session:
             from agent.nccl.emulated import memory_pressure
 
             self._sample_pressure = memory_pressure
+        else:
+            self._sample_pressure = memory.pressure_source()
         self._pressure = self._sample_pressure()  # nothing may be tried before it is known
         if plugin.tuner_abi() == 0:
             logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
