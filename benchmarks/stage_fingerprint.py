@@ -136,9 +136,9 @@ def main() -> None:
     runs = list(generated(25 if quick else 100, 1))
     n_epochs = 8 if quick else 25
     names = ("fsdp2", "deepspeed") if quick else held_out.FRAMEWORKS
-    results = folds("framework", held_out.by_framework(recordings, runs, 0, n_epochs, names), mistakes)
+    results = folds("framework", held_out.by_framework([*recordings, *runs], 0, n_epochs, names), mistakes)
     if not quick:
-        results += folds("family", held_out.by_family(recordings, runs, 0, n_epochs), mistakes)
+        results += folds("family", held_out.by_family([*recordings, *runs], 0, n_epochs), mistakes)
     fresh = list(generated(4 if quick else 20, 77))
     results += shipped(fresh, quick)
     trained = [one for one in fresh if not one.group.startswith("other")]

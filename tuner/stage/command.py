@@ -31,13 +31,14 @@ def train(
     """Train both encoders; their weights go to `folder` and, if a store is named, there too."""
     from tuner.stage.dataset import generated, recorded
     from tuner.stage.held_out import train_both
+    from tuner.stage.training import examples
 
     folder = folder or weights.SHIPPED
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
-    encoders = train_both(recorded(), list(generated(n_each, seed)), seed, n_epochs)
+    encoders = train_both(examples([*recorded(), *generated(n_each, seed)], seed), seed, n_epochs)
     written = []
     for kind, encoder in encoders.items():
         blob = encoder.to_bytes()

@@ -21,7 +21,7 @@ Arrays = Mapping[str, npt.NDArray[np.float64]]
 
 N_TOKENS: Final = 2 * N_ROLES
 N_NGRAM: Final = N_SUMMARY + N_TOKENS + N_TOKENS**2
-MIN_CONFIDENCE: Final = 0.6
+MIN_CONFIDENCE: Final = 0.5
 """A stage less probable than this is not claimed."""
 
 

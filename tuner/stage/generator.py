@@ -48,6 +48,8 @@ class Setup:
     keeps_root: bool = True
     is_deepspeed: bool = False
     """Parameters are gathered tensor by tensor, small ones only after the step; gradients leave in buckets."""
+    coalesces: bool = False
+    """DeepSpeed's prefetching gathers several tensors in one call."""
     activation_bytes: int = 0
     recomputes: bool = False
     sequence_parallel: bool = False
@@ -136,6 +138,7 @@ def _finish(run: Setup, rng: Rng) -> Setup:
             keeps_last=bool(rng.random() < 0.7),
             keeps_root=bool(rng.random() < 0.7),
             is_deepspeed=name.startswith("deepspeed"),
+            coalesces=bool(rng.random() < 0.4),
         )
     training = run.training
     # Nobody cuts a model into hundreds of buckets.
@@ -298,6 +301,9 @@ def _sharded_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
     n = len(run.units)
     ahead = run.prefetch
     gathered = 0
+    if run.is_deepspeed and keeps and run.coalesces:
+        gathered = n  # all of a small model in one go
+        _gather(run, timeline, tuple(sum(unit) for unit in run.units))
     _gather(run, timeline, (*run.model.first, *run.model.last))
     for index in range(n):
         while gathered < min(n, index + 1 + ahead):
@@ -329,7 +335,7 @@ def _sharded_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
 
 def _gather(run: Setup, timeline: Timeline, unit: tuple[int, ...]) -> None:
     align = 16 * run.n_ranks
-    parts = unit if run.is_deepspeed else (sum(unit),)
+    parts = unit if run.is_deepspeed and not run.coalesces else (sum(unit),)
     for n_elements in parts:
         if run.is_deepspeed and n_elements < PERSISTENT_ELEMENTS:
             continue  # small parameters stay whole everywhere

@@ -18,8 +18,9 @@ Floats = npt.NDArray[np.float64]
 
 MAX_CALLS: Final = 8192
 """Longest history kept, and twice the longest step that is recognised."""
-MAX_CODES: Final = 4
-MAX_LAGS_PER_CODE: Final = 32
+MAX_CODES: Final = 3
+MAX_LAGS_PER_CODE: Final = 24
+SHORTEST_END: Final = 16
 SEARCH_GROWTH: Final = 0.05
 """A search is repeated when the history has grown by this share since the last one."""
 
@@ -43,18 +44,26 @@ def find_period(codes: Ints) -> tuple[int, int]:
 
 
 def _lags(codes: Ints) -> list[int]:
-    """Distances, shortest first, between places of the codes that are rarest lately; all others are no period."""
-    values, counts = np.unique(codes[-(len(codes) // 2 + 1) :], return_counts=True)
+    """Distances, shortest first, that a period may have: between places of the codes that are rarest lately.
+
+    Lately: in the whole history and in ever shorter ends of it, so that short new steps show behind long old ones.
+    """
     lags: set[int] = set()
-    n_tried = 0
-    for value in values[np.argsort(counts, kind="stable")].tolist():
-        places = np.flatnonzero(codes == value)
-        if len(places) > 1:
-            lags.update((places[-1] - places[:-1][-MAX_LAGS_PER_CODE:]).tolist())
-            n_tried += 1
-            if n_tried == MAX_CODES:
-                break
-    return sorted(lags)
+    n_end = len(codes)
+    while True:
+        end = codes[-n_end:]
+        values, counts = np.unique(end[-(n_end // 2 + 1) :], return_counts=True)
+        n_tried = 0
+        for value in values[np.argsort(counts, kind="stable")].tolist():
+            places = np.flatnonzero(end == value)
+            if len(places) > 1:
+                lags.update((places[-1] - places[:-1][-MAX_LAGS_PER_CODE:]).tolist())
+                n_tried += 1
+                if n_tried == MAX_CODES:
+                    break
+        if n_end <= SHORTEST_END:
+            return sorted(lags)
+        n_end = max(SHORTEST_END, n_end // 4)
 
 
 class StepCutter:

@@ -17,7 +17,8 @@ from tuner.stage.labels import ACCUMULATIONS, STAGES, Shown
 N_HIDDEN: Final = 24
 N_DENSE: Final = 32
 N_EPOCHS: Final = 40
-BATCH: Final = 256
+VIEWS: Final = {"recorded": 12, "generated": 4}
+BATCH: Final = 96
 SMOOTHING: Final = 0.02
 Weights = dict[str, npt.NDArray[np.float64]]
 
@@ -30,15 +31,15 @@ class Examples:
     n_frames: npt.NDArray[np.int64]
     ngrams: npt.NDArray[np.float64]
     labels: npt.NDArray[np.int64]
+    owners: npt.NDArray[np.int64]
+    """Index of the sequence that each step is from."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __add__(self, other: Examples) -> Examples:
-        return Examples(
-            np.concatenate([self.frames, other.frames]), np.concatenate([self.n_frames, other.n_frames]),
-            np.concatenate([self.ngrams, other.ngrams]), np.concatenate([self.labels, other.labels]),
-        )  # fmt: skip
+    def take(self, rows: npt.NDArray[np.bool_]) -> Examples:
+        """Some of the steps."""
+        return Examples(self.frames[rows], self.n_frames[rows], self.ngrams[rows], self.labels[rows], self.owners[rows])
 
 
 def label(shown: Shown) -> list[int]:
@@ -47,24 +48,25 @@ def label(shown: Shown) -> list[int]:
             int(shown.partitioned_activations), int(shown.tensor_parallel)]  # fmt: skip
 
 
-def examples(sequences: Many[Sequence], n_views: int, seed: int) -> Examples:
-    """`n_views` steps of every sequence: with and without gaps, undisturbed and disturbed."""
+def examples(sequences: Many[Sequence], seed: int) -> Examples:
+    """Several steps of every sequence, with and without gaps, undisturbed and disturbed; more of recorded ones."""
     rng = np.random.default_rng(seed)
-    rows: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], list[int]]] = []
-    for sequence in sequences:
-        for view in range(n_views):
-            has_gaps = view % 2 == 1
+    rows: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], list[int], int]] = []
+    for owner, sequence in enumerate(sequences):
+        for view in range(VIEWS[sequence.origin]):
             rate = 0.0 if rng.random() < 0.8 else float(rng.choice([0.002, 0.01, 0.03]))
-            codes, gaps_us = one_step(sequence, rng, has_gaps=has_gaps, rate=rate)
+            codes, gaps_us = one_step(sequence, rng, has_gaps=view % 2 == 1, rate=rate)
             if len(codes) < 2:  # one call over and over: never scored
                 continue
             step = Step(codes, gaps_us)
-            rows.append((frames(step), ngrams(step), label(sequence.shown())))
+            rows.append((frames(step), ngrams(step), label(sequence.shown()), owner))
     table = np.zeros((len(rows), N_FRAMES, N_FRAME))
-    for index, (frame, _, _) in enumerate(rows):
-        table[index, : len(frame)] = frame
-    n_frames = np.array([len(frame) for frame, _, _ in rows], np.int64)
-    return Examples(table, n_frames, np.array([g for _, g, _ in rows]), np.array([one for _, _, one in rows]))
+    for index, row in enumerate(rows):
+        table[index, : len(row[0])] = row[0]
+    return Examples(
+        table, np.array([len(row[0]) for row in rows], np.int64), np.array([row[1] for row in rows]),
+        np.array([row[2] for row in rows]), np.array([row[3] for row in rows], np.int64),
+    )  # fmt: skip
 
 
 def train_ngram(data: Examples) -> NgramEncoder:
@@ -115,8 +117,8 @@ def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncod
     known = torch.tensor((data.ngrams[:, :N_SUMMARY] - mean) * scale, dtype=torch.float32)
     y = torch.tensor(data.labels)
     n_batches = -(-len(x) // BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=6e-3, weight_decay=1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=n_epochs * n_batches)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=4e-3, weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=n_epochs * n_batches)
     draw = torch.Generator().manual_seed(seed)
     a, b = len(STAGES), len(STAGES) + len(ACCUMULATIONS)
     for _ in range(n_epochs):
