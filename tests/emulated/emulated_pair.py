@@ -13,7 +13,7 @@ import torch.distributed as dist
 from agent.nccl import fabric as fabrics
 from agent.nccl import library
 from agent.nccl.emulated import communicator, grouping, plugin_host, tasks
-from agent.nccl.emulated.calls import Call
+from agent.nccl.emulated.calls import Call, Task
 from agent.nccl.emulated.communicator import Communicator
 from agent.nccl.emulated.reduction import AVERAGE, SUM, Operator
 from agent.nccl.emulated.settings import Emulation
@@ -78,6 +78,9 @@ def group(
 
 
 def deferred(collective: Collective, n_bytes: int, op: Operator, rank: int) -> grouping.Deferred:
+    if n_bytes > 4 * MIB:  # what is decided does not depend on what is in them
+        count = n_bytes if collective is Collective.all_reduce else n_bytes // 2
+        return grouping.Deferred(collective, [Task(None, n_bytes, count, None)], [], torch.uint8, op, -1, True)
     whole, half = torch.zeros(n_bytes, dtype=torch.uint8), torch.zeros(n_bytes // 2, dtype=torch.uint8)
     task = {
         Collective.all_gather: lambda: tasks.all_gather(whole, half, 2),
