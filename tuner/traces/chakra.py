@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from agent.nccl.catalog import find_collective
 from store.errors import TraceError
 from store.records import Collective, Observation, TimingSource
-from tuner.traces.files import opened, read_some
+from tuner.traces.files import Readable, opened, read_some
 from tuner.traces.flight_recorder import rank_of
 from tuner.traces.records import (
     MAX_BYTES,
@@ -84,7 +84,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
                 yield observation
 
 
-def _messages(file: IO[bytes], path: Path, summary: Summary) -> Iterator[bytes]:
+def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
     while True:
         n_bytes = shift = 0
         while True:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, Protocol, TypeVar
 
 from store.errors import TraceError
 from tuner.traces.records import Summary
@@ -19,26 +18,63 @@ CHUNK_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 16 << 20
 MAX_ELEMENT_CHARS: Final = 64 << 20
 """One element of a JSON array may be this long at most."""
+_GZIP_WINDOW_BITS: Final = 31
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
+class Readable(Protocol):
+    """What is read from: a file, or a gzip file's contents."""
+
+    def read(self, n_bytes: int, /) -> bytes:
+        """Up to `n_bytes`; none at the end. EOFError when compressed data end early."""
+
+
+class _Unpacked:
+    """A gzip file's contents. Unlike gzip.GzipFile it gives all there is before it says that the file was cut."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        self._packed = b""
+
+    def read(self, n_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        while n_bytes > 0:
+            if self._unpacker.eof:
+                self._packed = self._unpacker.unused_data.lstrip(b"\0") or self._raw.read(CHUNK_BYTES).lstrip(b"\0")
+                if not self._packed:
+                    break
+                self._unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+            elif not self._packed:
+                self._packed = self._raw.read(CHUNK_BYTES)
+                if not self._packed and not (last := self._unpacker.decompress(b"", n_bytes)):
+                    if parts:
+                        break
+                    raise EOFError
+                if not self._packed:
+                    parts.append(last)
+                    n_bytes -= len(last)
+                    continue
+            part = self._unpacker.decompress(self._packed, n_bytes)
+            self._packed = self._unpacker.unconsumed_tail
+            n_bytes -= len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def opened(path: Path) -> Iterator[Readable]:
     """The file's bytes, decompressed if it is gzip; OSError becomes TraceError."""
     try:
         with path.open("rb") as raw:
             magic = raw.read(2)
             raw.seek(0)
-            if magic == _GZIP_MAGIC:
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield unpacked  # type: ignore[misc]
-            else:
-                yield raw
+            yield _Unpacked(raw) if magic == _GZIP_MAGIC else raw
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}", "check the file's permissions") from None
 
 
-def read_some(file: IO[bytes], n_bytes: int, on_cut: Callable[[], None] | None = None) -> bytes:
+def read_some(file: Readable, n_bytes: int, on_cut: Callable[[], None] | None = None) -> bytes:
     """Up to `n_bytes`; the end of a truncated gzip file is an end, of which `on_cut` is told. Raises TraceError."""
     try:
         return file.read(n_bytes)

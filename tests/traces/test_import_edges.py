@@ -1,0 +1,179 @@
+"""Files that are cut, refused by name, re-imported, or need a word from the user."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trace_samples import INSPECTOR, TUNER_CSV
+
+from agent.trace_log import TraceLog
+from store.database import Store
+from store.errors import TraceError
+from store.measurements import MEASUREMENT
+from store.records import Algorithm, Collective, Phase, Protocol, Source
+from store.wire import OBSERVATION_FIELDS
+from tuner.export import export_measurements, write_nvidia_csv
+from tuner.replay.loading import load_table
+from tuner.traces import read_trace
+
+OLD_NCCL_TESTS = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 536870912 step: 2(factor) warmup iters: 5 iters: 20
+#   Rank  0 Pid  14830 on       gpu9 device  0 [0x3d] GeForce RTX 2080 Ti
+#   Rank  1 Pid   8349 on      gpu10 device  0 [0x3d] GeForce RTX 2080 Ti
+#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144   float     sum    734.4    1.43    2.77  1e-06    725.1    1.45    2.80  1e-06
+    33554432       8388608   float     sum    11855    2.83    5.48  1e-06    11876    2.83    5.47  1e-06
+"""
+
+
+def records_of(path: Path, **options: object) -> tuple[np.ndarray, list[str]]:
+    trace = read_trace(path, **options)
+    blocks = list(trace.blocks())
+    return (np.concatenate(blocks) if blocks else np.empty(0, OBSERVATION_FIELDS)), trace.summary.notes
+
+
+def test_a_cut_file_says_so(tmp_path: Path):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    whole.write_text(INSPECTOR)
+    cut.write_text(INSPECTOR[:-40])
+    packed = tmp_path / "cut.jsonl.gz"
+    packed.write_bytes(gzip.compress(INSPECTOR.encode())[:-30])
+    all_rows, notes = records_of(whole)
+    assert notes == []
+    rows, notes = records_of(cut)
+    assert len(rows) == len(all_rows) - 1
+    assert "is cut" in notes[0]
+    assert "cut" in records_of(packed)[1][0]
+
+
+def test_a_trace_that_was_killed_says_so_in_replay(tmp_path: Path):
+    log = TraceLog(tmp_path, job_id="j", rank=0, n_ranks=2, fabric_id="", fabric={}, version="0")
+    log.record(np.ones(5, OBSERVATION_FIELDS))
+    log.flush()
+    assert any("without an end mark" in note for note in load_table(tmp_path).notes)
+    log.close()
+    assert load_table(tmp_path).notes == ()
+
+
+def tar_of(text: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        member = tarfile.TarInfo("trace.json")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"coll,nnodes,nranks,upto_bytes,algo,proto\nallreduce,2,16,1048576,tree,ll128\n", "tuner rules"),
+        (b"# collective_type,min_bytes,max_bytes,algorithm,protocol\nallreduce,0,1024,ring,ll,-1,-1,-1\n", "rules"),
+        (b"gpu_cc,op,dtype,shape_elems,replica_groups,devices_per_group,x\nsm_90,all-reduce,F32,256,1,8,2\n", "XLA"),
+        (b"[INFO] [Rank 0] rank=0 | comm op: all_reduce | time (ms): 9.46 | msg size: 678.86 MB | \n", "DeepSpeed"),
+        (tar_of(b"{}"), "archive"),
+        (b"PAR1" + bytes(100), "Parquet"),
+        (b"SQLite format 3\0" + bytes(100), "SQLite"),
+    ],
+)
+def test_known_files_without_measurements_are_refused_by_name(tmp_path: Path, content: bytes, reason: str):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=reason):
+        read_trace(path)
+
+
+def test_our_exported_measurements_come_back(tmp_path: Path):
+    rows = np.zeros(3, MEASUREMENT)
+    rows["n_ranks"], rows["n_nodes"], rows["message_bytes"] = 16, 2, (1 << 20, 1 << 21, 1 << 22)
+    rows["duration_us"], rows["memory_pressure"] = (10.5, 20.25, 40.0), np.nan
+    rows["collective"], rows["phase"] = Collective.all_gather, Phase.backward_gather
+    rows["algorithm"], rows["protocol"], rows["n_channels"] = Algorithm.ring, Protocol.ll128, 8
+    rows["is_default"], rows["source"] = (0, 1, 0), Source.sweep
+    store = tmp_path / "store.db"
+    with Store.open(store) as opened:
+        opened.record_job("j", "fabric", {}, 0)
+        opened.record_measurements("fabric", "j", rows)
+        opened.flush()
+    out = tmp_path / "m.csv"
+    export_measurements(store, out)
+    trace = read_trace(out)
+    assert trace.format_name == "measurements_csv"
+    (back,) = trace.measurements()
+    for name in ("n_ranks", "n_nodes", "message_bytes", "duration_us", "collective", "phase", "algorithm", "protocol"):
+        assert back[name].tolist() == rows[name].tolist(), name
+    assert back["is_default"].tolist() == [0, 1, 0]
+    assert set(back["source"].tolist()) == {Source.imported}
+    text = out.read_text().replace("all_gather", "all_dance", 1)
+    out.write_text(text + "1,2\n")
+    trace = read_trace(out)
+    assert sum(map(len, trace.blocks())) == 2
+    assert sum(trace.summary.unusable.values()) == 2
+
+
+def test_a_commented_header_is_a_header(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    plain = "\n".join(TUNER_CSV.splitlines()[1:]) + "\n"
+    path.write_text(plain)
+    expected, _ = records_of(path)
+    path.write_text("# made by somebody\n# " + plain)
+    found, _ = records_of(path)
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_the_plan_that_we_export_for_nvidia_is_no_measurement(tmp_path: Path):
+    path = tmp_path / "plan.csv"
+    with path.open("w") as text:
+        write_nvidia_csv([], text)
+    path.write_text(path.read_text() + "allgather,0,1048576,ring,ll128,8,2,16,-1,-1\n")
+    with pytest.raises(TraceError, match="tuner rules"):
+        read_trace(path)
+
+
+def test_old_nccl_tests_have_no_root_and_name_no_collective(tmp_path: Path):
+    """Whole microseconds are no root, a small deviation is no wrong result; the user names the collective."""
+    path = tmp_path / "100g.txt"
+    path.write_text(OLD_NCCL_TESTS)
+    rows, _ = records_of(path)
+    assert len(rows) == 0
+    rows, _ = records_of(path, collective=Collective.all_reduce)
+    assert rows["duration_us"].tolist() == pytest.approx([734.4, 725.1, 11855.0, 11876.0])
+    assert set(rows["collective"].tolist()) == {Collective.all_reduce}
+    assert (rows["n_ranks"][0], rows["n_nodes"][0]) == (2, 2)
+    path.write_text(OLD_NCCL_TESTS.replace("1e-06", "3e+00"))
+    assert len(records_of(path, collective=Collective.all_reduce)[0]) == 0
+
+
+def test_rows_read_in_one_go_are_those_read_line_by_line(tmp_path: Path):
+    row = "{:12d} {:12d}     float    none      -1  {}.25    1.00    0.75       0    23.50    1.00    0.75     N/A\n"
+    header = (
+        "# nThread 1\n# Collective test starting: all_gather_perf\n#  Rank  0 Group  0 Pid 1 on node device  0 [0] H\n"
+    )
+    rows = "".join(row.format(1024 * at, 16, 20 + at) for at in range(1, 200))
+    fast, slow = tmp_path / "fast.txt", tmp_path / "slow.txt"
+    fast.write_text(header + rows)
+    slow.write_text(header + rows.replace("\n", " trailing words\n"))  # no whole row: the slow way
+    found, expected = records_of(fast)[0], records_of(slow)[0]
+    assert len(found) == 398
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_the_command_line_says_what_it_found(tmp_path: Path):
+    path = tmp_path / "100g.txt"
+    path.write_text(OLD_NCCL_TESTS)
+    command = [sys.executable, "-m", "tuner.cli", "import", str(path), "--dry-run", "--json", "--default"]
+    told = subprocess.run([*command, "--collective", "allreduce"], capture_output=True, text=True, check=True)
+    document = json.loads(told.stdout)
+    assert (document["n_measurements"], document["recorded"], document["left_out"]) == (4, False, {})
+    refused = subprocess.run([*command, "--format", "nope"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "no trace format 'nope'" in refused.stderr
+    assert refused.stdout == ""
