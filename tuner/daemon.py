@@ -25,6 +25,7 @@ from store import wire
 from store.database import Retention, Store
 from store.errors import UserError, WireError
 from tuner.endpoint import BoundEndpoint
+from tuner.inbox import Inbox
 from tuner.join import OBSERVATION
 from tuner.learner import Learner, Loader
 from tuner.service import BrainFactory, Reply, Service
@@ -35,6 +36,8 @@ _log = logging.getLogger("zerotune.daemon")
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long the writer's thread may keep the GIL from the loop."""
 MESSAGES_PER_TURN: Final = 64
+TURN_S: Final = 0.0005
+"""How long observations are handled before the loop looks for what cannot wait."""
 RECEIVE_QUEUE_MESSAGES: Final = 64
 """Per rank; what does not fit stays with the agent, which drops and counts."""
 SEND_QUEUE_MESSAGES: Final = 256
@@ -64,6 +67,7 @@ class Daemon:
         self._woken, self._waker = sockets.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
+        self._inbox = Inbox()
         self._calls: deque[Callable[[], None]] = deque()
         self._stopping = False
         self.n_errors = 0
@@ -90,7 +94,8 @@ class Daemon:
         poller.register(self._woken, zmq.POLLIN)
         leave_at_s = float("inf") if idle_exit_s is None else self._clock() + idle_exit_s
         while not self._stopping:
-            n_received = self._receive()
+            self._receive()
+            self._work_off()
             self._send(self._guarded(self._service.tick))
             for job_id, message in self._uplinks.receive():
                 self._send(self._service.handle_uplink(job_id, message))
@@ -102,7 +107,7 @@ class Daemon:
             elif now_s >= leave_at_s:
                 _log.info("no rank for %s s: leaving", idle_exit_s)
                 return
-            if n_received < MESSAGES_PER_TURN:
+            if not self._inbox:
                 due_at_s = min(self._service.next_tick_s, leave_at_s)
                 # An idle daemon sleeps for ever.
                 poller.poll(None if due_at_s == float("inf") else max(0, math.ceil((due_at_s - now_s) * 1000)))
@@ -112,8 +117,9 @@ class Daemon:
     def drain(self) -> None:
         """Take in what has arrived already, and join and record all of it."""
         ends_at_s = self._clock() + LONGEST_DRAIN_S
-        while self._clock() < ends_at_s and self._socket.poll(ARRIVING_MS):
+        while self._clock() < ends_at_s and (self._inbox or self._socket.poll(ARRIVING_MS)):
             self._receive()
+            self._work_off()
         self._guarded(self._service.close)
 
     def close(self) -> None:
@@ -121,14 +127,25 @@ class Daemon:
         self._woken.close()
         self._waker.close()
 
-    def _receive(self) -> int:
-        for n_received in range(MESSAGES_PER_TURN):
+    def _receive(self) -> None:
+        """Take in what has arrived, and do at once what cannot wait."""
+        for _ in range(MESSAGES_PER_TURN):
+            if not self._inbox.has_room:
+                return
             try:
                 sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return n_received
-            self._take(sender, frames)
-        return MESSAGES_PER_TURN
+                return
+            if not self._inbox.put(sender, frames):
+                self._take(sender, frames)
+
+    def _work_off(self) -> None:
+        """Handle what waits, for as long as one turn may last."""
+        ends_at_s = self._clock() + TURN_S
+        while self._inbox:
+            self._take(*self._inbox.take())
+            if self._clock() >= ends_at_s:
+                return
 
     def _take(self, sender: bytes, frames: list[bytes]) -> None:
         try:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from store.records import Decision, Plan, Stage, StepRecord, size_class_floor
 from store.wire import Hello, JobStatus
-from tuner.join import OBSERVATION, Joiner, measurements_of
+from tuner.join import OBSERVATION, Joiner
 from tuner.nodes import NodeSession, Uplink, UplinksLike
 from tuner.windows import ObservationWindows
 
@@ -28,7 +28,10 @@ class BrainLike(Protocol):
     """What the service asks of `tuner.brain.Brain`."""
 
     knowledge: Any
-    n_explored: int
+
+    @property
+    def n_explored(self) -> int:
+        """Settings tried."""
 
     @property
     def stage(self) -> Stage:
@@ -180,13 +183,6 @@ class Job:
             return np.empty(0, OBSERVATION)
         observed, _ = self.joiner.join(now_s, len(self.ranks) + len(self.nodes), give_up=give_up)
         return observed
-
-    def measure(self, observed: NDArray[np.void]) -> NDArray[np.void]:
-        """Joined observations as measurements (MEASUREMENT, shape [n]); the brain has seen them."""
-        block = measurements_of(observed)
-        if len(block):
-            self.tell(lambda brain: brain.observe(block))
-        return block
 
     def finish_step(self, step: StepRecord) -> None:
         """The leading rank has finished a step."""

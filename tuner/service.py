@@ -7,7 +7,8 @@ Slow work is asked for, not done: `on_request` is told what a learner should loa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
@@ -33,6 +34,7 @@ from store.wire import (
     Welcome,
 )
 from tuner.job import BrainLike, Job, RankSession, headline
+from tuner.join import measurements_of
 from tuner.nodes import NodeSession, NoUplinks, UplinksLike
 
 _log = logging.getLogger("zerotune.service")
@@ -126,6 +128,8 @@ class Service:
         self._jobs: dict[str, Job] = {}
         self._senders: dict[bytes, tuple[str, int]] = {}
         self._learning: dict[str, _FabricLearning] = {}
+        self._slices: Iterator[list[Reply]] | None = None
+        """What is left of a job's tick."""
         self.on_request: Callable[[Request], None] = lambda _: None
         """Called with work for the learner; must not block."""
         self.n_refused = 0
@@ -172,20 +176,27 @@ class Service:
         return []
 
     def tick(self) -> list[Reply]:
-        """What is due by now: joins, plans, windows, lost ranks. At most one job's, so that no
-        message waits for the joins of all; call again at `next_tick_s`.
+        """What is due by now: joins, plans, windows, lost ranks. Only a slice of one job's, so that no
+        message waits for all of it; call again at `next_tick_s`.
         """
-        now_s = self._clock()
-        job = min(self._jobs.values(), key=lambda job: job.next_tick_s, default=None)
-        if job is None or job.next_tick_s > now_s:
+        if self._slices is None:
+            now_s = self._clock()
+            job = min(self._jobs.values(), key=lambda job: job.next_tick_s, default=None)
+            if job is None or job.next_tick_s > now_s:
+                return []
+            job.next_tick_s = now_s + TICK_EVERY_S
+            self._slices = self._tick_job(job, now_s)
+        replies = next(self._slices, None)
+        if replies is None:
+            self._slices = None
             return []
-        replies = self._tick_job(job, now_s)
-        job.next_tick_s = now_s + TICK_EVERY_S
         return replies
 
     @property
     def next_tick_s(self) -> float:
         """When `tick` has something to do, on the clock; infinite when no job is there."""
+        if self._slices is not None:
+            return self._clock()
         return min((job.next_tick_s for job in self._jobs.values()), default=float("inf"))
 
     def handle_uplink(self, job_id: str, message: DaemonMessage) -> list[Reply]:
@@ -201,8 +212,9 @@ class Service:
 
     def close(self) -> None:
         """The daemon stops: join and record what is there; the jobs go on without it."""
+        deque(self._slices or (), maxlen=0)
         for job in self._jobs.values():
-            self._tick_job(job, self._clock(), give_up=True)
+            deque(self._tick_job(job, self._clock(), give_up=True), maxlen=0)
 
     def model_ready(self, fabric_id: str, knowledge: object) -> None:
         """The learner has loaded or fitted: jobs of the fabric think with it from now on."""
@@ -216,31 +228,35 @@ class Service:
 
     # ---- inside ------------------------------------------------------------------------------
 
-    def _tick_job(self, job: Job, now_s: float, *, give_up: bool = False) -> list[Reply]:
-        replies: list[Reply] = []
+    def _tick_job(self, job: Job, now_s: float, *, give_up: bool = False) -> Iterator[list[Reply]]:
+        """One job's tick, in slices between which messages can be answered."""
         job.uplink.greet(now_s, job.lead_rank, len(job.ranks))
-        replies += self._use(job, job.join(now_s, give_up=give_up))
+        yield from self._use(job, job.join(now_s, give_up=give_up))
         job.measure_rate(now_s)
-        replies += self._windows(job)
+        replies = self._windows(job)
         for sender in [sender for sender, node in job.nodes.items() if now_s - node.heard_at_s > SILENCE_S]:
             self._node_leaves(job, sender)
         for rank, (sender, session) in list(job.ranks.items()):
             if now_s - session.heard_at_s > SILENCE_S:
                 _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
                 self._leave(sender)
-        return replies
+        yield replies
 
-    def _use(self, job: Job, observed: NDArray[np.void]) -> list[Reply]:
+    def _use(self, job: Job, observed: NDArray[np.void]) -> Iterator[list[Reply]]:
         """Joined observations go to the leading daemon, or are measurements here."""
         if not len(observed):
-            return []
+            return
         if job.uplink.is_alive(self._clock()):
             job.uplink.forward(job.lead_rank, len(job.ranks), observed.tobytes(), len(observed))
-            return []
-        block = job.measure(observed)
+            return
+        yield []
+        block = measurements_of(observed)
         if len(block):
             self._record(job, block)
-        return self._think(job)
+            yield []
+            job.tell(lambda brain: brain.observe(block))
+            yield []
+        yield self._think(job)
 
     def _forwarded(self, sender: bytes, message: Forwarded, records: NDArray[np.void]) -> list[Reply]:
         """News of another node's daemon; none is taken, nor answered, where rank 0 is not."""
@@ -374,7 +390,7 @@ class Service:
         job.joiner.members_changed()
         if job.ranks:
             return
-        self._use(job, job.join(self._clock(), give_up=True))
+        deque(self._use(job, job.join(self._clock(), give_up=True)), maxlen=0)
         self._think(job)
         job.uplink.end(rank)
         self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())

@@ -305,3 +305,28 @@ def test_closing_records_what_waits(bench, records):
     report(bench, records, ranks=(0, 1), n=3)
     bench.service.close()
     assert len(bench.store.measurements) == 3
+
+
+def test_a_tick_comes_in_slices_and_nothing_is_lost_between_them(bench, records):
+    bench.join_all()
+    report(bench, records, n=10)
+    bench.now_s += 1.0
+    n_slices = 0
+    while bench.service.next_tick_s <= bench.now_s and not bench.store.blocks:
+        bench.service.tick()
+        n_slices += 1
+    assert n_slices > 1, "messages can be answered before the store and the brain are told"
+    assert bench.brains["job"].names() == ["sequence"]
+    bench.service.close()
+    assert bench.brains["job"].names() == ["sequence", "observe"]
+    assert len(bench.store.measurements) == 10
+
+
+def test_what_was_joined_when_the_daemon_stops_is_recorded(bench, records):
+    bench.join_all()
+    report(bench, records, n=10)
+    bench.now_s += 1.0
+    bench.service.tick()
+    assert not bench.store.blocks
+    bench.service.close()
+    assert len(bench.store.measurements) == 10
