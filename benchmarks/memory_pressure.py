@@ -87,7 +87,7 @@ def main() -> None:
     for name, scenario in scenarios().items():
         with tempfile.TemporaryDirectory() as folder:
             endpoint = f"ipc://{folder}/d.sock"
-            daemon = start_in_background(endpoint, Path(folder) / "store.db")
+            daemon = start_in_background(endpoint, Path(folder) / "store.db", idle_exit_s=600)
             try:
                 roomy_us = run(scenario, endpoint, tuned=False, tight=False, n_steps=n_steps)
                 untuned_us = run(scenario, endpoint, tuned=False, tight=True, n_steps=n_steps)
