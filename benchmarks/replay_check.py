@@ -106,12 +106,12 @@ def cases(folder: Path, worlds: Sequence[World] = WORLDS, plans: Sequence[str] =
             )  # fmt: skip
 
 
-def run(world: World, place: Path, *options: object) -> float:
+def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> float:
     """Train under `zerotune launch`; the median step time after the plan, if any, has come into force."""
     summary = place / "summary.json"
     zerotune(
         place, "launch", "--fabric", world.fabric, "--endpoint", f"ipc://{place}/no-daemon", "--summary", summary,
-        *options, "--", sys.executable, WORKER, world.kind, N_RANKS, N_STEPS,
+        *options, "--", sys.executable, WORKER, world.kind, N_RANKS, n_steps,
     )  # fmt: skip
     steps = json.loads(summary.read_text())["steps"]
     last_epoch = steps[-1]["epoch"]

@@ -71,7 +71,7 @@ def steps_of(block: np.ndarray) -> list[StepRecord]:
     return [StepRecord(step, 0, float(us), float(exposed_us[step])) for step, us in enumerate(np.diff(begins))]
 
 
-def write(block: np.ndarray, directory: Path) -> Path:
+def write(block: np.ndarray, directory: Path, n_block: int = 16384) -> Path:
     described = fabrics.load(FABRIC)
     log = TraceLog(
         directory,
@@ -82,8 +82,9 @@ def write(block: np.ndarray, directory: Path) -> Path:
         fabric=described.describe(),
         version="0",
     )
-    for first in range(0, len(block), 16384):
-        log.record(block[first : first + 16384])
+    for first in range(0, len(block), n_block):
+        log.record(block[first : first + n_block])
+        log.flush()
     log.steps(steps_of(block))
     log.close()
     assert log.path is not None

@@ -1,14 +1,18 @@
 """The training scripts of `replay_speed.py`'s check: `python replay_worker.py KIND N_RANKS N_STEPS`.
 
 KIND is ddp, fsdp2, zero1, zero2 or zero3. Started without RANK, it starts its ranks; torchrun would import torch
-once more than that. Ends each rank with `os._exit` after the agent has said goodbye: nothing to tear down.
+once more than that. With REPLAY_WORKER_SPENT=FILE, rank 0 writes what the agent's threads spent in the second half
+of the steps.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 
 def start_ranks(n_ranks: int) -> int:
@@ -57,13 +61,34 @@ def train(kind: str, n_steps: int) -> None:
         optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
         clip = engine.clip_grad_norm_
     rows = torch.randint(256, (4, 65))
+    spent = []  # (agent's CPU time on its threads, collectives) before each step
     for _ in range(n_steps):
+        spent.append((agent_threads_ns(), n_collectives()))
         model(rows[:, :-1], rows[:, 1:]).backward()
         if clip is not None:
             clip(1.0)
         optimizer.step()
         optimizer.zero_grad()
+    if os.environ["RANK"] == "0" and (path := os.environ.get("REPLAY_WORKER_SPENT")):
+        middle, last = spent[len(spent) // 2], spent[-1]  # the first half joins the other ranks
+        with open(path, "w") as file:
+            json.dump({"agent_ns": last[0] - middle[0], "n_collectives": last[1] - middle[1]}, file)
     dist.destroy_process_group()
+
+
+def agent_threads_ns() -> int:
+    """CPU time so far of the agent's background threads."""
+    return sum(
+        time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.name.startswith("zerotune") and thread.ident is not None
+    )
+
+
+def n_collectives() -> int:
+    from agent.nccl.emulated import journal
+
+    return journal().n_calls
 
 
 if __name__ == "__main__":
