@@ -174,7 +174,8 @@ def judge_log(cases: Iterable[dict[str, Any]], logged: Iterable[Selection]) -> d
 
 def soak(context: Context) -> dict[str, Any]:
     """Plans flip at boundaries; every rank sees the same epochs, every sum is right, nothing hangs."""
-    seen = [rank[0] for rank in _run_ranks(context, "soak", "--collectives", str(context.n_collectives))]
+    words = ("--collectives", str(context.n_collectives), "--seconds", str(context.left_s * 0.8 - 10))
+    seen = [rank[0] for rank in _run_ranks(context, "soak", *words)]
     results = {
         "n_collectives": seen[0]["n_collectives"], "n_hangs": 0,
         "n_epochs": seen[0]["n_epochs"], "n_wrong": sum(rank["n_wrong"] for rank in seen),
@@ -185,6 +186,8 @@ def soak(context: Context) -> dict[str, Any]:
         raise NotAsItMust(f"epochs by rank: {[rank['n_epochs'] for rank in seen]}", results)
     if results["n_epochs"] < 2 or results["n_wrong"]:
         raise NotAsItMust("no plan was ever adopted" if results["n_epochs"] < 2 else "sums are wrong", results)
+    if results["n_collectives"] < context.n_collectives:
+        raise NotAsItMust(f"all is well, but there was no time for {context.n_collectives} collectives", results)
     return results
 
 

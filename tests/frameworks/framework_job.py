@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
+OUTSIDE_BACKWARD = dict.fromkeys(
+    ("all_gather forward_gather", "all_gather post_step_gather"), "all_gather outside_backward"
+)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}")
 
 
@@ -197,3 +200,15 @@ def step_of(trace: OwnTrace, step: int) -> Counter[str]:
         f"{Collective(collective).name} {Phase(phase).name}"
         for collective, phase in zip(rows["collective"], rows["phase"], strict=True)
     )
+
+
+def blur(step: Mapping[str, int]) -> Counter[str]:
+    """`step` with the two phases as one whose difference no hook can see.
+
+    Between the optimizer's step and the next backward a gather may bring updated parameters home or begin the
+    forward pass. Which of them, the stage fingerprint says, from the whole sequence, and may take a while.
+    """
+    blurred: Counter[str] = Counter()
+    for name, n in step.items():
+        blurred[OUTSIDE_BACKWARD.get(name, name)] += n
+    return blurred

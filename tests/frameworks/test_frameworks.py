@@ -17,6 +17,7 @@ from framework_job import (
     TORCHRUN,
     Job,
     Node,
+    blur,
     check_agreed,
     check_all_seen,
     step_of,
@@ -119,7 +120,7 @@ def test_a_framework_trains_the_same_and_is_seen(start, name):
     assert check_all_seen(job) > 0
     assert check_agreed(job) > 0
     for trace in job.traces:
-        assert step_of(trace, -2) == case.step
+        assert blur(step_of(trace, -2)) == blur(case.step)
 
 
 @pytest.mark.slow
