@@ -8,10 +8,26 @@
 static const launched reduce = {.collective = NCCL_REDUCE_SCATTER, .count = 64, .n_channels = 2, .algorithm = NCCL_RING,
                                 .protocol = NCCL_SIMPLE};
 
-/* Two communicators of one shape, created and destroyed in every order, tuner and profiler apart. */
+#define N_ORDERS 24
+
+/* The order-th permutation of 0, 1, 2, 3. */
+static void permute(int order, int out[4]) {
+  int left[4] = {0, 1, 2, 3};
+  for (int n = 4; n > 0; n--) {
+    const int chosen = order % n;
+    order /= n;
+    out[4 - n] = left[chosen];
+    for (int i = chosen; i + 1 < n; i++) left[i] = left[i + 1];
+  }
+}
+
+/* Two communicators of one shape, created either way round and destroyed in every order, tuner and profiler
+ * apart. */
 static void any_order_of_ends(void) {
-  static const int orders[][4] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 0, 3, 2}, {2, 0, 3, 1}, {0, 2, 1, 3}, {3, 1, 2, 0}};
-  for (size_t i = 0; i < sizeof orders / sizeof orders[0]; i++) {
+  int ends[N_ORDERS][4];
+  for (int order = 0; order < N_ORDERS; order++) permute(order, ends[order]);
+  for (size_t i = 0; i < 2 * N_ORDERS; i++) {
+    const int *const order = ends[i / 2];
     the.reset();
     profiled profilers[2];
     tuned tuners[2];
@@ -29,8 +45,8 @@ static void any_order_of_ends(void) {
       for (int c = 0; c < 2; c++) { /* whoever is left still works */
         int tuner_left = 0, profiler_left = 0;
         for (int later = step; later < 4; later++) {
-          tuner_left |= orders[i][later] == c;
-          profiler_left |= orders[i][later] == 2 + c;
+          tuner_left |= order[later] == c;
+          profiler_left |= order[later] == 2 + c;
         }
         question asked = ordinary_question(NCCL_REDUCE_SCATTER, 1024);
         if (tuner_left) tuner_ask(tuners[c], &asked);
@@ -41,7 +57,7 @@ static void any_order_of_ends(void) {
         CHECK_EQUAL(record.comm_id, 70 + c);
         CHECK_EQUAL(record.rank, c);
       }
-      const int end = orders[i][step];
+      const int end = order[step];
       if (end < 2)
         tuner_finalize(tuners[end]);
       else
