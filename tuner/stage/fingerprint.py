@@ -93,6 +93,6 @@ class StageFingerprint:
     def _show(self, shown: Shown) -> bool:
         if shown == self.shown:
             return False
-        _log.debug("stage: %s, was %s", shown, self.shown)
+        _log.info("the collectives show: %s (before: %s)", shown, self.shown)
         self.shown = shown
         return True

@@ -1,0 +1,93 @@
+"""Generated sequences are what they claim, and training makes encoders that recognise what they never saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.records import Collective, Stage
+from tuner.stage.dataset import Sequence, disturbed, generated, one_step, recorded
+from tuner.stage.generator import FRAMEWORKS
+from tuner.stage.others import OTHERS
+
+
+@pytest.fixture(scope="module")
+def sequences() -> list[Sequence]:
+    return list(generated(6, 5))
+
+
+def test_the_same_seed_gives_the_same_sequences(sequences: list[Sequence]) -> None:
+    for one, other in zip(sequences, generated(6, 5), strict=True):
+        assert one.name == other.name
+        np.testing.assert_array_equal(one.codes(), other.codes())
+        np.testing.assert_array_equal(one.start_us, other.start_us)
+
+
+def test_every_framework_and_other_workload_is_generated(sequences: list[Sequence]) -> None:
+    seen = {one.name.split()[0] for one in sequences}
+    assert set(FRAMEWORKS) | set(OTHERS) <= seen
+    assert {one.shown().stage for one in sequences} == set(Stage)
+    assert all(one.origin == "generated" for one in sequences)
+
+
+def test_generated_volumes_are_those_of_theory(sequences: list[Sequence]) -> None:
+    """Parameters gathered per gradient sent, in bytes of each: 1 for ZeRO-1, 2 for ZeRO-3 and no root kept."""
+    for one in sequences:
+        step = one.step(1)
+        kinds, n_bytes = one.collectives[step], one.message_bytes[step]
+        volume = {kind: int(n_bytes[kinds == kind].sum()) for kind in Collective}
+        if one.training.tensor_parallel or one.training.stage is Stage.unknown:
+            continue
+        sent = volume[Collective.reduce_scatter] + volume[Collective.all_reduce]
+        gathered = volume[Collective.all_gather]
+        n_sends = one.training.n_micro if one.training.sends_each else 1
+        n_gathers = one.training.n_micro if one.training.gathers_each else 1
+        if one.training.stage is Stage.ddp:
+            assert gathered == 0
+        elif gathered:
+            # Elements of parameters and gradients have 2 or 4 bytes each.
+            ratio = gathered / n_gathers / (sent / n_sends)
+            assert 0.45 <= ratio <= (4.2 if one.training.stage is Stage.zero3 else 2.1), one.name
+
+
+def test_starts_never_go_back(sequences: list[Sequence]) -> None:
+    assert all((np.diff(one.start_us) >= 0).all() for one in sequences)
+
+
+def test_disturbing_loses_and_exchanges_a_few(sequences: list[Sequence]) -> None:
+    codes = np.arange(10_000)
+    changed, gaps_us = disturbed(codes, np.ones(10_000), np.random.default_rng(0), 0.02)
+    assert 9_800 < len(changed) == len(gaps_us) < 9_980
+    assert 50 < np.count_nonzero(np.diff(changed) < 0) < 200
+
+
+def test_one_step_is_the_primitive_period(sequences: list[Sequence]) -> None:
+    for one in sequences[:60]:
+        codes, gaps_us = one_step(one, np.random.default_rng(1), has_gaps=True, rate=0.0)
+        step = one.codes()[one.step(2)]
+        assert len(step) % len(codes) == 0
+        assert len(gaps_us) == len(codes)
+        if not one.group.startswith("other_random"):
+            assert Counter(np.tile(codes, len(step) // len(codes)).tolist()) == Counter(step.tolist())
+
+
+@pytest.mark.slow
+def test_the_training_command_makes_weights_that_load(tmp_path: Path) -> None:
+    from tuner.stage.command import train, weights_known
+
+    written = train(tmp_path / "weights", tmp_path / "store.db", 2, 1, 0)
+    assert [kind for kind, _, _ in written] == ["lstm", "ngram"]
+    rows = weights_known(tmp_path / "store.db")
+    assert [(row[0], row[4]) for row in rows[:2]] == [("lstm", "good"), ("ngram", "good")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_framework_never_seen_is_recognised() -> None:
+    from tuner.stage.held_out import by_framework
+
+    (fold,) = by_framework([*recorded(), *generated(60, 3)], 0, 15, ["fsdp1"])
+    assert fold.recorded["lstm"].stage_percent >= 95.0, fold.recorded["lstm"].mistakes[:5]
