@@ -243,7 +243,7 @@ def run_daemon(
             try:
                 with _signals(daemon.stop):
                     daemon.run(idle_exit_s)
-                daemon.drain()
+                    daemon.drain()  # a second signal does not cut it short
             finally:
                 learner.close()
                 uplinks.close()
