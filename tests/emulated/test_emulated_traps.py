@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,36 @@ def test_the_user_wins_over_the_plan(pair: Pair, version: str) -> None:
         assert counters.n_matched == 0
         assert counters.n_ignored_cells == (0 if version.startswith("2.21") else 4)
         assert not (plugin.drain()["flags"] & library.FLAG_MATCHED).any()
+
+
+# ---- 2.21, which runs what it is told ----
+
+RECKLESS = """
+#include "nccl_abi.h"
+static int it;
+static nccl_result init(size_t r, size_t n, nccl_logger l, void **c) { (void)r; (void)n; (void)l; *c = &it; return 0; }
+static nccl_result ask(void *c, int f, size_t b, int cn, int nv, int p, int *a, int *pr, int *n) {
+  (void)c; (void)f; (void)b; (void)cn; (void)nv; (void)p; (void)n; *a = NCCL_NVLS; *pr = NCCL_SIMPLE; return 0; }
+static nccl_result destroy(void *c) { (void)c; return 0; }
+const nccl_tuner_v2 ncclTunerPlugin_v2 = {"reckless", init, ask, destroy};
+"""
+
+
+def test_2_21_would_run_what_is_not_there_and_our_plugin_never_asks_for_it(pair: Pair, tmp_path: Path) -> None:
+    source, reckless = tmp_path / "reckless.c", str(tmp_path / "reckless.so")
+    source.write_text(RECKLESS)
+    headers = Path(library.__file__).parent / "plugin"
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-I{headers}", str(source), "-o", reckless], check=True)
+    with pytest.raises(EmulatedNcclError, match="unchecked"):
+        issue(pair(ZEROTUNE_NCCL_VERSION="2.21.5", NCCL_TUNER_PLUGIN=reckless), GATHER, MIB)
+    later = pair(ZEROTUNE_NCCL_VERSION="2.22.3", NCCL_TUNER_PLUGIN=reckless)
+    assert issue(later, GATHER, MIB).candidate.algorithm is Algorithm.ring  # NCCL's adapter checks
+    nvls = Candidate(Algorithm.nvls, Protocol.simple, 4)
+    with plugin_with({GATHER: nvls, REDUCE: nvls}, BOXES) as plugin:
+        ranks = pair(ZEROTUNE_NCCL_VERSION="2.21.5", **BOTH)
+        assert issue(ranks, GATHER, MIB).candidate.algorithm is Algorithm.ring
+        assert issue(ranks, REDUCE, MIB).candidate.algorithm is not Algorithm.nvls
+        assert plugin.counters().n_ignored_cells == 4
 
 
 # ---- RCCL ----

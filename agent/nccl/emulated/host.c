@@ -6,6 +6,7 @@
 
 #include "../plugin/nccl_abi.h"
 
+#define HOST_ASKED_FOR_WHAT_IS_NOT_THERE (-2)
 #define HOST_MAX_CHANNELS 128 /* RCCL's; NCCL has 64 */
 
 typedef struct {
@@ -65,7 +66,7 @@ int host_tuner_init(const void *tuner, int version, void **context, uint64_t com
 }
 
 /* `table` is float[n_algorithms][3] and is edited in place. A v2 plugin names a cell instead; NCCL's adapter
- * makes that cell free unless it is IGNORE. */
+ * makes that cell free unless it is IGNORE, and 2.21, which has none, runs whatever it is told. */
 int host_tuner_ask(const void *tuner, int version, void *context, int collective, uint64_t n_bytes, int n_pipe_ops,
                    float *table, int n_algorithms, int registered, int nvls_support, int *n_channels) {
   size_t bytes = n_bytes;
@@ -76,10 +77,12 @@ int host_tuner_ask(const void *tuner, int version, void *context, int collective
       nccl_result result = ((const nccl_tuner_v2 *)tuner)
                                ->get_coll_info(context, collective, bytes, 0, nvls_support, n_pipe_ops, &algorithm,
                                                &protocol, n_channels);
-      if (result == NCCL_SUCCESS && algorithm >= 0 && algorithm < n_algorithms && protocol >= 0 &&
-          protocol < NCCL_N_PROTOCOLS && table[algorithm * NCCL_N_PROTOCOLS + protocol] >= 0)
-        table[algorithm * NCCL_N_PROTOCOLS + protocol] = 0;
-      return result;
+      if (result != NCCL_SUCCESS || (algorithm < 0 && protocol < 0)) return result;
+      if (algorithm < 0 || algorithm >= n_algorithms || protocol < 0 || protocol >= NCCL_N_PROTOCOLS ||
+          table[algorithm * NCCL_N_PROTOCOLS + protocol] < 0)
+        return HOST_ASKED_FOR_WHAT_IS_NOT_THERE;
+      table[algorithm * NCCL_N_PROTOCOLS + protocol] = 0;
+      return NCCL_SUCCESS;
     }
     case 3:
       return ((const nccl_tuner_v3 *)tuner)

@@ -45,6 +45,7 @@ class CollectiveEvent(ctypes.Structure):
 
 
 EVENT_COLLECTIVE: Final = 2
+_ASKED_FOR_WHAT_IS_NOT_THERE: Final = -2
 _SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
 CapturedGroup = Any
 """ctypes array of the profiler's handles of captured API calls."""
@@ -198,7 +199,9 @@ class CommunicatorPlugins:
             tuner.address, tuner.abi, self._tuner_context, collective, message_bytes, n_pipe_ops, table,
             self._host.n_algorithms, captured, nvls, self._n_channels_address,
         )  # fmt: skip
-        if result != 0:
+        if result == _ASKED_FOR_WHAT_IS_NOT_THERE and not self._host.release.checks_tuner:
+            raise EmulatedNcclError("the tuner plugin asked for what is not there; NCCL 2.21 would run it unchecked")
+        if result not in (0, _ASKED_FOR_WHAT_IS_NOT_THERE):
             raise EmulatedNcclError(f"the tuner plugin failed the collective (error {result})")
         return self._n_channels.value
 

@@ -52,6 +52,11 @@ class Release(NamedTuple):
         return not self.is_rccl and self.version >= (2, 28)
 
     @property
+    def checks_tuner(self) -> bool:
+        """Whether a cell that a tuner names is compared with what the fabric has."""
+        return self.version >= (2, 22)
+
+    @property
     def connects_at_first_use(self) -> bool:
         """Older releases connect ring and tree when the communicator is made."""
         return self.version >= (2, 22)
