@@ -329,7 +329,14 @@ class Brain:
         if in_force.is_trial.any():
             tried = is_trial[keys]
             if tried.any():
-                self._intake.charge(self._states, slots[tried], logs[tried], steps[tried], evidence)
+                self._intake.charge(
+                    self._states,
+                    slots[tried],
+                    logs[tried],
+                    steps[tried],
+                    evidence,
+                    exposed_share=self._policy.charged_share,
+                )
         evidence.add(calls, steps)
 
     def _new_evidence(self, reason: str) -> None:

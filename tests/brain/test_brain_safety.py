@@ -190,3 +190,20 @@ def test_a_decision_explains_itself() -> None:
     assert brain.decisions() == []
     assert isinstance(promoted[0].candidate, Candidate)
     assert sum(chosen for _, _, chosen in gain_share(world, brain).values()) > 0
+
+
+def test_exploration_that_nobody_waits_for_is_charged_by_what_is_waited_for() -> None:
+    spent = {}
+    for share in (1.0, 0.2):
+        world = _world(compute_us=5_000.0)
+        brain = make_brain(world)
+        for _ in range(80):
+            block, record = world.run_step()
+            brain.observe(block)
+            exposed_us = share * float(block["duration_us"].sum())
+            brain.step_finished(StepRecord(record.step, record.epoch, record.duration_us, exposed_us, 0.3))
+            if (plan := brain.propose()) is not None:
+                world.plan = plan
+                brain.adopted(plan.epoch, world.step)
+        spent[share] = brain.budget.spent_us / max(1, brain.n_explored)
+    assert spent[0.2] < 0.7 * spent[1.0]

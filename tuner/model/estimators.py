@@ -11,11 +11,14 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from tuner.features import DEFAULT_CELL, Floats
+from tuner.features import DEFAULT_CELL, Floats, Ints
 from tuner.model.baked import UNKNOWN_STD
 from tuner.model.training_set import TrainingSet
 
 COVERAGE: Final = 0.9
+SCALE_LIMITS: Final = (0.2, 6.0)
+UNCALIBRATED: Final = 1.5
+"""Factor on the spread with too few sizes to hold any out."""
 _Z: Final = 1.645
 _SEED: Final = 7
 
@@ -162,7 +165,11 @@ class Kriging:
             tuned.fit(design[sample], points.residual[sample])
         self._process = GaussianProcessRegressor(tuned.kernel_, alpha=points.noise**2, optimizer=None)
         self._process.fit(design, points.residual)
-        self._scale = self._calibrate(points)
+        inverse = np.linalg.inv(self._process.L_)
+        self._precision, self._alpha = inverse.T @ inverse, np.asarray(self._process.alpha_).reshape(-1)
+        self._known_ranks = np.unique(points.n_ranks)
+        self._scale = self._calibrate(points.size_class, UNCALIBRATED)
+        self._scale_elsewhere = max(self._scale, self._calibrate(points.n_ranks, 2.0 * self._scale))
         return self
 
     def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
@@ -174,22 +181,19 @@ class Kriging:
         ]
         mean = np.concatenate([part[0] for part in parts]) if parts else np.zeros(0)
         std = np.concatenate([part[1] for part in parts]) if parts else np.zeros(0)
-        return mean, np.maximum(std * self._scale, 0.003)
+        scale = np.where(np.isin(points.n_ranks, self._known_ranks), self._scale, self._scale_elsewhere)
+        return mean, np.maximum(std * scale, 0.003)
 
-    def _calibrate(self, points: TrainingSet) -> float:
-        """Factor on the spread so that 90 % intervals hold 90 % of sizes left out, exactly (conformal)."""
-        if len(np.unique(points.size_class)) < 4:
-            return 1.5
-        lower = self._process.L_
-        inverse = np.linalg.inv(lower)
-        precision = inverse.T @ inverse
-        alpha = np.asarray(self._process.alpha_).reshape(-1)
+    def _calibrate(self, groups: Ints, fallback: float) -> float:
+        """Factor on the spread so that 90 % intervals hold 90 % of groups left out, exactly (conformal)."""
+        if len(np.unique(groups)) < (4 if fallback == UNCALIBRATED else 2):
+            return fallback
         scores = []
-        for held in np.unique(points.size_class):
-            index = np.flatnonzero(points.size_class == held)
-            block = np.linalg.inv(precision[np.ix_(index, index)])
-            scores.append(np.abs(block @ alpha[index]) / np.sqrt(np.maximum(np.diag(block), 1e-12)))
-        return float(np.clip(np.quantile(np.concatenate(scores), COVERAGE) / _Z, 0.5, 4.0))
+        for held in np.unique(groups):
+            index = np.flatnonzero(groups == held)
+            block = np.linalg.inv(self._precision[np.ix_(index, index)])
+            scores.append(np.abs(block @ self._alpha[index]) / np.sqrt(np.maximum(np.diag(block), 1e-12)))
+        return float(np.clip(np.quantile(np.concatenate(scores), COVERAGE) / _Z, *SCALE_LIMITS))
 
     def _design(self, points: TrainingSet) -> Floats:
         return np.column_stack([_numeric(points), _one_hot(points, self._cells)])

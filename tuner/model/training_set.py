@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -16,7 +17,7 @@ from tuner.model.baked import RUNGS
 MAX_POINTS: Final = 1500
 MIN_NOISE: Final = 0.005
 ONE_CALL_NOISE: Final = 0.05
-"""Noise (log) assumed for a point with a single call behind it."""
+"""Noise (log) of a call where nothing was measured twice."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
     counts = np.diff(np.r_[starts, len(table)]).astype(np.int64)
     medians = 0.5 * (logs[starts + (counts - 1) // 2] + logs[starts + counts // 2])
     quartiles = logs[starts + (3 * counts) // 4] - logs[starts + counts // 4]
-    spread = np.where(counts >= 4, quartiles / 1.349, ONE_CALL_NOISE)
+    spread = _call_noise(logs, starts, counts, quartiles / 1.349)
     noise = np.maximum(1.25 * spread / np.sqrt(counts), MIN_NOISE)
     points = table[starts]
     kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_POINTS])
@@ -116,6 +117,25 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
         noise[kept],
         counts[kept],
     )
+
+
+def _call_noise(logs: Floats, starts: Ints, counts: Ints, own: Floats) -> Floats:
+    """Noise (log) of single calls at every point: its own spread leaning on all points', the less it has calls.
+
+    `own` is a point's spread by its quartiles, so that stragglers do not pass for noise; `logs` are sorted
+    within each point.
+    """
+    gaps = np.repeat(logs[starts + counts // 2], counts) - logs
+    repeated = np.repeat(counts > 1, counts)
+    typical = 1.4826 * float(np.median(np.abs(gaps[repeated]))) if repeated.any() else 0.0
+    # With few calls the middle one is among them, which hides some of the noise.
+    n_typical = float(np.median(counts[counts > 1])) if (counts > 1).any() else 1.0
+    typical *= math.sqrt(n_typical / max(n_typical - 1.0, 0.5)) if n_typical > 1 else 1.0
+    n_seen = float(repeated.sum())
+    pooled = (4.0 * ONE_CALL_NOISE**2 + n_seen * typical**2) / (4.0 + n_seen)
+    weight = np.where(counts >= 4, counts, 0)
+    shrunk: Floats = np.sqrt((8.0 * pooled + weight * own**2) / (8.0 + weight))
+    return shrunk
 
 
 def _log_costs(points: Ints, costs: CostPrior) -> Floats:

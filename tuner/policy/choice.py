@@ -111,6 +111,11 @@ class Policy:
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
 
+    @property
+    def charged_share(self) -> float:
+        """Share of a collective's extra time that the budget pays for: what is waited for, and a little more."""
+        return min(1.0, self.exposed_share + 0.1)
+
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
         self.outlook.fields.register(state)
@@ -255,7 +260,7 @@ class Policy:
 
     def _affordable_us(self) -> float:
         """What a variant may cost per step: only what computation waits for can cost training time."""
-        n_steps = 2.0 * self.settings.steps_per_window * min(1.0, self.exposed_share + 0.1)
+        n_steps = 2.0 * self.settings.steps_per_window * self.charged_share
         return RISK_SHARE * max(0.0, self.budget.remaining_us) / n_steps
 
     def _channels(self, state: KeyState) -> int:
@@ -343,7 +348,7 @@ class Policy:
         edge = log_now - mean - self.settings.min_gain
         improvement = expected_improvement(edge, spread)
         worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
-        n_calls = float(self.rates[state.index]) * self.settings.steps_per_window
+        n_calls = float(self.rates[state.index]) * self.settings.steps_per_window * self.charged_share
         risk = worst * duration_us * n_calls
         likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
         options = self.outlook.fields.of(state).options
@@ -380,7 +385,7 @@ class Policy:
         if slot is None or incumbent is None or not evidence.n_calls[slot]:
             return 0.0
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
-        return max(0.0, extra) * float(self.rates[state.index]) * self.settings.steps_per_window
+        return max(0.0, extra) * float(self.rates[state.index]) * self.settings.steps_per_window * self.charged_share
 
 
 def _share(odds_of_gain: float, *, is_trusted: bool) -> float:

@@ -61,8 +61,20 @@ class Intake:
         of_fired = np.isin(keys[of], fired)
         return float(np.median(deviation[of_fired])) if of_fired.any() else 0.0
 
-    def charge(self, states: list[KeyState], slots: Ints, logs: Floats, steps: Ints, evidence: Evidence) -> None:
-        """Account for explored calls, and report at once what is catastrophically slow."""
+    def charge(
+        self,
+        states: list[KeyState],
+        slots: Ints,
+        logs: Floats,
+        steps: Ints,
+        evidence: Evidence,
+        *,
+        exposed_share: float,
+    ) -> None:
+        """Account for explored calls, and report at once what is catastrophically slow.
+
+        Only the `exposed_share` of what they took longer was waited for.
+        """
         self.n_explored += len(slots)
         tried, inverse = grouped(slots, len(evidence))
         usual = np.full(len(tried), np.nan)
@@ -74,7 +86,7 @@ class Intake:
         inverse, logs, steps = inverse[known], logs[known], steps[known]
         if not len(logs):
             return
-        extra = np.exp(logs) - np.exp(usual[inverse])
+        extra = exposed_share * (np.exp(logs) - np.exp(usual[inverse]))
         when, of_step = np.unique(steps, return_inverse=True)
         for step, extra_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra, 0.0)), strict=True):
             self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(extra_us)
