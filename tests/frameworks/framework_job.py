@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from store.records import Collective, Phase
 from tuner.background import start_in_background
@@ -113,26 +115,31 @@ class Job:
         )
 
     def kill(self) -> None:
-        """End whatever is left of it."""
+        """End whatever is left of it; torchrun's ranks are in sessions of their own."""
         for process in self._processes:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                for descendant in psutil.Process(process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        descendant.kill()
+                process.kill()
                 process.wait()
         self._log.close()
 
 
 class Node:
-    """A daemon with a store of its own, and the jobs under it."""
+    """A daemon with a store of its own, which starts while the first job does: neither needs the other to begin."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         self.endpoint = f"ipc://{folder}/d.sock"
+        self._pool = ThreadPoolExecutor(1)
         # Some frameworks need minutes on a busy machine before their first step.
-        self.daemon = start_in_background(self.endpoint, folder / "store.db", idle_exit_s=3600)
+        self._daemon = self._pool.submit(start_in_background, self.endpoint, folder / "store.db", idle_exit_s=3600)
 
     def close(self) -> None:
-        self.daemon.terminate()
-        self.daemon.wait(30)
+        daemon = self._daemon.result()
+        self._pool.shutdown()
+        daemon.terminate()
+        daemon.wait(30)
 
 
 # ---- what must be true of a finished job ----
