@@ -20,6 +20,7 @@ from store.records import Algorithm, Candidate, Collective, CommunicatorClass, P
 
 IGNORE: Final = cost_model.IGNORE
 _N_CELLS: Final = cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS
+_TABLE_BYTES: Final = _N_CELLS * 4
 _Costs = Any  # ctypes.Array[c_float]: not subscriptable at run time, nor do its items read as float
 _NEVER_WINS: Final = 3.6e9
 """NCCL before 2.29 starts its search for the smallest cost here."""
@@ -72,7 +73,7 @@ class Chooser:
             costs = self._costs[key] = self._filled(*key)
         if self._plugins is None:
             return self._cheapest(collective, message_bytes, costs, 0)
-        self._table[:] = costs
+        ctypes.memmove(self._table_address, costs, _TABLE_BYTES)
         asked = self._ask(int(collective), message_bytes, n_pipe_ops, captured)
         if asked is None:
             return self._cheapest(collective, message_bytes, costs, 0)
@@ -116,10 +117,7 @@ class Chooser:
         return (ctypes.c_float * _N_CELLS)(*table.ravel().tolist())
 
     def _cheapest(self, collective: Collective, message_bytes: int, costs: _Costs, asked: int) -> Candidate:
-        best, winner = self._limit, -1
-        for cell, cost in enumerate(costs):
-            if 0 <= cost < best:
-                best, winner = cost, cell
+        winner = plugin_host().calls.cheapest(ctypes.addressof(costs), _N_CELLS, self._limit)
         key = (collective, message_bytes, winner, asked)
         known = self._candidates.get(key)
         if known is None:

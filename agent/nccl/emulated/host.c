@@ -103,6 +103,17 @@ int host_tuner_ask(const void *tuner, int version, void *context, int collective
   }
 }
 
+/* The cell that NCCL takes: the smallest cost that is not IGNORE and below `limit`, the first on ties; -1 = none. */
+int host_cheapest(const float *costs, int n_cells, double limit) {
+  int winner = -1;
+  for (int cell = 0; cell < n_cells; cell++)
+    if (costs[cell] >= 0 && costs[cell] < limit) {
+      limit = costs[cell];
+      winner = cell;
+    }
+  return winner;
+}
+
 int host_tuner_finalize(const void *tuner, int version, void *context) {
   switch (version) {
     case 2: return ((const nccl_tuner_v2 *)tuner)->destroy(context);

@@ -68,6 +68,7 @@ class _Host:
             "host_tuner_ask", integer, pointer, integer, pointer, integer, u64, integer, pointer, integer,
             integer, integer, pointer,
         )  # fmt: skip
+        self.cheapest = function("host_cheapest", integer, pointer, integer, ctypes.c_double)
         self.tuner_finalize = function("host_tuner_finalize", integer, pointer, integer, pointer)
         self.profiler_init = function(
             "host_profiler_init", integer, pointer, integer, pointer, pointer, ctypes.c_char_p, u64, integer,
