@@ -139,6 +139,9 @@ def main() -> None:
     results = folds("framework", held_out.by_framework([*recordings, *runs], 0, n_epochs, names), mistakes)
     if not quick:
         results += folds("family", held_out.by_family([*recordings, *runs], 0, n_epochs), mistakes)
+        # What is none of all this must be unknown, also if nothing like it was among the examples of "none".
+        found = held_out.by_framework([*recordings, *runs], 0, n_epochs, held_out.WORKLOADS)
+        results += folds("workload", found, mistakes)
     fresh = list(generated(4 if quick else 20, 77))
     results += shipped(fresh, quick)
     trained = [one for one in fresh if not one.group.startswith("other")]

@@ -109,7 +109,8 @@ def ngrams(step: Step) -> Floats:
 
     A token is a call's role and whether it has the size of the call before.
     """
-    tokens = 2 * step.roles + (step.bytes == np.roll(step.bytes, 1))
+    rest = step.rest
+    tokens = 2 * rest.roles + (rest.bytes == np.roll(rest.bytes, 1))
     pairs = N_TOKENS * tokens + np.roll(tokens, -1)
     n = len(tokens)
     return np.concatenate(

@@ -1,8 +1,9 @@
 """A step as numbers: which collectives, of which sizes relative to one another, in which order, how far apart.
 
 Nothing here depends on the model's scale or on where the step was cut: sizes count relative to the step's own,
-and the step is turned so that it begins with its longest stretch without a reduction. Two views of it: a
-*summary* of the whole step, and its *frames*, at most N_FRAMES equal stretches in order.
+and the step is turned so that it begins with its longest stretch without a reduction. Tensor parallelism sums
+activations of one size all over the step; the *rest* is the step without them. Two views: a *summary* of the whole
+step and of its rest, and the rest's *frames*, at most N_FRAMES equal stretches in order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from store.records import Collective
 
-FEATURES_VERSION: Final = 1
+FEATURES_VERSION: Final = 2
 N_FRAMES: Final = 16
 MAX_BYTES: Final = (1 << 58) - 1
 
@@ -31,8 +32,9 @@ IS_SEEN: Final = _ROLE_OF >= 0
 """By collective: whether NCCL asks a tuner about it; all others are left out of every sequence."""
 
 TINY_BYTES: Final = 2048
+MIN_ACTIVATIONS: Final = 4
 TINY_SHARE: Final = 1.0 / 4096
-N_SUMMARY: Final = 43
+N_SUMMARY: Final = 86
 N_FRAME: Final = 14
 
 
@@ -44,7 +46,7 @@ def encode(collectives: Ints, message_bytes: Ints) -> Ints:
 class Step:
     """One step, turned to begin with its longest stretch without a reduction."""
 
-    def __init__(self, codes: Ints, gaps_us: Floats) -> None:
+    def __init__(self, codes: Ints, gaps_us: Floats, *, may_have_activations: bool = True) -> None:
         roles, n_bytes = _ROLE_OF[codes & 15], codes >> 4
         tiny = n_bytes <= max(TINY_BYTES, TINY_SHARE * int(n_bytes.max()))
         roles = np.where(tiny, TINY, roles)
@@ -57,10 +59,23 @@ class Step:
         self.has_gaps = total_us > 0 and bool((gaps_us >= 0).all())
         self.gaps: Floats = gaps_us / total_us if self.has_gaps else np.zeros(len(codes))
         """Share of the step's time that passed before each call; zeros where times are unknown."""
+        self.rest: Step = self
+        """The step without activations that tensor parallelism may have summed."""
+        if may_have_activations:
+            keep = _no_activations(self.roles, self.bytes)
+            if keep.any() and not keep.all():
+                passed = np.cumsum(gaps_us)[keep]
+                gaps_of_rest = np.diff(passed, prepend=passed[-1] - float(gaps_us.sum()))
+                self.rest = Step(codes[turn][keep], gaps_of_rest, may_have_activations=False)
 
 
 def summary(step: Step) -> Floats:
-    """The whole step in N_SUMMARY numbers."""
+    """The whole step and its rest in N_SUMMARY numbers."""
+    whole = _summary(step)
+    return np.concatenate([whole, whole if step.rest is step else _summary(step.rest)])
+
+
+def _summary(step: Step) -> Floats:
     roles, n_bytes, n = step.roles, step.bytes, len(step.roles)
     counts = np.bincount(roles, minlength=N_ROLES).astype(np.float64)
     volume = np.bincount(roles, n_bytes, minlength=N_ROLES)
@@ -108,7 +123,8 @@ def summary(step: Step) -> Floats:
 
 
 def frames(step: Step) -> Floats:
-    """The step's order as at most N_FRAMES stretches of N_FRAME numbers each, shape [n_frames, N_FRAME]."""
+    """The rest's order as at most N_FRAMES stretches of N_FRAME numbers each, shape [n_frames, N_FRAME]."""
+    step = step.rest
     roles, n_bytes, n = step.roles, step.bytes, len(step.roles)
     n_frames = min(n, N_FRAMES)
     place = np.arange(n) * n_frames // n
@@ -127,6 +143,15 @@ def frames(step: Step) -> Floats:
     table[:, 12] = np.bincount(place, step.gaps, minlength=n_frames)
     table[:, 13] = float(step.has_gaps)
     return table
+
+
+def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
+    """False for the commonest all-reduce, if it is common enough, and for gathers of the same size."""
+    values, counts = np.unique(n_bytes[roles == REDUCE], return_counts=True)
+    if not len(values) or counts.max() < MIN_ACTIVATIONS or 2 * counts.max() < counts.sum():
+        return np.ones(len(roles), np.bool_)
+    stays: npt.NDArray[np.bool_] = (n_bytes != values[counts.argmax()]) | ((roles != REDUCE) & (roles != GATHER))
+    return stays
 
 
 class _Sizes:

@@ -15,6 +15,7 @@ from tuner.stage.evaluation import Tally, recognised
 from tuner.stage.training import Examples, examples, train_lstm, train_ngram
 
 FRAMEWORKS: Final = ("ddp", "zero_redundancy", "fsdp1", "fsdp2", "deepspeed", "ours", "none")
+WORKLOADS: Final = ("other_inference", "other_gathers", "other_server", "other_checkpoint")
 FAMILIES: Final = (("gpt", "llama", "vit"), ("mlp",), ("conv", "unet"), ("moe",), ("t5",), ("parallel",))
 
 
