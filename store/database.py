@@ -330,6 +330,14 @@ class Store:
         )
         return [JobRecord(job, fabric, n, Stage(stage), start, end) for job, fabric, n, stage, start, end in rows]
 
+    def delete_model(self, name: str, fabric_id: str) -> None:
+        """Queue the end of a model, if there is one of that name for that fabric."""
+        self._put(
+            lambda connection: connection.execute(
+                "DELETE FROM models WHERE name = ? AND fabric_id = ?", (name, fabric_id)
+            )
+        )
+
     def load_model(self, name: str, fabric_id: str) -> ModelRecord | None:
         """The saved model of that name for that fabric, if any."""
         found = [one for one in self.models() if (one.name, one.fabric_id) == (name, fabric_id)]

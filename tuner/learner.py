@@ -21,6 +21,7 @@ import msgspec
 from store.database import Store
 from store.records import ModelRecord
 from tuner.service import Request, RequestKind
+from tuner.trainer import keep
 
 _log = logging.getLogger("zerotune.learner")
 
@@ -92,7 +93,7 @@ class Learner:
         self._store.flush()
         model = self._fit(self._store.path, fabric_id)
         if model is not None:
-            self._store.save_model(model)
+            keep(self._store, model)
             self._store.flush()
 
     def _fit(self, store_path: Path, fabric_id: str) -> ModelRecord | None:

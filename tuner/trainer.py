@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +32,11 @@ MAX_MEASUREMENTS: Final = 200_000
 MAX_COMMUNICATORS: Final = 4
 DAMAGED: Final = ".damaged"
 """Suffix of the name under which a model that cannot be read is set aside."""
+PINNED: Final = ".pinned"
+"""Suffix of the name of the model that is used whatever is fitted."""
+VERSION_MARK: Final = "@"
+"""Between the name and the hash of a model that was in use earlier."""
+KEPT_VERSIONS: Final = 5
 
 
 def train(store: Store, fabric_id: str, name: str = WINNER) -> ModelRecord | None:
@@ -79,34 +85,45 @@ def versions(name: str) -> dict[str, str]:
     }
 
 
+def hash_of(record: ModelRecord) -> str:
+    """The beginning of the training set's hash, as model ids and names show it."""
+    return record.training_hash[:8]
+
+
+def keep(store: Store, record: ModelRecord) -> None:
+    """Save a new fit; the one it replaces is kept under its hash, the oldest of those forgotten."""
+    previous = store.load_model(record.name, record.fabric_id)
+    if previous is not None and previous.training_hash != record.training_hash:
+        store.save_model(msgspec.structs.replace(previous, name=record.name + VERSION_MARK + hash_of(previous)))
+    store.save_model(record)
+    store.flush()
+    versions_kept = sorted(
+        (one for one in store.models() if one.fabric_id == record.fabric_id and VERSION_MARK in one.name),
+        key=lambda one: one.created_at_s,
+    )
+    for old in versions_kept[:-KEPT_VERSIONS]:
+        store.delete_model(old.name, old.fabric_id)
+
+
 def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[Baked | None, str]:
-    """The correction for one fabric and its id; (None, "") when there is none that can be used.
+    """The correction for one fabric and its id, the pinned one if it can be used; (None, "") when there is none.
 
     A damaged model is set aside under another name, so that the next fit replaces it.
     """
-    record = store.load_model(name, fabric_id)
-    if record is None:
-        return None, ""
-    if record.versions != versions(name):
-        _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
-        return None, ""
-    try:
-        baked = Baked.from_bytes(record.blob)
-    except ValueError as error:
-        _log.warning("the saved model of fabric %s is damaged (%s); set aside", fabric_id, error)
-        store.save_model(
-            ModelRecord(
-                name + DAMAGED,
-                fabric_id,
-                record.blob,
-                record.versions,
-                record.training_hash,
-                record.error,
-                record.created_at_s,
-            )
-        )
-        return None, ""
-    return baked, f"{name}-{record.training_hash[:8]}"
+    for wanted in (name + PINNED, name):
+        record = store.load_model(wanted, fabric_id)
+        if record is None:
+            continue
+        if record.versions != versions(name):
+            _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
+            continue
+        try:
+            return Baked.from_bytes(record.blob), f"{name}-{hash_of(record)}"
+        except ValueError as error:
+            _log.warning("the saved model of fabric %s is damaged (%s); set aside", fabric_id, error)
+            store.save_model(msgspec.structs.replace(record, name=name + DAMAGED))
+            store.delete_model(wanted, fabric_id)
+    return None, ""
 
 
 def bake(estimator: Estimator, points: TrainingSet) -> Baked:

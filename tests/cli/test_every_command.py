@@ -17,6 +17,7 @@ from store.records import BASELINE, Collective, CommunicatorClass, Decision, Dec
 from tuner import cli
 
 NO_JSON = {"daemon", "launch", "demo", "keys", "memory", "stage train", "stage show", "stage test"}
+NO_JSON |= {"models pin", "models rollback"}
 """Commands that run something, or print a table that a script would not want."""
 
 MISTAKES = {
@@ -84,6 +85,11 @@ MISTAKES = {
     "fabrics": [["--bogus"]],
     "keys": [["{junk}"], ["/proc/keys"], []],
     "demo": [["--out", "{junk}"], ["--out", "/proc/run"], ["--fabric", "nope", "--out", "{out}"]],
+    "models list": [["--store", "{none}"], ["--store", "{junk}"]],
+    "models compare": [["--store", "{none}"], ["--store", "{junk}"]],
+    "models pin": [["kriging-0", "--store", "{none}"], ["kriging-0", "--store", "{store}"], []],
+    "models rollback": [["--store", "{none}"], ["--store", "{store}"]],
+    "models release": [["--store", "{none}"]],
     "stage train": [["--n-each", "0"]],
     "stage show": [["--store", "{junk}"]],
     "stage test": [["{none}"], ["{empty}"], ["{junk}"], []],
@@ -100,6 +106,9 @@ AS_JSON = {
     "plot": ["list", "--store", "{store}"],
     "metrics": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
     "fabrics": [],
+    "models list": ["--store", "{store}"],
+    "models compare": ["--store", "{store}"],
+    "models release": ["--store", "{store}"],
 }
 
 CSV = """\

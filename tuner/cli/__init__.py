@@ -24,6 +24,7 @@ from tuner.cli.keys import keys
 from tuner.cli.launch import launch
 from tuner.cli.memory import memory
 from tuner.cli.metrics import metrics
+from tuner.cli.models import models
 from tuner.cli.plot import plot
 from tuner.cli.replay import replay
 from tuner.cli.report import report
@@ -78,6 +79,7 @@ def _options(
     """Online autotuning of NCCL collectives for ZeRO and FSDP training."""
 
 
+app.add_typer(models, name="models")
 app.add_typer(stage, name="stage")
 
 

@@ -23,6 +23,12 @@ def daemon(
     metrics: Annotated[
         str | None, typer.Option(help="Serve Prometheus metrics at HOST:PORT, from a process of their own.")
     ] = None,
+    retention_days: Annotated[
+        float, typer.Option(help="Forget jobs that began longer ago, with their measurements.", min=0.01)
+    ] = 365.0,
+    retention_rows: Annotated[
+        int, typer.Option(help="Measurements kept of each fabric, the newest.", min=1000)
+    ] = 1_000_000,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -34,16 +40,20 @@ def daemon(
     import contextlib
     import logging
 
+    from store.database import Retention
     from tuner.daemon import run_daemon
 
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     where, path = endpoint_or_default(endpoint), store_path(store)
+    retention = Retention(max_rows_per_fabric=retention_rows, max_age_s=86400.0 * retention_days)
     with contextlib.ExitStack() as stack:
         if metrics is not None:
             from tuner.metrics.child import metrics_process
 
             stack.enter_context(metrics_process(metrics, where, path, curve_keys))
-        code = run_daemon(where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys)
+        code = run_daemon(
+            where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention
+        )
     raise typer.Exit(code)

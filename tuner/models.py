@@ -1,0 +1,249 @@
+"""Fitted models in the store: versions kept, compared, pinned and rolled back.
+
+A fabric's model has one name (`kriging`). What the last fit left is in use under that name; the fits before it are
+kept as `kriging@HASH`, HASH being the beginning of their training set's hash; what could not be read was set aside
+as `kriging.damaged`. A pinned version is copied to `kriging.pinned` and used until it is released, whatever is
+fitted meanwhile. A model is only a digest: one of other versions or with damaged bytes is never used.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from store.database import Store
+from store.errors import StoreError, UserError
+from store.records import Collective, CommunicatorClass, ModelRecord
+from tuner import trainer
+from tuner.features import CostPrior
+from tuner.model.baked import Baked
+from tuner.model.estimators import MODELS
+from tuner.model.training_set import TrainingSet, build, candidate_at
+from tuner.trainer import DAMAGED, PINNED, VERSION_MARK, hash_of
+
+MAX_MEASUREMENTS: Final = 50_000
+
+
+class ModelLine(msgspec.Struct, frozen=True):
+    """One saved model as people see it."""
+
+    model_id: str
+    """NAME-HASH, as decisions name it."""
+    fabric_id: str
+    state: str
+    """in use, pinned, earlier, set aside, other versions, damaged."""
+    training_hash: str
+    n_bytes: int
+    held_out_error: float | None
+    """Median absolute error (log) at sizes left out, when it was fitted."""
+    created_at_s: float
+    versions: dict[str, str]
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """How well a model says today's measurements."""
+
+    model_id: str
+    fabric_id: str
+    n_points: int
+    median_error_percent: float
+    worst_error_percent: float
+    interval_coverage_90: float
+
+
+def listed(store: Store, fabric_id: str | None = None) -> list[ModelLine]:
+    """Every saved correction, by fabric, those in use first and then the newest."""
+    records = [one for one in store.models() if _base(one.name) in MODELS]
+    pinned = {one.fabric_id: one.training_hash for one in records if one.name.endswith(PINNED)}
+    lines = [
+        ModelLine(
+            f"{_base(one.name)}-{hash_of(one)}",
+            one.fabric_id,
+            _state(one, pinned.get(one.fabric_id)),
+            one.training_hash,
+            len(one.blob),
+            one.error,
+            one.created_at_s,
+            one.versions,
+        )
+        for one in records
+        if fabric_id in (None, one.fabric_id)
+    ]
+    order = ("pinned", "in use")
+    return sorted(lines, key=lambda line: (line.fabric_id, line.state not in order, -line.created_at_s))
+
+
+def compared(store: Store, fabric_id: str | None = None) -> list[Judgement]:
+    """Every readable model against the newest measurements of its fabric."""
+    found = []
+    for name, facts in store.fabrics().items():
+        if fabric_id not in (None, name):
+            continue
+        points = build(store.measurements(name, limit=MAX_MEASUREMENTS), CostPrior(facts))
+        for record in store.models():
+            if record.fabric_id != name or _base(record.name) not in MODELS or not len(points):
+                continue
+            try:
+                baked = Baked.from_bytes(record.blob)
+            except ValueError:
+                continue
+            found.append(_judged(record, baked, points))
+    return found
+
+
+def pin(store: Store, model_id: str, fabric_id: str | None) -> ModelLine:
+    """Use this model, and no other, on its fabric.
+
+    Raises:
+        UserError: there is no such model, several fabrics have it, or it cannot be used.
+    """
+    record = _find(store, model_id, fabric_id)
+    if record.versions != trainer.versions(_base(record.name)):
+        raise UserError(
+            f"model {model_id} was fitted by other versions", "pin one that `zerotune models list` calls earlier"
+        )
+    try:
+        Baked.from_bytes(record.blob)
+    except ValueError:
+        raise UserError(f"model {model_id} is damaged", "pin another, see `zerotune models list`") from None
+    store.save_model(msgspec.structs.replace(record, name=_base(record.name) + PINNED))
+    store.flush()
+    return next(line for line in listed(store, record.fabric_id) if line.state == "pinned")
+
+
+def roll_back(store: Store, fabric_id: str | None) -> ModelLine:
+    """Pin the model that was in use before the present one.
+
+    Raises:
+        UserError: there is no earlier one, or several fabrics have one.
+    """
+    pinned = {line.fabric_id: line for line in listed(store, fabric_id) if line.state == "pinned"}
+    lines = [line for line in listed(store, fabric_id) if line.state == "earlier"]
+    lines = [line for line in lines if line.fabric_id not in pinned or _is_before(line, pinned[line.fabric_id])]
+    if len({line.fabric_id for line in lines}) != 1:
+        problem = "no earlier model is kept" if not lines else "several fabrics have earlier models"
+        raise UserError(problem, "see `zerotune models list`, and name the fabric with --fabric-id")
+    return pin(store, max(lines, key=lambda line: line.created_at_s).model_id, lines[0].fabric_id)
+
+
+def release(store: Store, fabric_id: str | None) -> list[str]:
+    """Undo pins: from now on the newest fit is used again. Returns the fabrics this concerns."""
+    freed = [one for one in store.models() if one.name.endswith(PINNED) and fabric_id in (None, one.fabric_id)]
+    for record in freed:
+        store.delete_model(record.name, record.fabric_id)
+    store.flush()
+    return [record.fabric_id for record in freed]
+
+
+def open_for_change(path: Path) -> Store:
+    """The store, for writing.
+
+    Raises:
+        UserError: there is none, or a daemon writes to it.
+    """
+    if not path.exists():
+        raise UserError(f"there is no store at {path}", "name one with --store or run a job first")
+    try:
+        return Store.open(path)
+    except StoreError as error:
+        raise UserError(f"the store cannot be changed now: {error}", "stop the daemon that uses it first") from None
+
+
+def render(lines: list[ModelLine], console: Console) -> None:
+    """Print the list; says so when it is empty."""
+    if not lines:
+        console.print("No model is saved yet. One is fitted when a job's first measurements are in.")
+        return
+    table = Table("model", "fabric", "state", "fitted", "held-out error", "training set", "bytes", box=None)
+    for line in lines:
+        error = "-" if line.held_out_error is None else f"{100 * line.held_out_error:.1f} %"
+        fitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.created_at_s))
+        table.add_row(line.model_id, line.fabric_id, line.state, fitted, error, line.training_hash, f"{line.n_bytes:,}")
+    console.print(table)
+
+
+def render_comparison(found: list[Judgement], console: Console) -> None:
+    """Print how well each model says today's measurements."""
+    if not found:
+        console.print("There is no model with measurements to compare it to.")
+        return
+    table = Table("model", "fabric", "settings", "median error", "worst error", "inside its 90 %", box=None)
+    for one in found:
+        table.add_row(
+            one.model_id,
+            one.fabric_id,
+            str(one.n_points),
+            f"{one.median_error_percent:.1f} %",
+            f"{one.worst_error_percent:.1f} %",
+            f"{one.interval_coverage_90:.0f} %",
+        )
+    console.print(table)
+
+
+def _base(name: str) -> str:
+    return name.removesuffix(DAMAGED).removesuffix(PINNED).split(VERSION_MARK)[0]
+
+
+def _state(record: ModelRecord, pinned_hash: str | None) -> str:
+    if record.name.endswith(DAMAGED):
+        return "set aside"
+    if record.versions != trainer.versions(_base(record.name)):
+        return "other versions"
+    try:
+        Baked.from_bytes(record.blob)
+    except ValueError:
+        return "damaged"
+    if record.name.endswith(PINNED):
+        return "pinned"
+    if VERSION_MARK in record.name:
+        return "earlier"
+    return "in use" if pinned_hash is None else "newest, not in use"
+
+
+def _is_before(line: ModelLine, pinned: ModelLine) -> bool:
+    return line.created_at_s < pinned.created_at_s
+
+
+def _find(store: Store, model_id: str, fabric_id: str | None) -> ModelRecord:
+    found = {
+        one.fabric_id: one
+        for one in store.models()
+        if f"{_base(one.name)}-{hash_of(one)}" == model_id and fabric_id in (None, one.fabric_id)
+        if not one.name.endswith((DAMAGED, PINNED))
+    }
+    if not found:
+        raise UserError(f"there is no model {model_id!r}", "see `zerotune models list` for those that are kept")
+    if len(found) > 1:
+        raise UserError(f"{len(found)} fabrics have a model {model_id}", "name the fabric with --fabric-id")
+    return next(iter(found.values()))
+
+
+def _judged(record: ModelRecord, baked: Baked, points: TrainingSet) -> Judgement:
+    shift, spread = np.zeros(len(points)), np.ones(len(points))
+    table = np.stack([points.n_ranks, points.n_nodes, points.collective], axis=1)
+    for n_ranks, n_nodes, collective in np.unique(table, axis=0).tolist():
+        rows = np.flatnonzero((table == (n_ranks, n_nodes, collective)).all(axis=1))
+        options = [
+            candidate_at(int(points.algorithm[row]), int(points.protocol[row]), int(points.n_channels[row]))
+            for row in rows
+        ]
+        place, classes = CommunicatorClass(n_ranks, n_nodes), points.size_class[rows]
+        known = [one for one in dict.fromkeys(options) if one is not None]
+        means, stds = baked.predict(place, Collective(collective), known, classes)
+        columns = np.array([known.index(one) if one is not None else 0 for one in options])
+        shift[rows], spread[rows] = means[np.arange(len(rows)), columns], stds[np.arange(len(rows)), columns]
+    error = np.abs(points.residual - shift)
+    return Judgement(
+        f"{_base(record.name)}-{hash_of(record)}",
+        record.fabric_id,
+        len(points),
+        100.0 * float(np.expm1(np.median(error))),
+        100.0 * float(np.expm1(error.max())),
+        100.0 * float(np.mean(error <= 1.645 * np.hypot(spread, points.noise))),
+    )
