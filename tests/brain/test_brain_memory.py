@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from brain_world import Call, World, make_brain, play, zero3_step
@@ -194,6 +196,18 @@ def test_new_sizes_keep_their_guarded_setting_until_memory_is_free() -> None:
     assert all(row.reason != ahead.SHORT for row in world.plan.rows if row.max_bytes > 64 * MIB)
 
 
+def test_exploration_fills_no_device() -> None:
+    """With room for what NCCL connects by itself and no more, below the threshold: nothing else is tried."""
+    scenario = ("ethernet_boxes", CommunicatorClass(4, 4), _ddp, 64 * KIB, 64 * KIB)
+    taken_mb = _small_only(scenario).taken_mb
+    world = TightWorld(*scenario[:2], _ddp(64 * KIB), free_mb=1.1 * taken_mb)
+    world.fabric = copy.copy(world.fabric)
+    world.fabric.memory = msgspec.structs.replace(world.fabric.memory, device_mb=1.1 * taken_mb)
+    play(world, make_brain(world), 120)
+    assert world.memory_pressure < 0.92
+    assert set(world.connected) == {Algorithm.ring}
+
+
 # ---- the gate ----
 
 
@@ -215,7 +229,7 @@ def test_what_is_connected_is_known_per_communicator() -> None:
     assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 1), narrow)
     assert not gate.has_room_for(BASELINE, wide)
     gate.pressure = 0.95
-    assert gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), 0)
+    assert gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), 0, narrow)
     assert not gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), 0, wide)
     assert not gate.allows(Candidate(Algorithm.ring, Protocol.ll, 4), 2, wide)
 

@@ -270,7 +270,7 @@ class Policy:
 
     def _may_cap(self, state: KeyState) -> Callable[[Candidate], bool]:
         now = self._channels(state)
-        return lambda option: option not in state.banned and self.memory.allows(option, now)
+        return lambda option: option not in state.banned and self.memory.allows(option, now, state.key.communicator)
 
     def _settle(self, state: KeyState, evidence: Evidence) -> None:
         trial = state.trial
@@ -376,7 +376,7 @@ class Policy:
             return False
         if candidate.n_channels > state.max_channels:
             return False
-        return self.memory.allows(candidate, self._channels(state))
+        return self.memory.allows(candidate, self._channels(state), state.key.communicator)
 
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
         """What one more window of a running trial may cost, from what it has cost so far."""

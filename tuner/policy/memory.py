@@ -81,20 +81,13 @@ class MemoryGate:
         n_channels = self._connected.get(communicator, {}).get(candidate.algorithm, 0)
         return 0 < candidate.n_channels <= n_channels
 
-    def allows(
-        self, candidate: Candidate, n_channels_now: int, communicator: CommunicatorClass | None = None
-    ) -> bool:
+    def allows(self, candidate: Candidate, n_channels_now: int, communicator: CommunicatorClass) -> bool:
         """Whether `candidate` may run where `n_channels_now` channels run now (0 = unknown)."""
-        algorithm = candidate.algorithm
-        if algorithm is not None and communicator is not None:
-            own = self._connected.get(communicator, {})
-            if algorithm not in own and self._pressure + self._share(algorithm, communicator, own) > self._threshold:
+        algorithm, own = candidate.algorithm, self._connected.get(communicator, {})
+        if algorithm is not None and algorithm not in own:
+            if self.is_short or self._pressure + self._share(algorithm, communicator, own) > self._threshold:
                 return False
-        if not self.is_short:
-            return True
-        if algorithm is not None and not any(algorithm in each for each in self._connected.values()):
-            return False
-        return not n_channels_now or 0 < candidate.n_channels <= n_channels_now
+        return not self.is_short or not n_channels_now or 0 < candidate.n_channels <= n_channels_now
 
     def _share(self, algorithm: Algorithm, communicator: CommunicatorClass, own: Mapping[Algorithm, int]) -> float:
         """Part of the device's memory that connecting an algorithm would take; 0 where its memory is not known."""
