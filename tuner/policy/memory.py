@@ -84,10 +84,12 @@ class MemoryGate:
     def allows(self, candidate: Candidate, n_channels_now: int, communicator: CommunicatorClass) -> bool:
         """Whether `candidate` may run where `n_channels_now` channels run now (0 = unknown)."""
         algorithm, own = candidate.algorithm, self._connected.get(communicator, {})
-        if algorithm is not None and algorithm not in own:
-            if self.is_short or self._pressure + self._share(algorithm, communicator, own) > self._threshold:
-                return False
+        if algorithm is not None and algorithm not in own and not self._may_connect(algorithm, communicator, own):
+            return False
         return not self.is_short or not n_channels_now or 0 < candidate.n_channels <= n_channels_now
+
+    def _may_connect(self, algorithm: Algorithm, communicator: CommunicatorClass, own: Mapping[Algorithm, int]) -> bool:
+        return not self.is_short and self._pressure + self._share(algorithm, communicator, own) <= self._threshold
 
     def _share(self, algorithm: Algorithm, communicator: CommunicatorClass, own: Mapping[Algorithm, int]) -> float:
         """Part of the device's memory that connecting an algorithm would take; 0 where its memory is not known."""
