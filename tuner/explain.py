@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +16,17 @@ from tuner.policy.field import Field
 from tuner.policy.trial import KeyState
 
 Z_90 = 1.645
+
+
+class _Measured(NamedTuple):
+    us: float | None
+    """Mean of the calls' logs, stragglers clipped: what verdicts compare."""
+    n_calls: int
+    spent_us: float
+    """What trying it has cost over the incumbent, as the budget counts it."""
+
+
+_NOT_MEASURED: Final = _Measured(None, 0, 0.0)
 
 
 def decision(
@@ -42,7 +54,11 @@ def decision(
     at = field.place.get(candidate)
     own = predicted[at].tolist() if at is not None and is_known[at] else [None, None, None]
     measured = {
-        evidence.candidates[slot]: (round(math.exp(evidence.log_us(slot)), 3), int(evidence.n_calls[slot]))
+        evidence.candidates[slot]: _Measured(
+            round(math.exp(evidence.log_us(slot)), 3),
+            int(evidence.n_calls[slot]),
+            round(max(0.0, float(evidence.extra_us[slot])), 3),
+        )
         for slot in evidence.slots_of(state.index)
         if evidence.n_calls[slot]
     }
@@ -63,8 +79,8 @@ def decision(
         predicted_us=own[0],
         predicted_low_us=own[1],
         predicted_high_us=own[2],
-        baseline_us=measured.get(BASELINE, (None, 0))[0],
-        n_measurements=measured.get(candidate, (None, 0))[1],
+        baseline_us=measured.get(BASELINE, _NOT_MEASURED).us,
+        n_measurements=measured.get(candidate, _NOT_MEASURED).n_calls,
         model_id=model_id,
         decided_at_s=now_s,
         alternatives=msgspec.json.encode(alternatives).decode(),
@@ -72,16 +88,17 @@ def decision(
 
 
 def _alternative(
-    option: Candidate, predicted: list[float], measured: dict[Candidate, tuple[float, int]], state: KeyState
+    option: Candidate, predicted: list[float], measured: dict[Candidate, _Measured], state: KeyState
 ) -> dict[str, str | float | int | None]:
-    measured_us, count = measured.get(option, (None, 0))
+    found = measured.get(option, _NOT_MEASURED)
     return {
         "candidate": _name(option),
         "predicted_us": predicted[0],
         "predicted_low_us": predicted[1],
         "predicted_high_us": predicted[2],
-        "measured_us": measured_us,
-        "n_measurements": count,
+        "measured_us": found.us,
+        "n_measurements": found.n_calls,
+        "spent_us": found.spent_us,
         "note": state.banned.get(option) or state.retired.get(option) or state.ties.get(option) or "",
     }
 

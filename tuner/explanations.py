@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from rich.table import Table
 from agent.nccl.catalog import parse_collective
 from store.database import Store
 from store.errors import UserError
-from store.records import Decision, DecisionKey, Phase, size_class, size_class_range
+from store.records import BASELINE, CandidateStatistics, Decision, DecisionKey, Phase, size_class, size_class_range
 
-MAX_ALTERNATIVES = 6
+MAX_UNSEEN = 4
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -26,7 +27,13 @@ class Explanation(msgspec.Struct, frozen=True):
     max_bytes: int
     decision: Decision
     alternatives: list[dict[str, Any]]
+    """Every candidate: prediction with its 90 % interval, this job's mean and calls, what trying it cost
+    (`spent_us`), and over all jobs on the fabric the median (`median_us`) and calls (`n_all_jobs`).
+    """
     n_explored: int
+    """Candidates that were on trial."""
+    spent_us: float
+    """What exploring this key has cost, as the budget counts it."""
     history: list[str]
 
 
@@ -54,6 +61,8 @@ def explain(
         if chosen not in jobs:
             raise UserError(f"no job {chosen!r} in {store_path}", f"known jobs: {', '.join(jobs[-5:]) or 'none'}")
         decisions = store.decisions(job_id=chosen)
+        fabrics = dict.fromkeys(decision.fabric_id for decision in decisions)
+        statistics = [line for fabric_id in fabrics for line in store.statistics(fabric_id)]
     by_key: dict[DecisionKey, list[Decision]] = {}
     for decision in decisions:
         key = decision.key
@@ -64,22 +73,39 @@ def explain(
         if message_bytes is not None and key.size_class != size_class(message_bytes):
             continue
         by_key.setdefault(key, []).append(decision)
-    return [_explanation(key, by_key[key]) for key in sorted(by_key)]
+    medians: dict[DecisionKey, dict[str, CandidateStatistics]] = {}
+    for line in statistics:
+        name = str(BASELINE if line.is_default else line.candidate)
+        known = medians.setdefault(line.key, {})
+        if name not in known or known[name].count < line.count:
+            known[name] = line
+    return [_explanation(key, by_key[key], medians.get(key, {})) for key in sorted(by_key)]
 
 
-def _explanation(key: DecisionKey, decisions: list[Decision]) -> Explanation:
+def _explanation(key: DecisionKey, decisions: list[Decision], medians: dict[str, CandidateStatistics]) -> Explanation:
     settled = [decision for decision in decisions if decision.kind != "explore"]
     low, high = size_class_range(key.size_class)
+    # The last decision of any kind saw the most evidence.
+    alternatives: list[dict[str, Any]] = json.loads(decisions[-1].alternatives or "[]")
+    for one in alternatives:
+        found = medians.get(str(one["candidate"]))
+        one["median_us"] = found.median_us if found is not None else None
+        one["n_all_jobs"] = found.count if found is not None else 0
     return Explanation(
         key=key,
         min_bytes=low,
         max_bytes=high,
         decision=(settled or decisions)[-1],
-        # The last decision of any kind saw the most evidence.
-        alternatives=json.loads(decisions[-1].alternatives),
-        n_explored=sum(decision.kind == "explore" for decision in decisions),
-        history=[f"epoch {d.epoch}: {d.kind} {d.candidate}: {d.reason}" for d in settled],
+        alternatives=alternatives,
+        n_explored=len({decision.candidate for decision in decisions if decision.kind == "explore"}),
+        spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
+        history=[f"{_when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
     )
+
+
+def _when(decision: Decision) -> str:
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(decision.decided_at_s))
+    return f"{clock}, epoch {decision.epoch}"
 
 
 def render(explanations: list[Explanation], console: Console) -> None:
@@ -94,18 +120,37 @@ def render(explanations: list[Explanation], console: Console) -> None:
             f"\n[bold]{key.collective.name}[/] {key.phase.name}, {explained.min_bytes:,} to {explained.max_bytes:,} "
             f"bytes, {communicator.n_ranks} ranks on {communicator.n_nodes} nodes: [bold cyan]{decision.candidate}[/]"
         )
-        console.print(f"  {decision.kind} at epoch {decision.epoch}: {decision.reason}")
-        table = Table("setting", "predicted us (90 %)", "measured us", "timed", "note", box=None, padding=(0, 2))
-        for alternative in explained.alternatives[:MAX_ALTERNATIVES]:
-            measured = alternative["measured_us"]
+        guesses = f"model {decision.model_id}" if decision.model_id else "NCCL's cost, no model yet"
+        console.print(f"  {decision.kind}, {_when(decision)}: {decision.reason}")
+        console.print(
+            f"  predictions by {guesses}; {explained.n_explored} candidates were on trial here, "
+            f"which cost {explained.spent_us:,.0f} us"
+        )
+        table = Table(
+            "setting", "predicted us (90 %)", "this job us", "calls", "all jobs, median us", "calls", "note",
+            box=None, padding=(0, 2),
+        )  # fmt: skip
+        for alternative in shown(explained.alternatives):
             table.add_row(
                 str(alternative["candidate"]),
                 f"{alternative['predicted_us']:,.1f} "
                 f"({alternative['predicted_low_us']:,.1f} to {alternative['predicted_high_us']:,.1f})",
-                "-" if measured is None else f"{measured:,.1f}",
+                _us(alternative["measured_us"]),
                 str(alternative["n_measurements"]),
+                _us(alternative["median_us"]),
+                str(alternative["n_all_jobs"]),
                 str(alternative["note"]),
             )
         console.print(table)
         for line in explained.history[:-1]:
             console.print(f"  earlier: {line}", style="dim")
+
+
+def shown(alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was measured, and the best of what was not; `--json` has them all."""
+    unseen = [one for one in alternatives if not one["n_measurements"]][:MAX_UNSEEN]
+    return [one for one in alternatives if one["n_measurements"] or one in unseen]
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
