@@ -79,6 +79,17 @@ def test_a_second_run_repeats_nothing(first: tuple[Path, SweepResult]):
     assert [row.setting for row in again.rows] == [row.setting for row in result.rows]
 
 
+def test_fresh_starts_from_nothing_and_a_spent_budget_says_so(first: tuple[Path, SweepResult]):
+    path, _ = first
+    fields = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}
+    result = run_sweep(SweepRequest(**{**fields, "fresh": True, "budget": 0.001}), path, quiet)
+    assert (result.n_restored, result.n_samples) == (0, 0)
+    assert result.n_unsettled == 2
+    console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
+    render(result, console)
+    assert "2 choices are not sure" in console.export_text()
+
+
 def test_workers_report_what_the_fabric_file_says():
     with WorkerGroup(2, "ethernet_boxes", (Collective.all_gather, Collective.all_reduce)) as group:
         request = SweepRequest(fabric="ethernet_boxes", n_ranks=2)

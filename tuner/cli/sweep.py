@@ -30,6 +30,9 @@ def sweep(
         float, typer.Option(help="Without --full: samples to take at most, as a share of the grid's.")
     ] = 0.12,
     check: Annotated[bool, typer.Option(help="Verify the result of each setting once; --no-check trusts it.")] = True,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what earlier sweeps of this fabric recorded.")
+    ] = False,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(help="Measure nothing: compare two sweeps, by job id or fabric id.")
     ] = None,
@@ -63,6 +66,7 @@ def sweep(
         timeout_s=timeout,
         budget=budget,
         check=check,
+        fresh=fresh,
     )
     result = sweeping.sweep(request, store_path(store), progress_console())
     if as_json:

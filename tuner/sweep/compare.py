@@ -15,16 +15,25 @@ from store.errors import UserError
 from store.measurements import candidate_of
 from store.records import BASELINE, Collective, Outcome, Source
 from tuner.sweep.cells import Cell, Place
+from tuner.sweep.surrogate import known_noise
 
 SMALLEST_CHANGE = 0.02
 """Changes below this share are not reported, however sure they are."""
+FEW_Z = 2.6 * 1.25
+"""For cells of too few samples for an interval of their own: 99 % of a median, in standard deviations of a mean."""
 
 Key = tuple[int, int, Place, str]
 """(n_ranks, n_nodes, place, setting)"""
+Noises = tuple[float | None, float | None]
+"""Of a sample before and after."""
 
 
 class ChangedCell(msgspec.Struct, frozen=True):
-    """One setting in both sweeps. The verdict is by whether the medians' 95 % intervals overlap."""
+    """One setting in both sweeps. The verdict is by whether the medians' intervals overlap.
+
+    Intervals are 95 % by order statistics from 6 samples on; below, as in active sweeps, 99 % by the noise that all
+    samples of the sweep show together.
+    """
 
     collective: str
     message_bytes: int
@@ -35,7 +44,7 @@ class ChangedCell(msgspec.Struct, frozen=True):
     after_us: float
     change_percent: float
     verdict: str
-    """`slower`, `faster`, `same`, or `unsure` where a sweep has too few samples."""
+    """`slower`, `faster`, `same`, or `unsure` where too few samples were taken to know the noise."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -65,14 +74,15 @@ def compare(store_path: Path, before: str, after: str) -> Comparison:
     common = sorted(first.keys() & second.keys())
     if not common:
         raise UserError(f"{before} and {after} have no setting in common", "compare sweeps of the same collectives")
-    cells = tuple(_changed(key, first[key], second[key]) for key in common)
+    noises = known_noise(list(first.values())), known_noise(list(second.values()))
+    cells = tuple(_changed(key, first[key], second[key], noises) for key in common)
     return Comparison(
         before=before,
         after=after,
         cells=cells,
         n_only_before=len(first) - len(common),
         n_only_after=len(second) - len(common),
-        changed_winners=tuple(_changed_winners(first, second)),
+        changed_winners=tuple(_changed_winners(first, second, noises)),
     )
 
 
@@ -123,7 +133,7 @@ def _cells_of(store: Store, name: str) -> dict[Key, Cell]:
     return cells
 
 
-def _changed(key: Key, before: Cell, after: Cell) -> ChangedCell:
+def _changed(key: Key, before: Cell, after: Cell, noises: Noises) -> ChangedCell:
     n_ranks, n_nodes, place, setting = key
     ratio = after.median_us / before.median_us
     return ChangedCell(
@@ -135,12 +145,12 @@ def _changed(key: Key, before: Cell, after: Cell) -> ChangedCell:
         before_us=before.median_us,
         after_us=after.median_us,
         change_percent=100 * (ratio - 1),
-        verdict=_verdict(before, after),
+        verdict=_verdict(before, after, noises),
     )
 
 
-def _verdict(before: Cell, after: Cell) -> str:
-    (low, high), (new_low, new_high) = before.interval_us, after.interval_us
+def _verdict(before: Cell, after: Cell, noises: Noises) -> str:
+    (low, high), (new_low, new_high) = _interval(before, noises[0]), _interval(after, noises[1])
     if not (math.isfinite(high) and math.isfinite(new_high)):
         return "unsure"
     if abs(after.median_us / before.median_us - 1) < SMALLEST_CHANGE:
@@ -150,7 +160,15 @@ def _verdict(before: Cell, after: Cell) -> str:
     return "faster" if new_high < low else "same"
 
 
-def _changed_winners(first: dict[Key, Cell], second: dict[Key, Cell]) -> list[str]:
+def _interval(cell: Cell, noise: float | None) -> tuple[float, float]:
+    own = cell.interval_us
+    if math.isfinite(own[1]) or noise is None or len(cell.duration_us) < 2:
+        return own
+    factor = math.exp(FEW_Z * noise / math.sqrt(len(cell.duration_us)))
+    return cell.median_us / factor, cell.median_us * factor
+
+
+def _changed_winners(first: dict[Key, Cell], second: dict[Key, Cell], noises: Noises) -> list[str]:
     words = []
     places = sorted({key[:3] for key in first.keys() & second.keys()})
     for n_ranks, n_nodes, place in places:
@@ -159,7 +177,9 @@ def _changed_winners(first: dict[Key, Cell], second: dict[Key, Cell]) -> list[st
             for cells in (first, second)
         )
         old_now = second.get((n_ranks, n_nodes, place, str(old.candidate)))
-        if old.candidate != new.candidate and old_now is not None and _verdict(new, old_now) == "slower":
+        if old.candidate == new.candidate or old_now is None:
+            continue
+        if _verdict(new, old_now, (noises[1], noises[1])) == "slower":
             where = f"{place.collective.name} {place.message_bytes:,} on {n_ranks} ranks"
             words.append(f"{where}: {new.candidate} wins now, it was {old.candidate}.")
     return words

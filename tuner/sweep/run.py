@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,8 @@ class SweepRequest(msgspec.Struct, frozen=True):
     """Samples that an active sweep may take, as a share of those that the full grid would take."""
     check: bool = True
     """Verify the result of one collective per setting and size."""
+    fresh: bool = False
+    """Measure again what earlier sweeps have recorded, what broke then included."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -110,7 +113,7 @@ class _Sweep:
     ) -> None:
         self._request, self._collectives = request, collectives
         self._store, self._progress = store, progress
-        self._job_id = time.strftime("sweep-%Y%m%d-%H%M%S")
+        self._job_id = _free_name(time.strftime("sweep-%Y%m%d-%H%M%S"), {job.job_id for job in store.jobs()})
         self._epoch = 0
         self._n_samples = 0
         self._visited: set[int] = set()
@@ -129,7 +132,7 @@ class _Sweep:
             communicator = CommunicatorClass(request.n_ranks, ready.n_nodes)
             sizes_bytes = message_sizes(request.min_bytes, request.max_bytes, request.n_ranks)
             self._cells = make_cells(self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells)
-            n_restored = restore(self._cells, _of(self._store, ready.fabric_id, communicator))
+            n_restored = 0 if request.fresh else restore(self._cells, _of(self._store, ready.fabric_id, communicator))
             self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, request.n_ranks)
             strategy = self._strategy(communicator, ready)
             self._visit_all(strategy, ready, communicator)
@@ -244,6 +247,12 @@ class _Sweep:
                 self._group.stop()
             self._group.kill()
             self._group = None
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, or with a number behind it."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(one for one in names if one not in taken)
 
 
 def _emulated(request: SweepRequest, collectives: Sequence[Collective]) -> Ready:

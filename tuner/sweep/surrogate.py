@@ -137,17 +137,23 @@ class Surrogate:
 
 
 def sample_noise(cells: Sequence[Cell]) -> float:
-    """Standard deviation of one sample's log, pooled over `cells`, robust against outliers."""
+    """Standard deviation of one sample's log; the usual one where too few samples tell."""
+    known = known_noise(cells)
+    return USUAL_NOISE if known is None else known
+
+
+def known_noise(cells: Sequence[Cell]) -> float | None:
+    """Standard deviation of one sample's log, pooled over `cells`, robust against outliers; None: too few samples."""
     deviations = [
         abs(math.log(one_us / cell.median_us))
         for cell in cells
-        if len(cell.duration_us) > 2
+        if len(cell.duration_us) > 1
         # The median of an odd number lies on one of them, which tells nothing.
         for one_us in cell.duration_us
         if one_us != cell.median_us
     ]
     if len(deviations) < MIN_DEVIATIONS:
-        return USUAL_NOISE
+        return None
     return max(LEAST_NOISE, _MAD_TO_SIGMA * float(np.median(deviations)))
 
 
