@@ -133,7 +133,7 @@ class StepCutter:
         return self._search()
 
     def _search(self) -> bool:
-        if self._n - self._searched_at < SEARCH_GROWTH * self._searched_at_least():
+        if self._n - self._searched_at < self._pause():
             return False
         self._searched_at = self._n
         period, span = find_period(self._codes[max(0, self._n - MAX_CALLS) : self._n])
@@ -151,8 +151,10 @@ class StepCutter:
             self._step = np.tile(step, 2)
         return is_other
 
-    def _searched_at_least(self) -> int:
-        return max(1, self._n_disturbed if self.period else self._searched_at)
+    def _pause(self) -> float:
+        """Calls to wait for between two searches; many, if nothing has repeated in a long time."""
+        n_searched = self._n_disturbed if self.period else self._searched_at
+        return SEARCH_GROWTH * n_searched if n_searched < MAX_CALLS else MAX_CALLS / 2
 
     def _is_news(self, period: int, span: int) -> bool:
         """Parts of the old step repeat as long as it lasts: they replace it only when they go on for longer."""
