@@ -66,6 +66,11 @@ class World:
     def status(self):
         return fetch_status(self.endpoint, timeout_s=0.3, curve_dir=self.keys)
 
+    def jobs(self):
+        """What the daemon knows; nothing while it is too busy to answer."""
+        status = self.status()
+        return status.jobs if status else ()
+
     def train(
         self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), torchrun=()
     ):

@@ -19,18 +19,18 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill
     training, losses = world.train("--steps", STEPS)
     world.wait_for(lambda: len(losses_of(losses)) > 15, "training to run", training)
     epoch_at_kill = world.wait_for(
-        lambda: next((job.epoch for job in world.status().jobs if job.epoch > 0), None), "a first plan", training
+        lambda: next((job.epoch for job in world.jobs() if job.epoch > 0), None), "a first plan", training
     )
     kill9(daemon.pid)
     at_kill = len(losses_of(losses))
     world.wait_for(lambda: len(losses_of(losses)) > at_kill + 10, "training to go on", training)
     world.start_daemon()
     world.wait_for(
-        lambda: any(job.n_observations > 0 and job.n_ranks_seen == 2 for job in world.status().jobs),
+        lambda: any(job.n_observations > 0 and job.n_ranks_seen == 2 for job in world.jobs()),
         "tuning to resume", training, timeout_s=5,
     )  # fmt: skip
     world.wait_for(
-        lambda: any(job.epoch > epoch_at_kill for job in world.status().jobs), "a plan of the new daemon", training
+        lambda: any(job.epoch > epoch_at_kill for job in world.jobs()), "a plan of the new daemon", training
     )
     returncode, output = world.finish(training)
     assert returncode == 0, output
@@ -48,14 +48,14 @@ def test_a_killed_rank_restarts_the_job_and_a_second_one_ends_it(world, kill9):
     training, _ = world.train("--steps", 100_000, torchrun=("--max-restarts=1",))
 
     def tuned(job_id):
-        return lambda: next((job for job in world.status().jobs if job.job_id == job_id and job.epoch > 0), None)
+        return lambda: next((job for job in world.jobs() if job.job_id == job_id and job.epoch > 0), None)
 
     world.wait_for(tuned("first"), "a first plan", training)
     (victim,) = world.living(rank="1")
     kill9(victim.pid)
     again = world.wait_for(tuned("first.1"), "plans after the restart", training)
     assert again.n_ranks_seen == 2
-    world.wait_for(lambda: [job.job_id for job in world.status().jobs] == ["first.1"], "the old ranks to be gone")
+    world.wait_for(lambda: [job.job_id for job in world.jobs()] == ["first.1"], "the old ranks to be gone")
     (victim,) = world.living(rank="1")
     kill9(victim.pid)
     returncode, output = world.finish(training, timeout_s=60)
@@ -82,3 +82,22 @@ def test_sigterm_drains_writes_and_exits_0(world):
     explained = world.zerotune("explain", "--store", world.store, "--json")
     assert explained.returncode == 0, explained.stderr
     assert len(losses_of(losses)) == 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_jobs_at_once_under_one_daemon_keep_apart(world):
+    world.start_daemon()
+    trainings = [world.train("--steps", 150, losses=f"losses{number}.jsonl") for number in range(2)]
+
+    def tuned():
+        return [job for job in world.jobs() if job.epoch > 0 and job.n_ranks_seen == 2]
+
+    jobs = world.wait_for(lambda: len(tuned()) == 2 and tuned(), "plans in both jobs", trainings[0][0], timeout_s=200)
+    assert len({job.job_id for job in jobs}) == 2
+    for training, _ in trainings:
+        returncode, output = world.finish(training, timeout_s=200)
+        assert returncode == 0, output
+    first, second = (losses_of(losses) for _, losses in trainings)
+    assert first == second
+    assert len(first) == 150
