@@ -7,15 +7,18 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, TypeVar
+from typing import IO, Any, Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from store.errors import TraceError
 from tuner.traces.records import Summary
 
 CHUNK_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 16 << 20
+BATCH_CHARS: Final = 1 << 17
 MAX_ELEMENT_CHARS: Final = 64 << 20
 """One element of a JSON array may be this long at most."""
 _GZIP_WINDOW_BITS: Final = 31
@@ -125,17 +128,29 @@ def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
 _Value = TypeVar("_Value")
 
 
+class Batches(NamedTuple):
+    """How to read many elements of an array at once: msgspec is many times as fast as reading them singly."""
+
+    first_key: str
+    """The quoted key that each element usually begins with; a guess that may be wrong."""
+    decoder: msgspec.json.Decoder[Any]
+    """Of a list of elements."""
+
+
 class JsonStream:
     """Walks a JSON document without holding it: members of the top-level object, elements of its arrays.
 
     `members()` yields (key, value); for the keys in `streamed`, the value is an iterator over the array's
     elements that must be used up before going on. `truncated` tells afterwards that the document ended
-    early; everything before the end was still yielded.
+    early; everything before the end was still yielded. `batches` reads many elements at once where it can.
     """
 
-    def __init__(self, path: Path, streamed: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path, streamed: tuple[str, ...] = (), batches: Batches | None = None) -> None:
         self._path = path
         self._streamed = streamed
+        self._batches = batches
+        self._n_pieces = 0
+        self._unbatched_piece = -1
         self._decoder = json.JSONDecoder()
         self._buffer = ""
         self._at = 0
@@ -193,6 +208,8 @@ class JsonStream:
             self._at += 1
             return
         while True:
+            if self._batches is not None:
+                yield from self._batched(self._batches)
             yield self._value()
             following = self._peek()
             self._at += 1
@@ -200,6 +217,26 @@ class JsonStream:
                 return
             if following != ",":
                 raise self._damaged(f"has {following!r} where a comma belongs")
+
+    def _batched(self, batches: Batches) -> Iterator[Any]:
+        """Elements up to the last that begins in the buffer, as long as they can be read together."""
+        while self._peek() == "{" and self._n_pieces != self._unbatched_piece:
+            if len(self._buffer) - self._at < CHUNK_BYTES // 2 and not self._ended:
+                self._more()
+            # Where the last element of the next BATCH_CHARS begins: the comma before its brace before its first key.
+            mark = self._buffer.rfind(batches.first_key, self._at, self._at + BATCH_CHARS)
+            brace = self._buffer.rfind("{", self._at, max(mark, 0))
+            end = self._buffer.rfind(",", self._at, max(brace, 0))
+            elements = None
+            if end > self._at:
+                # What cannot be read together is read one by one, which says what is wrong.
+                with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                    elements = batches.decoder.decode(f"[{self._buffer[self._at : end]}]")
+            if elements is None:
+                self._unbatched_piece = self._n_pieces
+                return
+            self._at = end + 1
+            yield from elements
 
     def _peek(self) -> str:
         while True:
@@ -243,6 +280,7 @@ class JsonStream:
         # Bytes that are not UTF-8 cannot stand outside strings, and inside they do not matter to us.
         self._buffer = self._buffer[self._at :] + self._utf8.decode(piece)
         self._at = 0
+        self._n_pieces += 1
         return True
 
     def _damaged(self, what: str) -> TraceError:

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from agent.nccl.catalog import find_collective
 from store.errors import TraceError
 from store.records import Collective, Observation, TimingSource
-from tuner.traces.files import JsonStream
+from tuner.traces.files import Batches, JsonStream
 from tuner.traces.records import (
     MAX_BYTES,
     UNKNOWN_U4,
@@ -35,6 +37,21 @@ from tuner.traces.records import (
 )
 
 _CALLS: Final = ("record_param_comms", "nccl:")
+_LAUNCHES: Final = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt")
+
+
+class _Event(msgspec.Struct):
+    """A trace event whose arguments are not looked into before it is known to matter."""
+
+    name: Any = None
+    cat: Any = None
+    ts: Any = None
+    dur: Any = None
+    tid: Any = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_BATCHES: Final = Batches('"ph"', msgspec.json.Decoder(list[_Event]))
 
 
 def matches(begin: bytes) -> bool:
@@ -80,13 +97,16 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 def _collect(path: Path, summary: Summary) -> _Events:
     events = _Events()
-    stream = JsonStream(path, ("traceEvents",))
+    stream = JsonStream(path, ("traceEvents",), _BATCHES)
     seen = False
     for key, value in stream.members():
         if key in ("traceEvents", "") and isinstance(value, Iterator):
             seen = True
             for event in value:
-                if isinstance(event, dict):
+                if isinstance(event, _Event):
+                    if _may_matter(event):
+                        _take({**msgspec.structs.asdict(event), "args": _decoded(event.args)}, events)
+                elif isinstance(event, dict):
                     _take(event, events)
         elif key == "distributedInfo" and isinstance(value, Mapping):
             events.rank = _integer(value.get("rank"))
@@ -99,6 +119,17 @@ def _collect(path: Path, summary: Summary) -> _Events:
     elif not seen:
         raise TraceError(f"{path} has no trace events", "name a file that torch.profiler exported")
     return events
+
+
+def _may_matter(event: _Event) -> bool:
+    name = event.name
+    return isinstance(name, str) and (
+        (event.cat in ("kernel", "Kernel") and "nccl" in name.lower()) or name.startswith((*_CALLS, *_LAUNCHES))
+    )
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw)
 
 
 def _take(event: dict[str, Any], events: _Events) -> None:
@@ -131,9 +162,7 @@ def _take(event: dict[str, Any], events: _Events) -> None:
         elif "Input Dims" in args and isinstance(duration, int | float) and name != "record_param_comms":
             calls = events.calls.setdefault(_integer(event.get("tid")) or 0, [])
             calls.append((float(start), float(start) + float(duration), name, args))
-    elif category in ("cuda_runtime", "cuda_driver") and name.startswith(
-        ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt")
-    ):
+    elif category in ("cuda_runtime", "cuda_driver") and name.startswith(_LAUNCHES):
         correlation = _integer(args.get("correlation"))
         if correlation is not None:
             events.launch_correlation.append(correlation)
