@@ -221,7 +221,7 @@ class JsonStream:
     def _batched(self, batches: Batches) -> Iterator[Any]:
         """Elements up to the last that begins in the buffer, as long as they can be read together."""
         while self._peek() == "{" and self._n_pieces != self._unbatched_piece:
-            if len(self._buffer) - self._at < CHUNK_BYTES // 2 and not self._ended:
+            if len(self._buffer) - self._at < BATCH_CHARS and not self._ended:
                 self._more()
             # Where the last element of the next BATCH_CHARS begins: the comma before its brace before its first key.
             mark = self._buffer.rfind(batches.first_key, self._at, self._at + BATCH_CHARS)
