@@ -1,73 +1,104 @@
-"""What memory looks like after a checkpointed forward, with and without contiguous buffers: a first-fit heap.
+"""What M_D is for, from a recorded run: its allocations and frees, replayed into a heap that can be drawn.
 
-A model of an allocator, to show why M_D exists and to draw it; nothing of it runs in training.
+The record is real: torch's profiler notes every tensor's memory as it is taken and given back. The heap is a
+model: one stretch of memory from which a request gets the first hole that it fits into, as simple allocators do.
+Nothing of this runs in training.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-FREE, SHORT, LONG = ".", "s", "#"
-CHECKPOINT_CELLS = 3
+USED, FREE = "#", "."
 
 
-@dataclass
+@dataclass(frozen=True)
+class Event:
+    """Memory at `address` taken (`n_bytes` > 0) or given back (< 0)."""
+
+    address: int
+    n_bytes: int
+
+
+def record(run: Callable[[], object]) -> list[Event]:
+    """What `run` does to CPU memory, in order; what it returns stays alive until the end of the record."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = run()
+    results: Any = profiler.profiler
+    notes = [
+        (event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size)
+        for event in _descend(results.kineto_results.experimental_event_tree())
+        if event.tag.name == "Allocation"
+    ]
+    del kept
+    return [Event(address, n_bytes) for _, address, n_bytes in sorted(notes)]
+
+
+def _descend(events: Iterable[Any]) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from _descend(event.children)
+
+
 class Heap:
-    """Cells of memory given out first-fit."""
+    """Memory given out first-fit, without bound; offsets in bytes."""
 
-    n_cells: int
-    cells: list[str] = field(init=False)
+    def __init__(self) -> None:
+        self._taken: dict[int, tuple[int, int]] = {}  # address in the record -> start, end here
+        self.extent = 0  # the furthest byte ever used: what the heap needed
+        self._in_use = self.peak = 0  # bytes in use, now and at most: what it would have needed without holes
 
-    def __post_init__(self) -> None:
-        self.cells = [FREE] * self.n_cells
-
-    def take(self, n: int, kind: str) -> int | None:
-        """Start of the first free stretch of `n` cells, now taken; None when there is none."""
-        start = "".join(self.cells).find(FREE * n)
-        if start < 0:
-            return None
-        self.cells[start : start + n] = [kind] * n
-        return start
-
-    def give(self, start: int, n: int) -> None:
-        """Frees cells."""
-        self.cells[start : start + n] = [FREE] * n
-
-    @property
-    def n_free(self) -> int:
-        """Free cells, wherever they are."""
-        return self.cells.count(FREE)
+    def apply(self, event: Event) -> None:
+        """Takes or gives back; memory that was taken before the record began is not ours to give."""
+        low, high = self._taken.pop(event.address, (0, 0))
+        self._in_use -= high - low
+        if event.n_bytes < 0:
+            return
+        start = 0
+        for low, high in self.used():
+            if low - start >= event.n_bytes:
+                break
+            start = high
+        self._taken[event.address] = (start, start + event.n_bytes)
+        self.extent = max(self.extent, start + event.n_bytes)
+        self._in_use += event.n_bytes
+        self.peak = max(self.peak, self._in_use)
 
     @property
-    def largest_free(self) -> int:
-        """Longest free stretch: the largest tensor that can still be had."""
-        return max(len(run) for run in "".join(self.cells).replace(SHORT, " ").replace(LONG, " ").split(" "))
+    def overhead(self) -> float:
+        """Memory lost in holes: what the heap needed over what was in use at most, minus 1."""
+        return self.extent / self.peak - 1
+
+    def used(self) -> list[tuple[int, int]]:
+        """Stretches in use, in order."""
+        return sorted(self._taken.values())
+
+    def holes(self) -> list[int]:
+        """Lengths of the free stretches below the extent."""
+        found, position = [], 0
+        for low, high in [*self.used(), (self.extent, self.extent)]:
+            if low > position:
+                found.append(low - position)
+            position = max(position, high)
+        return found
 
 
-def checkpointed_forward(n_layers: int, contiguous: bool, n_cells: int = 96) -> Heap:
-    """The heap behind the forward: per layer, activations live until the next layer's exist; a checkpoint stays."""
-    heap = Heap(n_cells)
-    if contiguous:
-        heap.take(n_layers * CHECKPOINT_CELLS, LONG)
-    alive: tuple[int, int] | None = None
-    for layer in range(n_layers):
-        n = 4 + layer * 5 % 7  # no two neighbours are alike
-        start = heap.take(n, SHORT)
-        if not contiguous:
-            heap.take(CHECKPOINT_CELLS, LONG)
-        if alive is not None:
-            heap.give(*alive)
-        assert start is not None
-        alive = (start, n)
-    if alive is not None:
-        heap.give(*alive)
+def replay(events: Iterable[Event]) -> Heap:
+    """The heap behind a record."""
+    heap = Heap()
+    for event in events:
+        heap.apply(event)
     return heap
 
 
-def picture(n_layers: int = 12) -> str:
-    """Two rows of memory: `#` checkpoints, `.` free."""
-    lines = []
-    for name, contiguous in (("without M_D", False), ("with M_D", True)):
-        heap = checkpointed_forward(n_layers, contiguous)
-        lines.append(f"{name:<12}{''.join(heap.cells)}  {heap.n_free} free, longest {heap.largest_free}")
-    return "\n".join(lines)
+def draw(heap: Heap, n_cells: int = 96) -> str:
+    """The heap up to its extent as a row of cells; a cell counts as used if any byte of it is."""
+    cells = [FREE] * n_cells
+    for low, high in heap.used():
+        first, last = low * n_cells // heap.extent, -(-high * n_cells // heap.extent)
+        cells[first:last] = [USED] * (last - first)
+    return "".join(cells)

@@ -104,6 +104,7 @@ class PartitionedParameters:
     # forward
 
     def _begin_forward(self, *_: Any) -> None:
+        self._refuse_compiled(self._root)
         if self.backward.is_under_way():
             return
         for unit in self._units:
@@ -114,7 +115,22 @@ class PartitionedParameters:
         self._order.begin_forward()
         self._position = 0
 
+    @staticmethod
+    def _refuse_compiled(module: nn.Module) -> None:
+        """A compiled graph would hold on to whole parameters that are freed and gathered again.
+
+        Raises:
+            LifecycleError: the module is compiled, or being compiled.
+        """
+        callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+        if module._compiled_call_impl is not None or callback not in (None, False):
+            raise LifecycleError(
+                "stage 3 does not run under torch.compile, whose graphs keep parameters that are freed in between; "
+                "use stage 1 or 2, or compile functions that take no parameters"
+            )
+
     def _before_forward(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._refuse_compiled(unit.module)
         if self.backward.is_under_way():  # activation checkpointing computes the layer again
             unit.ensure_whole(phases.BACKWARD_GATHER)
             unit.use()

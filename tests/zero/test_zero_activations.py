@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from zero_models import TINY, gpt_batch, make_gpt
-from zero_world import World
+from zero_world import World, group_of
 
 import zero_runtime
 from zero_runtime import fragmentation
 from zero_runtime.activations import PartitionedActivations
 from zero_runtime.buffers import Arena
+from zero_runtime.examples import contiguous_buffers
 from zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
 from zero_runtime.groups import hybrid_groups
 from zero_runtime.presets import preset
@@ -147,13 +148,25 @@ def test_an_arena_that_is_full_says_so() -> None:
     assert arena.keep(torch.zeros(3)).data_ptr() == kept[0].data_ptr()
 
 
-def test_contiguous_buffers_leave_memory_in_one_stretch() -> None:
-    without = fragmentation.checkpointed_forward(12, contiguous=False)
-    with_buffers = fragmentation.checkpointed_forward(12, contiguous=True)
-    assert without.n_free == with_buffers.n_free
-    assert with_buffers.largest_free == with_buffers.n_free
-    assert without.largest_free < 0.7 * without.n_free
-    assert fragmentation.picture().count("#") == 2 * 12 * fragmentation.CHECKPOINT_CELLS
+def test_a_heap_gives_the_first_hole_that_fits() -> None:
+    heap = fragmentation.replay(
+        fragmentation.Event(address, n)
+        for address, n in [(1, 10), (2, 20), (3, 10), (2, -20), (4, 15), (5, 10), (9, -7), (1, -10)]
+    )
+    assert heap.used() == [(10, 25), (30, 40), (40, 50)]  # 5 did not fit between 4 and 3
+    assert (heap.extent, heap.peak, heap.holes()) == (50, 45, [10, 5])
+    assert heap.overhead == pytest.approx(50 / 45 - 1)
+    assert fragmentation.draw(heap, 10) == "..###.####"
+
+
+def heap_lost(contiguous: bool) -> float:
+    return contiguous_buffers.heap_of_step(contiguous, group_of(1)).overhead
+
+
+def test_contiguous_buffers_lose_less_memory_in_holes(world: World) -> None:
+    """Of a recorded step."""
+    without, with_buffers = world.run(1, heap_lost, False)[0], world.run(1, heap_lost, True)[0]
+    assert with_buffers < 0.8 * without
 
 
 def test_presets_are_the_rows_of_table_3() -> None:

@@ -17,6 +17,7 @@ from zero_world import World, group_of
 import zero_runtime
 from zero_runtime import analysis, collectives, phases
 from zero_runtime.examples.gpt import GPT
+from zero_runtime.lifecycle import Lifecycle, State
 
 Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
 
@@ -187,8 +188,8 @@ def test_model_states_take_what_the_formula_says(world: World, stage: int, preci
         assert abs(found - expected) <= slack, (found, expected)
 
 
-def peak_bucket_bytes(n_layers: int, stage: int) -> int:
-    """Most bytes in buckets that are being filled or sent at one time."""
+def peak_temporary_bytes(n_layers: int, stage: int) -> int:
+    """Most bytes at one time in buckets that are being filled or sent, and in what the sums are received into."""
     group = group_of(2)
     model = GPT(dataclasses.replace(TINY, n_layers=n_layers))
     engine = zero_runtime.shard(model, group=group, stage=stage, bucket_bytes=2048)
@@ -197,26 +198,66 @@ def peak_bucket_bytes(n_layers: int, stage: int) -> int:
 
     def look(_: Tensor) -> None:
         nonlocal peak
-        alive = {}
-        for gradients in engine.gradients:
-            for bucket in gradients._buckets:
-                if bucket is not None:
-                    alive[bucket.data_ptr()] = bucket.numel() * bucket.element_size()
+        buckets = [bucket for gradients in engine.gradients for bucket in gradients._buckets if bucket is not None]
         for flight in engine._flights._queue:
-            alive[flight.source.data_ptr()] = flight.source.numel() * flight.source.element_size()
+            buckets += [flight.source, flight.work._parts]
+            if not flight.first:
+                buckets.append(flight.reduced)
+        alive = {bucket.data_ptr(): bucket.untyped_storage().nbytes() for bucket in buckets}
         peak = max(peak, sum(alive.values()))
 
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(look)
-    model(*gpt_batch(0, 0)).backward()
+    for n in range(2):  # the second pass adds to the first's sums
+        model(*gpt_batch(0, n)).backward()
     return peak
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_temporary_buckets_do_not_grow_with_the_model(world: World, stage: int) -> None:
-    """Two under way, and those that one layer's largest parameter is being written to."""
-    small, large = (max(world.run(2, peak_bucket_bytes, n, stage)) for n in (6, 24))
-    assert large <= small <= 5 * 2048
+def test_temporary_buffers_do_not_grow_with_the_model(world: World, stage: int) -> None:
+    """Two under way with what they receive, and those that one layer's largest parameter is being written to."""
+    small, large = (max(world.run(2, peak_temporary_bytes, n, stage)) for n in (6, 24))
+    assert large <= small <= (5 + 2 + 2 * 0.5) * 2048
+
+
+def life(stage: int) -> list[str]:
+    """The states of the last layer, or of all parameters, over two passes, of which one is reduced, and a step."""
+    engine = zero_runtime.shard(make_gpt(), group=group_of(2), stage=stage)
+    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
+    states: list[str] = []
+    watched = engine.units[-1].life
+
+    class Watched(Lifecycle):
+        __slots__ = ()
+
+        def to(self, state: State) -> None:
+            super().to(state)
+            if self.name == watched.name:
+                states.append(state.value)
+
+    for unit in engine.units:
+        unit.life.__class__ = Watched
+    with engine.no_sync():
+        engine.model(*gpt_batch(0, 0)).backward()
+    with torch.no_grad():
+        engine.model(*gpt_batch(0, 1))
+    engine.model(*gpt_batch(0, 1)).backward()
+    optimizer.step()
+    engine.synchronize()
+    return states
+
+
+def test_every_stage_goes_through_the_whole_life_cycle(world: World) -> None:
+    use = ["in_use", "gradient_available"]
+    whole = ["gathering", "materialised"]
+    replicated = [*use, "in_use", "gradient_available", "reducing", "updated", *whole]
+    partitioned = [
+        *[*whole, *use],
+        *[*whole, "in_use", "partitioned"],  # the forward without gradients
+        *[*whole, *use, "reducing", "updated", "partitioned"],
+    ]
+    for stage, expected in ((1, replicated), (2, replicated), (3, partitioned)):
+        assert world.run(2, life, stage) == [expected] * 2
 
 
 def peak_whole_bytes(prefetch: int) -> tuple[int, int]:
