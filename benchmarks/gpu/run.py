@@ -25,8 +25,20 @@ from typing import Any
 
 from ranks import Machine, RanksFailed
 from results import Outcome, Record
-from steps import PROGRAMME, Context, NotAsItMust, Step, scratch_is_short
+from steps import Context, NotAsItMust, Step, forced, load, scratch_is_short, soak, sweep
+from training import kill_daemon, overhead, training, tuned
 
+PROGRAMME = (
+    Step("load", 60, load),
+    Step("forced", 75, forced),
+    Step("soak", 90, soak),
+    Step("training", 110, training),
+    Step("kill-daemon", 70, kill_daemon),
+    Step("sweep", 130, sweep),
+    Step("overhead", 110, overhead),
+    Step("tuned", 110, tuned),
+)
+"""The most valuable first."""
 RESULTS = Path(__file__).parents[1] / "results"
 BUDGET_S = 530.0
 LEAST_S = 10.0

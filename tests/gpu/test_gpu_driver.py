@@ -11,6 +11,7 @@ import psutil
 import pytest
 import run as driver
 import steps
+import training
 from ranks import Machine, Ranks, RanksFailed
 from results import Outcome, Record
 
@@ -254,15 +255,15 @@ def test_the_best_setting_is_compared_with_nccls_own_choice():
 
 
 def test_losses_are_compared_to_the_last_bit():
-    assert steps.compare_losses([[1.0, 2.0]], [[1.0, 2.0]]) == {
+    assert training.compare_losses([[1.0, 2.0]], [[1.0, 2.0]]) == {
         "n_losses": 2, "same_bits": True, "largest_difference": 0.0
     }  # fmt: skip
-    differing = steps.compare_losses([[1.0, 2.0]], [[1.0, 2.0000001]])
+    differing = training.compare_losses([[1.0, 2.0]], [[1.0, 2.0000001]])
     assert not differing["same_bits"]
     assert 1e-8 < differing["largest_difference"] < 1e-7
     with pytest.raises(ValueError, match=r"shorter|longer"):
-        steps.compare_losses([[1.0]], [[1.0, 2.0]])
-    assert not steps.compare_losses([[]], [[]])["n_losses"]
+        training.compare_losses([[1.0]], [[1.0, 2.0]])
+    assert not training.compare_losses([[]], [[]])["n_losses"]
 
 
 @pytest.mark.slow
