@@ -24,7 +24,7 @@ from store.records import (
 from tuner.features import CostPrior
 from tuner.sweep.cells import Cell, Place, make_cells, message_sizes, restore, samples_below
 from tuner.sweep.result import bus_factor, rows_of
-from tuner.sweep.strategy import LOOK_REPEATS, Active, Choice, FullGrid
+from tuner.sweep.strategy import BUDGET, LOOK_REPEATS, Active, Choice, FullGrid
 from tuner.sweep.surrogate import Surrogate
 
 PLACE = Place(Collective.all_gather, 1 << 20)
@@ -66,8 +66,8 @@ class Simulated:
         noise = self.chance.lognormal(0, 0.03, n_samples)
         cell.duration_us += (self.truth_us(cell) * noise).tolist()
 
-    def active(self) -> Active:
-        return Active(self.cells, self.communicator, CostPrior(self.fabric.describe()), None, 0.03, 30)
+    def active(self, budget: float = BUDGET) -> Active:
+        return Active(self.cells, self.communicator, CostPrior(self.fabric.describe()), None, 0.03, 30, budget)
 
     def regrets(self, strategy: Active) -> list[float]:
         """By place: what the choice costs in truth over the best there is."""
@@ -102,8 +102,15 @@ def test_active_finds_the_best_with_a_part_of_the_grid(name: str, communicator: 
     assert len(regrets) == len(SIZES) * 2
     assert sum(regrets) / len(regrets) <= 0.02
     assert max(regrets) < 0.1
-    resumed = sweep.active()
-    assert resumed.next_round() == [], "the same samples: nothing is left to do"
+    done, at_most = strategy.progress()
+    assert done == n_samples <= at_most
+    assert sweep.active().next_round() == [], "the same samples: nothing is left to do"
+    unlimited = sweep.active(budget=1.0)
+    while visits := unlimited.next_round():
+        for cell in visits:
+            sweep.visit(cell, LOOK_REPEATS)
+    assert unlimited.n_unsettled() == 0
+    assert sum(len(cell.duration_us) for cell in sweep.cells) < 0.6 * n_grid, "settled long before the budget"
 
 
 def test_an_outlier_among_two_samples_is_looked_into():

@@ -143,7 +143,6 @@ class _Sweep:
             self._store.update_job(self._job_id, ended_at_s=time.time())
             self._store.flush()
         choices = strategy.choices() if strategy is not None else {}
-        done, n_all = strategy.progress() if strategy is not None else (0, 0)
         return SweepResult(
             job_id=self._job_id,
             fabric_id=ready.fabric_id,
@@ -155,7 +154,7 @@ class _Sweep:
             n_samples=self._n_samples,
             n_restored=n_restored,
             n_broken=sum(cell.outcome is not Outcome.ok for cell in self._cells),
-            n_unsettled=n_all - done,
+            n_unsettled=strategy.n_unsettled() if strategy is not None else 0,
             wall_s=time.monotonic() - began_s,
             interrupted=interrupted,
             rows=tuple(rows_of(self._cells, request.n_ranks, choices)),

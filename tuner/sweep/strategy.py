@@ -73,7 +73,10 @@ class Strategy(Protocol):
         """The cells to visit next, in order; empty when the sweep is over."""
 
     def progress(self) -> tuple[int, int]:
-        """(done, in all), in the strategy's own unit."""
+        """(done, in all), in the strategy's own unit; it may end before it has come to all."""
+
+    def n_unsettled(self) -> int:
+        """Places whose choice is not sure yet."""
 
 
 class FullGrid:
@@ -98,6 +101,10 @@ class FullGrid:
         """Cells done, and all cells."""
         done = sum(cell.is_done(self._precision, self._max_repeats) for cell in self._cells)
         return done, len(self._cells)
+
+    def n_unsettled(self) -> int:
+        """Places with cells that are not precise yet."""
+        return len({cell.place for cell in self._cells if not cell.is_done(self._precision, self._max_repeats)})
 
 
 class Active:
@@ -169,9 +176,13 @@ class Active:
         return [look.cell for look in looks[: min(self._visits_left(self._budget * LOOK_SHARE), LOOKS_PER_ROUND)]]
 
     def progress(self) -> tuple[int, int]:
-        """Places settled, and all places."""
-        n_settled = sum(verdict.visit is None for verdict in self._verdicts.values())
-        return n_settled, len(self._by_place)
+        """Samples taken, and those that the budget allows: what is left is at most so much."""
+        n_taken = sum(len(cell.duration_us) for cells in self._by_place.values() for cell in cells)
+        return n_taken, n_taken + LOOK_REPEATS * self._visits_left(self._budget)
+
+    def n_unsettled(self) -> int:
+        """Places with a visit that is still wanted."""
+        return sum(verdict.visit is not None for verdict in self._verdicts.values())
 
     def choices(self) -> dict[Place, Choice]:
         """What the sweep chooses at each place, measured there or not."""
