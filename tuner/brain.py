@@ -321,7 +321,7 @@ class Brain:
         calls = evidence.calls(slots, logs)
         shift = self._intake.shift(calls, is_trial, evidence)
         if shift is not None:
-            self._regimes.begin()
+            self._regimes.begin(shift)
             self._new_evidence(f"calls take {100 * (math.exp(shift) - 1):+.0f} % of what they took")
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]

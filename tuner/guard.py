@@ -71,6 +71,10 @@ class Guard:
         share = min(1.0, len(values) / MIN_OWN_NOISE)
         self._sigma = max(NOISE_FLOOR, share * spread + (1.0 - share) * max(spread, self._sigma))
 
+    def changed_again(self) -> None:
+        """Another plan came while the last one is under watch: both answer to the same yardstick, for longer."""
+        self._n_watched = 0
+
     def step(self, duration_us: float) -> Alarm | None:
         """One finished step, without what known exploration cost in it."""
         if not duration_us > 0:

@@ -69,6 +69,7 @@ class Regimes:
         self._max = max_regimes
         self.n_changes = 0
         self._settling = False
+        self._shift = 0.0
 
     @property
     def evidence(self) -> Evidence:
@@ -80,8 +81,9 @@ class Regimes:
         """Label of the regime in force; 0 is the one the job began with."""
         return self._labels[-1]
 
-    def begin(self) -> None:
-        """The network changed: start afresh, keep what was known."""
+    def begin(self, shift: float) -> None:
+        """The network changed by `shift` (log): start afresh, keep what was known."""
+        self._shift = abs(shift)
         self._all.append(Evidence())
         self._labels.append(self._next_label)
         self._next_label += 1
@@ -112,7 +114,9 @@ class Regimes:
                 continue
             here, there = np.array(pairs, dtype=np.int64).T
             gap = np.abs(now[here] - older.centre(there))
-            if float(np.median(gap)) < MATCH_WITHIN and float(np.mean(gap)) < 2 * MATCH_WITHIN:
+            # What was just left is not what came, be the step between them ever so small.
+            within = min(MATCH_WITHIN, 0.4 * self._shift) if index == len(self._all) - 2 else MATCH_WITHIN
+            if float(np.median(gap)) < within and float(np.mean(gap)) < 2 * within:
                 self._all[-1], self._all[index] = older, current
                 del self._all[index]
                 label = self._labels.pop(index)

@@ -106,7 +106,10 @@ class Oversight:
         self._promotions = [
             one for one in self._promotions if one.since_step is None or step - one.since_step <= 2 * WATCH_STEPS
         ]
-        self._guard.changed(self._steps_without(new, n_keys, evidence))
+        if self._guard.is_watching:
+            self._guard.changed_again()
+        else:
+            self._guard.changed(self._steps_without(new, n_keys, evidence))
 
     def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState]) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.

@@ -1,0 +1,257 @@
+"""What must not go wrong, in figures: guard, changes of regime, budget, warm start, training against isolation.
+
+    python benchmarks/brain_safety.py [--quick] [--json]
+
+The brain plays whole jobs on shipped fabrics with seeded noise, no process and no sleeping: the same figures on
+any machine. The guard and the change detector are also fed pure noise, for their false alarms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "brain"))
+
+from brain_world import Call, OverlappedWorld, World, make_brain, play
+from reporting import Result, report
+
+from agent.nccl import fabric
+from store.database import Store
+from store.records import BASELINE, Collective, Phase
+from tuner import trainer
+from tuner.brain import Brain
+from tuner.guard import Guard
+from tuner.knowledge import Knowledge
+from tuner.regime import ChangeDetector
+
+GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
+
+
+def zero_calls(exponents: tuple[int, ...], n_each: int = 2) -> list[Call]:
+    """A ZeRO-like step: gathers and scatters of these sizes."""
+    return [
+        call
+        for exponent in exponents
+        for call in [Call(GATHER, Phase.forward_gather, 1 << exponent)] * n_each
+        + [Call(SCATTER, Phase.gradient_scatter, 1 << exponent)] * n_each
+    ]
+
+
+def guard(n_runs: int) -> Iterator[Result]:
+    """Steps until a slowdown is noticed, and false alarms over a whole watch, at 1 % noise."""
+    for slowdown in (1.02, 1.05, 1.10):
+        delays = []
+        for seed in range(n_runs):
+            rng = np.random.default_rng(seed)
+            watch = Guard()
+            watch.changed([10_000 * math.exp(rng.normal(0, 0.01)) for _ in range(40)])
+            steps = (watch.step(10_000 * slowdown * math.exp(rng.normal(0, 0.01))) for _ in range(60))
+            delays.append(next((at for at, alarm in enumerate(steps, 1) if alarm), 61))
+        percent = round(100 * (slowdown - 1))
+        target = "<= 10" if percent == 2 else ""
+        yield Result(f"guard_steps_to_alarm_median_{percent}_percent", median(delays), "steps", target)
+        yield Result(f"guard_steps_to_alarm_p90_{percent}_percent", float(np.quantile(delays, 0.9)), "steps", target)
+    n_false = 0
+    for seed in range(n_runs):
+        rng = np.random.default_rng(10_000 + seed)
+        watch = Guard()
+        watch.changed([10_000 * math.exp(rng.normal(0, 0.01)) for _ in range(40)])
+        n_false += any(watch.step(10_000 * math.exp(rng.normal(0, 0.01))) for _ in range(60))
+    yield Result("guard_false_alarms_per_watch", 100 * n_false / n_runs, "% of watches")
+
+
+def guard_in_a_job(n_runs: int) -> Iterator[Result]:
+    """Two promotions come together, one of them slows steps down by 2 %: steps until the first withdrawal, slow
+    steps in all (withdrawn settings come back one by one), and whether the good one is there in the end.
+    """
+    delays, kept, good = [], [], 0
+    for seed in range(n_runs):
+        world = World(
+            "ethernet_boxes",
+            fabric.load("ethernet_boxes").communicator(range(16)),
+            zero_calls((17,)),
+            seed=seed,
+            step_noise=0.005,
+            compute_us=100_000.0,
+        )
+        brain = make_brain(world)
+        n_slow, since, base_us = 0, None, world.compute_us
+        for step in range(120):
+            promoted = any(s.incumbent != BASELINE for s in brain._states if s.key.collective is GATHER)
+            runs = any(row.collective is GATHER for row in world.plan.rows)
+            world.compute_us = base_us * (1.02 if runs else 1.0)
+            if promoted and runs and since is None:
+                since = step
+            n_slow += runs and since is not None
+            play(world, brain, 1)
+            if (
+                since is not None
+                and len(delays) <= seed
+                and any("slower with it" in d.reason for d in brain.decisions())
+            ):
+                delays.append(step + 1 - since)
+        if len(delays) <= seed:
+            delays.append(120)
+        kept.append(n_slow)
+        good += any(s.incumbent != BASELINE for s in brain._states if s.key.collective is SCATTER)
+    yield Result("slow_promotion_withdrawn_after_median", median(delays), "steps", "<= 10")
+    yield Result("slow_promotion_withdrawn_after_p90", float(np.quantile(delays, 0.9)), "steps")
+    yield Result("slow_steps_in_all_median", median(kept), "of 120 steps")
+    yield Result("good_promotion_kept_beside_it", 100 * good / n_runs, "% of runs")
+
+
+def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
+    """Calls per key until a slowdown of the network is noticed; false alarms; the old regime recognised."""
+    for slowdown in (1.05, 1.10, 1.30):
+        delays = []
+        for seed in range(n_runs):
+            world = World(
+                "h100_node",
+                fabric.load("h100_node").communicator(range(8)),
+                zero_calls((18, 21, 24)),
+                seed=seed,
+                noise=0.03,
+                step_noise=0.01,
+            )
+            brain = make_brain(world)
+            play(world, brain, 60)
+            before = brain.regime
+            world.slowdown = {GATHER.name: slowdown, SCATTER.name: slowdown}
+            n_steps = next(
+                (step for step in range(1, 101) if play(world, brain, 1) is not None and brain.regime != before), 101
+            )
+            delays.append(2 * n_steps)  # every key is called twice per step
+        percent = round(100 * (slowdown - 1))
+        yield Result(f"regime_calls_to_notice_{percent}_percent", median(delays), "calls per key", "<= 50")
+    detector, rng, n_false = ChangeDetector(), np.random.default_rng(5), 0
+    for _ in range(n_calls // 1000):
+        if len(detector.update(rng.integers(0, 5, 1000), rng.standard_normal(1000))):
+            n_false += 1
+            detector.reset()
+    yield Result("regime_false_alarms_per_100000_calls_noise_only", n_false / (n_calls / 1e5), "alarms", "<= 1")
+    n_seen = n_changes = 0
+    for seed in range(max(1, n_runs // 5)):
+        world = World(
+            "h100_node",
+            fabric.load("h100_node").communicator(range(8)),
+            zero_calls((18, 21, 24), n_each=8),
+            seed=100 + seed,
+            noise=0.03,
+            step_noise=0.01,
+        )
+        brain = make_brain(world)
+        play(world, brain, 250)
+        n_seen, n_changes = n_seen + world.n_calls, n_changes + brain._regimes.n_changes
+    yield Result("regime_false_alarms_per_100000_calls_in_jobs", n_changes / (n_seen / 1e5), "alarms", "<= 1")
+    back = 0
+    for seed in range(n_runs):
+        place = fabric.load("ethernet_boxes").communicator(range(16))
+        world = World("ethernet_boxes", place, zero_calls((17, 20, 23)), seed=seed, compute_us=100_000.0)
+        brain = make_brain(world)
+        play(world, brain, 80)
+        before = [state.incumbent for state in brain._states]
+        world.slowdown = {GATHER.name: 1.6, SCATTER.name: 1.6}
+        play(world, brain, 40)
+        world.slowdown = {}
+        play(world, brain, 12)
+        back += brain.regime == 0 and [state.incumbent for state in brain._states] == before
+    yield Result("old_regime_recognised_within_12_steps", 100 * back / n_runs, "% of runs")
+
+
+def in_training(n_steps: int) -> Iterator[Result]:
+    """Step time where the fastest isolated choice is not the best in training (few_sms_node, overlapped)."""
+    machine = fabric.load("few_sms_node")
+    place = machine.communicator(range(machine.ranks_per_node))
+    calls = [
+        call
+        for exponent in (22, 24, 26)
+        for call in [Call(GATHER, Phase.backward_gather, 1 << exponent)] * 3
+        + [Call(SCATTER, Phase.gradient_scatter, 1 << exponent)] * 3
+    ]
+
+    def step_us(world: World) -> float:
+        return median(world.run_step()[1].duration_us for _ in range(20))
+
+    world = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0)
+    default_us = step_us(world)
+    brain = make_brain(world)
+    play(world, brain, n_steps)
+    ours_us = step_us(world)
+    isolated = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0)
+    best = {
+        call: min(brain._costs.candidates(place, call.collective), key=lambda one: isolated.truth(call, one)[0])
+        for call in dict.fromkeys(calls)
+    }
+    isolated.chosen = best.__getitem__  # type: ignore[method-assign]
+    isolated_us = step_us(isolated)
+    yield Result("few_sms_step_ms_default", default_us / 1000, "ms (simulated)")
+    yield Result(
+        "few_sms_step_ms_fastest_alone", isolated_us / 1000, "ms (simulated)", "", "default", isolated_us / default_us
+    )
+    yield Result("few_sms_step_ms_ours", ours_us / 1000, "ms (simulated)", "", "fastest alone", ours_us / isolated_us)
+    yield Result("few_sms_budget_spent", brain.spent_percent, "% of step time", "<= 1")
+
+
+def warm_start() -> Iterator[Result]:
+    """Explored calls of the first, second and third job on one fabric, and what share of the gain each ends with."""
+    for name in ("ethernet_boxes", "h100_node"):
+        machine = fabric.load(name)
+        place = machine.communicator(range(min(16, machine.max_ranks)))
+        with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "s.db") as store:
+            for run in range(1, 4):
+                world = World(name, place, zero_calls((15, 18, 21, 24)), seed=run, compute_us=100_000.0)
+                store.record_job(f"job-{run}", machine.fabric_id, machine.describe(), place.n_ranks)
+                brain = make_brain(world, Knowledge.from_store(store, machine.fabric_id))
+                gained = _play_and_record(world, brain, store, f"job-{run}", n_steps=100)
+                if model := trainer.train(store, machine.fabric_id):
+                    trainer.keep(store, model)
+                    store.flush()
+                yield Result(f"explored_calls_run_{run}@{name}", brain.n_explored, "calls")
+                yield Result(f"share_of_gain_after_20_calls_run_{run}@{name}", gained, "%", ">= 95" if run > 1 else "")
+
+
+def _play_and_record(world: World, brain: Brain, store: Store, job: str, n_steps: int) -> float:
+    """The share of the attainable gain, in percent, that steps 10 to 20 had (20 to 40 calls per key)."""
+    saved = attainable = 0.0
+    for step in range(n_steps):
+        for call in world.calls if 10 <= step < 20 else ():
+            options = brain._costs.candidates(world.communicator, call.collective)
+            saved += world.truth(call, BASELINE)[0] - world.truth(call, world.chosen(call))[0]
+            attainable += world.truth(call, BASELINE)[0] - world.best(call, options)
+        block, record = world.run_step()
+        store.record_measurements(world.fabric.fabric_id, job, block)
+        brain.observe(block)
+        brain.step_finished(record)
+        if (plan := brain.propose()) is not None:
+            world.plan = plan
+            brain.adopted(plan.epoch, world.step)
+    store.flush()
+    return 100 * saved / attainable
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer runs; ends within 60 s")
+    arguments = parser.parse_args()
+    n_runs = 5 if arguments.quick else 30
+    results = [
+        *guard(20 * n_runs),
+        *guard_in_a_job(n_runs),
+        *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
+        *in_training(150 if arguments.quick else 300),
+        *warm_start(),
+    ]
+    report("brain_safety", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
