@@ -18,8 +18,8 @@ stage = typer.Typer(help="The stage fingerprint: train it, show its weights, tes
 def train(
     out: Annotated[Path | None, typer.Option(help="Folder for the weights; default: those shipped.")] = None,
     store: StorePath = None,
-    n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 200,
-    epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 40,
+    n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 120,
+    epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 30,
     seed: Annotated[int, typer.Option(help="Of the generator and of training.")] = 0,
 ) -> None:
     """Train both encoders on the recordings and on generated sequences, and save their weights.

@@ -16,7 +16,7 @@ from tuner.stage.labels import ACCUMULATIONS, STAGES, Shown
 
 N_HIDDEN: Final = 24
 N_DENSE: Final = 32
-N_EPOCHS: Final = 40
+N_EPOCHS: Final = 30
 VIEWS: Final = {"recorded": 12, "generated": 4}
 BATCH: Final = 96
 SMOOTHING: Final = 0.02
