@@ -172,14 +172,16 @@ def test_addresses_that_are_none(address):
         server.parse_address(address)
 
 
-def test_the_child_serves_and_ends(store):
+def test_a_taken_port_is_told(store):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with (
-            pytest.raises(UserError, match=str(port)),
-            metrics_process(f"127.0.0.1:{port}", "ipc:///none", store.path, None),
-        ):
-            pass
+        with pytest.raises(UserError, match=f"{port}.*in use"):
+            server.make_server(Collector("ipc://x", store.path), ("127.0.0.1", port))
+
+
+def test_the_child_serves_and_ends(store):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/metrics"
     with (
         metrics_process(f"127.0.0.1:{port}", "ipc:///nowhere/d.sock", store.path, None),

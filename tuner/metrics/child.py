@@ -35,8 +35,9 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
         assert process.stdout is not None
         assert process.stderr is not None
         if not process.stdout.readline().startswith(READY):
-            words = process.stderr.read().strip().removeprefix("zerotune: ")
-            raise UserError(words or f"metrics cannot be served at {address}", "choose another --metrics HOST:PORT")
+            words = process.stderr.read().strip().splitlines() or [f"metrics cannot be served at {address}"]
+            problem = words[-1].removeprefix("zerotune: ").partition(";")[0]
+            raise UserError(problem, "choose another --metrics HOST:PORT")
         yield
     finally:
         process.terminate()
