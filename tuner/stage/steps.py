@@ -20,7 +20,10 @@ MAX_CALLS: Final = 8192
 """Longest history kept, and twice the longest step that is recognised."""
 MAX_CODES: Final = 3
 MAX_LAGS_PER_CODE: Final = 24
-SHORTEST_END: Final = 16
+SHORTEST_END: Final = 24
+STEPS_TO_TRUST: Final = 3
+CALLS_TO_TRUST: Final = 64
+"""A period is looked at with suspicion until it has held for so many of its steps, and so many calls."""
 SEARCH_GROWTH: Final = 0.05
 """A search is repeated when the history has grown by this share since the last one."""
 
@@ -59,7 +62,7 @@ def _lags(codes: Ints) -> list[int]:
             if len(places) > 1:
                 lags.update((places[-1] - places[:-1][-MAX_LAGS_PER_CODE:]).tolist())
                 n_tried += 1
-                if n_tried == MAX_CODES:
+                if n_tried == (MAX_CODES if n_end > SHORTEST_END else SHORTEST_END):
                     break
         if n_end <= SHORTEST_END:
             return sorted(lags)
@@ -77,8 +80,11 @@ class StepCutter:
         self._codes = np.zeros(2 * MAX_CALLS, np.int64)
         self._gaps = np.zeros(2 * MAX_CALLS, np.float64)
         self._n = 0
-        self._n_matched = 0
+        self._n_held = 0
+        """Calls since the last that was not as one period ago."""
         self._n_disturbed = 0
+        """Calls since the step was put in question; 0 = it is not."""
+        self._quiet_after = 0
         self._searched_at = 0
         self._step = np.zeros(0, np.int64)
         """Two rounds of the step that was recognised last."""
@@ -117,18 +123,15 @@ class StepCutter:
             start = max(before, self.period)
             expected = self._codes[start - self.period : self._n - self.period]
             if np.array_equal(expected, self._codes[start : self._n]):
-                self._n_matched += n_new
-                if self._n_matched >= self.period:
-                    self.n_steps += self._n_matched // self.period
-                    self._n_matched %= self.period
-                    if self._n_disturbed:
-                        return self._take(self.period)
-                if not self._n_disturbed:
-                    return False
+                self.n_steps += (self._n_held + n_new) // self.period - self._n_held // self.period
+                self._n_held += n_new
+                if self._n_held >= self._quiet_after:
+                    return self._settle() if self._n_disturbed else False
             else:
-                self._n_matched = 0
-            if not self._n_disturbed:
-                self._searched_at = before
+                if not self._n_disturbed:  # what has held for long holds again soon; else it may be part of a step
+                    self._quiet_after = self.period
+                    self._searched_at = before
+                self._n_held = 0
             self._n_disturbed += n_new
         return self._search()
 
@@ -141,15 +144,22 @@ class StepCutter:
             return False
         return self._take(period)
 
+    def _settle(self) -> bool:
+        """The step known holds again, or has held for long enough: once more, is it part of a longer one?"""
+        self._n_disturbed = 0
+        period, _ = find_period(self._codes[max(0, self._n - MAX_CALLS) : self._n])
+        return self._take(max(period, self.period))
+
     def _take(self, period: int) -> bool:
         """The last `period` calls are a step from now on; False when it is the one known already."""
         step = self._codes[self._n - period : self._n]
-        is_other = period != self.period or not _contains(self._step, step)
+        if period == self.period and _contains(self._step, step):
+            return False
         self.period = period
-        self._n_matched = self._n_disturbed = 0
-        if is_other:
-            self._step = np.tile(step, 2)
-        return is_other
+        self._step = np.tile(step, 2)
+        self._n_held, self._n_disturbed = 0, period
+        self._quiet_after = max(STEPS_TO_TRUST * period, CALLS_TO_TRUST)
+        return True
 
     def _pause(self) -> float:
         """Calls to wait for between two searches; many, if nothing has repeated in a long time."""

@@ -1,0 +1,177 @@
+"""What the fingerprint shows of recorded training, from anywhere in it, and after changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from store.records import Collective, Stage
+from store.wire import OBSERVATION_FIELDS
+from tuner.stage import StageFingerprint, rules
+from tuner.stage.dataset import Sequence, recorded
+from tuner.stage.encoders import Encoder, encoder_from_bytes
+from tuner.stage.evaluation import changes_noticed, feed, middle, recognised
+from tuner.stage.features import Step, encode, frames, summary
+from tuner.stage.held_out import total
+from tuner.stage.labels import UNKNOWN, Shown
+from tuner.stage.weights import KINDS, shipped_blob
+
+AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
+
+
+@pytest.fixture(scope="module")
+def recordings() -> list[Sequence]:
+    return recorded()
+
+
+@pytest.fixture(scope="module")
+def lstm() -> Encoder:
+    return encoder_from_bytes(shipped_blob("lstm"))
+
+
+def calls(*steps: tuple[Collective, int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([c for c, _ in steps], np.int64), np.array([n for _, n in steps], np.int64)
+
+
+def add(fingerprint: StageFingerprint, step: list[tuple[Collective, int]], n_steps: int) -> None:
+    kinds, n_bytes = calls(*step)
+    for _ in range(n_steps):
+        fingerprint.add(kinds, n_bytes, np.zeros(len(kinds)))
+
+
+def zero3(n_layers: int, n_bytes: int) -> list[tuple[Collective, int]]:
+    backward = [call for _ in range(n_layers) for call in ((AG, n_bytes), (RS, n_bytes))]
+    return [(AG, 3 * n_bytes), *[(AG, n_bytes)] * n_layers, *backward, (RS, 3 * n_bytes), (AR, 4)]
+
+
+def ddp(n_buckets: int, n_bytes: int) -> list[tuple[Collective, int]]:
+    return [(AR, 1 << 20), *[(AR, n_bytes + 512 * i) for i in range(n_buckets)]]
+
+
+def test_recorded_frameworks_are_recognised_within_two_steps(recordings: list[Sequence], lstm: Encoder) -> None:
+    tally = total(recognised(lstm, recordings, 11))
+    assert tally.stage_percent >= 99.0, tally.mistakes[:5]
+    assert tally.percent >= 97.0, tally.mistakes[:5]
+
+
+def test_a_change_is_noticed_within_two_steps(recordings: list[Sequence], lstm: Encoder) -> None:
+    tally = changes_noticed(lstm, recordings, 100, 12)
+    assert tally.percent >= 97.0, tally.mistakes[:5]
+
+
+def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: Encoder) -> None:
+    """With everything that frameworks send before the first step, and first steps unlike the later ones."""
+    n_right = 0
+    for one in recordings[::4]:
+        fingerprint = StageFingerprint(lstm)
+        feed(fingerprint, one.codes(), one.gaps_us(), np.random.default_rng(0))
+        n_right += fingerprint.shown == one.shown()
+    assert n_right >= 0.97 * len(recordings[::4])
+
+
+def test_both_rows_of_a_timed_collective_count_once(lstm: Encoder) -> None:
+    kinds, n_bytes = calls(*zero3(6, 1 << 22))
+    n = len(kinds)
+    timed = np.zeros(2 * n, np.dtype(OBSERVATION_FIELDS))
+    timed["collective"], timed["message_bytes"] = np.tile(kinds, 2), np.tile(n_bytes, 2)
+    timed["flags"][n:] = 2
+    fingerprint = StageFingerprint(lstm)
+    for step in range(4):
+        timed["start_ns"][n:] = 1 + 1_000_000 * (n * step + np.arange(n))
+        fingerprint.add_records(timed)
+    assert fingerprint.calls_per_step == n
+    assert fingerprint.stage is Stage.zero3
+    untimed = StageFingerprint(lstm)
+    for _ in range(4):
+        untimed.add_records(timed[:n])
+    assert (untimed.calls_per_step, untimed.shown) == (n, fingerprint.shown)
+
+
+def test_what_nccl_asks_no_tuner_about_is_left_out(lstm: Encoder) -> None:
+    step = zero3(6, 1 << 22)
+    plain, mixed = StageFingerprint(lstm), StageFingerprint(lstm)
+    add(plain, step, 4)
+    add(mixed, [call for one in step for call in (one, (Collective.all_to_all, 1 << 24), (Collective.send, 9))], 4)
+    assert plain.shown == mixed.shown
+    assert plain.calls_per_step == mixed.calls_per_step == len(step)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_call_over_and_over_is_unknown(kind: str) -> None:
+    fingerprint = StageFingerprint(encoder_from_bytes(shipped_blob(kind)))
+    add(fingerprint, [(AR, 1 << 27)], 100)
+    assert fingerprint.shown == UNKNOWN
+
+
+def test_the_scale_of_a_model_does_not_matter(lstm: Encoder) -> None:
+    small, large = StageFingerprint(lstm), StageFingerprint(lstm)
+    add(small, zero3(8, 1 << 20), 3)
+    add(large, zero3(8, 1 << 30), 3)
+    assert small.shown == large.shown
+    assert small.stage is Stage.zero3
+
+
+def test_where_the_step_is_cut_does_not_matter() -> None:
+    kinds, n_bytes = calls(*zero3(5, 1 << 20))
+    gaps_us = np.arange(1.0, len(kinds) + 1)
+    whole = Step(encode(kinds, n_bytes), gaps_us)
+    for shift in range(len(kinds)):
+        turned = Step(encode(np.roll(kinds, shift), np.roll(n_bytes, shift)), np.roll(gaps_us, shift))
+        np.testing.assert_allclose(summary(turned), summary(whole))
+        np.testing.assert_allclose(frames(turned), frames(whole))
+
+
+def test_a_step_that_repeats_is_scored_once(lstm: Encoder) -> None:
+    class Counting:
+        kind = "counting"
+        n = 0
+
+        def scores(self, step: Step) -> np.ndarray:
+            self.n += 1
+            return lstm.scores(step)
+
+        def to_bytes(self) -> bytes:
+            return b""
+
+    counting = Counting()
+    fingerprint = StageFingerprint(counting)
+    add(fingerprint, zero3(6, 1 << 22), 3)
+    scored = counting.n
+    add(fingerprint, zero3(6, 1 << 22), 200)
+    assert counting.n == scored > 0
+
+
+def test_without_weights_rules_remain() -> None:
+    for step, shown in ((ddp(7, 25 << 20), Stage.ddp), (zero3(6, 1 << 22), Stage.zero3)):
+        kinds, n_bytes = calls(*step)
+        assert rules.classify(Step(encode(kinds, n_bytes), np.zeros(len(kinds)))) == Shown(shown)
+    once = [(RS, 5 << 20), (RS, 6 << 20), (AG, 11 << 20)]
+    kinds, n_bytes = calls(*once)
+    assert rules.classify(Step(encode(kinds, n_bytes), np.zeros(3))) == Shown(Stage.zero1_or_2)
+
+
+def test_the_daemon_needs_no_torch_to_recognise() -> None:
+    code = (
+        "import sys, numpy as np; from tuner.stage import StageFingerprint; f = StageFingerprint();"
+        "f.add(np.tile([2, 2, 3], 9), np.tile([1 << 20, 1 << 21, 1 << 20], 9), np.zeros(27));"
+        "assert f.calls_per_step == 3; import tuner.daemon, tuner.brain;"
+        "print(*({'torch', 'sklearn', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_half_a_step_is_not_judged(lstm: Encoder) -> None:
+    fingerprint = StageFingerprint(lstm)
+    codes, gaps_us = encode(*calls(*zero3(20, 1 << 22))), np.zeros(62)
+    feed(fingerprint, codes[:23], gaps_us[:23], np.random.default_rng(1))
+    assert fingerprint.stage is Stage.unknown
+
+
+def test_middle_begins_anywhere(recordings: list[Sequence]) -> None:
+    one = recordings[0]
+    rng = np.random.default_rng(3)
+    assert len({middle(one, rng, 2)[0].tobytes() for _ in range(50)}) > 1

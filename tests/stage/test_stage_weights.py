@@ -1,0 +1,152 @@
+"""Weights at rest: plain arrays, checked; what cannot be read is set aside and training goes on."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from store.database import Store
+from tuner.stage import arrays, weights
+from tuner.stage.encoders import LstmEncoder, encoder_from_bytes
+from tuner.stage.features import FEATURES_VERSION, Step, encode
+from tuner.stage.weights import DAMAGED, FABRIC, KINDS, load_encoder, model_name, record, shipped_blob
+
+STEP = Step(encode(np.array([2, 2, 3, 4]), np.array([1 << 20, 1 << 21, 1 << 20, 4])), np.zeros(4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shipped_weights_are_small_and_survive_a_round_trip(kind: str) -> None:
+    blob = shipped_blob(kind)
+    encoder = encoder_from_bytes(blob)
+    assert len(blob) < arrays.MAX_BLOB_BYTES
+    assert encoder.kind == kind
+    assert encoder.to_bytes() == blob
+    assert np.isfinite(encoder.scores(STEP)).all()
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\x80\x04",
+        pickle.dumps({"arrays": 1}),
+        b"\x00" * (arrays.MAX_BLOB_BYTES + 1),
+        shipped_blob("lstm")[:-9],
+        arrays.to_bytes("lstm", FEATURES_VERSION, {}),
+        arrays.to_bytes("lstm", FEATURES_VERSION + 1, {}),
+        arrays.to_bytes("other", FEATURES_VERSION, {"mean": np.zeros(3)}),
+        arrays.to_bytes("ngram", FEATURES_VERSION, {"mean": np.array([np.nan])}),
+        arrays.to_bytes("lstm", FEATURES_VERSION, {"recurrent": np.zeros((4, 1)), "input": np.zeros((9, 9))}),
+        msgspec.msgpack.encode({"format": "zerotune-stage-weights", "version": 1, "kind": "lstm", "features": 1,
+                                "arrays": {"input": {"shape": [-1, 4], "values": b""}}}),
+    ],
+)  # fmt: skip
+def test_foreign_bytes_are_refused(blob: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        encoder_from_bytes(blob)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_bytes_are_refused_or_harmless(data: st.DataObject) -> None:
+    blob = bytearray(shipped_blob("ngram"))
+    for _ in range(data.draw(st.integers(1, 4))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        encoder = encoder_from_bytes(bytes(blob))
+    except ValueError:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a flipped exponent may overflow; it must not raise
+        assert encoder.scores(STEP).shape == (11,)
+
+
+def test_a_store_gets_the_shipped_weights_and_gives_its_own_back(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        assert isinstance(load_encoder(store), LstmEncoder)
+        store.flush()
+        saved = store.load_model(model_name("lstm"), FABRIC)
+        assert saved is not None
+        assert saved.blob == shipped_blob("lstm")
+        _, values = arrays.from_bytes(saved.blob, FEATURES_VERSION)
+        own = LstmEncoder({name: 2 * value for name, value in values.items()})
+        store.save_model(record("lstm", own.to_bytes(), "", None))
+        store.flush()
+        loaded = load_encoder(store)
+        assert loaded is not None
+        np.testing.assert_array_equal(loaded.scores(STEP), own.scores(STEP))
+
+
+def test_damaged_weights_are_set_aside_and_replaced(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        store.save_model(record("lstm", b"not weights", "", None))
+        store.flush()
+        assert isinstance(load_encoder(store), LstmEncoder)
+        store.flush()
+        aside = store.load_model(model_name("lstm") + DAMAGED, FABRIC)
+        assert aside is not None
+        assert aside.blob == b"not weights"
+        saved = store.load_model(model_name("lstm"), FABRIC)
+        assert saved is not None
+        assert saved.blob == shipped_blob("lstm")
+
+
+def test_without_the_best_the_next_then_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SHIPPED", tmp_path)
+    (tmp_path / "lstm.weights").write_bytes(b"\xff" * 100)
+    (tmp_path / "ngram.weights").write_bytes(shipped_blob_of("ngram"))
+    weights.default_encoder.cache_clear()
+    try:
+        encoder = weights.default_encoder()
+        assert encoder is not None
+        assert encoder.kind == "ngram"
+        (tmp_path / "ngram.weights").unlink()
+        weights.default_encoder.cache_clear()
+        assert weights.default_encoder() is None
+    finally:
+        weights.default_encoder.cache_clear()
+
+
+def shipped_blob_of(kind: str) -> bytes:
+    return (Path(weights.__file__).parent / "weights" / f"{kind}.weights").read_bytes()
+
+
+def test_numpy_computes_what_torch_does() -> None:
+    torch = pytest.importorskip("torch")
+    from tuner.stage.features import N_FRAME, frames, summary
+
+    encoder = encoder_from_bytes(shipped_blob("lstm"))
+    _, values = arrays.from_bytes(shipped_blob("lstm"), FEATURES_VERSION)
+    tensors = {name: torch.tensor(value) for name, value in values.items()}
+    n = tensors["recurrent"].shape[1]
+    lstm = torch.nn.LSTM(N_FRAME, n, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        lstm.weight_ih_l0.copy_(tensors["input"])
+        lstm.weight_hh_l0.copy_(tensors["recurrent"])
+        lstm.bias_ih_l0.copy_(tensors["bias"])
+        lstm.bias_hh_l0.zero_()
+        _, (state, _) = lstm(torch.tensor(frames(STEP))[None])
+        known = (torch.tensor(summary(STEP)) - tensors["mean"]) * tensors["scale"]
+        hidden = torch.tanh(tensors["hidden"] @ torch.cat([state[0, 0], known]) + tensors["hidden_bias"])
+        expected = tensors["output"] @ hidden + tensors["output_bias"]
+    np.testing.assert_allclose(encoder.scores(STEP), expected.numpy(), rtol=1e-9, atol=1e-9)
+
+
+def test_the_command_names_weights_and_reads_a_trace() -> None:
+    from tuner.cli.stage import stage
+
+    shown = CliRunner().invoke(stage, ["show"], env={"COLUMNS": "160"})
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("good") == len(KINDS)
+    trace = Path(__file__).parent.parent / "data" / "kineto" / "resnet_2gpu_rank0_reduced.json.gz"
+    tested = CliRunner().invoke(stage, ["test", str(trace)], env={"COLUMNS": "160"})
+    assert tested.exit_code == 0, tested.output
+    assert "7 per step: ddp" in tested.output
