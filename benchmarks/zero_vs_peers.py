@@ -1,10 +1,13 @@
 """The ZeRO runtime against FSDP2, DeepSpeed, ZeroRedundancyOptimizer and DDP: tokens per second and memory.
 
-    python benchmarks/zero_vs_peers.py [--json] [--quick] [--ranks 2]
+    python benchmarks/zero_vs_peers.py [--json] [--quick] [--only tiny-fp32-2] [--keep results.jsonl]
 
-All contenders train copies of one GPT in the same processes over gloo, one step each in turn, so that noise
-meets all alike; a figure is a median. Memory is the peak resident set over the process's own start, each
-contender in a fresh world. A peer that is not installed is left out, and said so.
+A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
+processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. Memory is the peak
+resident set over the process's own start, each contender in a fresh world; `theory` adds the formula's model states
+to what one rank of plain torch needs for activations and libraries. With `--keep`, cells that are in the file are
+not run again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
+as docs/zero.md says.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import json
 import multiprocessing
 import os
 import resource
@@ -20,7 +24,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +33,14 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from reporting import Result, report  # noqa: E402
 
+from zero_runtime import analysis  # noqa: E402
+
 Step = Callable[[Any], None]
 OURS = ("ours-1", "ours-2", "ours-3")
 PEERS = ("fsdp2", "fsdp2-r", "zero-redundancy", "ddp")
+PEERS_BF16 = ("fsdp2", "fsdp2-r")  # with fp32 master weights
 DEEPSPEED = ("deepspeed-1", "deepspeed-2", "deepspeed-3")
+DEEPSPEED_BF16 = ("deepspeed-2", "deepspeed-3")
 
 
 @dataclass(frozen=True)
@@ -48,10 +57,43 @@ class Load:
         return self.batch * self.n_context
 
 
-TINY = Load(n_layers=4, width=320, n_context=128, batch=4)  # about 5 million parameters
+LOADS = {
+    "tiny": Load(n_layers=4, width=320, n_context=128, batch=4),  # about 5 million parameters
+    "medium": Load(n_layers=8, width=752, n_context=64, batch=2),  # about 55 million
+}
 
 
-def build(name: str, load: Load) -> Step:
+@dataclass(frozen=True)
+class Cell:
+    """What is raced: a load, a precision, a number of ranks."""
+
+    load: str
+    precision: str
+    n_ranks: int
+    seconds: float  # of racing
+
+    @property
+    def name(self) -> str:
+        return f"{self.load}-{self.precision}-{self.n_ranks}"
+
+    def contenders(self) -> list[str]:
+        ours = list(OURS) if self.precision == "fp32" else ["ours-2", "ours-3"]
+        peers = [*PEERS] if self.precision == "fp32" else [*PEERS_BF16]
+        if importlib.util.find_spec("deepspeed"):
+            peers += DEEPSPEED if self.precision == "fp32" else DEEPSPEED_BF16
+        return ours + peers
+
+
+CELLS = (
+    Cell("tiny", "fp32", 2, 75.0),
+    Cell("tiny", "bf16", 2, 45.0),
+    Cell("tiny", "fp32", 4, 75.0),
+    Cell("medium", "fp32", 2, 90.0),
+)
+QUICK = (Cell("tiny", "fp32", 2, 12.0),)
+
+
+def build(name: str, load: Load, precision: str = "fp32") -> Step:
     """One training step of a contender, as a function of (tokens, targets)."""
     import torch
     import torch.distributed as dist
@@ -63,21 +105,26 @@ def build(name: str, load: Load) -> Step:
     model: Any = GPT(shape)
     kind, _, variant = name.partition("-")
     if kind == "deepspeed":
-        return _deepspeed(model, int(variant))
+        return _deepspeed(model, int(variant), precision)
     optimizer: Any
     if kind == "ours":
         import zero_runtime
 
-        engine = zero_runtime.shard(model, stage=int(variant))
+        engine = zero_runtime.shard(model, stage=int(variant), precision=None if precision == "fp32" else precision)
         optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
     elif kind == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        dtype = None if precision == "fp32" else torch.bfloat16
+        options: Any = {
+            "mesh": init_device_mesh("cpu", (dist.get_world_size(),)),
+            "reshard_after_forward": variant == "r",
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
+        }
         for block in model.blocks:
-            fully_shard(block, mesh=mesh, reshard_after_forward=variant == "r")
-        fully_shard(model, mesh=mesh, reshard_after_forward=variant == "r")
+            fully_shard(block, **options)
+        fully_shard(model, **options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     else:
         model = torch.nn.parallel.DistributedDataParallel(model)
@@ -96,7 +143,7 @@ def build(name: str, load: Load) -> Step:
     return step
 
 
-def _deepspeed(model: Any, stage: int) -> Step:
+def _deepspeed(model: Any, stage: int, precision: str) -> Step:
     import deepspeed
     import torch
 
@@ -106,6 +153,7 @@ def _deepspeed(model: Any, stage: int) -> Step:
         config={
             "train_micro_batch_size_per_gpu": 1,
             "zero_optimization": {"stage": stage},
+            "bf16": {"enabled": precision == "bf16"},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
         },
@@ -135,14 +183,15 @@ def _join(rank: int, n_ranks: int, port: int) -> None:
     dist.init_process_group("gloo")
 
 
-def race(rank: int, n_ranks: int, port: int, names: list[str], load: Load, seconds: float, out: Any) -> None:
+def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
     """Interleaved steps of every contender; rank 0 reports seconds per step."""
     import torch.distributed as dist
 
     _join(rank, n_ranks, port)
-    steps = {name: build(name, load) for name in names}
+    load, seconds = LOADS[cell.load], cell.seconds
+    steps = {name: build(name, load, cell.precision) for name in cell.contenders()}
     batch = _batch(load)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in steps}
     began, n_rounds = time.perf_counter(), 0
     going = [True]
     while going[0]:
@@ -161,20 +210,41 @@ def race(rank: int, n_ranks: int, port: int, names: list[str], load: Load, secon
     dist.destroy_process_group()
 
 
-def weigh(rank: int, n_ranks: int, port: int, name: str, load: Load, out: Any) -> None:
+def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -> None:
     """Peak resident bytes of one contender over what the process had before."""
     import torch.distributed as dist
 
     _join(rank, n_ranks, port)
+    load = LOADS[cell.load]
+    build("ours-1", Load(1, 8, 8, 1))(_batch(Load(1, 8, 8, 1)))  # libraries and connections are nobody's
     gc.collect()
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = build(name, load)
+    step = build(name, load, cell.precision)
     for _ in range(3):
         step(_batch(load))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
     if rank == 0:
         out.put(peak * 1024)
     dist.destroy_process_group()
+
+
+def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
+    """Most bytes alive in a forward and backward of plain torch beside parameters and gradients."""
+    import torch
+
+    from zero_runtime.examples.gpt import GPT, GPTShape
+    from zero_runtime.fragmentation import record, replay
+
+    torch.set_num_threads(1)
+    load = LOADS[cell.load]
+    model = GPT(GPTShape(n_context=load.n_context, n_layers=load.n_layers, n_heads=4, width=load.width))
+    dtype = torch.float32 if cell.precision == "fp32" else torch.bfloat16
+    model.to(dtype)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    batch = _batch(load)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    out.put((replay(record(lambda: model(*batch).backward())).peak, n_parameters))
 
 
 def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:
@@ -248,38 +318,81 @@ def exposed_ratio() -> float | None:
     return exposed[0] / exposed[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="within a minute, wider noise")
-    parser.add_argument("--ranks", type=int, default=2)
-    options = parser.parse_args()
-    seconds = 12.0 if options.quick else 120.0
-    names = [*OURS, *PEERS]
-    if importlib.util.find_spec("deepspeed"):
-        names += DEEPSPEED
-    else:
-        print("deepspeed is not installed: its rows are left out (pip install deepspeed to have them)")
-    times = spawn(race, options.ranks, names, TINY, seconds)
-    median = {name: statistics.median(values) for name, values in times.items()}
-    rate = {name: options.ranks * TINY.tokens_per_step / value for name, value in median.items()}
-    results = [Result(f"tokens_per_s_{name}", value, "tokens/s") for name, value in rate.items()]
+def run_cell(cell: Cell) -> list[Result]:
+    """Every figure of one cell."""
+    load = LOADS[cell.load]
+    suffix = "" if cell == QUICK[0] or cell == CELLS[0] else f"_{cell.name}"
+    times = spawn(race, cell.n_ranks, cell)
+    results = [
+        Result(f"tokens_per_s_{name}{suffix}", cell.n_ranks * load.tokens_per_step / statistics.median(t), "tokens/s")
+        for name, t in times.items()
+    ]
     pairs = [("fsdp2_stage2", "ours-2", "fsdp2"), ("fsdp2_stage3", "ours-3", "fsdp2-r")]
-    if "deepspeed-1" in rate:
-        pairs += [(f"deepspeed_stage{s}", f"ours-{s}", f"deepspeed-{s}") for s in (1, 2, 3)]
+    pairs += [(f"deepspeed_stage{name[-1]}", f"ours-{name[-1]}", name) for name in times if name in DEEPSPEED]
+    if "ddp" in times:
+        pairs.append(("zero_redundancy_stage1", "ours-1", "zero-redundancy"))
+        pairs.append(("ddp_stage2", "ours-2", "ddp"))
     for label, ours, peer in pairs:
         ratio = statistics.median(b / a for a, b in zip(times[ours], times[peer], strict=True))
-        results.append(Result(f"tokens_ratio_{label}", ratio, "", ">= 1.0", peer, ratio))
+        target = "" if peer == "ddp" else ">= 1.0"
+        results.append(Result(f"tokens_ratio_{label}{suffix}", ratio, "", target, peer, ratio))
+    activations, n_parameters = spawn(weigh_activations, 1, cell)
     for label, ours, peer in pairs[:2]:
-        a, b = (spawn(weigh, options.ranks, name, TINY) for name in (ours, peer))
-        results.append(Result(f"peak_memory_ratio_{label}", a / b, "", "<= 1.0", f"{peer}: {b / 1e6:.0f} MB", a / b))
-    share = spawn(python_share, 1, TINY, 4.0)
-    results.append(Result("python_share_percent", share, "%", "<= 5"))
+        own, other = (spawn(weigh, cell.n_ranks, name, cell) for name in (ours, peer))
+        states = analysis.model_states(n_parameters, int(ours[-1]), cell.n_ranks, precision=cell.precision)
+        theory = states.total_bytes + activations
+        peers_mb, theory_mb = f"{peer}: {other / 1e6:.0f} MB", f"theory: {theory / 1e6:.0f} MB"
+        ratio = own / other
+        results.append(Result(f"peak_memory_ratio_{label}{suffix}", ratio, "", "<= 1.0", peers_mb, ratio))
+        ratio = own / theory
+        name = f"peak_memory_ratio_theory_stage{ours[-1]}{suffix}"
+        results.append(Result(name, ratio, "", "<= 1.1", theory_mb, ratio))
+    return results
+
+
+def run_once() -> list[Result]:
+    """What does not depend on the cell."""
+    share = spawn(python_share, 1, LOADS["tiny"], 4.0)
+    results = [Result("python_share_percent", share, "%", "<= 5")]
     exposed = exposed_ratio()
     if exposed is None:
-        print("the emulated NCCL did not run: exposed_ratio_prefetch is left out")
+        print("the emulated NCCL did not run: exposed_ratio_prefetch is left out", flush=True)
     else:
         results.append(Result("exposed_ratio_prefetch", exposed, "", "<= 0.4 (emulated)", "prefetch 0", exposed))
+    return results
+
+
+def main() -> None:
+    names = [cell.name for cell in CELLS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="the first cell within a minute, wider noise")
+    parser.add_argument("--only", action="append", choices=names, help="a cell; may be given several times")
+    parser.add_argument("--keep", type=Path, help="file of cells that are done, read and added to")
+    options = parser.parse_args()
+    if not importlib.util.find_spec("deepspeed"):
+        print("deepspeed is not installed: its rows are left out (docs/zero.md says how to have them)", flush=True)
+    jobs: dict[str, Callable[[], list[Result]]] = {
+        cell.name: partial(run_cell, cell)
+        for cell in (QUICK if options.quick else CELLS)
+        if not options.only or cell.name in options.only
+    }
+    if not options.only:
+        jobs["once"] = run_once
+    done: dict[str, list[dict[str, Any]]] = {}
+    if options.keep and options.keep.exists():
+        done = {line["cell"]: line["results"] for line in map(json.loads, options.keep.read_text().splitlines())}
+    results: list[Result] = []
+    for name, job in jobs.items():
+        began = time.monotonic()
+        if name not in done:
+            print(f"{name} ...", flush=True)
+            done[name] = [asdict(result) for result in job()]
+            print(f"{name} took {time.monotonic() - began:.0f} s", flush=True)
+            if options.keep:
+                with options.keep.open("a") as file:
+                    file.write(json.dumps({"cell": name, "results": done[name]}) + "\n")
+        results += [Result(**fields) for fields in done[name]]
     report("zero_vs_peers", results, as_json=options.json)
 
 

@@ -73,12 +73,9 @@ class _ExchangedSum:
     def wait(self) -> None:
         assert self._work is not None
         self._work.wait()
-        first, *others = torch.split(self._parts, self._shard.numel())
-        if not others:
-            self._shard.copy_(first)
-            return
-        torch.add(first, others[0], out=self._shard)
-        for part in others[1:]:
+        first, second, *others = torch.split(self._parts, self._shard.numel())
+        torch.add(first, second, out=self._shard)
+        for part in others:
             self._shard.add_(part)
 
 
@@ -89,8 +86,23 @@ def maximum(value: Tensor, group: dist.ProcessGroup) -> Work:
     return work
 
 
+class _Done:
+    """Work that needed no other rank."""
+
+    def wait(self) -> None:
+        pass
+
+
+def _exchange(shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> Work:
+    if shard.numel() < whole.numel():
+        return _ExchangedSum(shard, whole, group)
+    if shard.data_ptr() != whole.data_ptr():
+        shard.copy_(whole)
+    return _Done()
+
+
 PLAIN = Collectives(_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce)
-EXCHANGED = Collectives(_plain_all_gather, _ExchangedSum, _plain_all_reduce)
+EXCHANGED = Collectives(_plain_all_gather, _exchange, _plain_all_reduce)
 
 
 def for_group(group: dist.ProcessGroup) -> Collectives:

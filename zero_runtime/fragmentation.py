@@ -69,9 +69,9 @@ class Heap:
         self.peak = max(self.peak, self._in_use)
 
     @property
-    def overhead(self) -> float:
-        """Memory lost in holes: what the heap needed over what was in use at most, minus 1."""
-        return self.extent / self.peak - 1
+    def lost(self) -> int:
+        """Bytes lost in holes: what the heap needed beyond what was in use at most."""
+        return self.extent - self.peak
 
     def used(self) -> list[tuple[int, int]]:
         """Stretches in use, in order."""

@@ -49,8 +49,8 @@ def main() -> None:
     assert dist.group.WORLD is not None
     for name, contiguous in (("without M_D", False), ("with M_D", True)):
         heap = heap_of_step(contiguous, dist.group.WORLD)
-        needed, lost = heap.extent / 2**20, 100 * heap.overhead
-        print(f"{name:<12}{fragmentation.draw(heap, 64)}  needs {needed:.1f} MiB, {lost:.0f} % lost in holes")
+        needed, lost = heap.extent / 2**20, heap.lost / 2**20
+        print(f"{name:<12}{fragmentation.draw(heap, 64)}  {needed:.1f} MiB, {lost:.1f} lost in holes")
     dist.destroy_process_group()
 
 
