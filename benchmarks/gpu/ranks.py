@@ -91,7 +91,9 @@ class Ranks:
                 if None not in codes:
                     return
                 if time.monotonic() > deadline_s:
-                    raise RanksFailed(f"hung: rank {codes.index(None)} did not end within {timeout_s:.0f} s")
+                    raise RanksFailed(
+                        f"hung or too slow: rank {codes.index(None)} did not end within {timeout_s:.0f} s"
+                    )
                 time.sleep(0.05)
         finally:
             self.kill()

@@ -165,6 +165,7 @@ def carry_out(
 ) -> None:
     """Every step that has not been done, within its own limit and the whole run's."""
     ends_s = time.monotonic() + options.budget_s
+    scale = max(1.0, options.budget_s / BUDGET_S)  # a slow machine is given more time, for each step too
     for step in programme:
         if record.is_done(step.name):
             continue
@@ -172,7 +173,7 @@ def carry_out(
         if left_s < LEAST_S:
             record.add(Outcome(step.name, "skipped", 0.0, step.timeout_s, reason="no time was left"))
             continue
-        outcome = carry_out_one(step, machine, scratch, record, options, min(step.timeout_s, left_s))
+        outcome = carry_out_one(step, machine, scratch, record, options, min(scale * step.timeout_s, left_s))
         record.add(outcome)
         print(f"{step.name}: {outcome.outcome} in {outcome.seconds:.1f} s {outcome.reason}", file=sys.stderr)
 

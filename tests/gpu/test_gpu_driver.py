@@ -67,7 +67,7 @@ def test_a_dry_run_never_touches_a_gpu():
 
 def test_hung_ranks_are_killed_and_named(tmp_path):
     ranks = Ranks(Machine("x", 2), [sys.executable, "-S", "-c", "import time; time.sleep(100)"], tmp_path)
-    with pytest.raises(RanksFailed, match="hung: rank 0"):
+    with pytest.raises(RanksFailed, match="hung or too slow: rank 0"):
         ranks.wait(0.3)
     assert not any(psutil.pid_exists(process.pid) for process in ranks.processes)
 
@@ -156,6 +156,9 @@ def test_each_step_has_its_own_time_and_none_begins_when_the_budget_is_spent(tmp
     carry_out(tmp_path, programme, None, "--budget-s", "30")
     assert 6 < seen[0] <= 7
     assert 25 < seen[1] <= 30
+    slow = [steps.Step("slow", 7, lambda context: seen.append(context.left_s) or {})]
+    carry_out(tmp_path, slow, None, "--budget-s", str(10 * driver.BUDGET_S))
+    assert 60 < seen[2] <= 70
     spent = carry_out(tmp_path, [steps.Step("late", 60, failing(AssertionError))], None, "--budget-s", "5")
     assert spent.outcomes["late"].outcome == "skipped"
 
