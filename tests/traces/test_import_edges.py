@@ -177,3 +177,60 @@ def test_the_command_line_says_what_it_found(tmp_path: Path):
     assert refused.returncode == 2
     assert "no trace format 'nope'" in refused.stderr
     assert refused.stdout == ""
+
+
+def calls_log(n_lines: int) -> str:
+    line = (
+        "n:1:2 [0] NCCL INFO AllGather: opCount 1f sendbuff 0x7f0000000000 recvbuff 0x7f0000100000 count 1024 "
+        "datatype 9 op 0 root 0 comm 0x55a0 [nranks=16] stream 0x55b0\n"
+    )
+    return line * n_lines
+
+
+LARGE = {
+    "inspector": ("", INSPECTOR * 200, ""),
+    "nccl_debug": ("n:1:2 [0] NCCL INFO NCCL version 2.28.9\n", calls_log(4000), ""),
+    "tuner_csv": (
+        "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,"
+        "latency_us\n",
+        "allgather,1048576,ring,ll128,8,2,16,1,0,0.5,10.25,100.5\n" * 10_000,
+        "",
+    ),
+    "nccl_tests": (
+        "# nThread 1\n# Collective test starting: all_gather_perf\n",
+        "        1024           16     float    none      -1    20.25    1.00    0.75       0    23.50    1.00    0.75"
+        "       0\n" * 5_000,
+        "",
+    ),
+    "kineto": (
+        '{"schemaVersion": 1, "traceEvents": [\n',
+        '{"ph": "X", "cat": "cpu_op", "name": "aten::view", "ts": 1, "dur": 1, "args": {"Ev Idx": 1}},\n' * 5_000,
+        '{"ph": "X", "cat": "cpu_op", "name": "aten::view", "ts": 1, "dur": 1, "args": {}}]}\n',
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_a_file_of_600_mb_is_read_within_60_mb(tmp_path: Path, name: str):
+    """More than what reading the first megabytes of it takes, that is; the file stands for one larger than memory."""
+    begin, body, end = LARGE[name]
+    small, large = tmp_path / "small.log", tmp_path / "large.log"
+    for path, n_bytes in ((small, 8 << 20), (large, 600 << 20)):
+        with path.open("w") as file:
+            file.write(begin)
+            for _ in range(n_bytes // len(body) + 1):
+                file.write(body)
+            file.write(end)
+    script = (
+        "import sys, resource; from tuner.traces import read_trace\n"
+        "n = sum(len(block) for block in read_trace(sys.argv[1]).blocks())\n"
+        "print(n, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks_kb = []
+    for path in (small, large):
+        told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+        n_records, peak_kb = map(int, told.stdout.split())
+        assert n_records > 0 or name == "kineto"
+        peaks_kb.append(peak_kb)
+    assert peaks_kb[1] - peaks_kb[0] < 60 * 1024, peaks_kb

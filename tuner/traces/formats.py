@@ -68,10 +68,11 @@ def detect(path: Path) -> Format:
     """The format of the file at `path`; TraceError if it is none of FORMATS."""
     if not path.exists():
         raise TraceError(f"{path} does not exist", "name a trace file or a directory of them")
-    start = path.open("rb").read(1) if path.is_file() else b""
-    if not start:
-        raise TraceError(f"{path} is empty", "name a trace file")
+    if not path.is_file():
+        raise TraceError(f"{path} is no regular file", "name a trace file or a directory of them")
     begin = head(path)
+    if not begin:
+        raise TraceError(f"{path} is empty", "name a trace file")
     refused = refusal(begin)
     if refused is not None:
         raise TraceError(f"{path} {refused.what}", refused.remedy)

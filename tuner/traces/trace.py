@@ -127,7 +127,11 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
             raise TraceError(f"{path} does not exist", "name a trace file or a directory of them")
         return Trace([(path, given or detect(path))], collective)
     files: list[tuple[Path, Format]] = []
-    for file in sorted(path.iterdir(), key=_natural):
+    try:
+        inside = sorted(path.iterdir(), key=_natural)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}", "check the folder's permissions") from None
+    for file in inside:
         if not file.is_file() or file.name.startswith(".") or file.stat().st_size == 0:
             continue
         try:
