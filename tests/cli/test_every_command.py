@@ -76,6 +76,7 @@ MISTAKES = {
     ],
     "plot": [
         ["nothing", "--store", "{store}"],
+        ["timeline", "--store", "{store}"],
         ["steps", "{out}", "--store", "{store}"],
         ["steps", "/proc/x.png", "--store", "{store}"],
         ["steps", "--store", "{none}"],

@@ -37,5 +37,7 @@ def plot(
     elif name in found:
         save(found[name].figure, output_file(out))
         print(json.dumps({"picture": str(out)}) if as_json else out)
+    elif name == "timeline" and not trace:
+        raise UserError("the timeline needs a trace", "name a folder of `launch --log-trace` with --trace")
     else:
         raise UserError(f"there is no picture {name!r} of this job", f"use one of {', '.join(found) or 'none'}")
