@@ -43,6 +43,9 @@ class Guard:
         self._slowdown = slowdown
         self._centre: float | None = None
         self._sigma = 0.01
+        self._watch_steps = WATCH_STEPS
+        self._doubt = 0.0
+        """Standard error of the yardstick, in noise scales: few steps make a poor one."""
         self._sum = 0.0
         self._n_watched = 0
         self._run: list[float] = []
@@ -55,7 +58,7 @@ class Guard:
         """True while a change is under watch."""
         return self._centre is not None
 
-    def changed(self, reference_us: Sequence[float]) -> None:
+    def changed(self, reference_us: Sequence[float], watch_steps: int = WATCH_STEPS) -> None:
         """From the next step on a newly promoted plan is in force.
 
         `reference_us` are recent steps that ran without what was promoted, the newest last. Steps of its
@@ -65,6 +68,8 @@ class Guard:
         values = np.log([one for one in reference_us[-REFERENCE_STEPS:] if one > 0])
         if len(values) < MIN_REFERENCE:
             return
+        self._watch_steps = watch_steps
+        self._doubt = 1.0 / math.sqrt(len(values))
         self._centre = float(np.median(values))
         spread = 1.4826 * float(np.median(np.abs(values - self._centre)))
         # A handful of steps cannot tell its own noise: lean on what was known before.
@@ -86,14 +91,15 @@ class Guard:
             return None
         self._n_watched += 1
         excess = (log_us - self._centre) / self._sigma
-        allowance = 0.5 * self._slowdown / self._sigma
+        half = 0.5 * self._slowdown / self._sigma
+        allowance = half + self._doubt
         # One straggling step must not pass for a slow plan.
         self._sum = max(0.0, self._sum + min(excess - allowance, 0.35 * LIMIT + allowance))
         self._run = [*self._run, log_us] if self._sum > 0 else []
-        if self._sum > max(LIMIT, 3.0 * allowance):
+        if self._sum > max(LIMIT, 3.0 * half):
             slow = float(np.median(self._run))
             return Alarm(100.0 * (math.exp(slow - self._centre) - 1.0), len(self._run))
-        if self._n_watched >= WATCH_STEPS:
+        if self._n_watched >= self._watch_steps:
             self.settled()
         return None
 

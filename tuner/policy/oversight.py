@@ -24,6 +24,8 @@ from tuner.policy.trial import KeyState
 RECENT_STEPS: Final = 120
 FIRST_STEPS: Final = 8
 """Steps that must be known before anything is tried: without them nothing can be guarded."""
+RETURN_WATCH_STEPS: Final = 20
+"""How long settings that were withdrawn together are watched when they come back, one group after the other."""
 GUARD_WAITS_STEPS: Final = 3
 """How many steps the measurements of a step may come after its record."""
 
@@ -36,6 +38,8 @@ class Promotion:
     candidate: Candidate
     previous: Candidate
     number: int
+    returns: bool = False
+    """It was withdrawn once and came back to be watched alone."""
     since_step: int | None = None
     """Step from which a plan with it was in force."""
 
@@ -109,7 +113,8 @@ class Oversight:
         if self._guard.is_watching:
             self._guard.changed_again()
         else:
-            self._guard.changed(self._steps_without(new, n_keys, evidence))
+            watch_steps = RETURN_WATCH_STEPS if any(one.returns for one in new) else WATCH_STEPS
+            self._guard.changed(self._steps_without(new, n_keys, evidence), watch_steps)
 
     def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState]) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
@@ -253,5 +258,6 @@ class Oversight:
                 self._policy.end_trial(state)
                 self._policy.set_incumbent(state, promotion.candidate, "promote", reason)
                 self.promoted(state, promotion.candidate)
+                self._promotions[-1].returns = True
                 self._report(Event(state, promotion.candidate, "promote", reason))
         self._withdrawn = []
