@@ -211,12 +211,13 @@ LARGE = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LARGE)
-def test_a_file_of_600_mb_is_read_within_60_mb(tmp_path: Path, name: str):
+def test_a_file_of_150_mb_is_read_within_40_mb(tmp_path: Path, name: str):
     """More than what reading the first megabytes of it takes, that is; the file stands for one larger than memory."""
     begin, body, end = LARGE[name]
     small, large = tmp_path / "small.log", tmp_path / "large.log"
-    for path, n_bytes in ((small, 8 << 20), (large, 600 << 20)):
+    for path, n_bytes in ((small, 8 << 20), (large, 150 << 20)):
         with path.open("w") as file:
             file.write(begin)
             for _ in range(n_bytes // len(body) + 1):
@@ -233,4 +234,4 @@ def test_a_file_of_600_mb_is_read_within_60_mb(tmp_path: Path, name: str):
         n_records, peak_kb = map(int, told.stdout.split())
         assert n_records > 0 or name == "kineto"
         peaks_kb.append(peak_kb)
-    assert peaks_kb[1] - peaks_kb[0] < 60 * 1024, peaks_kb
+    assert peaks_kb[1] - peaks_kb[0] < 40 * 1024, peaks_kb
