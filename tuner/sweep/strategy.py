@@ -25,7 +25,7 @@ VISIT_OCTAVES: Final = 2.0
 N_DRAWS: Final = 512
 Z_MEDIAN: Final = 2.8
 """Half width of a median's 95 % interval by order statistics, in standard errors of a mean."""
-LOOK_SHARE: Final = 0.5
+LOOK_SHARE: Final = 0.9
 """Up to this share of the budget, what neighbours alone have settled is looked at after all."""
 LOOKS_PER_ROUND: Final = 8
 LEAST_WORTH: Final = 1e-4
