@@ -36,6 +36,14 @@ def test_micro_steps_are_part_of_the_step_that_something_ends() -> None:
     assert cutter.period == len(step)
 
 
+def test_many_micro_steps_give_way_as_soon_as_two_steps_are_complete() -> None:
+    step = MICRO * 20 + [9]
+    cutter = StepCutter()
+    found_at = feed(cutter, (step * 3)[3 : 2 * len(step) + 20], block=1)
+    assert cutter.period == len(step)
+    assert 2 * len(step) <= found_at <= 2.1 * len(step)
+
+
 def test_what_comes_before_the_first_step_does_not_matter() -> None:
     cutter = StepCutter()
     feed(cutter, [100 + i for i in range(57)] + [7] * 9 + STEP * 3)
