@@ -321,7 +321,7 @@ def exposed_ratio() -> float | None:
 def run_cell(cell: Cell) -> list[Result]:
     """Every figure of one cell."""
     load = LOADS[cell.load]
-    suffix = "" if cell == QUICK[0] or cell == CELLS[0] else f"_{cell.name}"
+    suffix = "" if cell.name == CELLS[0].name else f"_{cell.name}"
     times = spawn(race, cell.n_ranks, cell)
     results = [
         Result(f"tokens_per_s_{name}{suffix}", cell.n_ranks * load.tokens_per_step / statistics.median(t), "tokens/s")
@@ -330,8 +330,7 @@ def run_cell(cell: Cell) -> list[Result]:
     pairs = [("fsdp2_stage2", "ours-2", "fsdp2"), ("fsdp2_stage3", "ours-3", "fsdp2-r")]
     pairs += [(f"deepspeed_stage{name[-1]}", f"ours-{name[-1]}", name) for name in times if name in DEEPSPEED]
     if "ddp" in times:
-        pairs.append(("zero_redundancy_stage1", "ours-1", "zero-redundancy"))
-        pairs.append(("ddp_stage2", "ours-2", "ddp"))
+        pairs += [("zero_redundancy_stage1", "ours-1", "zero-redundancy"), ("ddp_stage2", "ours-2", "ddp")]
     for label, ours, peer in pairs:
         ratio = statistics.median(b / a for a, b in zip(times[ours], times[peer], strict=True))
         target = "" if peer == "ddp" else ">= 1.0"
