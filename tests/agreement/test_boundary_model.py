@@ -28,10 +28,10 @@ QUICK = {
 }
 LONG = {
     "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2),
-    "2 ranks, muster and probation": Bounds(n_boundaries=6, n_daemon_events=1),
+    "2 ranks, muster and probation": Bounds(n_boundaries=7, n_daemon_events=1),
     "2 ranks, expiry": replace(SMALL, n_boundaries=6, expires_after=2),
     "2 ranks": Bounds(n_boundaries=8, n_daemon_events=3),
-    "2 ranks, restart": Bounds(n_boundaries=4, n_daemon_events=1, n_restarts=2, reduced=True),
+    "2 ranks, restart": Bounds(n_boundaries=3, n_daemon_events=0, n_restarts=2, reduced=True),
     "3 ranks, restart": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=0, n_restarts=1, reduced=True),
     "3 ranks": Bounds(n_ranks=3, n_boundaries=5, n_daemon_events=2, muster=False),
     "3 ranks, growing interval": Bounds(n_ranks=3, n_boundaries=6, n_daemon_events=2, muster=False, pacing=GROWING),
