@@ -20,10 +20,11 @@ from agent.nccl import library
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-DEFAULT_RELEASES = (
-    "cu12:2.21.5 cu12:2.22.3 cu12:2.23.4 cu12:2.24.3 cu12:2.25.1 cu12:2.26.5 cu12:2.27.7 cu12:2.28.9 "
-    "cu12:2.29.7 cu12:2.30.7 cu12:2.31.2 cu12:2.32.3 cu13:2.28.9 cu13:2.32.3"
-)
+CU12 = """2.21.5 2.22.3 2.23.4 2.24.3 2.25.1 2.25.1.post1 2.26.2 2.26.2.post1 2.26.5 2.27.3 2.27.5 2.27.6 2.27.7 2.28.3
+2.28.7 2.28.9 2.29.2 2.29.3 2.29.7 2.30.3 2.30.4 2.30.7 2.31.2 2.32.3"""
+CU13 = "2.27.7 2.28.3 2.28.7 2.28.9 2.29.2 2.29.3 2.29.7 2.30.3 2.30.4 2.30.7 2.31.2 2.32.3"
+DEFAULT_RELEASES = " ".join([*(f"cu12:{each}" for each in CU12.split()), *(f"cu13:{each}" for each in CU13.split())])
+"""All that the registry had from 2.21 on when this was written."""
 RELEASES = os.environ.get("ZEROTUNE_NCCL_RELEASES", DEFAULT_RELEASES).split()
 
 TUNERS = {22: range(2, 4), 24: range(2, 5), 28: range(2, 6), 30: range(2, 7)}
