@@ -23,8 +23,8 @@ BUDGET: Final = 0.12
 VISIT_OCTAVES: Final = 2.0
 """Places of one round are this far apart: nearer ones tell about each other."""
 N_DRAWS: Final = 512
-Z_MEDIAN: Final = 2.8
-"""Half width of a median's 95 % interval by order statistics, in standard errors of a mean."""
+Z_MEDIAN: Final = 3.4
+"""Half width of a median's 95 % interval by order statistics in rounds of six, in standard errors of a mean."""
 LOOK_SHARE: Final = 0.9
 """Up to this share of the budget, what neighbours alone have settled is looked at after all."""
 LOOKS_PER_ROUND: Final = 8
