@@ -11,12 +11,7 @@ from pathlib import Path
 
 import platformdirs
 
-from store.errors import UserError
-
 APP_NAME = "zerotune"
-MAX_IPC_PATH_BYTES = 107
-"""Longest path of a Unix domain socket on Linux."""
-ENDPOINT_REMEDY = "give another with --endpoint or ZEROTUNE_ENDPOINT"
 
 
 def runtime_dir() -> Path:
@@ -34,19 +29,6 @@ def runtime_dir() -> Path:
 def default_endpoint() -> str:
     """The daemon's ZeroMQ endpoint on this node."""
     return os.environ.get("ZEROTUNE_ENDPOINT") or f"ipc://{runtime_dir() / 'daemon.sock'}"
-
-
-def check_endpoint(endpoint: str) -> None:
-    """See that a daemon could ever be at `endpoint`.
-
-    Raises:
-        UserError: it is no ipc:// or tcp:// address, or its socket's path is too long.
-    """
-    scheme, _, place = endpoint.partition("://")
-    if scheme not in ("ipc", "tcp") or not place:
-        raise UserError(f"endpoint {endpoint!r} is neither ipc:// nor tcp://", ENDPOINT_REMEDY)
-    if scheme == "ipc" and len(os.fsencode(place)) > MAX_IPC_PATH_BYTES:
-        raise UserError(f"socket path {place} is longer than {MAX_IPC_PATH_BYTES} bytes", ENDPOINT_REMEDY)
 
 
 def default_store_path() -> Path:

@@ -23,9 +23,10 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from agent.keys import load_key_pair
+from store.endpoints import ENDPOINT_REMEDY, check_endpoint
 from store.errors import UserError
 from store.lockfile import LockFile, LockHeld
-from store.paths import ENDPOINT_REMEDY, check_endpoint, runtime_dir
+from store.paths import runtime_dir
 
 _REMEDY: Final = ENDPOINT_REMEDY
 

@@ -42,7 +42,7 @@ def launch(
     Without a GPU: zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 train.py
     """
     from agent import launch as launching
-    from store.paths import check_endpoint
+    from store.endpoints import check_endpoint
     from tuner.status import fetch_status
 
     request = launching.LaunchRequest(

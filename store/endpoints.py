@@ -1,0 +1,25 @@
+"""What an endpoint must look like, for those who serve one and those who connect."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from store.errors import UserError
+
+MAX_IPC_PATH_BYTES: Final = 107
+"""Longest path of a Unix domain socket on Linux."""
+ENDPOINT_REMEDY: Final = "give another with --endpoint or ZEROTUNE_ENDPOINT"
+
+
+def check_endpoint(endpoint: str) -> None:
+    """See that a daemon could ever be at `endpoint`.
+
+    Raises:
+        UserError: it is no ipc:// or tcp:// address, or its socket's path is too long.
+    """
+    scheme, _, place = endpoint.partition("://")
+    if scheme not in ("ipc", "tcp") or not place:
+        raise UserError(f"endpoint {endpoint!r} is neither ipc:// nor tcp://", ENDPOINT_REMEDY)
+    if scheme == "ipc" and len(os.fsencode(place)) > MAX_IPC_PATH_BYTES:
+        raise UserError(f"socket path {place} is longer than {MAX_IPC_PATH_BYTES} bytes", ENDPOINT_REMEDY)
