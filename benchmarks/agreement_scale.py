@@ -321,6 +321,7 @@ def main() -> None:
             ("1024 ranks, as shipped", 1024, pacing_for(1024), modes),
             ("4096 ranks, every boundary", 4096, every, ("changing",)),
             ("one reader per node (512), every boundary", 4096 // RANKS_PER_NODE, every, ("changing",)),
+            ("tree, a reader per 8 nodes (64), every one", 4096 // RANKS_PER_NODE**2, every, ("changing",)),
         ]
     table = {}
     print(
