@@ -39,7 +39,7 @@ logger = logging.getLogger("zerotune.agent")
 
 JOB_ID_KEY = "job_id"
 MEMORY_EVERY_S = 2.0
-BUSY_S = 10.0
+BUSY_S = 2.0
 """How long after its start and after each new plan the agent reports at every tick."""
 QUIET_TICKS = 10
 """Ticks between reports when nothing changes: each costs the step some microseconds."""
