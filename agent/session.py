@@ -41,7 +41,7 @@ JOB_ID_KEY = "job_id"
 MEMORY_EVERY_S = 2.0
 BUSY_S = 2.0
 """How long after its start and after each new plan the agent reports at every tick."""
-QUIET_TICKS = 10
+QUIET_TICKS = 4
 """Ticks between reports when nothing changes: each costs the step some microseconds."""
 
 
@@ -188,7 +188,7 @@ class Session:
 
     def tick_s(self) -> float:
         """Until the next report: often while something is being learned, seldom after that."""
-        is_busy = self._observe_steps > 0 or time.monotonic() < self._busy_until
+        is_busy = time.monotonic() < self._busy_until
         return self._settings.tick_ms / 1000 * (1 if is_busy else QUIET_TICKS)
 
     def collect(self) -> list[tuple[wire.AgentMessage, Any]]:

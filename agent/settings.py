@@ -23,7 +23,7 @@ ENV_TICK_MS = "ZEROTUNE_TICK_MS"
 ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
 
-DEFAULT_TICK_MS = 100
+DEFAULT_TICK_MS = 250
 """How often the agent reports while there is something to learn from it."""
 
 
