@@ -22,5 +22,5 @@ def fabrics(as_json: AsJson = False) -> None:
 
     table = Table("fabric", "what it is", title="Fabrics of the emulated NCCL (launch --fabric NAME)")
     for name, description in described.items():
-        table.add_row(name, str(description.get("summary", "")))
+        table.add_row(name, str(description["title"]))
     console().print(table)

@@ -54,7 +54,7 @@ def launch(
     answers = False
     if agent and plan is None:
         check_endpoint(where)
-        answers = fetch_status(where, timeout_s=0.5, curve_dir=curve_keys) is not None
+        answers = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys) is not None
     problems = launching.check(request, daemon_answers=answers or start_daemon)
     launching.refuse_fatal(problems)
     for problem in problems:

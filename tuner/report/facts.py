@@ -41,8 +41,9 @@ class SummaryStep(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """One run for the before-and-after comparison, as a JSON file."""
 
-    label: str
     steps: tuple[SummaryStep, ...]
+    label: str = ""
+    """What the pictures call the run; the file's name where it does not say."""
     emulated: bool = False
     fabric: str | None = None
     n_disagreements: int | None = None
@@ -137,7 +138,8 @@ def read_summary(path: Path) -> Summary:
         UserError: it cannot be read, or is not one.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
+        summary = msgspec.json.decode(path.read_bytes(), type=Summary)
+        return summary if summary.label else msgspec.structs.replace(summary, label=path.stem)
     except OSError as error:
         raise UserError(f"cannot read the run summary {path}: {error.strerror}", "check the path") from error
     except msgspec.MsgspecError as error:
