@@ -190,7 +190,7 @@ def in_training(n_steps: int) -> Iterator[Result]:
         call: min(brain._costs.candidates(place, call.collective), key=lambda one: isolated.truth(call, one)[0])
         for call in dict.fromkeys(calls)
     }
-    isolated.chosen = best.__getitem__  # type: ignore[method-assign]
+    isolated.chosen = best.__getitem__
     isolated_us = step_us(isolated)
     yield Result("few_sms_step_ms_default", default_us / 1000, "ms (simulated)")
     yield Result(

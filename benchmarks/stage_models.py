@@ -155,8 +155,8 @@ class ParallelPart(nn.Module):
         self._group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        inside = F.gelu(self.up(_Copy.apply(self.norm(x), self._group)))  # type: ignore[no-untyped-call]
-        summed: Tensor = _Sum.apply(self.down(inside), self._group)  # type: ignore[no-untyped-call]
+        inside = F.gelu(self.up(_Copy.apply(self.norm(x), self._group)))
+        summed: Tensor = _Sum.apply(self.down(inside), self._group)
         return x + summed
 
 

@@ -83,7 +83,7 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
             calls.append((int(collective), int(n_bytes), int(clock.current().arrival_us())))
         return issue(self, collective, tasks, *rest, **named)
 
-    communicator.Communicator.issue = noting  # type: ignore[method-assign]
+    communicator.Communicator.issue = noting
     step_starts: list[int] = []
     try:
         width = run.get("tensor_parallel", 1)
@@ -105,7 +105,7 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
                 dist.all_reduce(torch.zeros(1))
             finish()
     finally:
-        communicator.Communicator.issue = issue  # type: ignore[method-assign]
+        communicator.Communicator.issue = issue
     return calls, step_starts
 
 
@@ -126,18 +126,30 @@ def _groups(rank: int, n_ranks: int, width: int) -> tuple[Any, Any]:
     return mine[0], mine[1]
 
 
+def _finish(run: Run, optimizer: Any, clip: Callable[[float], Any]) -> Callable[[], None]:
+    """The end of a step: clip if the run does, step, forget the gradients."""
+
+    def finish() -> None:
+        if run["clip"]:
+            clip(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return finish
+
+
+def _clip_whole(model: Any) -> Callable[[float], Any]:
+    """torch's clipping, for gradients that are all on this rank or know that they are not."""
+    import torch
+
+    return lambda max_norm: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+
 def _plain(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]:
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def finish() -> None:
-        if run["clip"]:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return (lambda tokens, last: model(tokens).backward()), finish
+    return (lambda tokens, last: model(tokens).backward()), _finish(run, optimizer, _clip_whole(model))
 
 
 def _ddp(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]:
@@ -157,13 +169,7 @@ def _ddp(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]:
         with contextlib.nullcontext() if last else wrapped.no_sync():
             wrapped(tokens).backward()
 
-    def finish() -> None:
-        if run["clip"]:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return micro, finish
+    return micro, _finish(run, optimizer, _clip_whole(model))
 
 
 def _ours(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]:
@@ -182,13 +188,7 @@ def _ours(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]:
         with contextlib.nullcontext() if last or run["stage"] != "zero1" else engine.no_sync():
             model(tokens).backward()
 
-    def finish() -> None:
-        if run["clip"]:
-            engine.clip_grad_norm_(1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return micro, finish
+    return micro, _finish(run, optimizer, engine.clip_grad_norm_)
 
 
 def _fsdp2(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]:
@@ -209,13 +209,7 @@ def _fsdp2(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]
             model.set_requires_gradient_sync(last)
         model(tokens).backward()
 
-    def finish() -> None:
-        if run["clip"]:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return micro, finish
+    return micro, _finish(run, optimizer, _clip_whole(model))
 
 
 def _fsdp1(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]:
@@ -234,13 +228,7 @@ def _fsdp1(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]
         with wrapped.no_sync() if run.get("sync_last_only") and not last else contextlib.nullcontext():
             wrapped(tokens).backward()
 
-    def finish() -> None:
-        if run["clip"]:
-            wrapped.clip_grad_norm_(1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return micro, finish
+    return micro, _finish(run, optimizer, wrapped.clip_grad_norm_)
 
 
 def _deepspeed(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], None]]:
@@ -248,7 +236,7 @@ def _deepspeed(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], No
     import torch
 
     # An operator compiled for collectives among CPUs; nothing that NCCL would see.
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     bucket = int(run["bucket_mb"] * 2**18)
     zero = {"stage": int(run["stage"][-1]), "reduce_bucket_size": bucket, "allgather_bucket_size": bucket,
             "stage3_prefetch_bucket_size": bucket, "stage3_param_persistence_threshold": 1000}  # fmt: skip

@@ -225,7 +225,7 @@ def _named(name: str, values: NDArray[Any]) -> list[Any]:
         return [names[value] for value in values.tolist()]
     if values.dtype.kind == "f":
         return [None if value != value else value for value in values.tolist()]
-    return values.tolist()  # type: ignore[no-any-return]
+    return list(values.tolist())
 
 
 def _write_csv(columns: dict[str, list[Any]], out: Path) -> None:

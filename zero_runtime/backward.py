@@ -56,9 +56,9 @@ class BackwardPass:
         for unit in units:
             for gradients in unit.gradients:
                 for slot, parameter in enumerate(gradients.flat.parameters):
-                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                        self._receiver(unit, gradients, slot)
-                    )
+                    receive = self._receiver(unit, gradients, slot)
+                    # torch declares no types for this method of Tensor.
+                    parameter.register_post_accumulate_grad_hook(receive)  # type: ignore[no-untyped-call]
         self._reset()
 
     def _reset(self) -> None:

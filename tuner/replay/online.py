@@ -8,6 +8,7 @@ its shape and setting, with the trace's own spread; settings without evidence ca
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -56,7 +57,7 @@ class Mixture:
         return f"{most[0]} in {100 * most[1]:.0f} %, {len(self.shares) - 1} more"
 
 
-class Bandit:
+class Bandit(ABC):
     """One shape's arms; time is learnt as its logarithm."""
 
     def __init__(self, n_arms: int, seed: int) -> None:
@@ -69,9 +70,9 @@ class Bandit:
         untried = np.flatnonzero(self.counts == 0)
         return int(untried[0]) if untried.size else self.best()
 
+    @abstractmethod
     def best(self) -> int:
         """By what is known now."""
-        raise NotImplementedError
 
     def learn(self, arm: int, log_us: float) -> None:
         """What the arm took."""

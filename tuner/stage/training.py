@@ -130,7 +130,7 @@ def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncod
             loss = loss + nn.functional.cross_entropy(scores[:, a:b], truth[:, 1], label_smoothing=SMOOTHING)
             loss = loss + 0.5 * nn.functional.binary_cross_entropy_with_logits(scores[:, b:], truth[:, 2:].float())
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
     state = {name: value.detach().double().numpy() for name, value in net.state_dict().items()}

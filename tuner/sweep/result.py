@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -73,7 +74,7 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
     rows = []
     for place in sorted(by_place):
         choice = choices.get(place)
-        found = sorted(by_place[place], key=lambda cell, choice=choice: _order_us(cell, choice))  # type: ignore[misc]
+        found = sorted(by_place[place], key=partial(_order_us, choice=choice))
         baseline = next((cell for cell in found if cell.candidate == BASELINE and cell.duration_us), None)
         own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
         best = next((cell for cell in found if cell.outcome is Outcome.ok), None)
