@@ -5,6 +5,9 @@ wait for it forever. It goes on, and says so in one number, the greatest over al
 synchronised backward pass begins and looked at when it ends; so every rank raises the same sentence. The number
 travels beside the pass, and it is all that this costs. It also tells the others that a rank has used layers in
 a new order.
+
+On a device that runs behind the program, to look would make the program wait for it. There the number is copied
+to the host on the device's own time, and looked at when the next pass ends: one step later, on all ranks alike.
 """
 
 from __future__ import annotations
@@ -29,9 +32,20 @@ class RollCall:
         names: of all parameters, in the same order on every rank.
         groups: meet one after another: the ranks that share the data, then, with model parallelism, the ranks
             that share the model.
+        runs_behind: the device works on after a call has returned; None: all but the CPU do.
     """
 
-    def __init__(self, names: Sequence[str], groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        groups: Sequence[dist.ProcessGroup],
+        device: torch.device,
+        *,
+        runs_behind: bool | None = None,
+    ) -> None:
+        self._runs_behind = device.type != "cpu" if runs_behind is None else runs_behind
+        self._copied = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copy_done: torch.Event | None = None
         self._names = tuple(names)
         self._groups = tuple(groups)
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
@@ -64,7 +78,7 @@ class RollCall:
         for group in self._groups[1:]:
             phases.announce(phases.OTHER)
             collectives.maximum(self._number, group).wait()
-        answer = int(self._number.item())
+        answer = self._last_answer() if self._runs_behind else int(self._number.item())
         if answer > _ORDER_CHANGED:
             self._fault = 0
             place, index = divmod(answer - 1 - _ORDER_CHANGED, _MOST_PARAMETERS)
@@ -74,3 +88,14 @@ class RollCall:
                 "parameters through engine.full_parameters() or engine.load_state_dict()"
             )
         return answer == _ORDER_CHANGED
+
+    def _last_answer(self) -> int:
+        """The last pass's number; begins to copy this one's, which the device may not have reached."""
+        if self._copy_done is not None:
+            self._copy_done.synchronize()
+        answer = int(self._copied.item())
+        self._copied.copy_(self._number, non_blocking=True)
+        if self._number.device.type != "cpu":
+            self._copy_done = torch.Event(self._number.device)
+            self._copy_done.record()
+        return answer

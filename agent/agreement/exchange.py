@@ -55,8 +55,21 @@ class Exchange:
                 raise Closed
             delay_s = min(1.5 * delay_s, LONGEST_POLL_S)
 
+    def poll(self, key: str) -> bytes:
+        """The value of `key`, asking now and then: it may never come if another rank ends early.
+
+        Raises:
+            Closed: `close` was called.
+            RuntimeError: the store is gone.
+        """
+        self.wait_until(lambda: self.has(key))
+        return self.get(key)
+
     def get(self, key: str) -> bytes:
         """The value of `key`, waiting in the store for what is on its way.
+
+        `close` does not wake a thread that waits here, and one that still waits when the interpreter ends may
+        take the process down with it; so this is for values whose writer has no reason left to stop first.
 
         Raises:
             Closed: `close` was called.

@@ -75,7 +75,7 @@ def write_first_turn(exchange: Exchange, world_size: int, first_turn: Callable[[
     """Step 3, on rank 0: `first_turn` makes the value from all promises."""
     promises = []
     for rank in range(world_size):
-        promises.append(int(exchange.get(promise_key(rank))))
+        promises.append(int(exchange.poll(promise_key(rank))))
     exchange.set(FIRST_TURN_KEY, first_turn(promises))
     for rank in range(world_size):
         exchange.delete(promise_key(rank))
@@ -83,7 +83,7 @@ def write_first_turn(exchange: Exchange, world_size: int, first_turn: Callable[[
 
 def read_first_turn(exchange: Exchange) -> Turn:
     """The first turn, on every rank."""
-    return decode_turn(exchange.get(FIRST_TURN_KEY))
+    return decode_turn(exchange.poll(FIRST_TURN_KEY))
 
 
 def all_key(world_size: int) -> str:

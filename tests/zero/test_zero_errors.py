@@ -12,6 +12,7 @@ from zero_world import World, group_of
 
 import zero_runtime
 from zero_runtime.lifecycle import LEGAL, Lifecycle, State
+from zero_runtime.rollcall import RollCall
 
 
 def message_of(scene: Callable[[], None]) -> str:
@@ -207,6 +208,25 @@ def test_mistake(world: World, index: int) -> None:
         assert "; " in message  # names the remedy
         assert "\n" not in message
     assert len(set(messages)) == 1
+
+
+def heard_behind() -> list[str]:
+    """What each pass's end raises on a device that runs behind; rank 1 reports before the second of three."""
+    call = RollCall(["a", "b"], [group_of(2)], torch.device("cpu"), runs_behind=True)
+    heard = []
+    for n_pass in range(3):
+        if n_pass == 1 and torch.distributed.get_rank() == 1:
+            call.report("b", "was written in place")
+        call.open()
+        heard.append(message_of(call.close))
+    return heard
+
+
+def test_a_device_that_runs_behind_is_not_waited_for_and_all_ranks_hear_one_pass_later(world: World) -> None:
+    ranks = world.run(2, heard_behind)
+    assert ranks[0] == ranks[1]
+    assert ranks[0][:2] == ["no error"] * 2
+    assert ranks[0][2].startswith("LifecycleError: parameter b was written in place outside the runtime on rank 1;")
 
 
 def reads_as_nan() -> tuple[bool, tuple[int, ...], int]:

@@ -7,6 +7,7 @@ collective, as ProcessGroupNCCL does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -28,6 +29,14 @@ BACKEND: Final = "emulated_nccl"
 Tensors = Sequence[torch.Tensor]
 
 
+def _attempt() -> str:
+    """Which start of the job this is: torchrun's restarts share one store.
+
+    gloo and the communicator would else find what a dead rank left there, before its successor replaces it.
+    """
+    return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+
+
 # torch's stubs give one class several incompatible signatures, and leave out the constructor it has for Python.
 _ProcessGroup: Any = dist.ProcessGroup
 
@@ -43,6 +52,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         emulation()  # a fabric file with nonsense is reported here, not at the first collective
         if rank == 0 and not ranks:  # the default group
             announce()
+        store = dist.PrefixStore(_attempt(), store)
         self._store, self._rank, self._n_ranks = store, rank, n_ranks
         self._timeout, self._name = timeout, name
         self._ranks = list(ranks) or list(range(n_ranks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from agent.nccl.emulated import clock
 from agent.nccl.emulated.calls import Call
 
 _NO_TIMEOUT = timedelta(0)
+LAST_WORKS_S = 1.0
+"""How long the end of the process waits for works under way, and then for their thread to notice the abort."""
 
 
 class EmulatedWork(Work):
@@ -68,6 +71,11 @@ class EmulatedWork(Work):
             _progress.submit(self, self._future)
         return self._future
 
+    def abort(self) -> None:
+        """Wakes whoever waits for the calls, with an error."""
+        for call in self._calls:
+            call.communicator.rendezvous.abort()
+
     def _complete(self, timeout: timedelta) -> float:
         timeout_us = int(timeout.total_seconds() * 1e6)
         end_us = 0.0
@@ -88,20 +96,36 @@ class _Progress:
     """Completes works whose future somebody may wait for in C++, where we do not see the wait."""
 
     def __init__(self) -> None:
-        self._works: queue.SimpleQueue[tuple[EmulatedWork, torch.futures.Future[Any]]] = queue.SimpleQueue()
+        self._works: queue.SimpleQueue[tuple[EmulatedWork, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._current: EmulatedWork | None = None
 
     def submit(self, work: EmulatedWork, future: torch.futures.Future[Any]) -> None:
         if self._thread is None or not self._thread.is_alive():  # a forked child has no thread
             self._thread = threading.Thread(target=self._run, name="emulated-nccl", daemon=True)
             self._thread.start()
+            atexit.unregister(self.close)
+            atexit.register(self.close)
         self._works.put((work, future))
 
+    def close(self) -> None:
+        """At exit: a thread that comes back from C++ while the interpreter ends takes the process down."""
+        self._works.put(None)
+        thread, work = self._thread, self._current
+        if thread is None:
+            return
+        thread.join(LAST_WORKS_S)
+        if thread.is_alive() and work is not None:
+            work.abort()
+            thread.join(LAST_WORKS_S)
+
     def _run(self) -> None:
-        while True:
-            work, future = self._works.get()
+        while (item := self._works.get()) is not None:
+            work, future = item
+            self._current = work
             work._fulfil(future)
-            del work, future
+            self._current = None
+            del work, future, item
 
 
 _progress = _Progress()
