@@ -31,7 +31,7 @@ from tuner.background import start_in_background
 
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
-N_STEPS = 120
+N_STEPS = 200
 SETTLED_SHARE = 0.25
 """The last quarter of the steps is compared: by then the tuner has made up its mind."""
 RUN_TIMEOUT_S = 170
@@ -123,6 +123,8 @@ def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, a
         "zero_runtime.examples.train",
         "--stage",
         "3",
+        "--batch",
+        "2",
         "--steps",
         str(n_steps),
         "--losses",
