@@ -143,9 +143,7 @@ def _channels_within(limit_mb: float, fabric: str | None) -> int:
 
 def _command_problems(request: LaunchRequest) -> list[Problem]:
     if not request.command:
-        return [
-            Problem("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)
-        ]
+        return [Problem("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)]
     program = request.command[0]
     if shutil.which(program, path=request.environment.get("PATH")) is None:
         # As the shell does: a word with a slash is a path, all others are looked up in PATH.
@@ -235,9 +233,7 @@ def _setting_problems(request: LaunchRequest) -> list[Problem]:
     for name in PLUGINS:
         value = request.environment.get(name)
         if value and value != ours:
-            problems.append(
-                Problem(f"{name}={value} keeps our plugin out", f"unset {name} to be tuned", fatal=True)
-            )
+            problems.append(Problem(f"{name}={value} keeps our plugin out", f"unset {name} to be tuned", fatal=True))
     for name in PINNING:
         value = request.environment.get(name)
         if value:

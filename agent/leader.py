@@ -64,5 +64,5 @@ def from_here(listen: str, master: str) -> str:
     for prefix in _ANY_HOST:
         if listen.startswith(prefix):
             host = f"[{master}]" if ":" in master else master
-            return f"tcp://{host}:{listen[len(prefix):]}" if master else ""
+            return f"tcp://{host}:{listen[len(prefix) :]}" if master else ""
     return listen

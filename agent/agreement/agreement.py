@@ -221,9 +221,7 @@ class Agreement:
         muster.announce_promise(exchange, self._rank, promised)
         leader = self._leader
         if leader is not None:
-            muster.write_first_turn(
-                exchange, world_size, lambda promises: encode_turn(leader.first_turn(promises))
-            )
+            muster.write_first_turn(exchange, world_size, lambda promises: encode_turn(leader.first_turn(promises)))
         return True
 
     def _take_turns(self) -> None:

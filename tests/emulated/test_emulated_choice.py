@@ -28,6 +28,7 @@ from store.records import Algorithm, Candidate, Collective, CommunicatorClass, P
 SHAPE = CommunicatorClass(2, 2)
 FABRIC = "ethernet_boxes"
 
+
 @pytest.mark.parametrize("n_bytes", [8, 4096, MIB, 64 * MIB])
 @pytest.mark.parametrize("collective", [Collective.all_reduce, Collective.all_gather, Collective.reduce_scatter])
 def test_without_a_plugin_nccls_own_choice_runs(pair: Pair, collective: Collective, n_bytes: int) -> None:

@@ -318,7 +318,7 @@ def test_a_replay_is_the_captures_setting_and_newer_releases_mark_it(pair: Pair,
             (LL.protocol, LL.n_channels)
         }
         marks = library.FLAG_TIMED | (library.FLAG_CAPTURED if says_so else 0)
-        assert set(((replayed["flags"] & (marks | library.FLAG_CAPTURED))).tolist()) == {marks}
+        assert set((replayed["flags"] & (marks | library.FLAG_CAPTURED)).tolist()) == {marks}
         # A replay between a decision and its event leaves the decision to that event.
         if says_so:
             calls = _between(ranks, graphs)

@@ -66,9 +66,12 @@ class EmulatedWork(Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """Completed by a thread of the process; the virtual clock catches up where a script must have waited."""
         if self._future is None:
-            self._future = torch.futures.Future()
+            done: torch.futures.Future[Any] = torch.futures.Future()
+            # An error set from Python looks like a value to C++, which then takes it for tensors; one raised here
+            # does not.
+            self._future = done.then(_value)
             clock.current().owe(lambda: self._complete(_NO_TIMEOUT))
-            _progress.submit(self, self._future)
+            _progress.submit(self, done)
         return self._future
 
     def abort(self) -> None:
@@ -90,6 +93,10 @@ class EmulatedWork(Work):
             future.set_exception(error)
         else:
             future.set_result(list(self._outputs))
+
+
+def _value(future: torch.futures.Future[Any]) -> Any:
+    return future.value()
 
 
 class _Progress:
