@@ -287,13 +287,13 @@ class Store:
         where, parameters = _where(conditions)
         return _measurements.select(self._reader(), where, parameters, limit)
 
-    def statistics(self, fabric_id: str) -> list[CandidateStatistics]:
-        """Count, median, mean, spread and minimum of successful measurements on `fabric_id`.
+    def statistics(self, fabric_id: str, job_id: str | None = None) -> list[CandidateStatistics]:
+        """Count, median, mean, spread and minimum of successful measurements on `fabric_id`, or of one job there.
 
         One entry per (key, candidate, chosen by NCCL or not), sorted by key. Takes time in
         proportion to the rows kept (under a second per million), most of it outside the GIL.
         """
-        return _measurements.statistics(self._reader(), fabric_id)
+        return _measurements.statistics(self._reader(), fabric_id, job_id)
 
     def steps(self, job_id: str) -> list[StepRecord]:
         """Recorded steps of a job, in order."""

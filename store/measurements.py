@@ -181,19 +181,20 @@ FROM (SELECT series, group_concat(duration_us) AS durations_us, max(measured_at_
       FROM measurements
       WHERE series IN (SELECT id FROM series WHERE outcome = ? AND
                        fabric = (SELECT id FROM fabrics WHERE fabric_id = ?))
+            AND (? IS NULL OR job = (SELECT id FROM jobs WHERE job_id = ?))
       GROUP BY series) gathered
 JOIN series s ON s.id = gathered.series
 """
 
 
-def statistics(connection: sqlite3.Connection, fabric_id: str) -> list[CandidateStatistics]:
+def statistics(connection: sqlite3.Connection, fabric_id: str, job_id: str | None = None) -> list[CandidateStatistics]:
     """Summaries of `fabric_id` by key, candidate and who chose it, sorted; see `Store.statistics`.
 
     SQLite gathers each series' durations into one text, so that a million rows cost this thread a
     few hundred Python objects.
     """
     groups: dict[tuple[DecisionKey, Candidate, bool], list[tuple[NDArray[np.float64], float]]] = {}
-    for row in connection.execute(_STATISTICS, (Outcome.ok, fabric_id)):
+    for row in connection.execute(_STATISTICS, (Outcome.ok, fabric_id, job_id, job_id)):
         communicator = CommunicatorClass(row[0], row[1])
         key = DecisionKey(communicator, Collective(row[2]), Phase(row[3]), size_class(row[4]))
         candidate, is_default = candidate_of(row[5], row[6], row[7]), bool(row[8])

@@ -26,8 +26,9 @@ from agent.launch import make_writable
 from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.errors import UserError
-from store.records import CandidateStatistics, Decision, DecisionKey, size_class_range
+from store.records import Decision, size_class_range
 from tuner.background import start_in_background
+from tuner.comparison import Comparison, Medians, compare, medians
 
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
@@ -84,9 +85,9 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     with Store.open(store_path, read_only=True) as store:
         job_id = store.jobs()[-1].job_id
         decisions = store.decisions(job_id=job_id)
-        statistics = store.statistics(store.jobs()[-1].fabric_id)
+        here, everywhere = (medians(store.statistics(store.jobs()[-1].fabric_id, of)) for of in (job_id, None))
     _print_comparison(console, off, on)
-    _print_decisions(console, decisions, statistics)
+    _print_decisions(console, decisions, here, everywhere)
     _print_checks(console, off, on, decisions, earlier)
     _write_summaries(out, fabric, off, on)
     from tuner.report import write_report
@@ -177,44 +178,26 @@ def _print_comparison(console: Console, off: Run, on: Run) -> None:
     console.print(table)
 
 
-def _print_decisions(console: Console, decisions: list[Decision], statistics: list[CandidateStatistics]) -> None:
-    own = _own_choices(statistics)
+def _print_decisions(console: Console, decisions: list[Decision], here: Medians, everywhere: Medians) -> None:
     table = Table("collective, phase", "message", "NCCL's own", "zerotune", title="Decisions, measured medians")
     settled = {decision.key: decision for decision in decisions if decision.kind != "explore"}
     for key, decision in sorted(settled.items()):
         low, high = size_class_range(key.size_class)
-        choice = own.get(key)
-        before_us = choice.median_us if choice else decision.baseline_us
+        found = compare(decision, here, everywhere)
         table.add_row(
             f"{key.collective.name}\n{key.phase.name}",
-            f"{decimal(low, precision=0)} to\n{decimal(high, precision=0)}",
-            f"{choice.candidate if choice else 'unknown'}\n{_us(before_us)}",
-            _chosen(decision, before_us),
+            f"{decimal(low)} to\n{decimal(high)}",
+            f"{found.own or 'unknown'}\n{_us(found.own_us)}",
+            _chosen(decision, found),
             end_section=True,
         )
     console.print(table)
 
 
-def _own_choices(statistics: list[CandidateStatistics]) -> dict[DecisionKey, CandidateStatistics]:
-    """What NCCL chose by itself, per key; where it chose several settings, the most frequent."""
-    own: dict[DecisionKey, CandidateStatistics] = {}
-    for entry in statistics:
-        if entry.is_default and (entry.key not in own or entry.count > own[entry.key].count):
-            own[entry.key] = entry
-    return own
-
-
-def _chosen(decision: Decision, before_us: float | None) -> str:
+def _chosen(decision: Decision, found: Comparison) -> str:
     if decision.candidate.is_baseline:
         return "the same: nothing better found"
-    measured = [
-        alternative["measured_us"]
-        for alternative in json.loads(decision.alternatives)
-        if alternative["candidate"] == str(decision.candidate)
-    ]
-    after_us = measured[0] if measured and measured[0] is not None else decision.predicted_us
-    change = f" ({100 * (after_us / before_us - 1):+.0f} %)" if after_us and before_us else ""
-    return f"{decision.candidate}\n{_us(after_us)}{change}"
+    return f"{decision.candidate}\n{_us(found.us)}" + (f" ({found})" if str(found) else "")
 
 
 def _us(value: float | None) -> str:

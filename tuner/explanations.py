@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from rich.table import Table
 from agent.nccl.catalog import parse_collective
 from store.database import Store
 from store.errors import UserError
-from store.records import BASELINE, CandidateStatistics, Decision, DecisionKey, Phase, size_class, size_class_range
+from store.records import Candidate, Decision, DecisionKey, Phase, size_class, size_class_range
+from tuner.comparison import Measured, alternatives_of, medians
 
 MAX_UNSEEN = 4
 
@@ -27,8 +28,9 @@ class Explanation(msgspec.Struct, frozen=True):
     max_bytes: int
     decision: Decision
     alternatives: list[dict[str, Any]]
-    """Every candidate: prediction with its 90 % interval, this job's mean and calls, what trying it cost
-    (`spent_us`), and over all jobs on the fabric the median (`median_us`) and calls (`n_all_jobs`).
+    """Every candidate: prediction with its 90 % interval; what the last decision saw of it (`measured_us`,
+    `n_measurements`) and had spent on trying it (`spent_us`); and what is in the store by now: median and calls of this
+    job (`job_median_us`, `n_this_job`) and of all jobs on the fabric (`median_us`, `n_all_jobs`).
     """
     n_explored: int
     """Candidates that were on trial."""
@@ -62,7 +64,8 @@ def explain(
             raise UserError(f"no job {chosen!r} in {store_path}", f"known jobs: {', '.join(jobs[-5:]) or 'none'}")
         decisions = store.decisions(job_id=chosen)
         fabrics = dict.fromkeys(decision.fabric_id for decision in decisions)
-        statistics = [line for fabric_id in fabrics for line in store.statistics(fabric_id)]
+        here = medians([line for fabric_id in fabrics for line in store.statistics(fabric_id, chosen)])
+        everywhere = medians([line for fabric_id in fabrics for line in store.statistics(fabric_id)])
     by_key: dict[DecisionKey, list[Decision]] = {}
     for decision in decisions:
         key = decision.key
@@ -73,24 +76,31 @@ def explain(
         if message_bytes is not None and key.size_class != size_class(message_bytes):
             continue
         by_key.setdefault(key, []).append(decision)
-    medians: dict[DecisionKey, dict[str, CandidateStatistics]] = {}
-    for line in statistics:
-        name = str(BASELINE if line.is_default else line.candidate)
-        known = medians.setdefault(line.key, {})
-        if name not in known or known[name].count < line.count:
-            known[name] = line
-    return [_explanation(key, by_key[key], medians.get(key, {})) for key in sorted(by_key)]
+    return [_explanation(key, by_key[key], here.get(key, {}), everywhere.get(key, {})) for key in sorted(by_key)]
 
 
-def _explanation(key: DecisionKey, decisions: list[Decision], medians: dict[str, CandidateStatistics]) -> Explanation:
+def _explanation(
+    key: DecisionKey,
+    decisions: list[Decision],
+    here: Mapping[Candidate, Measured],
+    everywhere: Mapping[Candidate, Measured],
+) -> Explanation:
     settled = [decision for decision in decisions if decision.kind != "explore"]
     low, high = size_class_range(key.size_class)
     # The last decision of any kind saw the most evidence.
-    alternatives: list[dict[str, Any]] = json.loads(decisions[-1].alternatives or "[]")
+    alternatives = alternatives_of(decisions[-1])
+    by_name = [{str(candidate): found for candidate, found in known.items()} for known in (here, everywhere)]
     for one in alternatives:
-        found = medians.get(str(one["candidate"]))
-        one["median_us"] = found.median_us if found is not None else None
-        one["n_all_jobs"] = found.count if found is not None else 0
+        # What the store has no longer, or under the name of what NCCL made of it, the decision has seen.
+        seen = one["measured_us"], one["n_measurements"]
+        mine, all_jobs = (known.get(str(one["candidate"])) for known in by_name)
+        one["job_median_us"], one["n_this_job"] = (mine.median_us, mine.n_calls) if mine is not None else seen
+        counted = all_jobs is not None and all_jobs.n_calls >= one["n_this_job"]
+        one["median_us"], one["n_all_jobs"] = (
+            (all_jobs.median_us, all_jobs.n_calls)
+            if all_jobs is not None and counted
+            else (one["job_median_us"], one["n_this_job"])
+        )
     return Explanation(
         key=key,
         min_bytes=low,
@@ -122,12 +132,14 @@ def render(explanations: list[Explanation], console: Console) -> None:
         )
         guesses = f"model {decision.model_id}" if decision.model_id else "NCCL's cost, no model yet"
         console.print(f"  {decision.kind}, {_when(decision)}: {decision.reason}")
-        console.print(
-            f"  predictions by {guesses}; {explained.n_explored} candidates were on trial here, "
-            f"which cost {explained.spent_us:,.0f} us"
-        )
+        n_tried = explained.n_explored
+        tried = "no candidate was on trial here"
+        if n_tried:
+            tried = f"{n_tried} candidate{'s were' if n_tried > 1 else ' was'} on trial here, which cost"
+            tried += f" {explained.spent_us:,.0f} us"
+        console.print(f"  predictions by {guesses}; {tried}")
         table = Table(
-            "setting", "predicted us (90 %)", "this job us", "calls", "all jobs, median us", "calls", "note",
+            "setting", "predicted us (90 %)", "this job, median us", "calls", "all jobs, median us", "calls", "note",
             box=None, padding=(0, 2),
         )  # fmt: skip
         for alternative in shown(explained.alternatives):
@@ -135,8 +147,8 @@ def render(explanations: list[Explanation], console: Console) -> None:
                 str(alternative["candidate"]),
                 f"{alternative['predicted_us']:,.1f} "
                 f"({alternative['predicted_low_us']:,.1f} to {alternative['predicted_high_us']:,.1f})",
-                _us(alternative["measured_us"]),
-                str(alternative["n_measurements"]),
+                _us(alternative["job_median_us"]),
+                str(alternative["n_this_job"]),
                 _us(alternative["median_us"]),
                 str(alternative["n_all_jobs"]),
                 str(alternative["note"]),
@@ -148,8 +160,8 @@ def render(explanations: list[Explanation], console: Console) -> None:
 
 def shown(alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What was measured, and the best of what was not; `--json` has them all."""
-    unseen = [one for one in alternatives if not one["n_measurements"]][:MAX_UNSEEN]
-    return [one for one in alternatives if one["n_measurements"] or one in unseen]
+    unseen = [one for one in alternatives if not one["n_all_jobs"]][:MAX_UNSEEN]
+    return [one for one in alternatives if one["n_all_jobs"] or one in unseen]
 
 
 def _us(value: float | None) -> str:

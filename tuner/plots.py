@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import matplotlib
 import matplotlib.patches
@@ -131,28 +131,53 @@ def step_times(runs: Sequence[tuple[str, Array, Array]], unit_label: str = "step
     return figure
 
 
-def winners(
-    rows: Sequence[str], columns: Sequence[str], gain_percent: Array, settings: Sequence[Sequence[str]]
-) -> Figure:
-    """Heat map: the setting in force by (collective, phase) row and message size column, coloured by its gain.
+class Winner(NamedTuple):
+    """A setting in force."""
 
-    `gain_percent` [rows, columns] over NCCL's own choice; NaN where nothing ran.
+    setting: str
+    change_percent: float | None
+    """Of its time against NCCL's own choice: negative is faster; None where that is not known."""
+    is_measured: bool
+    """Whether the change is measured; else it is a prediction."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The less, the rather it stands for others of its cell: measured first, then by what it saves."""
+        return not self.is_measured, 0.0 if self.change_percent is None else self.change_percent
+
+    @property
+    def words(self) -> str:
+        """For the cell of the picture."""
+        lines = self.setting.replace("/", "\n", 1)
+        if self.change_percent is None or abs(self.change_percent) < 0.5:
+            return lines
+        return f"{lines}\n{self.change_percent:+.0f} %" + ("" if self.is_measured else "\npredicted")
+
+
+def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[Winner | None]]) -> Figure:
+    """Heat map: the setting in force by (collective, phase) row and message size column, coloured by what it saves.
+
+    `cells` [rows][columns] are None where nothing ran; predictions are hatched.
     """
-    figure, (axes,) = new_figure(0.9 + 0.55 * len(rows))
-    top = max(5.0, float(np.nanmax(gain_percent)) if np.isfinite(gain_percent).any() else 0.0)
+    figure, (axes,) = new_figure(0.9 + 0.6 * len(rows))
+    changes = [one.change_percent for row in cells for one in row if one is not None and one.change_percent is not None]
+    top = max(5.0, -min(changes, default=0.0))
     axes.grid(False)
     for spine in axes.spines.values():
         spine.set_visible(False)
     for row in range(len(rows)):
         for column in range(len(columns)):
-            gain = gain_percent[row, column]
-            if not np.isfinite(gain):
+            winner = cells[row][column]
+            if winner is None:
                 continue
-            share = 0.1 + 0.6 * min(max(gain / top, 0.0), 1.0)
-            place = (column - 0.48, row - 0.45)
-            axes.add_patch(matplotlib.patches.Rectangle(place, 0.96, 0.9, facecolor=AFTER, alpha=share, linewidth=0))
-            words = settings[row][column].replace("/", "\n", 1) + (f"\n{gain:+.0f} %" if gain > 0.5 else "")
-            axes.text(column, row, words, ha="center", va="center", fontsize=7, color=INK, linespacing=1.2)
+            share = 0.1 + 0.6 * min(max(-(winner.change_percent or 0.0) / top, 0.0), 1.0)
+            is_guess = not winner.is_measured and bool(winner.change_percent)
+            patch = matplotlib.patches.Rectangle(
+                (column - 0.48, row - 0.45), 0.96, 0.9, facecolor=AFTER, alpha=share, linewidth=0,
+                edgecolor=MUTED, hatch="///" if is_guess else None,
+            )  # fmt: skip
+            axes.add_patch(patch)
+            axes.text(column, row, winner.words, ha="center", va="center", fontsize=7, color=INK, linespacing=1.2)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xticks(range(len(columns)), columns, fontsize=7.5)

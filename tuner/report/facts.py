@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from store.database import Store
 from store.errors import UserError
 from store.records import Decision, DecisionKey, JobRecord, Outcome, StepRecord, TimingSource
+from tuner.comparison import Comparison, Medians, compare, medians
 from tuner.replay.loading import load_table
 from tuner.replay.table import CollectiveTable
 
@@ -80,6 +80,10 @@ class Facts:
     changes: Sequence[Change]
     comparison: str
     """What was compared with what, in words."""
+    here: Medians
+    """Measured medians of this job."""
+    everywhere: Medians
+    """Measured medians of all jobs on its fabric."""
     traced: Sequence[CollectiveTable] = ()
     """Traces of the runs before and after, for timelines."""
 
@@ -91,6 +95,15 @@ class Facts:
     def settled(self) -> dict[DecisionKey, Decision]:
         """The last word on every key, explorations left out."""
         return {one.key: one for one in self.decisions if one.kind != "explore"}
+
+    def against_own(self, decision: Decision) -> Comparison:
+        """A decision's setting against NCCL's own choice."""
+        return compare(decision, self.here, self.everywhere)
+
+    @property
+    def n_steps(self) -> int:
+        """Steps begun; a step's time runs from the end of the one before, so that a first step has none."""
+        return 1 + max((step.step for step in self.steps), default=-1)
 
     def n_explored(self) -> int:
         """Settings tried out on trial."""
@@ -125,10 +138,13 @@ def gather(
         decisions = store.decisions(job_id=job.job_id)
         measurements = store.measurements(job_id=job.job_id)
         fabric = store.fabrics().get(job.fabric_id, {})
+        here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
     before, after = runs or (None, None)
     changes, comparison = _compare(before, after, steps)
     traced = [load_table(path) for path in traces]
-    return Facts(job, fabric, steps, decisions, measurements, before, after, changes, comparison, traced)
+    return Facts(
+        job, fabric, steps, decisions, measurements, before, after, changes, comparison, here, everywhere, traced
+    )
 
 
 def read_summary(path: Path) -> Summary:
@@ -219,12 +235,3 @@ def trust(facts: Facts) -> list[tuple[str, str]]:
     else:
         lines.append(("Measurements", "None are recorded for this job."))
     return lines
-
-
-def alternatives_of(decision: Decision) -> list[dict[str, Any]]:
-    """The other candidates that a decision weighed; empty when it names none."""
-    try:
-        found = json.loads(decision.alternatives)
-    except ValueError:
-        return []
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

@@ -14,12 +14,14 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from rich.filesize import decimal
 
 from store.errors import UserError
 from store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
 from tuner import plots
+from tuner.comparison import alternatives_of
 from tuner.report import step_timeline
-from tuner.report.facts import Facts, alternatives_of, trust
+from tuner.report.facts import Facts, trust
 
 Array = NDArray[Any]
 
@@ -150,20 +152,22 @@ def _winners_picture(facts: Facts) -> Picture | None:
         return None
     rows = sorted({(key.collective, key.phase, key.communicator) for key in settled})
     octaves = sorted({_octave(key) for key in settled})
-    gains = np.full((len(rows), len(octaves)), np.nan)
-    settings = [[""] * len(octaves) for _ in rows]
+    cells: list[list[plots.Winner | None]] = [[None] * len(octaves) for _ in rows]
     for key, decision in sorted(settled.items()):
         row, column = rows.index((key.collective, key.phase, key.communicator)), octaves.index(_octave(key))
-        gain = 0.0
-        if not decision.candidate.is_baseline and decision.baseline_us and decision.predicted_us:
-            gain = 100 * (1 - decision.predicted_us / decision.baseline_us)
-        if not gain <= gains[row, column]:
-            gains[row, column], settings[row][column] = gain, str(decision.candidate).replace("baseline", "NCCL's own")
+        comparison = facts.against_own(decision)
+        change = 0.0 if decision.candidate.is_baseline else comparison.change_percent
+        setting = str(decision.candidate).replace("baseline", "NCCL's own")
+        winner = plots.Winner(setting, change, comparison.is_measured)
+        known = cells[row][column]
+        if known is None or winner.rank < known.rank:
+            cells[row][column] = winner
     labels = [f"{collective.name}\n{phase.name}" for collective, phase, _ in rows]
-    figure = plots.winners(labels, [_bytes(1 << octave) for octave in octaves], gains, settings)
+    figure = plots.winners(labels, [decimal(1 << octave) for octave in octaves], cells)
     caption = (
-        "Percentages are the gain over NCCL's own choice. Size classes of one octave share a cell:"
-        " the one of most gain is shown, the table below has all."
+        "Percentages are the change of time against NCCL's own choice, below zero: faster. They are measured;"
+        " what is only predicted says so and is hatched. Size classes of one octave share a cell: the measured one"
+        " that changed most is shown, the table below has all."
     )
     return _picture(figure, "winners", "Winners", caption)
 
@@ -224,8 +228,9 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
             {
                 "place": f"{key.collective.name}, {key.phase.name}",
                 "ranks": f"{key.communicator.n_ranks} ranks on {key.communicator.n_nodes} node(s)",
-                "bytes": f"{_bytes(low)} to {_bytes(high + 1)}",
+                "bytes": f"{decimal(low)} to {decimal(high)}",
                 "decision": decision,
+                "against_own": facts.against_own(decision),
                 "alternatives": alternatives_of(decision)[:12],
             }
         )
@@ -234,15 +239,6 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
 
 def _octave(key: DecisionKey) -> int:
     return size_class_floor(key.size_class).bit_length() - 1
-
-
-def _bytes(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    raise AssertionError
 
 
 def _us(value: float | None) -> str:
