@@ -182,6 +182,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     exploration_spent_percent: float
     last_decisions: tuple[str, ...] = ()
     health: str = "ok"
+    heard_s_ago: float = 0.0
+    """Age of the last word of the rank, or other node, that has been silent longest."""
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):

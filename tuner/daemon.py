@@ -188,11 +188,13 @@ def run_daemon(
     retention: Retention | None = None,
     brains: BrainFactory | None = None,
     load_knowledge: Loader | None = None,
+    on_ready: Callable[[Path], None] = lambda store_path: None,
 ) -> int:
     """Serve `endpoint` until SIGTERM or SIGINT, then drain, write and return 0.
 
     `listen` is a second address, tcp://, at which daemons of other nodes reach this one.
     `brains` and `load_knowledge` are for tests; by default `tuner.brain` and `tuner.knowledge`.
+    `on_ready` is called with the store's path once ranks are listened to.
 
     Raises:
         UserError: the endpoint is taken or unsafe.
@@ -242,6 +244,7 @@ def run_daemon(
             service.on_request = learner.ask
             try:
                 with _signals(daemon.stop):
+                    on_ready(store.path)
                     daemon.run(idle_exit_s)
                     daemon.drain()  # a second signal does not cut it short
             finally:

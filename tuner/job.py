@@ -22,6 +22,8 @@ _log = logging.getLogger("zerotune.service")
 
 MAX_BACKLOG: Final = 10_000
 RATE_PERIOD_S: Final = 2.0
+SILENT_AFTER_S: Final = 2.0
+"""A rank speaks at least once a second; one that has missed that is said to be silent."""
 
 
 class BrainLike(Protocol):
@@ -206,7 +208,12 @@ class Job:
 
     def status(self, now_s: float) -> JobStatus:
         """As `zerotune status` shows it."""
+        heard_at_s = [(session.heard_at_s, [rank]) for rank, (_, session) in self.ranks.items()]
+        heard_at_s += [(node.heard_at_s, [node.rank] * node.n_ranks) for node in self.nodes.values()]
+        silent = [rank for at_s, ranks in heard_at_s if now_s - at_s > SILENT_AFTER_S for rank in ranks]
         health = self.trouble or "ok"
+        if silent and not self.trouble:
+            health = f"rank {silent[0]} is silent" if len(silent) == 1 else f"{len(silent)} ranks are silent"
         if self.uplink.endpoint:
             is_alive = self.uplink.is_alive(now_s)
             health = f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
@@ -226,6 +233,7 @@ class Job:
             exploration_spent_percent=self._spent_percent,
             last_decisions=tuple(self._last_decisions),
             health=health,
+            heard_s_ago=max([0.0, *(now_s - at_s for at_s, _ in heard_at_s)]),
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -27,47 +30,102 @@ def parse_parameters(text: str) -> float:
     return count
 
 
-def render_model(model: str, n_ranks: int, precision: str, optimizer: str, console: Console) -> None:
+class StageNeeds(msgspec.Struct, frozen=True):
+    """What one stage of ZeRO needs of each rank."""
+
+    stage: int
+    name: str
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    total_bytes: float
+    sent_bytes_per_step: float
+    sent_elements_per_parameter: float
+
+
+class ModelNeeds(msgspec.Struct, frozen=True):
+    """What a model needs under each stage."""
+
+    model: str
+    n_parameters: float
+    n_ranks: int
+    precision: str
+    optimizer: str
+    optimizer_bytes_per_parameter: int
+    """K of the paper."""
+    stages: tuple[StageNeeds, ...]
+
+
+def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> ModelNeeds:
     """Model states per rank and bytes per step of every stage.
 
     Raises:
         UserError: a value the analysis does not know.
     """
     n_parameters = parse_parameters(model)
+    try:
+        multiplier = analysis.optimizer_multiplier(optimizer, precision)
+        stages = tuple(
+            _stage_needs(stage, n_parameters, n_ranks, precision, optimizer) for stage in analysis.STAGE_NAMES
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return ModelNeeds(model, n_parameters, n_ranks, precision, optimizer, multiplier, stages)
+
+
+def _stage_needs(stage: int, n_parameters: float, n_ranks: int, precision: str, optimizer: str) -> StageNeeds:
+    states = analysis.model_states(n_parameters, stage, n_ranks, precision=precision, optimizer=optimizer)
+    n_elements = analysis.step_traffic(n_parameters, stage).total_elements
+    return StageNeeds(
+        stage,
+        analysis.STAGE_NAMES[stage],
+        states.parameters_bytes,
+        states.gradients_bytes,
+        states.optimizer_bytes,
+        states.total_bytes,
+        n_elements * analysis.PARAMETER_BYTES[precision],
+        n_elements / n_parameters,
+    )
+
+
+def render_model(needs: ModelNeeds, console: Console) -> None:
+    """Print what a model needs."""
     table = Table(
         "stage", "parameters", "gradients", "optimizer", "total per rank", "sent per step",
-        title=f"{model} parameters, {n_ranks} ranks, {precision}, {optimizer} "
-        f"(K = {_checked_multiplier(optimizer, precision)}); GB = 10^9 bytes",
+        title=f"{needs.model} parameters, {needs.n_ranks} ranks, {needs.precision}, {needs.optimizer} "
+        f"(K = {needs.optimizer_bytes_per_parameter}); GB = 10^9 bytes",
     )  # fmt: skip
-    element_bytes = analysis.PARAMETER_BYTES[precision]
-    for stage, name in analysis.STAGE_NAMES.items():
-        try:
-            states = analysis.model_states(n_parameters, stage, n_ranks, precision=precision, optimizer=optimizer)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        traffic = analysis.step_traffic(n_parameters, stage)
+    for one in needs.stages:
+        amounts = (one.parameters_bytes, one.gradients_bytes, one.optimizer_bytes, one.total_bytes)
         table.add_row(
-            f"{stage} {name}",
-            *(
-                f"{amount / analysis.GB:,.2f} GB"
-                for amount in (
-                    states.parameters_bytes,
-                    states.gradients_bytes,
-                    states.optimizer_bytes,
-                    states.total_bytes,
-                )
-            ),
-            f"{traffic.total_elements * element_bytes / analysis.GB:,.2f} GB "
-            f"({traffic.total_elements / n_parameters:.0f} per parameter)",
+            f"{one.stage} {one.name}",
+            *(f"{amount / analysis.GB:,.2f} GB" for amount in amounts),
+            f"{one.sent_bytes_per_step / analysis.GB:,.2f} GB ({one.sent_elements_per_parameter:.0f} per parameter)",
         )
     console.print(table)
 
 
-def _checked_multiplier(optimizer: str, precision: str) -> int:
-    try:
-        return analysis.optimizer_multiplier(optimizer, precision)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+def paper_tables() -> dict[str, list[dict[str, Any]]]:
+    """Tables 1 and 2 of the paper for scripts: GB per rank as printed, and billions of parameters."""
+    names = analysis.STAGE_NAMES
+    return {
+        "gb_per_rank": [
+            {"n_ranks": n_ranks, "model": model, "stage": stage, "name": names[stage], "gb": float(cell)}
+            for n_ranks, cells in analysis.table_1()
+            for (model, stage), cell in cells.items()
+        ],
+        "largest_model_in_32_gb": [
+            {
+                "n_model_parallel": n_split,
+                "n_gpus": n_gpus,
+                "stage": stage,
+                "name": names[stage],
+                "n_billions": billions,
+            }
+            for n_split, n_gpus, sizes in analysis.table_2()
+            for stage, billions in zip(names, sizes, strict=True)
+        ],
+    }
 
 
 def render_paper_tables(console: Console) -> None:
@@ -76,9 +134,7 @@ def render_paper_tables(console: Console) -> None:
     columns = [f"{name} {analysis.STAGE_NAMES[stage]}" for name, _ in analysis.TABLE_1_MODELS for stage in stages]
     first = Table("ranks", *columns, title="ZeRO paper, table 1: GB per rank")
     for n_ranks, cells in analysis.table_1():
-        first.add_row(
-            str(n_ranks), *(cells[name, stage] for name, _ in analysis.TABLE_1_MODELS for stage in stages)
-        )
+        first.add_row(str(n_ranks), *(cells[name, stage] for name, _ in analysis.TABLE_1_MODELS for stage in stages))
     console.print(first)
     second = Table(
         "model parallel", "GPUs", *analysis.STAGE_NAMES.values(),

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from store.database import Store
-from store.errors import StoreError, UserError
+from store.errors import StoreLockedError, UserError
 from store.records import Collective, CommunicatorClass, ModelRecord
 from tuner import trainer
 from tuner.features import CostPrior
@@ -151,8 +151,8 @@ def open_for_change(path: Path) -> Store:
         raise UserError(f"there is no store at {path}", "name one with --store or run a job first")
     try:
         return Store.open(path)
-    except StoreError as error:
-        raise UserError(f"the store cannot be changed now: {error}", "stop the daemon that uses it first") from None
+    except StoreLockedError as error:
+        raise UserError(error.problem, "stop it first: models are changed while no daemon uses the store") from None
 
 
 def render(lines: list[ModelLine], console: Console) -> None:

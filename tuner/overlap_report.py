@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -27,9 +28,6 @@ class Gather:
     chosen: Candidate
     cost_us: float
 
-    def __str__(self) -> str:
-        return f"{self.cost_us:,.0f} us ({self.chosen})"
-
 
 def gather(machine: fabric.Fabric, n_ranks: int, layer_bytes: float) -> Gather:
     """A layer gathered among `n_ranks` of as many nodes as they fill."""
@@ -40,7 +38,33 @@ def gather(machine: fabric.Fabric, n_ranks: int, layer_bytes: float) -> Gather:
     return Gather(chosen, float(table[table >= 0].min()))  # the choice is the cheapest cell
 
 
-def render(name: str, layer_parameters: float, n_tokens: int, ranks_per_group: int, console: Console) -> None:
+class Overlap(msgspec.Struct, frozen=True):
+    """A layer's gather among `n_ranks` and within groups, beside the forward that should hide them."""
+
+    n_ranks: int
+    setting: str
+    gather_us: float
+    is_hidden: bool
+    n_grouped: int
+    group_setting: str
+    group_gather_us: float
+    is_group_hidden: bool
+    states_per_rank: float
+    """How many times the model states that a rank holds under sharding over all."""
+
+
+class OverlapReport(msgspec.Struct, frozen=True):
+    """Gathers of one layer on one machine; predicted, nothing is measured."""
+
+    fabric: str
+    layer_bytes: float
+    n_tokens: int
+    forward_us: float
+    ranks_per_group: int
+    rows: tuple[Overlap, ...]
+
+
+def overlaps(name: str, layer_parameters: float, n_tokens: int, ranks_per_group: int) -> OverlapReport:
     """Gathers of one layer, among all ranks and within groups, against the forward that hides them.
 
     Raises:
@@ -51,16 +75,40 @@ def render(name: str, layer_parameters: float, n_tokens: int, ranks_per_group: i
             raise UserError(f"{count} {what} is too few", "choose 1 or more")
     machine = fabric.load(name)
     layer_bytes = layer_parameters * _ELEMENT_BYTES
-    compute_us = machine.compute.matmul_us(2 * layer_parameters * n_tokens)
-    table = Table(
-        "ranks", "sharded over all", "hidden", f"within groups of {ranks_per_group}", "hidden", "states per rank",
-        title=f"{layer_bytes / 2**20:,.0f} MiB gathered behind {compute_us:,.0f} us of forward "
-        f"({n_tokens:,} tokens per rank); {name}; predicted by NCCL's cost model, not measured",
-    )  # fmt: skip
+    forward_us = machine.compute.matmul_us(2 * layer_parameters * n_tokens)
+    rows = []
     for n_ranks in RANKS:
-        row = [f"{n_ranks:,}"]
-        for n_sharing in (n_ranks, min(n_ranks, ranks_per_group)):
-            found = gather(machine, n_sharing, layer_bytes)
-            row += [str(found), "yes" if found.cost_us <= compute_us else "no"]
-        table.add_row(*row, f"{n_ranks / min(n_ranks, ranks_per_group):g} times")
+        n_grouped = min(n_ranks, ranks_per_group)
+        over_all, grouped = gather(machine, n_ranks, layer_bytes), gather(machine, n_grouped, layer_bytes)
+        rows.append(
+            Overlap(
+                n_ranks,
+                str(over_all.chosen),
+                over_all.cost_us,
+                over_all.cost_us <= forward_us,
+                n_grouped,
+                str(grouped.chosen),
+                grouped.cost_us,
+                grouped.cost_us <= forward_us,
+                n_ranks / n_grouped,
+            )
+        )
+    return OverlapReport(name, layer_bytes, n_tokens, forward_us, ranks_per_group, tuple(rows))
+
+
+def render(found: OverlapReport, console: Console) -> None:
+    """Print the table."""
+    table = Table(
+        "ranks", "sharded over all", "hidden", f"within groups of {found.ranks_per_group}", "hidden",
+        "states per rank",
+        title=f"{found.layer_bytes / 1e6:,.0f} MB gathered behind {found.forward_us:,.0f} us of forward "
+        f"({found.n_tokens:,} tokens per rank); {found.fabric}; predicted by NCCL's cost model, not measured",
+    )  # fmt: skip
+    for row in found.rows:
+        table.add_row(
+            f"{row.n_ranks:,}",
+            f"{row.gather_us:,.0f} us ({row.setting})", "yes" if row.is_hidden else "no",
+            f"{row.group_gather_us:,.0f} us ({row.group_setting})", "yes" if row.is_group_hidden else "no",
+            f"{row.states_per_rank:g} times",
+        )  # fmt: skip
     console.print(table)

@@ -39,11 +39,12 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
 
 def render_status(reply: wire.StatusReply, console: Console) -> None:
     """Print the daemon's state as tables."""
+    from rich.filesize import decimal
     from rich.table import Column, Table
 
     console.print(
         f"daemon {reply.version} (pid {reply.daemon_pid}) at {reply.endpoint}, up {reply.uptime_s:.0f} s,"
-        f" {reply.resident_bytes / 2**20:.0f} MiB, {reply.n_errors} failures of its own,"
+        f" {decimal(reply.resident_bytes)}, {reply.n_errors} failures of its own,"
         f" {reply.n_refused} bad messages refused\nstore {reply.store_path}",
         highlight=False,
     )
@@ -52,12 +53,12 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         return
     fabric = Column("fabric", overflow="fold")
     table = Table("job", fabric, "stage", "ranks", "epoch", "step", "step ms", "obs/s", "dropped", "explored",
-                  "budget spent %", "health")  # fmt: skip
+                  "budget spent %", "heard", "health")  # fmt: skip
     for job in reply.jobs:
         table.add_row(
             job.job_id, job.fabric_id, job.stage.name, f"{job.n_ranks_seen}/{job.n_ranks}", str(job.epoch),
             str(job.step), f"{job.step_us / 1000:.2f}", f"{job.observations_per_s:.0f}", str(job.n_dropped),
-            str(job.n_explored), f"{job.exploration_spent_percent:.2f}", job.health,
+            str(job.n_explored), f"{job.exploration_spent_percent:.2f}", f"{job.heard_s_ago:.1f} s ago", job.health,
         )  # fmt: skip
     console.print(table)
     for job in reply.jobs:

@@ -16,9 +16,10 @@ from store.database import Store
 from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from tuner import cli
 
-NO_JSON = {"daemon", "launch", "demo", "keys", "memory", "stage train", "stage show", "stage test"}
-NO_JSON |= {"models pin", "models rollback"}
-"""Commands that run something, or print a table that a script would not want."""
+NO_JSON = {"daemon", "launch", "demo"}
+"""Commands that run something."""
+JSON_ELSEWHERE = {"stage train", "models pin", "models rollback"}
+"""Commands with --json that need minutes, or a store with fitted models."""
 
 MISTAKES = {
     "daemon": [
@@ -65,7 +66,13 @@ MISTAKES = {
         ["{out}", "--job", "nobody", "--store", "{store}"],
         [],
     ],
-    "memory": [["--model", "many"], ["--model", "7B", "--precision", "int3"], ["--model", "7B", "--optimizer", "x"]],
+    "memory": [
+        ["--model", "many"],
+        ["--model", "7B", "--precision", "int3"],
+        ["--model", "7B", "--optimizer", "x"],
+        ["--model", "7B", "--ranks", "0"],
+        ["--overlap", "--group", "0"],
+    ],
     "report": [
         ["{folder}", "--store", "{store}"],
         ["/proc/x.html", "--store", "{store}"],
@@ -107,6 +114,10 @@ AS_JSON = {
     "plot": ["list", "--store", "{store}"],
     "metrics": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
     "fabrics": [],
+    "keys": ["{keys}"],
+    "memory": ["--model", "7.5B"],
+    "stage show": [],
+    "stage test": ["{csv}"],
     "models list": ["--store", "{store}"],
     "models compare": ["--store", "{store}"],
     "models release": ["--store", "{store}"],
@@ -145,7 +156,7 @@ def places(tmp_path_factory) -> dict[str, str]:
         store.record_measurements("fabric", "job", _sweep())
         store.flush()
     return {
-        **{name: str(folder / name) for name in ("none", "empty", "junk", "huge", "folder", "out")},
+        **{name: str(folder / name) for name in ("none", "empty", "junk", "huge", "folder", "out", "keys")},
         "csv": str(folder / "tuner.csv"),
         "store": str(folder / "s.db"),
         "other": str(folder / "other.db"),
@@ -182,8 +193,8 @@ def filled(words: list[str], places: dict[str, str]) -> list[str]:
 def test_the_tables_name_every_command():
     known = commands(get_command(cli.app)).keys()
     assert known == MISTAKES.keys()
-    assert known == AS_JSON.keys() | NO_JSON
-    assert not AS_JSON.keys() & NO_JSON
+    assert known == AS_JSON.keys() | NO_JSON | JSON_ELSEWHERE
+    assert not AS_JSON.keys() & (NO_JSON | JSON_ELSEWHERE)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -191,7 +202,7 @@ def test_help_has_an_example(name: str, monkeypatch, capsys):
     code, text, _ = run(monkeypatch, capsys, *name.split(), "--help")
     assert code == 0
     assert "Example: zerotune " + name in " ".join(text.split())
-    assert ("--json" in text) == (name in AS_JSON)
+    assert ("--json" in text) == (name not in NO_JSON)
     documented = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
     assert f"zerotune {name}" in documented
 
@@ -218,6 +229,46 @@ def test_json_is_json(name, places, monkeypatch, capsys):
     code, text, error = run(monkeypatch, capsys, *name.split(), *filled(AS_JSON[name], places), "--json")
     assert code == 0, error
     assert json.loads(text) is not None
+
+
+@pytest.mark.parametrize("name", ["", "models", "stage"])
+def test_groups_have_an_example_too(name: str, monkeypatch, capsys):
+    _, text, _ = run(monkeypatch, capsys, *name.split(), "--help")
+    assert "Example: zerotune" in " ".join(text.split())
+
+
+TAKE_A_STORE = [
+    name
+    for name, one in commands(get_command(cli.app)).items()
+    if any("--store" in option.opts for option in one.params)
+]
+
+
+@pytest.mark.parametrize("name", TAKE_A_STORE)
+def test_a_store_that_is_a_folder_is_named_with_the_remedy(name, places, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    needed = {
+        "replay": ["{csv}"],
+        "import": ["{csv}"],
+        "export": ["{out}"],
+        "plot": ["steps"],
+        "launch": ["--", "true"],
+    }
+    words = [*needed.get(name, ["k"] if name == "models pin" else [])]
+    words = ["--store", "{folder}", *words]
+    code, _, error = run(monkeypatch, capsys, *name.split(), *filled(words, places))
+    assert (code, error.count("\n")) == (2, 1), error
+    assert f"the store {places['folder']} is a folder; name a file in it: --store {places['folder']}/store.db" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [(["memory", "--model", "7B", "--ranks", "0"], "'0'"), (["sweep", "--n-ranks", "many"], "'many'")],
+)
+def test_a_refused_value_is_named(words, value, monkeypatch, capsys):
+    _, _, error = run(monkeypatch, capsys, *words)
+    assert words[-2] in error
+    assert value.strip("'") in error
 
 
 def test_version_and_unknown_commands(monkeypatch, capsys):

@@ -179,6 +179,20 @@ def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
     assert bench.store.jobs["job"]["ended_at_s"] == bench.now_s
 
 
+def test_silence_is_told_before_a_rank_is_taken_as_gone(bench):
+    bench.join_all()
+    for _ in range(3):
+        for rank in (0, 2, 3):
+            bench.hello(rank)
+        bench.tick(1.0)
+    (status,) = bench.service.jobs()
+    assert (status.n_ranks_seen, status.health, status.heard_s_ago) == (4, "rank 1 is silent", 3.0)
+    bench.hello(1)
+    assert bench.service.jobs()[0].health == "ok"
+    bench.tick(2.5)
+    assert bench.service.jobs()[0].health == "4 ranks are silent"
+
+
 def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
     bench.join_all()
     report(bench, records, ranks=(0, 1, 2, 3), n=5)

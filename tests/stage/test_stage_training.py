@@ -81,7 +81,7 @@ def test_the_training_command_makes_weights_that_load(tmp_path: Path) -> None:
     written = train(tmp_path / "weights", tmp_path / "store.db", 2, 1, 0)
     assert [kind for kind, _, _ in written] == ["lstm", "ngram"]
     rows = weights_known(tmp_path / "store.db")
-    assert [(row[0], row[4]) for row in rows[:2]] == [("lstm", "good"), ("ngram", "good")]
+    assert [(row.encoder, row.state) for row in rows[:2]] == [("lstm", "good"), ("ngram", "good")]
 
 
 @pytest.mark.slow

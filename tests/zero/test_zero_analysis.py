@@ -113,12 +113,12 @@ def test_a_ring_over_thousands_is_not_hidden_and_groups_mend_it() -> None:
 
 
 def test_the_overlap_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    overlap_report.render("h100_ib_2", 1e6, 8, 64, Console(width=200))
+    overlap_report.render(overlap_report.overlaps("h100_ib_2", 1e6, 8, 64), Console(width=200))
     assert "within groups of 64" in capsys.readouterr().out
     with pytest.raises(UserError, match="0 tokens"):
-        overlap_report.render("h100_ib_2", 1e6, 0, 64, Console())
+        overlap_report.overlaps("h100_ib_2", 1e6, 0, 64)
     with pytest.raises(UserError, match="describes no network"):
-        overlap_report.render("h100_node", 1e6, 8, 64, Console())
+        overlap_report.overlaps("h100_node", 1e6, 8, 64)
 
 
 def test_nonsense_is_refused() -> None:

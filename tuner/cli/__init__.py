@@ -34,7 +34,6 @@ from tuner.cli.sweep import sweep
 
 app = typer.Typer(
     name="zerotune",
-    help="Online autotuning of NCCL collectives for ZeRO and FSDP training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -76,7 +75,12 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Online autotuning of NCCL collectives for ZeRO and FSDP training."""
+    """Online autotuning of NCCL collectives for ZeRO and FSDP training.
+
+    Example, without a GPU: zerotune demo
+
+    Example: zerotune launch --start-daemon -- torchrun --nproc-per-node 8 train.py
+    """
 
 
 app.add_typer(models, name="models")
@@ -123,5 +127,11 @@ def _explain_usage(error: Any) -> int:
         error.show()
         return 2
     path = error.ctx.command_path if error.ctx is not None else "zerotune"
-    problem = " ".join(error.format_message().split()).rstrip(".")
+    problem = " ".join(error.format_message().split()).rstrip(".") + _value_of(error)
     return _failed(f"{problem}; see `{path} --help`", 2)
+
+
+def _value_of(error: Any) -> str:
+    """The value that was refused, for typers whose message leaves it out (they check by pydantic)."""
+    errors = getattr(error.__cause__, "errors", None)
+    return f", not {errors()[0]['input']!r}" if callable(errors) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,6 +40,8 @@ def daemon(
     """
     import contextlib
     import logging
+    import os
+    import sys
 
     from store.database import Retention
     from tuner.daemon import run_daemon
@@ -47,6 +50,16 @@ def daemon(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     where, path = endpoint_or_default(endpoint), store_path(store)
+
+    def announce(opened: Path) -> None:
+        there = "" if where == endpoint_or_default(None) else f" --endpoint {where}"
+        print(
+            f"zerotune: daemon {os.getpid()} listens at {where}, store {opened}; train with"
+            f" `zerotune launch{there} -- COMMAND`, look with `zerotune status{there}`, end it with Ctrl-C or SIGTERM",
+            file=sys.stderr,
+            flush=True,
+        )
+
     retention = Retention(max_rows_per_fabric=retention_rows, max_age_s=86400.0 * retention_days)
     with contextlib.ExitStack() as stack:
         if metrics is not None:
@@ -54,6 +67,7 @@ def daemon(
 
             stack.enter_context(metrics_process(metrics, where, path, curve_keys))
         code = run_daemon(
-            where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention
-        )
+            where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention,
+            on_ready=announce,
+        )  # fmt: skip
     raise typer.Exit(code)

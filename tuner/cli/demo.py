@@ -21,6 +21,4 @@ def demo(
     """
     from tuner import demo as demonstration
 
-    demonstration.demo(
-        out, console(), fabric=fabric or demonstration.FABRIC, n_steps=steps or demonstration.N_STEPS
-    )
+    demonstration.demo(out, console(), fabric=fabric or demonstration.FABRIC, n_steps=steps or demonstration.N_STEPS)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.options import AsJson, StorePath, console, store_path
+from tuner.cli.options import AsJson, StorePath, console, print_json, store_path
 
 
 def explain(
@@ -25,8 +25,6 @@ def explain(
 
     explained = explanations.explain(store_path(store), job, collective, phase, message_bytes)
     if as_json:
-        import msgspec
-
-        print(msgspec.json.encode(explained).decode())
+        print_json(explained)
         return
     explanations.render(explained, console())

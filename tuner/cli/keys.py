@@ -7,8 +7,13 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli.options import AsJson, print_json
 
-def keys(folder: Annotated[Path, typer.Argument(help="Where to write them; copy it to every node.")]) -> None:
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where to write them; copy it to every node.")],
+    as_json: AsJson = False,
+) -> None:
     """Make the keys that daemons and ranks need to talk over tcp://.
 
     Example: zerotune keys ~/.config/zerotune/keys
@@ -16,4 +21,7 @@ def keys(folder: Annotated[Path, typer.Argument(help="Where to write them; copy 
     from tuner.endpoint import make_keys
 
     make_keys(folder)
-    print(f"keys are in {folder}; use them with --curve-keys {folder} or ZEROTUNE_CURVE_KEYS")
+    if as_json:
+        print_json({"folder": str(folder), "environment": {"ZEROTUNE_CURVE_KEYS": str(folder.absolute())}})
+    else:
+        print(f"keys are in {folder}; use them with --curve-keys {folder} or ZEROTUNE_CURVE_KEYS")

@@ -26,9 +26,7 @@ def launch(
     log_trace: Annotated[
         Path | None, typer.Option(help="Log every collective into this folder, for `zerotune replay`.")
     ] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write step times to this JSON file.")] = None,
     nccl_memory_mb: Annotated[
         float | None, typer.Option(min=1, help="Limit channels so that a communicator's ring takes no more memory.")
@@ -50,7 +48,7 @@ def launch(
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
         nccl_memory_mb=nccl_memory_mb,
     )  # fmt: skip
-    where = launching.endpoint(request)
+    where, store_file = launching.endpoint(request), store_path(store)
     answers = False
     if agent and plan is None:
         check_endpoint(where)
@@ -64,7 +62,7 @@ def launch(
     if agent and plan is None and start_daemon and not answers:
         from tuner.background import start_in_background
 
-        start_in_background(where, store_path(store), idle_exit_s=IDLE_EXIT_S)
+        start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S)
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, launching.environment(request))

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from store.errors import UserError
-from tuner.cli.options import AsJson, StorePath, console, store_path
+from tuner.cli.options import AsJson, StorePath, console, print_json, store_path
 
 if TYPE_CHECKING:
     from store.database import Store
 
-models = typer.Typer(help="Fitted models: list and compare them, pin one, roll back.", no_args_is_help=True)
+models = typer.Typer(
+    help="""Fitted models: list and compare them, pin one, roll back.
+
+    Example: zerotune models list""",
+    no_args_is_help=True,
+)
 
 FabricId = Annotated[str | None, typer.Option("--fabric-id", help="Only this fabric's.")]
 
@@ -23,14 +28,12 @@ def list_models(store: StorePath = None, fabric_id: FabricId = None, as_json: As
 
     Example: zerotune models list
     """
-    import msgspec
-
     from tuner import models as kept
 
     with _reading(store) as opened:
         lines = kept.listed(opened, fabric_id)
     if as_json:
-        print(msgspec.json.encode(lines).decode())
+        print_json(lines)
         return
     kept.render(lines, console())
 
@@ -41,14 +44,12 @@ def compare(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
 
     Example: zerotune models compare --fabric-id emulated-h100_node-1f2e3d
     """
-    import msgspec
-
     from tuner import models as kept
 
     with _reading(store) as opened:
         found = kept.compared(opened, fabric_id)
     if as_json:
-        print(msgspec.json.encode(found).decode())
+        print_json(found)
         return
     kept.render_comparison(found, console())
 
@@ -58,6 +59,7 @@ def pin(
     model: Annotated[str, typer.Argument(help="Model id, as `zerotune models list` shows it.")],
     store: StorePath = None,
     fabric_id: FabricId = None,
+    as_json: AsJson = False,
 ) -> None:
     """Use this model until it is released, whatever is fitted meanwhile. No daemon may have the store open.
 
@@ -67,11 +69,14 @@ def pin(
 
     with kept.open_for_change(store_path(store)) as opened:
         line = kept.pin(opened, model, fabric_id)
+    if as_json:
+        print_json(line)
+        return
     print(f"{line.model_id} is pinned on fabric {line.fabric_id}")
 
 
 @models.command(name="rollback")
-def roll_back(store: StorePath = None, fabric_id: FabricId = None) -> None:
+def roll_back(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
     """Pin the model that was in use before the present one. No daemon may have the store open.
 
     Example: zerotune models rollback
@@ -80,6 +85,9 @@ def roll_back(store: StorePath = None, fabric_id: FabricId = None) -> None:
 
     with kept.open_for_change(store_path(store)) as opened:
         line = kept.roll_back(opened, fabric_id)
+    if as_json:
+        print_json(line)
+        return
     print(f"back to {line.model_id} on fabric {line.fabric_id}")
 
 
@@ -89,14 +97,12 @@ def release(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
 
     Example: zerotune models release
     """
-    import msgspec
-
     from tuner import models as kept
 
     with kept.open_for_change(store_path(store)) as opened:
         freed = kept.release(opened, fabric_id)
     if as_json:
-        print(msgspec.json.encode(freed).decode())
+        print_json(freed)
         return
     print(f"released on {', '.join(freed)}" if freed else "no model is pinned")
 

@@ -48,10 +48,13 @@ def output_file(path: Path) -> Path:
 
 
 def store_path(path: Path | None) -> Path:
-    """The given store file or the default one."""
+    """The given store file or the default one; UserError when it is a folder."""
     from store.paths import default_store_path
 
-    return path or default_store_path()
+    chosen = path or default_store_path()
+    if chosen.is_dir():
+        raise UserError(f"the store {chosen} is a folder", f"name a file in it: --store {chosen / 'store.db'}")
+    return chosen
 
 
 def endpoint_or_default(endpoint: str | None) -> str:
@@ -67,6 +70,13 @@ def console() -> Any:
 
     # Into a pipe or a file, rich would cut tables to 80 columns.
     return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+def print_json(document: object) -> None:
+    """One JSON document on stdout."""
+    import msgspec
+
+    print(msgspec.json.encode(document).decode())
 
 
 def progress_console() -> Any:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from store.errors import UserError
-from tuner.cli.options import StorePath, console
+from tuner.cli.options import AsJson, StorePath, console, print_json, store_path
 
-stage = typer.Typer(help="The stage fingerprint: train it, show its weights, test it on a trace.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from tuner.stage.labels import Shown
+
+stage = typer.Typer(
+    help="""The stage fingerprint: train it, show its weights, test it on a trace.
+
+    Example: zerotune stage test traces/job.rank00000.zttrace""",
+    no_args_is_help=True,
+)
 
 
 @stage.command()
@@ -21,6 +29,7 @@ def train(
     n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 120,
     epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 30,
     seed: Annotated[int, typer.Option(help="Of the generator and of training.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Train both encoders on the recordings and on generated sequences, and save their weights.
 
@@ -28,21 +37,29 @@ def train(
     """
     from tuner.stage import command
 
-    for kind, path, n_bytes in command.train(out, store, n_each, epochs, seed):
+    written = command.train(out, None if store is None else store_path(store), n_each, epochs, seed)
+    if as_json:
+        print_json([{"encoder": kind, "file": str(path), "n_bytes": n_bytes} for kind, path, n_bytes in written])
+        return
+    for kind, path, n_bytes in written:
         console().print(f"{kind}: {n_bytes:,} bytes in {path}")
 
 
 @stage.command()
-def show(store: StorePath = None) -> None:
+def show(store: StorePath = None, as_json: AsJson = False) -> None:
     """Which weights are there and which of them a daemon would use.
 
     Example: zerotune stage show
     """
     from tuner.stage import command
 
+    known = command.weights_known(None if store is None else store_path(store))
+    if as_json:
+        print_json(known)
+        return
     table = Table("encoder", "from", "bytes", "sha256", "state")
-    for row in command.weights_known(store):
-        table.add_row(*row)
+    for one in known:
+        table.add_row(one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state)
     console().print(table)
 
 
@@ -50,6 +67,7 @@ def show(store: StorePath = None) -> None:
 def try_trace(
     trace: Annotated[Path, typer.Argument(help="A trace of any known format: a file, or a folder of its ranks.")],
     rank: Annotated[int | None, typer.Option(help="Whose sequence is read; default: the first rank in it.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what kind of training a trace shows, and when that was known.
 
@@ -60,7 +78,22 @@ def try_trace(
     if not trace.exists():
         raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
     result = command.read(trace, rank)
+    if as_json:
+        changes = [{"n_calls": n_calls, **_fields(shown)} for n_calls, shown in result.changes]
+        print_json(
+            {"n_calls": result.n_calls, "calls_per_step": result.period, **_fields(result.shown), "changes": changes}
+        )
+        return
     out = console()
     for n_calls, shown in result.changes:
         out.print(f"after {n_calls:,} calls: {shown}")
     out.print(f"{result.n_calls:,} calls, {result.period:,} per step: {result.shown}")
+
+
+def _fields(shown: Shown) -> dict[str, str | bool | None]:
+    return {
+        "stage": shown.stage.name,
+        "accumulation": shown.accumulation,
+        "partitioned_activations": shown.partitioned_activations,
+        "tensor_parallel": shown.tensor_parallel,
+    }

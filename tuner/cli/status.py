@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from store.errors import UserError
-from tuner.cli.options import AsJson, CurveKeys, Endpoint, console, endpoint_or_default
+from tuner.cli.options import AsJson, CurveKeys, Endpoint, console, endpoint_or_default, print_json
 
 
 def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJson = False) -> None:
@@ -18,9 +18,7 @@ def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJ
     if reply is None:
         raise UserError(f"no daemon answers at {where}", "start one with `zerotune daemon`")
     if as_json:
-        import msgspec
-
-        print(msgspec.json.encode(reply).decode())
+        print_json(reply)
         return
     from tuner.status import render_status
 

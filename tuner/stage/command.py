@@ -25,6 +25,19 @@ class Reading:
     shown: Shown
 
 
+@dataclass(frozen=True)
+class KnownWeights:
+    """Weights of one encoder."""
+
+    encoder: str
+    origin: str
+    """`shipped`, or the store's path."""
+    n_bytes: int
+    sha256: str
+    state: str
+    """`good`, or why they cannot be used."""
+
+
 def train(
     folder: Path | None, store_path: Path | None, n_each: int, n_epochs: int, seed: int
 ) -> list[tuple[str, Path, int]]:
@@ -57,8 +70,8 @@ def _save(store_path: Path, kind: str, blob: bytes) -> None:
         store.save_model(weights.record(kind, blob, hashlib.sha256(blob).hexdigest(), None))
 
 
-def weights_known(store_path: Path | None) -> list[tuple[str, str, str, str, str]]:
-    """(encoder, where, bytes, hash, state) of the shipped weights and of those in a store."""
+def weights_known(store_path: Path | None) -> list[KnownWeights]:
+    """The shipped weights and those in a store."""
     rows = []
     if store_path is not None:
         from store.database import Store
@@ -74,7 +87,7 @@ def weights_known(store_path: Path | None) -> list[tuple[str, str, str, str, str
                 f"the shipped weights are missing: {error.strerror}", "run `zerotune stage train`"
             ) from error
     return [
-        (kind, where, f"{len(blob):,}", hashlib.sha256(blob).hexdigest()[:12], _state(blob))
+        KnownWeights(kind, where, len(blob), hashlib.sha256(blob).hexdigest(), _state(blob))
         for kind, where, blob in rows
     ]
 
