@@ -4,9 +4,9 @@
 
 A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
 processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. Memory is the peak
-resident set over the process's own start, each contender in a fresh world; `theory` adds the formula's model states
-to what one rank of plain torch needs for activations and libraries. With `--keep`, cells that are in the file are
-not run again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
+resident set over the process's own start, each contender in a fresh world whose heap gives large freed blocks back to the system: what
+tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a forward and backward of
+plain torch keeps for activations. With `--keep`, cells that are in the file are not run again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
 as docs/zero.md says.
 """
 
@@ -279,6 +279,17 @@ def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float,
     dist.destroy_process_group()
 
 
+def weigh_all(name: str, cell: Cell) -> Any:
+    """`weigh` in fresh processes whose allocator keeps no freed block of 64 KiB or more (glibc, mallopt(3))."""
+    before = os.environ.copy()
+    os.environ.update(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="131072")
+    try:
+        return spawn(weigh, cell.n_ranks, name, cell)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def spawn(target: Callable[..., None], n_ranks: int, *args: Any) -> Any:
     """Runs `target(rank, n_ranks, port, *args, queue)` in fresh processes and returns what it put."""
     import socket
@@ -337,7 +348,7 @@ def run_cell(cell: Cell) -> list[Result]:
         results.append(Result(f"tokens_ratio_{label}{suffix}", ratio, "", target, peer, ratio))
     activations, n_parameters = spawn(weigh_activations, 1, cell)
     for label, ours, peer in pairs[:2]:
-        own, other = (spawn(weigh, cell.n_ranks, name, cell) for name in (ours, peer))
+        own, other = (weigh_all(name, cell) for name in (ours, peer))
         states = analysis.model_states(n_parameters, int(ours[-1]), cell.n_ranks, precision=cell.precision)
         theory = states.total_bytes + activations
         peers_mb, theory_mb = f"{peer}: {other / 1e6:.0f} MB", f"theory: {theory / 1e6:.0f} MB"

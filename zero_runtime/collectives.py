@@ -34,11 +34,13 @@ class Collectives:
     all_gather(whole, shard, group): whole has n_ranks × shard's elements.
     reduce_scatter(shard, whole, group): SUM, never AVG, so that NCCL keeps PAT and NVLS as candidates.
     all_reduce(whole, group): SUM in place.
+    bucket_bytes: the most that one call should move: more gains no speed, and costs memory.
     """
 
     all_gather: Gather
     reduce_scatter: Gather
     all_reduce: Reduce
+    bucket_bytes: int
 
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -101,8 +103,8 @@ def _exchange(shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> Work:
     return _Done()
 
 
-PLAIN = Collectives(_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce)
-EXCHANGED = Collectives(_plain_all_gather, _exchange, _plain_all_reduce)
+PLAIN = Collectives(_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce, bucket_bytes=32 * 2**20)
+EXCHANGED = Collectives(_plain_all_gather, _exchange, _plain_all_reduce, bucket_bytes=8 * 2**20)
 
 
 def for_group(group: dist.ProcessGroup) -> Collectives:

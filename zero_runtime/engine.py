@@ -142,7 +142,7 @@ class Engine:
                     m.parameter.data = m.parameter.data.to(compute)
                 continue
             n_bytes = sum(m.parameter.numel() for m in part) * compute.itemsize
-            cap = settings.bucket_bytes
+            cap = settings.bucket_bytes or self.collectives.bucket_bytes
             if settings.stage < 3:  # a small model still gets a few buckets, so that backward overlaps
                 cap = min(cap, max(_LEAST_BUCKET_BYTES, n_bytes // _FEWEST_BUCKETS))
             flat = Flat(part, self.group, self.collectives, compute, settings.stage == 3, cap)

@@ -261,9 +261,8 @@ class FlatGradients:
             self._local = None
 
     def clear(self) -> None:
-        """Forgets every gradient, reduced or not; the buffer that holds the sums stays."""
-        if self._settings.keep_local:
-            self.shard = None
+        """Forgets every gradient, reduced or not; stage 1's buffer stays, a shard makes room for activations."""
+        self.shard = None
         self._fresh = [True] * len(self._fresh)
         self.changed = False
         self.seen.clear()

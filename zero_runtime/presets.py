@@ -21,7 +21,7 @@ class Preset:
     partition_activations: bool
     offload_activations: bool
 
-    def settings(self, bucket_bytes: int = 32 * 2**20) -> Settings:
+    def settings(self, bucket_bytes: int | None = None) -> Settings:
         """The ZeRO-DP part, with C_B's cap."""
         return Settings(stage=self.stage, bucket_bytes=bucket_bytes)
 

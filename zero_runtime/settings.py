@@ -24,7 +24,7 @@ class Settings:
         precision: of parameters and activations: "fp32", "bf16" or "fp16", the last two with fp32 master
             weights; None leaves every parameter in its own dtype.
         reduce_precision: of gradients in buckets, sums and shards; None: as `precision`.
-        bucket_bytes: C_B, the most that one collective moves, whatever the model.
+        bucket_bytes: C_B, the most that one collective moves, whatever the model; None: what suits the backend.
         n_buckets_in_flight: reductions under way at a time.
         prefetch: layers gathered ahead of the one in use, forward and backward (stage 3).
         reshard_after_forward: stage 3 frees a layer after its forward and gathers it again for its backward;
@@ -41,7 +41,7 @@ class Settings:
     stage: int = 3
     precision: str | None = None
     reduce_precision: str | None = None
-    bucket_bytes: int = 32 * 2**20
+    bucket_bytes: int | None = None
     n_buckets_in_flight: int = 2
     prefetch: int = 1
     reshard_after_forward: bool = True
@@ -59,8 +59,9 @@ class Settings:
             if value is not None and value not in _DTYPES:
                 raise SettingsError(f"{field} is {value!r}; it must be one of {', '.join(_DTYPES)} or None")
         for field, least in (("bucket_bytes", 1), ("n_buckets_in_flight", 1), ("prefetch", 0)):
-            if getattr(self, field) < least:
-                raise SettingsError(f"{field} is {getattr(self, field)!r}; it must be at least {least}")
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise SettingsError(f"{field} is {value!r}; it must be at least {least}")
         if self.n_ranks_per_shard is not None and self.n_ranks_per_shard < 1:
             raise SettingsError(f"n_ranks_per_shard is {self.n_ranks_per_shard!r}; it must be at least 1 or None")
         if self.all_reduce_gradients and self.stage != 1:
