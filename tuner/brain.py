@@ -322,7 +322,7 @@ class Brain:
         shift = self._intake.shift(calls, is_trial, evidence)
         if shift is not None:
             self._regimes.begin(shift)
-            self._new_evidence(f"calls take {100 * (math.exp(shift) - 1):+.0f} % of what they took")
+            self._new_evidence(f"calls take {math.exp(shift):.2f} times as long as before")
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)

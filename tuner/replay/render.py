@@ -34,7 +34,9 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     if result.n_dropped:
         console.print(f"[yellow]{result.n_dropped:,} records were lost before they were logged.[/]")
     _render_shapes(result, console, max_rows)
-    table = Table("policy", "cost (95 %)", "gain (95 %)", "judged by", "refused", title="Totals of communication time")
+    table = Table(
+        "policy", "cost (95 %)", "change of time (95 %)", "judged by", "refused", title="Totals of communication time"
+    )
     for total in result.totals:
         table.add_row(*_total_row(total))
     console.print(table)
@@ -49,7 +51,7 @@ def _render_steps(result: ReplayResult, console: Console) -> None:
     facts = result.steps
     if facts is None:
         return
-    table = Table("policy", "step", "exposed", "against the baseline policy (95 %)", title=f"Step time, {facts.method}")
+    table = Table("policy", "step", "exposed", "change of time (95 %)", title=f"Step time, {facts.method}")
     _step_rows(table, result.step_estimates, result.step_refusals)
     table.add_row(
         "[dim]as logged[/]", f"[dim]{facts.step_us / 1e3:,.2f} ms[/]", f"[dim]{facts.exposed_us / 1e3:,.2f} ms[/]", ""
@@ -83,7 +85,7 @@ def _step_rows(table: Table, estimates: Sequence[StepEstimate], refusals: Sequen
 
 
 def _render_what_if(answer: WhatIf, console: Console) -> None:
-    table = Table("policy", "step", "exposed", "against the baseline policy (95 %)", title=f"What if: {answer.change}")
+    table = Table("policy", "step", "exposed", "change of time (95 %)", title=f"What if: {answer.change}")
     _step_rows(table, answer.step_estimates, answer.step_refusals)
     table.add_row("[dim]as logged[/]", f"[dim]{answer.logged_step_us / 1e3:,.2f} ms[/]", "", "")
     console.print(table)
@@ -139,10 +141,13 @@ def _total_row(total: PolicyTotal) -> tuple[str, ...]:
     refused = "none"
     if total.n_refused:
         refused = f"[red]{total.n_refused:,} calls, {total.refused_share_percent:.1f} % of the time[/]"
+    # For people the change of time, as everywhere: below zero is faster.
+    gains = total.gain_percent, total.gain_high_percent, total.gain_low_percent
+    change, low, high = (0.0 - gain for gain in gains)
     return (
         total.policy,
         f"{total.cost_us / 1e3:,.2f} ms ({total.low_us / 1e3:,.2f}..{total.high_us / 1e3:,.2f})",
-        f"{total.gain_percent:+.2f} % ({total.gain_low_percent:+.2f}..{total.gain_high_percent:+.2f})",
+        f"{change:+.2f} % ({low:+.2f}..{high:+.2f})",
         "\n".join(parts),
         refused,
     )
