@@ -3,6 +3,9 @@
 For each world (fabric and training script): one run is logged, a sweep measures the settings, and plans are
 made: the best measured settings, and settings drawn at random, good and bad. Replay says from the log and the
 sweep what the step time will be under each plan; then the same script really runs under `launch --plan`.
+
+`worlds(0)` are the ones that replay was written against; any other seed draws new ones (fabric, framework, ranks,
+model, bucket size, plans), which are the honest test.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.plan_file import PlanFile, write_plan
 from store.records import BASELINE, Plan, PlanRow
@@ -27,7 +31,6 @@ from tuner.replay.policies import Context, oracle
 from tuner.replay.result import ReplayResult
 from tuner.replay.table import CollectiveTable, Shape
 
-N_RANKS = 2
 N_STEPS = 16
 WORKER = Path(__file__).parent / "replay_worker.py"
 PLANS = ("best", "random 1", "random 2", "random 3")
@@ -35,10 +38,30 @@ PLANS = ("best", "random 1", "random 2", "random 3")
 
 @dataclass(frozen=True)
 class World:
-    """A script on a fabric."""
+    """A script on a fabric; the defaults are those of the worlds that replay was written against."""
 
     fabric: str
     kind: str
+    n_ranks: int = 2
+    n_layers: int = 4
+    width: int = 192
+    n_context: int = 64
+    bucket_kb: int | None = None
+    """Of DDP's and ZeRO's buckets; None: 1 MiB, and ZeRO's own."""
+    seed: int = 0
+    """Of the random plans."""
+
+    def __str__(self) -> str:
+        bucket = f", {self.bucket_kb} KiB buckets" if self.bucket_kb is not None else ""
+        model = f"{self.n_layers} x {self.width}, context {self.n_context}"
+        return f"{self.fabric} {self.kind}, {self.n_ranks} ranks, {model}{bucket}"
+
+    def script(self, n_steps: int) -> tuple[object, ...]:
+        """The training script and its arguments."""
+        model = {
+            "n_layers": self.n_layers, "width": self.width, "n_context": self.n_context, "bucket_kb": self.bucket_kb,
+        }  # fmt: skip
+        return WORKER, self.kind, self.n_ranks, n_steps, json.dumps(model)
 
 
 WORLDS = (
@@ -48,6 +71,27 @@ WORLDS = (
     World("h100_node", "zero2"),
     World("h100_ib_2", "zero3"),
 )
+KINDS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+
+
+def worlds(seed: int) -> tuple[World, ...]:
+    """WORLDS for seed 0; else as many that are drawn: each kind of script once, on different fabrics."""
+    if seed == 0:
+        return WORLDS
+    draw = random.Random(seed)
+    return tuple(
+        World(
+            fabric,
+            kind,
+            n_ranks=draw.choice((2, 3, 4)),
+            n_layers=draw.randint(2, 6),
+            width=draw.choice((96, 128, 160, 192, 256)),
+            n_context=draw.choice((32, 64, 96)),
+            bucket_kb=draw.choice((256, 512, 1024, 2048)) if kind != "fsdp2" else None,
+            seed=seed,
+        )
+        for fabric, kind in zip(draw.sample(fabrics.names(), len(KINDS)), KINDS, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -84,9 +128,9 @@ class Case:
         return self.low_us <= self.measured_us <= self.high_us
 
 
-def cases(folder: Path, worlds: Sequence[World] = WORLDS, plans: Sequence[str] = PLANS) -> Iterator[Case]:
+def cases(folder: Path, chosen: Sequence[World] = WORLDS, plans: Sequence[str] = PLANS) -> Iterator[Case]:
     """Log, sweep, predict, run. Raises CalledProcessError when a command fails."""
-    for number, world in enumerate(worlds):
+    for number, world in enumerate(chosen):
         place = folder / str(number)
         place.mkdir()
         run(world, place, "--log-trace", place / "trace")
@@ -95,7 +139,7 @@ def cases(folder: Path, worlds: Sequence[World] = WORLDS, plans: Sequence[str] =
         sweep(world, table, store)
         for name in plans:
             path = place / f"{name.replace(' ', '_')}.json"
-            result = predicted(table, store, name, path)
+            result = predicted(table, store, name, path, world.seed)
             estimate, facts = result.step_estimates[0], result.steps
             assert facts is not None
             total = result.totals[0]
@@ -111,7 +155,7 @@ def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> 
     summary = place / "summary.json"
     zerotune(
         place, "launch", "--fabric", world.fabric, "--endpoint", f"ipc://{place}/no-daemon", "--summary", summary,
-        *options, "--", sys.executable, WORKER, world.kind, N_RANKS, n_steps,
+        *options, "--", sys.executable, *world.script(n_steps),
     )  # fmt: skip
     steps = json.loads(summary.read_text())["steps"]
     last_epoch = steps[-1]["epoch"]
@@ -130,19 +174,19 @@ def sweep(world: World, table: CollectiveTable, store: Path) -> None:
     ]
     low, high = 1 << (min(sizes).bit_length() - 1), 1 << max(sizes).bit_length()
     zerotune(
-        store.parent, "sweep", "--fabric", world.fabric, "--store", store, "--full", "--n-ranks", N_RANKS,
+        store.parent, "sweep", "--fabric", world.fabric, "--store", store, "--full", "--n-ranks", world.n_ranks,
         "--min-bytes", low, "--max-bytes", high, "--json", *collectives,
     )  # fmt: skip
 
 
-def predicted(table: CollectiveTable, store: Path, name: str, path: Path) -> ReplayResult:
+def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: int = 0) -> ReplayResult:
     """Make the plan called `name`, write it to `path`, and replay it."""
     with Store.open(store, read_only=True) as opened:
         statistics = opened.statistics(table.fabric_id)
         knowledge = Knowledge.from_store(opened, table.fabric_id)
     shapes, index = table.shapes()
     context = Context(Evidence(table, shapes, index, statistics), statistics)
-    draw = random.Random(f"{table.fabric_id} {name}")
+    draw = random.Random(f"{table.fabric_id} {name}" + (f" {seed}" if seed else ""))
     rows = [row for shape in shapes if (row := _row(context, shape, None if name == "best" else draw)) is not None]
     after_step = any(shape.phase.name == "post_step_gather" for shape in shapes)
     write_plan(path, PlanFile(Plan(epoch=1, rows=tuple(rows), gathers_after_step=after_step)))

@@ -1,6 +1,6 @@
 """How fast and how truly replay judges policies, and how fast our traces are read back.
 
-    python benchmarks/replay_speed.py [--json] [--quick] [--no-check]
+    python benchmarks/replay_speed.py [--json] [--quick] [--no-check | --check-only] [--seed N]
 
 `collectives_per_s`: baseline, table, model and oracle over a trace of a million collectives in memory, step
 times too; one process, CPU time. `import_records_per_s`: our own trace format, file to array; the peer is
@@ -8,6 +8,7 @@ numpy's own reading of the same records from an uncompressed .npy file.
 `prediction_error_percent`: 20 cases on the emulated NCCL, speed-ups foretold by replay against those measured
 when the same script runs under `launch --plan` (replay_check.py); the figure is the error that 19 of 20 keep
 within. The peers are predicting no change, and keeping the exposed share of communication (first order).
+--seed N draws other cases than those that replay was written against; --check-only leaves the speed out;
 --quick does 2 cases; --no-check none.
 """
 
@@ -98,17 +99,16 @@ def seconds(call: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def check(*, quick: bool) -> list[Result]:
+def check(*, quick: bool, seed: int) -> list[Result]:
     """Predictions against real runs."""
-    worlds, plans = (
-        (replay_check.WORLDS[:1], replay_check.PLANS[:2]) if quick else (replay_check.WORLDS, replay_check.PLANS)
-    )
+    drawn = replay_check.worlds(seed)
+    worlds, plans = (drawn[:1], replay_check.PLANS[:2]) if quick else (drawn, replay_check.PLANS)
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for case in replay_check.cases(Path(folder), worlds, plans):
             found.append(case)
             print(
-                f"{case.world.fabric} {case.world.kind} {case.plan}: baseline {case.baseline_us:,.0f} us, foretold"
+                f"{case.world}, {case.plan}: baseline {case.baseline_us:,.0f} us, foretold"
                 f" {case.predicted_us:,.0f} ({case.low_us:,.0f}..{case.high_us:,.0f}), measured {case.measured_us:,.0f}"
                 f", error {case.error_percent:.2f} %",
                 file=sys.stderr, flush=True,
@@ -136,9 +136,19 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end in one line of JSON")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, 2 cases")
     parser.add_argument("--no-check", action="store_true", help="speed alone")
+    parser.add_argument("--check-only", action="store_true", help="cases alone")
+    parser.add_argument("--seed", type=int, default=0, help="which cases; 0: those that replay was written against")
     arguments = parser.parse_args()
+    results = [] if arguments.check_only else speed(quick=arguments.quick)
+    if not arguments.no_check:
+        results += check(quick=arguments.quick, seed=arguments.seed)
+    report("replay_speed", results, as_json=arguments.json)
+
+
+def speed(*, quick: bool) -> list[Result]:
+    """Collectives and records per second."""
     n_records = N_RECORDS
-    n_rounds = 3 if arguments.quick else 7
+    n_rounds = 3 if quick else 7
     block = records(n_records)
     replayed, imported, plain = [], [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -152,14 +162,11 @@ def main() -> None:
             plain.append(seconds(lambda: np.load(Path(folder) / "plain.npy")))
     peer = n_records / median(plain)
     import_rate = n_records / median(imported)
-    results = [
+    return [
         Result("collectives_per_s", n_records / median(replayed), "1/s", ">= 1,000,000"),
         Result("import_records_per_s", import_rate, "1/s", ">= 500,000", "numpy.load of a .npy", import_rate / peer),
         Result("trace_bytes_per_collective", bytes_per_record, "B", "<= 32", ".npy", bytes_per_record / 64),
     ]
-    if not arguments.no_check:
-        results += check(quick=arguments.quick)
-    report("replay_speed", results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The training scripts of `replay_speed.py`'s check: `python replay_worker.py KIND N_RANKS N_STEPS`.
+"""The training scripts of `replay_speed.py`'s check: `python replay_worker.py KIND N_RANKS N_STEPS [MODEL]`.
 
-KIND is ddp, fsdp2, zero1, zero2 or zero3. Started without RANK, it starts its ranks; torchrun would import torch
-once more than that. With REPLAY_WORKER_SPENT=FILE, rank 0 writes what the agent's threads spent in the second half
-of the steps.
+KIND is ddp, fsdp2, zero1, zero2 or zero3; MODEL is JSON: n_layers, width, n_context, bucket_kb. Started without
+RANK, it starts its ranks; torchrun would import torch once more than that. With REPLAY_WORKER_SPENT=FILE, rank 0
+writes what the agent's threads spent in the second half of the steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def start_ranks(n_ranks: int) -> int:
     return max(rank.wait() for rank in ranks)
 
 
-def train(kind: str, n_steps: int) -> None:
+def train(
+    kind: str, n_steps: int, *, n_layers: int = 4, width: int = 192, n_context: int = 64, bucket_kb: int | None = None
+) -> None:
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -42,10 +44,10 @@ def train(kind: str, n_steps: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group()
     torch.manual_seed(0)
-    model: nn.Module = GPT(GPTShape(n_layers=4, width=192, n_context=64))
+    model: nn.Module = GPT(GPTShape(n_layers=n_layers, width=width, n_context=n_context))
     clip = None
     if kind == "ddp":
-        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=(bucket_kb or 1024) / 1024)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     elif kind == "fsdp2":
         from torch.distributed.fsdp import fully_shard
@@ -57,10 +59,11 @@ def train(kind: str, n_steps: int) -> None:
     else:
         import zero_runtime
 
-        engine = zero_runtime.shard(model, stage=int(kind[-1]))
+        bucket_bytes = None if bucket_kb is None else bucket_kb << 10
+        engine = zero_runtime.shard(model, stage=int(kind[-1]), bucket_bytes=bucket_bytes)
         optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
         clip = engine.clip_grad_norm_
-    rows = torch.randint(256, (4, 65))
+    rows = torch.randint(256, (4, n_context + 1))
     spent = []  # (agent's CPU time on its threads, wall time) before each step
     for _ in range(n_steps):
         spent.append((agent_threads_ns(), time.perf_counter_ns()))
@@ -88,4 +91,4 @@ def agent_threads_ns() -> int:
 if __name__ == "__main__":
     if "RANK" not in os.environ:
         sys.exit(start_ranks(int(sys.argv[2])))
-    train(sys.argv[1], int(sys.argv[3]))
+    train(sys.argv[1], int(sys.argv[3]), **json.loads(sys.argv[4] if len(sys.argv) > 4 else "{}"))

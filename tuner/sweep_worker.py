@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
-from tuner.sweep.protocol import Failed, Measure, Measured, Ready, Reply, Stop, command_of, to_line
+from tuner.sweep.protocol import Failed, Measure, Measured, Ready, Reply, Stop, command_of, to_line, whole_bytes
 
 PROBE_BYTES: Final = (1 << 20, 1 << 14, 1 << 26)
-"""Cost tables are asked for at these sizes; the first one's tells what is offered."""
+"""Cost tables are asked for at about these sizes; the first one's tells what is offered."""
 TIMED_WAIT_S: Final = 5.0
 """How long to wait for the profiler's records of collectives that have ended."""
 _FLAG_TIMED: Final = 2
@@ -66,9 +66,10 @@ class Worker:
         cells: dict[str, tuple[tuple[int, int], ...]] = {}
         costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
         is_real = self._device.type == "cuda"
+        sizes = [whole_bytes(size, self._n_ranks) for size in (PROBE_BYTES if is_real else PROBE_BYTES[:1])]
         for collective in collectives:
             found: dict[int, np.ndarray[Any, Any]] = {}
-            for message_bytes in PROBE_BYTES if is_real else PROBE_BYTES[:1]:
+            for message_bytes in sizes:
                 self._plugin.drain_costs()
                 self._plugin.set_observing(True)
                 self._run(collective, message_bytes)()
@@ -79,7 +80,7 @@ class Worker:
                     n_algorithms, n_protocols = int(table["n_algorithms"]), int(table["n_protocols"])
                     found[message_bytes] = table["cost_us"][:n_algorithms, :n_protocols]
                     self._communicator = CommunicatorClass(self._n_ranks, int(table["n_nodes"]))
-            offered = found.get(PROBE_BYTES[0], np.zeros((0, 0)))
+            offered = found.get(sizes[0], np.zeros((0, 0)))
             cells[collective.name] = tuple((int(a), int(p)) for a, p in np.argwhere(offered >= 0))
             if is_real:
                 costs[collective.name] = {size: tuple(map(tuple, one.tolist())) for size, one in found.items()}

@@ -91,8 +91,9 @@ def test_fresh_starts_from_nothing_and_a_spent_budget_says_so(first: tuple[Path,
 
 
 def test_workers_report_what_the_fabric_file_says():
-    with WorkerGroup(2, "ethernet_boxes", (Collective.all_gather, Collective.all_reduce)) as group:
-        request = SweepRequest(fabric="ethernet_boxes", n_ranks=2)
+    """Three ranks: no power of two divides evenly."""
+    with WorkerGroup(3, "ethernet_boxes", (Collective.all_gather, Collective.all_reduce)) as group:
+        request = SweepRequest(fabric="ethernet_boxes", n_ranks=3)
         assert group.ready == _emulated(request, (Collective.all_gather, Collective.all_reduce))
         for collective in (Collective.all_gather, Collective.all_reduce):
             command = Measure(1, collective, 65536, Candidate(Algorithm.ring, Protocol.ll, 2), 1, 3, check=True)

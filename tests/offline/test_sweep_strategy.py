@@ -137,10 +137,20 @@ def test_choices_that_were_never_measured_are_rows_too():
     choice = Choice(known, 80.0, 100.0, 0.97)
     rows = rows_of([Cell(PLACE, BASELINE), Cell(PLACE, known), Cell(PLACE, FAR)], 4, {PLACE: choice})
     assert [(row.setting, row.n_samples, row.median_us, row.expected_us) for row in rows] == [
-        ("ring/simple/4ch", 0, None, 80.0)
+        ("ring/simple/4ch", 0, None, 80.0),
+        ("baseline", 0, None, 100.0),
     ]
-    assert rows[0].is_best
+    assert [row.is_best for row in rows] == [True, False]
     assert rows[0].gain_percent == pytest.approx(20)
+
+
+def test_nccls_own_choice_stands_at_every_place_of_an_active_sweep():
+    known = Candidate(Algorithm.ring, Protocol.simple, 4)
+    other = Cell(PLACE, FAR, [90.0, 91.0])
+    cells = [Cell(PLACE, BASELINE), Cell(PLACE, known, [80.0, 81.0]), other]
+    rows = rows_of(cells, 4, {PLACE: Choice(known, 80.0, 85.0, 0.97)})
+    assert [row.setting for row in rows] == ["ring/simple/4ch", "baseline", str(FAR)], "in order of time"
+    assert [row.median_us for row in rows] == [80.5, None, 90.5]
 
 
 def test_active_never_returns_to_a_broken_cell():

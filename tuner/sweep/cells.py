@@ -15,6 +15,7 @@ from agent.nccl import catalog
 from agent.nccl.cost_model import channels_used
 from store.database import UNKNOWN
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
+from tuner.sweep.protocol import whole_bytes
 
 Array = NDArray[Any]
 
@@ -99,11 +100,10 @@ def samples_below(n_samples: int) -> int | None:
 
 def message_sizes(min_bytes: int, max_bytes: int, n_ranks: int) -> list[int]:
     """Powers of two from `min_bytes` to `max_bytes`, rounded up to whole floats on every rank."""
-    unit = 4 * n_ranks
     sizes = []
     size_bytes = min_bytes
     while size_bytes <= max_bytes:
-        sizes.append(-(-size_bytes // unit) * unit)
+        sizes.append(whole_bytes(size_bytes, n_ranks))
         size_bytes *= 2
     return list(dict.fromkeys(sizes))
 

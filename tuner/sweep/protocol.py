@@ -63,6 +63,12 @@ _commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 _replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
 
+def whole_bytes(message_bytes: int, n_ranks: int) -> int:
+    """`message_bytes`, rounded up so that every rank holds whole floats of it."""
+    unit = 4 * n_ranks
+    return -(-message_bytes // unit) * unit
+
+
 def to_line(message: Command | Reply) -> bytes:
     """One line, newline included."""
     return _encoder.encode(message) + b"\n"

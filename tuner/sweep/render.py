@@ -46,9 +46,14 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
             f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."
         )
     table = Table(
-        "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "gain", "n", "verdict",
+        "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "change of time", "n", "verdict",
         title=f"{result.n_ranks} ranks on {result.n_nodes} node(s); bandwidths in GB/s as nccl-tests computes them",
     )  # fmt: skip
+    own_expected = {
+        (row.collective, row.message_bytes)
+        for row in result.rows
+        if row.setting == "baseline" and row.median_us is None
+    }
     place = None
     n_shown = 0
     for row in result.rows:
@@ -57,7 +62,7 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         is_own = row.setting == "baseline"
         if n_shown >= max_per_place and not is_own and row.outcome == "ok":
             continue
-        table.add_row(*_cells(row, is_first=n_shown == 0))
+        table.add_row(*_cells(row, is_first=n_shown == 0, is_gain_expected=place in own_expected))
         n_shown += 1
     console.print(table)
     words = f"{result.n_visited} of {result.n_cells} settings visited, {result.n_samples:,} samples"
@@ -80,33 +85,26 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         console.print("[yellow]Interrupted: everything measured is kept, the same command goes on from here.[/]")
 
 
-def _cells(row: SweepRow, *, is_first: bool) -> tuple[str, ...]:
+def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[str, ...]:
     head = (row.collective, f"{row.message_bytes:,}") if is_first else ("", "")
     setting = "NCCL's own" if row.setting == "baseline" else row.setting
     if row.outcome != "ok":
         return (*head, setting, "-", "-", "-", "-", "-", str(row.n_samples), f"[red]{row.outcome}: {row.reason}[/]")
-    if row.median_us is None:
-        gain = "" if row.gain_percent is None else f"{row.gain_percent:+.1f} %"
-        return (
-            *head,
-            f"[bold]{setting}[/]",
-            f"~{row.expected_us:.2f}",
-            "-",
-            f"~{row.algbw_gbs:.2f}",
-            f"~{row.busbw_gbs:.2f}",
-            f"~{gain}" if gain else "",
-            "0",
-            _verdict(row),
-        )
+    time_us = row.expected_us if row.median_us is None else row.median_us
+    about = "~" if row.median_us is None else ""
+    about_gain = "~" if is_gain_expected else about
     interval = "-" if row.low_us is None or row.high_us is None else f"{row.low_us:.1f}..{row.high_us:.1f}"
+    # For people the change of time, as everywhere: below zero is faster.
+    is_compared = row.gain_percent is not None and row.setting != "baseline"
+    change = f"{about_gain}{0.0 - (row.gain_percent or 0.0):+.1f} %" if is_compared else ""
     return (
         *head,
         f"[bold]{setting}[/]" if row.is_best else setting,
-        f"{row.median_us:.2f}",
+        f"{about}{time_us:.2f}",
         interval,
-        f"{row.algbw_gbs:.2f}",
-        f"{row.busbw_gbs:.2f}",
-        "" if row.gain_percent is None or row.setting == "baseline" else f"{row.gain_percent:+.1f} %",
+        f"{about}{row.algbw_gbs:.2f}",
+        f"{about}{row.busbw_gbs:.2f}",
+        change,
         str(row.n_samples),
         _verdict(row),
     )

@@ -20,7 +20,7 @@ class SweepRow(msgspec.Struct, frozen=True):
     message_bytes: int
     setting: str
     n_samples: int
-    """0: the choice of this place follows from its neighbours."""
+    """0: never measured at this place; what is said follows from its neighbours."""
     median_us: float | None
     low_us: float | None
     high_us: float | None
@@ -32,7 +32,7 @@ class SweepRow(msgspec.Struct, frozen=True):
     outcome: str
     reason: str = ""
     expected_us: float | None = None
-    """Of the choice, from all samples of the sweep."""
+    """Of the choice, and of NCCL's own where it was not measured, from all samples of the sweep."""
     confidence: float | None = None
     """That no setting is faster than the choice by more than the wanted precision."""
 
@@ -63,13 +63,13 @@ class SweepResult(msgspec.Struct, frozen=True):
 
 
 def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice] | None = None) -> list[SweepRow]:
-    """Result rows of the cells that were measured or chosen, by place, the fastest first."""
+    """Result rows of the cells that were measured or chosen, and of NCCL's own choice, by place, the fastest first."""
     choices = choices or {}
     by_place: dict[Place, list[Cell]] = {}
     for cell in cells:
         choice = choices.get(cell.place)
-        is_choice = choice is not None and choice.candidate == cell.candidate
-        if cell.duration_us or cell.outcome is not Outcome.ok or is_choice:
+        is_judged = choice is not None and cell.candidate in (choice.candidate, BASELINE)
+        if cell.duration_us or cell.outcome is not Outcome.ok or is_judged:
             by_place.setdefault(cell.place, []).append(cell)
     rows = []
     for place in sorted(by_place):
@@ -80,19 +80,34 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
         best = next((cell for cell in found if cell.outcome is Outcome.ok), None)
         if choice is not None:
             best = next((cell for cell in found if cell.candidate == choice.candidate), best)
-        rows += [_result_row(cell, own_us, choice if cell is best else None, cell is best, n_ranks) for cell in found]
+        for cell in found:
+            expected_us = None if choice is None else _expected_us(cell, choice)
+            confidence = choice.confidence if choice is not None and cell is best else None
+            rows.append(_result_row(cell, own_us, expected_us, confidence, cell is best, n_ranks))
     return rows
 
 
 def _order_us(cell: Cell, choice: Choice | None) -> float:
     if choice is not None and choice.candidate == cell.candidate:
         return 0.0
-    return cell.median_us if cell.duration_us else math.inf
+    if cell.duration_us:
+        return cell.median_us
+    return math.inf if choice is None or (expected_us := _expected_us(cell, choice)) is None else expected_us
 
 
-def _result_row(cell: Cell, own_us: float, choice: Choice | None, is_best: bool, n_ranks: int) -> SweepRow:
+def _expected_us(cell: Cell, choice: Choice) -> float | None:
+    """Of the choice, and of a baseline that was not measured."""
+    if choice.candidate == cell.candidate:
+        return choice.expected_us
+    is_open = cell.candidate == BASELINE and not cell.duration_us and cell.outcome is Outcome.ok
+    return choice.own_us if is_open and math.isfinite(choice.own_us) else None
+
+
+def _result_row(
+    cell: Cell, own_us: float, expected_us: float | None, confidence: float | None, is_best: bool, n_ranks: int
+) -> SweepRow:
     median_us = cell.median_us if cell.duration_us else None
-    shown_us = median_us if median_us is not None else choice.expected_us if choice else None
+    shown_us = median_us if median_us is not None else expected_us
     low_us, high_us = cell.interval_us
     algbw_gbs = None if shown_us is None else cell.place.message_bytes / shown_us / 1e3
     gain = None if shown_us is None or not math.isfinite(own_us) else 100 * (1 - shown_us / own_us)
@@ -110,8 +125,8 @@ def _result_row(cell: Cell, own_us: float, choice: Choice | None, is_best: bool,
         is_best=is_best,
         outcome=cell.outcome.name,
         reason=cell.reason,
-        expected_us=choice.expected_us if choice else None,
-        confidence=choice.confidence if choice else None,
+        expected_us=expected_us,
+        confidence=confidence,
     )
 
 

@@ -114,7 +114,7 @@ def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
                 break
             end = piece.rfind(b"\n") + 1
             if end:
-                yield rest + piece[:end]
+                yield rest + memoryview(piece)[:end]
                 rest = piece[end:]
             else:
                 rest += piece

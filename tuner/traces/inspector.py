@@ -6,10 +6,9 @@ algorithm nor protocol nor data type is told; verbose lines list the kernel's ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,14 +20,15 @@ from tuner.traces.files import line_chunks
 from tuner.traces.records import FLAG_TIMED, UNKNOWN_U1, Block, Summary, communicator_id, empty_block
 
 
-class _Header(msgspec.Struct):
+# Short-lived and without cycles: the garbage collector need not look at every one (`gc=False`).
+class _Header(msgspec.Struct, gc=False):
     id: str | int = ""
     rank: int = 0
     n_ranks: int = 0
     nnodes: int = 0
 
 
-class _Performance(msgspec.Struct):
+class _Performance(msgspec.Struct, gc=False):
     coll: str = ""
     coll_sn: int = 0
     coll_msg_size_bytes: int = 0
@@ -36,14 +36,9 @@ class _Performance(msgspec.Struct):
     coll_timing_source: str = ""
 
 
-class _Metadata(msgspec.Struct):
-    dump_timestamp_us: int = 0
-
-
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     header: _Header
     coll_perf: _Performance
-    metadata: _Metadata | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(_Line)
@@ -54,6 +49,7 @@ _TIMING: Final = {
 }
 _PER_RANK: Final = (Collective.all_gather, Collective.reduce_scatter)
 _LIMIT: Final = 1 << 32
+_Name = TypeVar("_Name", str, str | int)
 
 
 def matches(begin: bytes) -> bool:
@@ -90,13 +86,15 @@ def _one_by_one(chunk: bytes) -> tuple[list[_Line], int]:
     return lines, n_damaged
 
 
-@lru_cache(maxsize=256)
 def _collective(name: str) -> int:
     found = find_collective(name)
     return UNKNOWN_U1 if found is None else int(found)
 
 
-@lru_cache(maxsize=4096)
+def _timing_source(name: str) -> int:
+    return _TIMING.get(name, TimingSource.reported)
+
+
 def _comm_id(identity: str | int) -> int:
     try:
         return int(str(identity), 16 if isinstance(identity, str) else 10) & 0xFFFFFFFFFFFFFFFF
@@ -108,8 +106,8 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
     headers = [line.header for line in lines]
     performances = [line.coll_perf for line in lines]
     block = empty_block(len(lines))
-    block["collective"] = [_collective(one.coll) for one in performances]
-    block["comm_id"] = [_comm_id(one.id) for one in headers]
+    block["collective"] = _looked_up([one.coll for one in performances], _collective)
+    block["comm_id"] = _looked_up([one.id for one in headers], _comm_id)
     n_ranks = _clipped([one.n_ranks for one in headers])
     message_bytes = _clipped([one.coll_msg_size_bytes for one in performances], 1 << 51)
     per_rank = np.isin(block["collective"], _PER_RANK)
@@ -121,13 +119,19 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
     durations = np.array([one.coll_exec_time_us for one in performances])
     timed = (durations > 0) & (durations < 1e12)
     block["duration_us"] = np.where(timed, durations, -1.0)
-    sources = [_TIMING.get(one.coll_timing_source, TimingSource.reported) for one in performances]
+    sources = _looked_up([one.coll_timing_source for one in performances], _timing_source)
     block["timing_source"] = np.where(timed, sources, TimingSource.none)
     block["flags"] = np.where(timed, FLAG_TIMED, 0)
     known = block["collective"] != UNKNOWN_U1
     summary.skip("unknown operation", int((~known).sum()))
     kept: Block = block[known]
     return kept
+
+
+def _looked_up(names: list[_Name], find: Callable[[_Name], int]) -> list[int]:
+    """`find` of each name, asked once per distinct one."""
+    known = {name: find(name) for name in set(names)}
+    return [known[name] for name in names]
 
 
 def _clipped(values: list[int], limit: int = _LIMIT) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

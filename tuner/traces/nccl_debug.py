@@ -9,7 +9,7 @@ was made; otherwise the selections themselves are the records. Logs have no dura
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,16 +34,21 @@ from tuner.traces.records import (
 )
 
 # The patterns of frequent lines begin with the line break, which the regular-expression engine finds fastest;
-# a launcher's or NCCL's own time stamp may stand before NCCL's prefix.
-_PREFIX: Final = rb"\n(?:\[[^\]\n]*\](?:<\w+>:?)? ?)?([^\s:]+:\d+):\d+ \[\d+\] NCCL INFO "
+# a launcher's or NCCL's own time stamp may stand before NCCL's prefix. What calls of one kind have in common stands
+# in two groups, so that it is looked into once per kind.
+_STAMP: Final = rb"\n(?:\[[^\]\n]*\](?:<\w+>:?)? ?)?"
 _COLL: Final = re.compile(
-    _PREFIX + rb"(\w+): opCount ([0-9a-f]{1,16}) sendbuff \S+ recvbuff \S+ (?:acc \S+ )?count (\d{1,18}) "
-    rb"datatype (\d{1,3}) op \S+ root \S+ comm (0x[0-9a-f]+)(?: \[nranks=(\d{1,9})\])?"
+    _STAMP + rb"([^\s:]+:\d+:\d+ \[\d+\] NCCL INFO \w+): opCount ([0-9a-f]{1,16}) sendbuff \S+ recvbuff \S+ "
+    rb"(?:acc \S+ )?count (\d{1,18}) (datatype \d{1,3} op \S+ root \S+ comm 0x[0-9a-f]+(?: \[nranks=\d{1,9}\])?)"
 )
+_COLL_HEAD: Final = re.compile(rb"([^\s:]+:\d+):\d+ \[\d+\] NCCL INFO (\w+)")
+_COLL_TAIL: Final = re.compile(rb"datatype (\d+) op \S+ root \S+ comm (0x[0-9a-f]+)(?: \[nranks=(\d+)\])?")
 _TUNING: Final = re.compile(
-    _PREFIX + rb"(?:(\w+): +)?(\d{1,18}) Bytes ?-> Algo (\w+) +proto (\w+)"
-    rb"(?: +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}| +time [\d.]+)"
+    _STAMP + rb"([^\s:]+:\d+):\d+ \[\d+\] NCCL INFO ((?:\w+: +)?\d{1,18} Bytes ?-> Algo \w+ +proto \w+)"
+    rb"(?: +(channel\{Lo\.\.Hi\}=\{\d{1,4}\.\.\d{1,4}\})| +time [\d.]+)"
 )
+_SELECTION: Final = re.compile(rb"(?:(\w+): +)?(\d+) Bytes ?-> Algo (\w+) +proto (\w+)")
+_CHANNELS: Final = re.compile(rb"(\d+)\.\.(\d+)\}$")
 _COMM: Final = re.compile(
     rb"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9})(?: nNodes (\d{1,9}))?(?:[^\n]*?commId (0x[0-9a-f]+))?"
 )
@@ -53,6 +58,8 @@ _GRAPH: Final = re.compile(
     rb"Pattern (\d+), crossNic (\d+), nChannels (\d+), bw ([\d.]+)/([\d.]+), type (\w+)/(\w+), sameChannels (\d)"
 )
 _PER_RANK_SINCE: Final = (2, 24)
+MAX_SELECTIONS: Final = 1 << 20
+"""Distinct ones that are looked into, so that memory stays bounded."""
 _SHARDED: Final = (Collective.all_gather, Collective.reduce_scatter)
 
 
@@ -98,36 +105,53 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def _survey(path: Path, summary: Summary) -> _Log:
     log = _Log()
     tables = TableReader()
-    tuning: set[tuple[bytes, ...]] = set()
+    has_selections = False
     for chunk in line_chunks(path):
-        version = _VERSION.search(chunk)
+        # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
+        # character faster still.
+        version = _VERSION.search(chunk) if b"NCCL version" in chunk else None
         if version is not None:
             log.version = (int(version[1]), int(version[2]))
             summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"
-        for found in _COMM.finditer(chunk):
-            owner = _OWNER.search(chunk, chunk.rfind(b"\n", 0, found.start()) + 1, found.start())
-            if owner is None:
-                continue
-            host, (pointer, rank, n_ranks, n_nodes, comm_id) = owner[1], found.groups()
-            known = log.communicators.setdefault((host, pointer), _Communicator(int(rank), int(n_ranks)))
-            known.n_nodes = int(n_nodes or 0) or known.n_nodes
-            known.comm_id = int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else known.comm_id
-        for graph in _GRAPH.finditer(chunk):
-            _graph(graph, summary)
-        if b" |" in chunk:
+        if b" nranks " in chunk or b" nRanks " in chunk:
+            _communicators(chunk, log)
+        if b"Pattern " in chunk:
+            for graph in _GRAPH.finditer(chunk):
+                _graph(graph, summary)
+        if b"|" in chunk:
             tables.read(chunk)
         if not log.has_calls and b": opCount " in chunk:
             log.has_calls = _COLL.search(b"\n" + chunk) is not None
-        if b" Bytes" in chunk and len(tuning) < 1 << 20:
-            tuning.update(_TUNING.findall(b"\n" + chunk))
+        has_selections = has_selections or (b">" in chunk and b"-> Algo " in chunk)
     if tables.cells:
         summary.facts["model_table"] = tables.cells
-    for match in tuning:
+    if log.has_calls and has_selections:
+        _learn_selections(path, log)
+    return log
+
+
+def _communicators(chunk: bytes, log: _Log) -> None:
+    for found in _COMM.finditer(chunk):
+        owner = _OWNER.search(chunk, chunk.rfind(b"\n", 0, found.start()) + 1, found.start())
+        if owner is None:
+            continue
+        host, (pointer, rank, n_ranks, n_nodes, comm_id) = owner[1], found.groups()
+        known = log.communicators.setdefault((host, pointer), _Communicator(int(rank), int(n_ranks)))
+        known.n_nodes = int(n_nodes or 0) or known.n_nodes
+        known.comm_id = int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else known.comm_id
+
+
+def _learn_selections(path: Path, log: _Log) -> None:
+    """What was chosen for which bytes; selections stand in the log before or after the calls that they are of."""
+    distinct: set[tuple[bytes, ...]] = set()
+    for chunk in line_chunks(path):
+        if b">" in chunk and len(distinct) < MAX_SELECTIONS:
+            distinct.update(_TUNING.findall(b"\n" + chunk))
+    for match in distinct:
         selected = _selected(match, log, Summary())
         if selected is not None:
             collective, message_bytes, n_ranks, setting = selected
             log.selections[collective, message_bytes, n_ranks].add(setting)
-    return log
 
 
 def _graph(found: re.Match[bytes], summary: Summary) -> None:
@@ -145,7 +169,10 @@ def _selected(
     match: tuple[bytes, ...], log: _Log, summary: Summary
 ) -> tuple[Collective, int, int, tuple[int, int, int]] | None:
     """(collective, total bytes, n_ranks, (algorithm, protocol, n_channels)) of a TUNING line."""
-    host, name, stated, algorithm_text, protocol_text, low, high = match
+    host, text, channels_text = match
+    parts, channels = _SELECTION.fullmatch(text), _CHANNELS.search(channels_text)
+    assert parts is not None
+    name, stated, algorithm_text, protocol_text = parts.groups()
     if not name:
         summary.skip("selection without its collective (before 2.23)")
         return None
@@ -167,7 +194,7 @@ def _selected(
             summary.skip("selection of a communicator of unknown ranks")
             return None
         message_bytes *= n_ranks
-    n_channels = int(high) - int(low) + 1 if high else 0
+    n_channels = int(channels[2]) - int(channels[1]) + 1 if channels else 0
     return collective, message_bytes, n_ranks, (algorithm, protocol, n_channels if 0 < n_channels <= 64 else 0)
 
 
@@ -183,8 +210,12 @@ class _CallKind(NamedTuple):
     comm_id: int
 
 
-def _kind(key: tuple[bytes, ...], log: _Log) -> _CallKind | None:
-    host, name, datatype, pointer, n_ranks_text = key
+def _kind(head: bytes, tail: bytes, log: _Log) -> _CallKind | None:
+    """From what stands before and after a call's own numbers."""
+    begin, end = _COLL_HEAD.fullmatch(head), _COLL_TAIL.fullmatch(tail)
+    assert begin is not None
+    assert end is not None
+    (host, name), (datatype, pointer, n_ranks_text) = begin.groups(), end.groups()
     collective, width = find_collective(name.decode()), datatype_bytes(int(datatype))
     if collective is None or width is None or collective in (Collective.send, Collective.recv):
         return None
@@ -205,10 +236,10 @@ def _calls(matches: list[tuple[bytes, ...]], log: _Log, summary: Summary) -> Blo
     """All columns that do not change from call to call are looked up once per kind of call."""
     if not matches:
         return empty_block(0)
-    hosts, names, op_counts, counts, datatypes, pointers, n_ranks = zip(*matches, strict=True)
-    keys = list(zip(hosts, names, datatypes, pointers, n_ranks, strict=True))
+    heads, op_counts, counts, tails = zip(*matches, strict=True)
+    keys = list(zip(heads, tails, strict=True))
     distinct = {key: index for index, key in enumerate(set(keys))}
-    kinds = [_kind(key, log) for key in distinct]
+    kinds = [_kind(*key, log) for key in distinct]
     usable = np.array([kind is not None for kind in kinds])
     templates = empty_block(len(kinds))
     factors = np.zeros(len(kinds))
@@ -221,15 +252,18 @@ def _calls(matches: list[tuple[bytes, ...]], log: _Log, summary: Summary) -> Blo
                 kind.n_ranks,
             )
             template["n_nodes"], template["rank"], template["comm_id"] = kind.n_nodes, kind.rank, kind.comm_id
-    picks = np.array([distinct[key] for key in keys], dtype=np.intp)
+    picks = np.array(list(map(distinct.__getitem__, keys)), dtype=np.intp)
     block = templates[picks]
     message_bytes = np.array(list(map(int, counts)), dtype=np.float64) * factors[picks]
     sized = (message_bytes > 0) & (message_bytes <= MAX_BYTES)
     block["message_bytes"] = np.where(sized, message_bytes, 0)
     block["sequence"] = np.array([int(text, 16) & UNKNOWN_U4 for text in op_counts], dtype=np.uint32)
-    summary.skip("point to point or unknown operation", int((~usable[picks]).sum()))
-    summary.skip("bytes unknown", int((usable[picks] & ~sized).sum()))
-    block = block[usable[picks] & sized]
+    is_usable = usable[picks]
+    kept = is_usable & sized
+    summary.skip("point to point or unknown operation", int((~is_usable).sum()))
+    summary.skip("bytes unknown", int((is_usable & ~sized).sum()))
+    if not bool(kept.all()):
+        block = block[kept]
     if log.selections:
         _apply_selections(block, log)
     return block
@@ -251,23 +285,19 @@ def _selections(
     matches: list[tuple[bytes, ...]], log: _Log, known: dict[tuple[bytes, ...], int], summary: Summary
 ) -> Block:
     """Selections as records: equal lines are looked up once, so that long logs cost little."""
-    parsed: dict[tuple[bytes, ...], int] = {}
-    distinct: list[tuple[Collective, int, int, tuple[int, int, int], bytes] | None] = []
-    picks = []
-    for match in matches:
-        index = parsed.get(match)
-        if index is None:
-            index = parsed[match] = len(distinct)
-            selected = _selected(match, log, summary)
-            distinct.append(None if selected is None else (*selected, match[0]))
-        picks.append(index)
+    counts = Counter(matches)
+    distinct = {match: index for index, match in enumerate(counts)}
     block = empty_block(len(distinct))
     usable = np.zeros(len(distinct), bool)
-    for index, entry in enumerate(distinct):
-        if entry is None or not 0 < entry[1] <= MAX_BYTES:
+    for match, index in distinct.items():
+        trouble = Summary()
+        selected = _selected(match, log, trouble)
+        for reason in trouble.unusable:
+            summary.skip(reason, counts[match])
+        if selected is None or not 0 < selected[1] <= MAX_BYTES:
             continue
-        collective, message_bytes, n_ranks, setting, host = entry
-        owners = [one for (owner, _), one in log.communicators.items() if owner == host and one.n_ranks == n_ranks]
+        collective, message_bytes, n_ranks, setting = selected
+        owners = [one for (owner, _), one in log.communicators.items() if owner == match[0] and one.n_ranks == n_ranks]
         usable[index] = True
         row = block[index]
         row["collective"], row["message_bytes"], row["n_ranks"], row["rank"] = collective, message_bytes, n_ranks, 0
@@ -275,7 +305,7 @@ def _selections(
         if owners:
             row["n_nodes"] = owners[0].n_nodes
             row["comm_id"] = owners[0].comm_id
-    chosen = np.array(picks, dtype=np.intp)
+    chosen = np.array(list(map(distinct.__getitem__, matches)), dtype=np.intp)
     records = block[chosen][usable[chosen]] if len(chosen) else block
     _number(records, known)
     return records

@@ -8,11 +8,14 @@ author minimised and is not taken for a time.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import TraceError, UserError
@@ -20,7 +23,13 @@ from store.records import TimingSource
 from tuner.traces.files import line_chunks
 from tuner.traces.records import FLAG_DEFAULT, FLAG_TIMED, UNKNOWN_U1, Block, Summary, empty_block
 
+Floats = NDArray[np.float64]
+
 _REQUIRED: Final = ("collective", "size_bytes", "algorithm", "protocol")
+_NAMES: Final = ("collective", "algorithm", "protocol")
+_NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", "latency_us")
+_MAX_NAME: Final = 64
+"""Longer names are cut, and are none that we know."""
 _NOTHING: Final = ("", "default", "none", "-1")
 
 
@@ -42,11 +51,10 @@ def _is_header(line: str) -> bool:
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """One record per row; rows without `latency_us` have no duration."""
     columns: dict[str, int] | None = None
-    known = _Names()
     for chunk in line_chunks(path, summary):
         text = chunk.decode("utf-8", "replace")
-        table = None if columns is None else _even_table(text, len(columns))
-        if columns is None or table is None:
+        fields = None if columns is None else _even_fields(text, columns)
+        if columns is None or fields is None:
             lines = text.splitlines()
             if columns is None:
                 commented = next((line for line in lines if line.startswith("#") and _is_header(line)), None)
@@ -57,28 +65,50 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
                 continue
             if columns is None:
                 columns = _columns(lines.pop(0), path)
-            table = _even_table("\n".join(lines), len(columns)) or _uneven_table(lines, columns, summary)
-        if table:
-            yield _block(table, columns, known, summary)
+            fields = _even_fields("\n".join(lines), columns) or _uneven_fields(lines, columns, summary)
+        yield _block(fields, summary)
     if columns is None:
         raise TraceError(f"{path} has no header", "the first line names the columns")
 
 
-def _even_table(text: str, n_columns: int) -> list[list[str]] | None:
-    """Columns of rows that all have `n_columns` fields, cut in one go; None if any row differs."""
-    cells = text.rstrip("\n").replace("\n", ",\n,").split(",")
-    n_cells = n_columns + 1
-    if (len(cells) + 1) % n_cells or not set(cells[n_columns::n_cells]) <= {"\n"} or "#" in text:
+@dataclass(frozen=True)
+class _Fields:
+    """The columns that matter, of the rows of one piece of the file."""
+
+    texts: dict[str, list[str]]
+    """Columns of names, by column."""
+    numbers: dict[str, Floats]
+    """Columns of numbers, by column; NaN = none. Columns that the file lacks are missing."""
+    n_rows: int
+
+
+def _even_fields(text: str, columns: dict[str, int]) -> _Fields | None:
+    """Rows that all hold names and numbers where they belong, by numpy's reader; None if any row does not."""
+    if "#" in text or not text.strip():
         return None
-    return [cells[column::n_cells] for column in range(n_columns)]
+    wanted = [name for name in (*_NAMES, *_NUMBERS) if name in columns]
+    kinds = np.dtype([(name, f"S{_MAX_NAME}" if name in _NAMES else "f8") for name in wanted])
+    places = [columns[name] for name in wanted]
+    try:
+        table = np.loadtxt(io.StringIO(text), kinds, delimiter=",", usecols=places, comments=None, ndmin=1)
+    except ValueError:
+        return None
+    texts = {name: table[name].astype(str).tolist() for name in _NAMES}
+    return _Fields(texts, {name: table[name] for name in _NUMBERS if name in wanted}, len(table))
 
 
-def _uneven_table(lines: list[str], columns: dict[str, int], summary: Summary) -> list[list[str]]:
-    """Columns of those rows that have enough fields."""
+def _uneven_fields(lines: list[str], columns: dict[str, int], summary: Summary) -> _Fields:
+    """Those rows that have enough fields."""
     width = max(columns.values()) + 1
     rows = [row[:width] for row in (line.split(",") for line in lines) if len(row) >= width]
     summary.skip("row with too few columns", len(lines) - len(rows))
-    return [list(column) for column in zip(*rows, strict=True)]
+    texts = {name: [row[columns[name]] for row in rows] for name in _NAMES}
+    numbers = {
+        name: np.array([_number(row[columns[name]]) for row in rows], np.float64)
+        for name in _NUMBERS
+        if name in columns
+    }
+    return _Fields(texts, numbers, len(rows))
 
 
 def _columns(header: str, path: Path) -> dict[str, int]:
@@ -90,21 +120,15 @@ def _columns(header: str, path: Path) -> dict[str, int]:
     return columns
 
 
-class _Names:
-    """Numbers of names: each distinct text is looked up once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, int]] = {}
-
-    def numbers(self, kind: str, texts: Sequence[str], find: Callable[[str], int]) -> list[int]:
-        """The number of each text; -1 for nothing said, 255 for a name that is none."""
-        known = self._known.setdefault(kind, {})
-        for text in set(texts).difference(known):
-            try:
-                known[text] = -1 if text.strip().lower() in _NOTHING else find(text)
-            except UserError:
-                known[text] = UNKNOWN_U1
-        return list(map(known.__getitem__, texts))
+def _numbers_of(texts: Sequence[str], find: Callable[[str], int]) -> NDArray[np.int64]:
+    """The number of each name, looked up once per distinct one; -1 for nothing said, 255 for a name that is none."""
+    known = {}
+    for text in set(texts):
+        try:
+            known[text] = -1 if text.strip().lower() in _NOTHING else find(text)
+        except UserError:
+            known[text] = UNKNOWN_U1
+    return np.array([known[text] for text in texts], np.int64)
 
 
 def _collective(text: str) -> int:
@@ -112,20 +136,14 @@ def _collective(text: str) -> int:
     return UNKNOWN_U1 if found is None else int(found)
 
 
-def _block(table: Sequence[Sequence[str]], columns: dict[str, int], known: _Names, summary: Summary) -> Block:
-    n_rows = len(table[0])
+def _block(fields: _Fields, summary: Summary) -> Block:
+    n_rows = fields.n_rows
     block = empty_block(n_rows)
-    collective = np.array(known.numbers("collective", table[columns["collective"]], _collective))
-    algorithm = np.array(known.numbers("algorithm", table[columns["algorithm"]], parse_algorithm))
-    protocol = np.array(known.numbers("protocol", table[columns["protocol"]], parse_protocol))
-
-    def numbers(name: str) -> Any:
-        if name not in columns:
-            return np.full(n_rows, np.nan)
-        return _numbers(table[columns[name]])
-
-    message_bytes, n_ranks, n_nodes = numbers("size_bytes"), numbers("ranks"), numbers("nodes")
-    channels, latency_us = numbers("channels"), numbers("latency_us")
+    collective = _numbers_of(fields.texts["collective"], _collective)
+    algorithm = _numbers_of(fields.texts["algorithm"], parse_algorithm)
+    protocol = _numbers_of(fields.texts["protocol"], parse_protocol)
+    unknown = np.full(n_rows, np.nan)
+    message_bytes, channels, n_nodes, n_ranks, latency_us = (fields.numbers.get(name, unknown) for name in _NUMBERS)
     is_default = (algorithm == -1) & (protocol == -1)
     named = (algorithm >= 0) & (algorithm != UNKNOWN_U1) & (protocol >= 0) & (protocol != UNKNOWN_U1)
     usable = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & (message_bytes > 0)
@@ -147,13 +165,6 @@ def _block(table: Sequence[Sequence[str]], columns: dict[str, int], known: _Name
     block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, 0)
     kept: Block = block[usable]
     return kept
-
-
-def _numbers(texts: Sequence[str]) -> Any:
-    try:
-        return np.array(list(map(float, texts)))
-    except ValueError:
-        return np.array([_number(text) for text in texts])
 
 
 def _number(text: str) -> float:
