@@ -96,7 +96,7 @@ def test_workers_report_what_the_fabric_file_says():
         request = SweepRequest(fabric="ethernet_boxes", n_ranks=3)
         assert group.ready == _emulated(request, (Collective.all_gather, Collective.all_reduce))
         for collective in (Collective.all_gather, Collective.all_reduce):
-            command = Measure(1, collective, 65536, Candidate(Algorithm.ring, Protocol.ll, 2), 1, 3, check=True)
+            command = Measure(1, collective, 65544, Candidate(Algorithm.ring, Protocol.ll, 2), 1, 3, check=True)
             ranks = group.measure(command, 10)
             assert all(one.is_correct for one in ranks)
             assert {(one.algorithm, one.protocol, one.n_channels) for one in ranks} == {(1, 0, 2)}
