@@ -23,21 +23,29 @@ def ip(*words):
 def namespaces():
     if os.getuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
+    remove_namespaces()  # what a killed run has left would look like a machine that has none
     try:
-        for name in NAMES:
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
+        ip("netns", "add", NAMES[0])
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
+    try:
+        # Whatever fails from here on is a failure of the test.
+        ip("netns", "add", NAMES[1])
         for link in ("train", "tune"):
             ip("link", "add", link, "netns", NAMES[0], "type", "veth", "peer", "name", link, "netns", NAMES[1])
         for number, name in enumerate(NAMES, start=1):
+            ip("-n", name, "link", "set", "lo", "up")
             for link, net in (("train", "10.71.0"), ("tune", "10.72.0")):
                 ip("-n", name, "addr", "add", f"{net}.{number}/24", "dev", link)
                 ip("-n", name, "link", "set", link, "up")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
-    yield
+        yield
+    finally:
+        remove_namespaces()
+
+
+def remove_namespaces():
     for name in NAMES:
-        subprocess.run(["ip", "netns", "del", name], check=False)
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 class Node:
