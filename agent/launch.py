@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent import settings
+from agent import pinning, settings
 from agent.nccl import fabric as fabrics
 from agent.nccl import library, memory
 from store.errors import FabricError, PlanError, PluginError, UserError
@@ -26,7 +26,6 @@ PACKAGES = ("agent", "store", "tuner", "zero_runtime")
 PROJECT_DIR = Path(__file__).parent.parent
 OLDEST_NCCL = (2, 21)
 NCCL_DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
-PINNING = ("NCCL_ALGO", "NCCL_PROTO")
 PLUGINS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
 
 
@@ -234,17 +233,34 @@ def _setting_problems(request: LaunchRequest) -> list[Problem]:
         value = request.environment.get(name)
         if value and value != ours:
             problems.append(Problem(f"{name}={value} keeps our plugin out", f"unset {name} to be tuned", fatal=True))
-    for name in PINNING:
-        value = request.environment.get(name)
-        if value:
-            problems.append(
-                Problem(
-                    f"{name}={value} pins what NCCL may choose",
-                    f"only what it allows can be tuned; unset {name} to tune all",
-                    fatal=False,
-                )
-            )
-    return problems
+    return problems + _pinning_problems(request.environment)
+
+
+def _pinning_problems(environment: Mapping[str, str]) -> list[Problem]:
+    """What the user's own settings forbid: a collective altogether, or only that it is tuned."""
+    pinned = {name: value for name in pinning.PINNING if (value := environment.get(name))}
+    if not pinned:
+        return []
+    words, names = " ".join(f"{name}={value}" for name, value in pinned.items()), " and ".join(pinned)
+    try:
+        unserved = pinning.unserved(environment)
+    except UserError as error:
+        return [Problem(f"{words}: {error.problem}", f"{error.remedy}, or unset {names}", fatal=False)]
+    if unserved:
+        # With ring and all protocols, whatever else the user wants, each collective can run.
+        remedy = "NCCL 2.24 or newer ends the job there; let them have ring too (NCCL_ALGO=Tree,Ring for example)"
+        what = " and ".join(one.name for one in unserved)
+        return [
+            Problem(f"{words} leaves no algorithm to {what} of FSDP and ZeRO", f"{remedy}, or unset {names}", False)
+        ]
+    return [
+        Problem(
+            f"{name}={value} pins what NCCL may choose",
+            f"only what it allows can be tuned; unset {name} to tune all",
+            fatal=False,
+        )
+        for name, value in pinned.items()
+    ]
 
 
 def _nccl_problems() -> list[Problem]:

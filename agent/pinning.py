@@ -1,0 +1,58 @@
+"""What NCCL_ALGO and NCCL_PROTO leave to a collective, as NCCL reads them: before any tuner is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Final, TypeVar
+
+from agent.nccl import catalog
+from store.records import Algorithm, Collective, Protocol
+
+PINNING: Final = ("NCCL_ALGO", "NCCL_PROTO")
+NEEDED: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
+"""What FSDP and ZeRO run."""
+
+_Member = TypeVar("_Member", bound=IntEnum)
+
+
+def unserved(environment: Mapping[str, str]) -> tuple[Collective, ...]:
+    """Collectives of sharded training for which the user's settings leave no algorithm on any machine.
+
+    Gradients are averaged, as FSDP does: that leaves fewer algorithms to reduce_scatter than sums do.
+
+    Raises:
+        UserError: a setting names what does not exist.
+    """
+    collnet = environment.get("NCCL_COLLNET_ENABLE") == "1"
+    found = []
+    for collective in NEEDED:
+        cells = {
+            cell
+            for n_nodes in (1, 2)
+            for cell in catalog.legal_cells(
+                collective, n_nodes=n_nodes, collnet=collnet, redop_is_sum=collective is not Collective.reduce_scatter
+            )
+        }
+        algorithms = allowed(environment.get("NCCL_ALGO", ""), collective, Algorithm, catalog.parse_algorithm)
+        protocols = allowed(environment.get("NCCL_PROTO", ""), collective, Protocol, catalog.parse_protocol)
+        if not any(algorithm in algorithms and protocol in protocols for algorithm, protocol in cells):
+            found.append(collective)
+    return tuple(found)
+
+
+def allowed(
+    text: str, collective: Collective, members: type[_Member], parse: Callable[[str], _Member]
+) -> frozenset[_Member]:
+    """What a setting allows `collective`: a list, `^` and what to leave out, or by function (`ring;allreduce:tree`).
+
+    Raises:
+        UserError: it names what does not exist.
+    """
+    left = frozenset(members)
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        function, colon, names = part.rpartition(":")
+        named = frozenset(parse(name) for name in names.removeprefix("^").split(",") if name.strip())
+        if not colon or catalog.find_collective(function) is collective:
+            left = frozenset(members) - named if names.startswith("^") else named
+    return left
