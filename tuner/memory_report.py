@@ -11,6 +11,8 @@ from rich.table import Table
 from store.errors import UserError
 from zero_runtime import analysis
 
+PRECISIONS = tuple(analysis.PARAMETER_BYTES)
+OPTIMIZERS = tuple(analysis.OPTIMIZER_STATES)
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 

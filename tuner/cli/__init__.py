@@ -90,7 +90,7 @@ app.add_typer(stage, name="stage")
 def main() -> None:
     """Entry point of the console script: every failure is one line on stderr and an exit code, never a traceback."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="zerotune", standalone_mode=False)
     except UserError as error:
         code = _failed(str(error), 2)
     except ZerotuneError as error:

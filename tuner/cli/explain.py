@@ -6,14 +6,21 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli import completion
 from tuner.cli.options import AsJson, StorePath, console, print_json, store_path
 
 
 def explain(
     store: StorePath = None,
-    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job.")] = None,
-    collective: Annotated[str | None, typer.Option(help="Only this collective, e.g. all_gather.")] = None,
-    phase: Annotated[str | None, typer.Option(help="Only this phase, e.g. forward_gather.")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Job id; default: the newest job.", autocompletion=completion.jobs)
+    ] = None,
+    collective: Annotated[
+        str | None, typer.Option(help="Only this collective, e.g. all_gather.", autocompletion=completion.collectives)
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="Only this phase, e.g. forward_gather.", autocompletion=completion.phases)
+    ] = None,
     message_bytes: Annotated[int | None, typer.Option(help="Only the size class of this size.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from store.errors import UserError
+from tuner.cli import completion
 from tuner.cli.options import AsJson, StorePath, output_file, store_path
 
 
@@ -15,10 +16,16 @@ def export(
     out: Annotated[Path, typer.Argument(help="File to write.")],
     to: Annotated[
         str,
-        typer.Option("--to", help="plan (for launch --plan), nvidia-csv, or measurements (.csv, or .parquet)."),
+        typer.Option(
+            "--to",
+            help="plan (for launch --plan), nvidia-csv, or measurements (.csv, or .parquet).",
+            autocompletion=completion.one_of("plan", "nvidia-csv", "measurements"),
+        ),
     ] = "plan",
     store: StorePath = None,
-    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job with decisions.")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Job id; default: the newest job with decisions.", autocompletion=completion.jobs)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Take what was learned elsewhere: a plan file, NVIDIA's example-tuner CSV, or all measurements.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import completion
 from tuner.cli.options import AsJson, StorePath, console, store_path
 
 if TYPE_CHECKING:
@@ -14,11 +15,19 @@ if TYPE_CHECKING:
 
 FormatName = Annotated[
     str | None,
-    typer.Option("--format", help="Format by name, where the file's beginning does not tell; `?` lists them."),
+    typer.Option(
+        "--format",
+        help="Format by name, where the file's beginning does not tell; `?` lists them.",
+        autocompletion=completion.formats,
+    ),
 ]
 CollectiveName = Annotated[
     str | None,
-    typer.Option("--collective", help="What was run, where the files do not say: all_reduce, all_gather ..."),
+    typer.Option(
+        "--collective",
+        help="What was run, where the files do not say: all_reduce, all_gather ...",
+        autocompletion=completion.collectives,
+    ),
 ]
 
 
@@ -40,7 +49,10 @@ def import_(
     path: Annotated[Path, typer.Argument(help="A file, or a folder with one file per rank.")],
     store: StorePath = None,
     fabric_id: Annotated[
-        str | None, typer.Option(help="Hardware it was measured on; default: the folder's name.")
+        str | None,
+        typer.Option(
+            help="Hardware it was measured on; default: the folder's name.", autocompletion=completion.fabric_ids
+        ),
     ] = None,
     setting: Annotated[
         str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128 or ring/ll128/8.")

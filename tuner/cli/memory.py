@@ -6,16 +6,21 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli import completion
 from tuner.cli.options import AsJson, console, print_json
 
 
 def memory(
     model: Annotated[str | None, typer.Option(help="Number of parameters, e.g. 7.5B.")] = None,
     ranks: Annotated[int, typer.Option(help="With --model: ranks that share the model.", min=1)] = 64,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "bf16",
-    optimizer: Annotated[str, typer.Option(help="adam, sgd, momentum, ...")] = "adam",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", autocompletion=completion.precisions)] = "bf16",
+    optimizer: Annotated[
+        str, typer.Option(help="adam, sgd, momentum, ...", autocompletion=completion.optimizers)
+    ] = "adam",
     overlap: Annotated[bool, typer.Option("--overlap", help="Show up to how many ranks gathers hide.")] = False,
-    fabric: Annotated[str, typer.Option(help="With --overlap: the machine.")] = "h100_ib_16",
+    fabric: Annotated[
+        str, typer.Option(help="With --overlap: the machine.", autocompletion=completion.fabrics)
+    ] = "h100_ib_16",
     layer: Annotated[str, typer.Option(help="With --overlap: parameters of one layer.")] = "50M",
     tokens: Annotated[int, typer.Option(help="With --overlap: tokens per rank and step.", min=1)] = 4096,
     group: Annotated[int, typer.Option(help="With --overlap: ranks per group of hybrid sharding.", min=1)] = 64,

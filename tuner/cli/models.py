@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from store.errors import UserError
+from tuner.cli import completion
 from tuner.cli.options import AsJson, StorePath, console, print_json, store_path
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ models = typer.Typer(
     no_args_is_help=True,
 )
 
-FabricId = Annotated[str | None, typer.Option("--fabric-id", help="Only this fabric's.")]
+FabricId = Annotated[
+    str | None, typer.Option("--fabric-id", help="Only this fabric's.", autocompletion=completion.fabric_ids)
+]
 
 
 @models.command(name="list")
@@ -56,7 +59,9 @@ def compare(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
 
 @models.command()
 def pin(
-    model: Annotated[str, typer.Argument(help="Model id, as `zerotune models list` shows it.")],
+    model: Annotated[
+        str, typer.Argument(help="Model id, as `zerotune models list` shows it.", autocompletion=completion.model_ids)
+    ],
     store: StorePath = None,
     fabric_id: FabricId = None,
     as_json: AsJson = False,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from store.errors import UserError
+from tuner.cli import completion
 
 Endpoint = Annotated[
     str | None,
@@ -27,7 +28,11 @@ StorePath = Annotated[
 ]
 FabricName = Annotated[
     str | None,
-    typer.Option("--fabric", help="Name or path of a fabric file: use the emulated NCCL. See `zerotune fabrics`."),
+    typer.Option(
+        "--fabric",
+        help="Name or path of a fabric file: use the emulated NCCL. See `zerotune fabrics`.",
+        autocompletion=completion.fabrics,
+    ),
 ]
 CurveKeys = Annotated[
     Path | None,

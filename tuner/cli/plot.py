@@ -8,15 +8,24 @@ from typing import Annotated
 import typer
 
 from store.errors import UserError
+from tuner.cli import completion
 from tuner.cli.options import AsJson, StorePath, output_file, store_path
 from tuner.cli.report import Summaries, Traces
 
 
 def plot(
-    name: Annotated[str, typer.Argument(help="steps, exposed, timeline, winners, regret, memory; `list` shows them.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="steps, exposed, timeline, winners, regret, memory; `list` shows them.",
+            autocompletion=completion.one_of("steps", "exposed", "timeline", "winners", "regret", "memory", "list"),
+        ),
+    ],
     out: Annotated[Path, typer.Argument(help="A .png or .svg file.")] = Path("plot.png"),
     store: StorePath = None,
-    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job.")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Job id; default: the newest job.", autocompletion=completion.jobs)
+    ] = None,
     trace: Traces = None,
     summary: Summaries = None,
     as_json: AsJson = False,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli import completion
 from tuner.cli.import_ import CollectiveName, FormatName, collective_named
 from tuner.cli.options import AsJson, StorePath, console, store_path
 
@@ -18,6 +19,7 @@ def replay(
         typer.Option(
             help="baseline, table, model, oracle (these by default); nearest, ucb, thompson, tuner; several times.",
             show_default=False,
+            autocompletion=completion.policies,
         ),
     ] = None,
     plan: Annotated[
@@ -26,7 +28,11 @@ def replay(
     ] = None,
     store: StorePath = None,
     fabric: Annotated[
-        str | None, typer.Option(help="Fabric the trace ran on, where it does not say: name or file, for predictions.")
+        str | None,
+        typer.Option(
+            help="Fabric the trace ran on, where it does not say: name or file, for predictions.",
+            autocompletion=completion.fabrics,
+        ),
     ] = None,
     format_name: FormatName = None,
     collective: CollectiveName = None,
@@ -34,7 +40,11 @@ def replay(
         int | None, typer.Option("--ranks", help="What if the job had so many ranks (to 16,384)?", show_default=False)
     ] = None,
     on_fabric: Annotated[
-        str | None, typer.Option(help="What if it ran on this fabric (name or file; its `belief` is asked)?")
+        str | None,
+        typer.Option(
+            help="What if it ran on this fabric (name or file; its `belief` is asked)?",
+            autocompletion=completion.fabrics,
+        ),
     ] = None,
     bucket_mb: Annotated[
         float | None, typer.Option(help="What if gradients went in buckets of so many MB (10^6 bytes)?")

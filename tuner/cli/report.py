@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli import completion
 from tuner.cli.options import AsJson, StorePath, output_file, store_path
 
 Traces = Annotated[
@@ -22,7 +23,9 @@ Summaries = Annotated[
 def report(
     out: Annotated[Path, typer.Argument(help="HTML file to write.")] = Path("report.html"),
     store: StorePath = None,
-    job: Annotated[str | None, typer.Option(help="Job id; default: the newest job.")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Job id; default: the newest job.", autocompletion=completion.jobs)
+    ] = None,
     trace: Traces = None,
     summary: Summaries = None,
     as_json: AsJson = False,

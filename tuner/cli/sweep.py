@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli import completion
 from tuner.cli.options import AsJson, FabricName, StorePath, console, progress_console, store_path
 
 
@@ -13,7 +14,10 @@ def sweep(
     fabric: FabricName = None,
     store: StorePath = None,
     n_ranks: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 2,
-    collective: Annotated[list[str], typer.Option(help="Collectives to measure; may be given several times.")] = [  # noqa: B006 - typer reads the default, nobody changes it
+    collective: Annotated[
+        list[str],
+        typer.Option(help="Collectives to measure; may be given several times.", autocompletion=completion.swept),
+    ] = [  # noqa: B006 - typer reads the default, nobody changes it
         "all_gather",
         "reduce_scatter",
     ],

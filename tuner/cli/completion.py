@@ -1,0 +1,107 @@
+"""What the shell offers for the values of options; nothing here fails, an unknown is just not offered."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+import typer
+
+from store.errors import ZerotuneError
+
+Completion = Callable[[typer.Context, str], list[str]]
+
+
+def of(values: Callable[[typer.Context], Iterable[str]]) -> Completion:
+    """A typer completion that offers those of `values` that begin as what is typed."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        with contextlib.suppress(ZerotuneError, OSError):
+            return [value for value in values(ctx) if value.startswith(incomplete)]
+        return []
+
+    return complete
+
+
+def one_of(*values: str) -> Completion:
+    """A completion from words that are known beforehand."""
+    return of(lambda ctx: values)
+
+
+def _fabrics(ctx: typer.Context) -> Iterable[str]:
+    from agent.nccl import fabric
+
+    return fabric.names()
+
+
+def _collectives(ctx: typer.Context) -> Iterable[str]:
+    from store.records import Collective
+
+    return Collective.__members__
+
+
+def _swept(ctx: typer.Context) -> Iterable[str]:
+    from tuner.sweep.run import SWEEPABLE
+
+    return [one.name for one in SWEEPABLE]
+
+
+def _phases(ctx: typer.Context) -> Iterable[str]:
+    from store.records import Phase
+
+    return Phase.__members__
+
+
+def _formats(ctx: typer.Context) -> Iterable[str]:
+    from tuner.traces.formats import FORMATS
+
+    return [one.name for one in FORMATS]
+
+
+def _optimizers(ctx: typer.Context) -> Iterable[str]:
+    from tuner.memory_report import OPTIMIZERS
+
+    return OPTIMIZERS
+
+
+def _precisions(ctx: typer.Context) -> Iterable[str]:
+    from tuner.memory_report import PRECISIONS
+
+    return PRECISIONS
+
+
+def _policies(ctx: typer.Context) -> Iterable[str]:
+    from tuner.replay.policies import POLICIES
+
+    return POLICIES
+
+
+def _jobs(ctx: typer.Context) -> Iterable[str]:
+    from store.database import Store
+    from tuner.cli.options import store_path
+
+    with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
+        return [job.job_id for job in reversed(store.jobs())]
+
+
+def _fabric_ids(ctx: typer.Context) -> Iterable[str]:
+    from store.database import Store
+    from tuner.cli.options import store_path
+
+    with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
+        return list(store.fabrics())
+
+
+def _models(ctx: typer.Context) -> Iterable[str]:
+    from store.database import Store
+    from tuner import models
+    from tuner.cli.options import store_path
+
+    with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
+        return [line.model_id for line in models.listed(store)]
+
+
+fabrics, collectives, swept = of(_fabrics), of(_collectives), of(_swept)
+phases, formats = of(_phases), of(_formats)
+optimizers, precisions, policies = of(_optimizers), of(_precisions), of(_policies)
+jobs, fabric_ids, model_ids = of(_jobs), of(_fabric_ids), of(_models)
