@@ -248,6 +248,7 @@ class Brain:
         self._next_epoch += 1
         candidates, plan = self._plans.make(epoch, gathers_after_step, self._ahead.rows)
         is_trial = self._policy.explored(len(candidates))
+        is_trial[list(overlay)] = False
         entry = PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
         self._plans.add(entry, self._active)
         self._offered, self._offered_at_step = epoch, self._step
@@ -293,7 +294,7 @@ class Brain:
         row = covering(self._ahead.rows, state.key)
         if row is not None and self.memory.is_short:
             if state.trial is not None:
-                self._policy.drop_trial(state, row.reason, ban=False)
+                self._policy.drop(state, state.trial, row.reason, ban=False)
             self._policy.set_incumbent(state, row.candidate, "prior", row.reason)
         elif row is not None and state.trial is None and not row.candidate.is_baseline:
             self._policy.begin_trial(state, row.candidate, row.reason, TRUSTED_HOPE, is_trusted=True)
@@ -301,7 +302,7 @@ class Brain:
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
         why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
-        self._policy.drop_trial(state, why, ban=True)
+        self._policy.drop(state, candidate, why, ban=True)
         self._urgent = True
 
     def _take_in(self, epoch: int, block: npt.NDArray[np.void], keys: Ints, logs: Floats) -> None:

@@ -1,10 +1,11 @@
 """The last word belongs to the step time: a plan that makes training slower is rolled back.
 
-A one-sided CUSUM (Page 1954) on log step times against the median of the steps before the plan changed.
-With 1 % noise and a 2 % slowdown it fires after about five steps. Collectives that got faster on their own
-but slow computation down show up here and nowhere else. An alarm says since when steps have been slower, so
-that only the plan adopted then answers for it; and if steps do not recover once it is withdrawn, it was
-not the plan, and it is reinstated.
+Log step times are compared with the steps before the plan changed, by a generalised likelihood ratio (Lorden
+1971): were the last k steps slower, for any k? The doubt about the yardstick is part of the ratio, so that few
+steps before the change, or much noise, ask for more steps after it. With 1 % noise and a 2 % slowdown it fires
+after about five steps. Collectives that got faster on their own but slow computation down show up here and
+nowhere else. An alarm says since when steps have been slower, so that only the plan adopted then answers for it;
+and if steps do not recover once it is withdrawn, it was not the plan, and it is reinstated.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import numpy as np
 
 REFERENCE_STEPS: Final = 40
 MIN_REFERENCE: Final = 4
-MIN_OWN_NOISE: Final = 12
-"""Steps after which the reference may speak for its own noise."""
 SLOWDOWN: Final = 0.02
 """Slowdown (log) that must not go unnoticed."""
-LIMIT: Final = 4.5
-"""Alarm when the sum of excesses passes this many noise scales."""
+LIMIT: Final = 4.2
+"""Alarm when some last steps are slower by this many standard errors: once in some hundred watches by chance."""
+MOST_OF_ONE: Final = 3.1
+"""What a single step may say, in noise scales: a straggling one must not pass for a slow plan."""
+PRIOR_SIGMA: Final = 0.01
+PRIOR_STEPS: Final = 4.0
+"""Noise (log) of steps before anything is known, and how many of them that opinion weighs."""
 NOISE_FLOOR: Final = 0.004
 WATCH_STEPS: Final = 60
 """Steps after a change for which it is still held responsible."""
@@ -42,14 +46,14 @@ class Guard:
     def __init__(self, slowdown: float = SLOWDOWN) -> None:
         self._slowdown = slowdown
         self._centre: float | None = None
-        self._sigma = 0.01
+        self._sigma = PRIOR_SIGMA
+        self._n_reference = 0
         self._watch_steps = WATCH_STEPS
-        self._doubt = 0.0
-        """Standard error of the yardstick, in noise scales: few steps make a poor one."""
-        self._sum = 0.0
         self._n_watched = 0
+        self._watched: list[float] = []
+        """Steps (log) since the change, the newest last."""
         self._run: list[float] = []
-        """Steps since the sum was last zero."""
+        """Those of them that were slower when the alarm went off."""
         self._slow_centre: float | None = None
         self._recovery: list[float] = []
 
@@ -69,12 +73,13 @@ class Guard:
         if len(values) < MIN_REFERENCE:
             return
         self._watch_steps = watch_steps
-        self._doubt = 1.0 / math.sqrt(len(values))
-        self._centre = float(np.median(values))
-        spread = 1.4826 * float(np.median(np.abs(values - self._centre)))
-        # A handful of steps cannot tell its own noise: lean on what was known before.
-        share = min(1.0, len(values) / MIN_OWN_NOISE)
-        self._sigma = max(NOISE_FLOOR, share * spread + (1.0 - share) * max(spread, self._sigma))
+        self._n_reference = len(values)
+        middle = float(np.median(values))
+        spread = 1.4826 * float(np.median(np.abs(values - middle)))
+        weight = len(values) / (len(values) + PRIOR_STEPS)
+        self._sigma = max(NOISE_FLOOR, math.sqrt(weight * spread**2 + (1.0 - weight) * PRIOR_SIGMA**2))
+        # Nearly as robust as the median, but three steps of it say what five say of that.
+        self._centre = float(np.mean(np.clip(values, middle - 2.0 * self._sigma, middle + 2.0 * self._sigma)))
 
     def changed_again(self) -> None:
         """Another plan came while the last one is under watch: both answer to the same yardstick, for longer."""
@@ -90,15 +95,16 @@ class Guard:
         if self._centre is None:
             return None
         self._n_watched += 1
-        excess = (log_us - self._centre) / self._sigma
-        half = 0.5 * self._slowdown / self._sigma
-        allowance = half + self._doubt
-        # One straggling step must not pass for a slow plan.
-        self._sum = max(0.0, self._sum + min(excess - allowance, 0.35 * LIMIT + allowance))
-        self._run = [*self._run, log_us] if self._sum > 0 else []
-        if self._sum > max(LIMIT, 3.0 * half):
-            slow = float(np.median(self._run))
-            return Alarm(100.0 * (math.exp(slow - self._centre) - 1.0), len(self._run))
+        self._watched = [*self._watched[1 - WATCH_STEPS :], log_us]
+        excess = (np.array(self._watched[::-1]) - self._centre) / self._sigma
+        lengths = np.arange(1, len(excess) + 1)
+        means = np.cumsum(np.minimum(excess, MOST_OF_ONE)) / lengths
+        ratios = means / np.sqrt(1.0 / lengths + 1.0 / self._n_reference)
+        ratios[means * self._sigma < 0.5 * self._slowdown] = 0.0
+        n_steps = int(np.argmax(ratios)) + 1
+        if ratios[n_steps - 1] > LIMIT:
+            self._run = self._watched[-n_steps:]
+            return Alarm(100.0 * (math.exp(float(np.median(self._run)) - self._centre) - 1.0), n_steps)
         if self._n_watched >= self._watch_steps:
             self.settled()
         return None
@@ -106,9 +112,8 @@ class Guard:
     def settled(self) -> None:
         """The watch is over: what ran lately is the new normal."""
         self._centre = None
-        self._sum = 0.0
         self._n_watched = 0
-        self._run = []
+        self._watched, self._run = [], []
 
     def rolled_back(self) -> None:
         """The plan is withdrawn; from the next step on it is watched whether steps recover."""

@@ -1,9 +1,12 @@
 """Which candidate every key runs in the next window.
 
-Per key: an *incumbent* (the baseline until evidence says otherwise) and at most one *trial*. Trials are
+Per key: an *incumbent* (the baseline until evidence says otherwise), at most one *trial*, and perhaps a *lead*:
+a trial that ended faster than the incumbent, but not beyond doubt. It runs on in nearly all windows, as a gain
+of a few percent is had long before it is proven, while other candidates are tried against it. Trials are
 picked by expected improvement under the posterior, admitted only while the risk of all running trials
-together fits what is left of the exploration budget, and judged by always-valid comparison of interleaved
-windows. What is decided here is a setting per key; turning it into a plan is the Brain's part.
+together fits what is left of the exploration budget. Trials and leads become incumbents by always-valid
+comparison of interleaved windows only. What is decided here is a setting per key; turning it into a plan is
+the Brain's part.
 
 The work of one window is bounded whatever the number of keys: so many trials are judged, so many keys looked
 at for a new one; the others wait for a later window.
@@ -28,7 +31,7 @@ from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.posterior import expected_improvement
 from tuner.policy.step_trial import Variant
-from tuner.policy.trial import MAX_TRIAL_UNITS, KeyState, Verdict, judge, odds
+from tuner.policy.trial import MAX_TRIAL_UNITS, KeyState, Verdict, judge, judge_lead, odds
 
 MIN_BASELINE_UNITS: Final = 2
 MAX_NEW_TRIALS: Final = 8
@@ -38,6 +41,8 @@ MAX_JUDGED: Final = 48
 LEAST_SHARE: Final = 0.15
 MOST_SHARE: Final = 0.95
 """Bounds of the share of windows that a trial gets; between them it is the odds that the trial is faster."""
+LEAD_SHARE: Final = 0.92
+"""Share of the windows without a trial that a lead gets."""
 TRUSTED_SHARE: Final = 0.75
 TRUSTED_HOPE: Final = (0.03, 0.03)
 RISK_QUANTILE: Final = 1.3
@@ -101,7 +106,13 @@ class Policy:
         self.trials: dict[int, KeyState] = {}
         """Keys that have a trial, by index, those judged longest ago first."""
         self._changed: set[int] = set()
+        self.leads: dict[int, KeyState] = {}
+        """Keys that have a lead, by index, those judged longest ago first."""
         self._runs_trial = np.zeros(0, np.bool_)
+        self._runs_lead = np.zeros(0, np.bool_)
+        self._has_lead = np.zeros(0, np.bool_)
+        self._lead_due = np.zeros(0)
+        """Windows of the lead that are due, among those without a trial."""
         self._share = np.zeros(0)
         """Share of a key's windows that its trial gets; 0 = no trial."""
         self._due = np.zeros(0)
@@ -136,6 +147,9 @@ class Policy:
         for state in list(islice(self.trials.values(), MAX_JUDGED)):
             self.trials[state.index] = self.trials.pop(state.index)
             self._settle(state, evidence)
+        for state in list(islice(self.leads.values(), MAX_JUDGED)):
+            self.leads[state.index] = self.leads.pop(state.index)
+            self._settle_lead(state, evidence)
         self.has_settled = False
         self.outlook.retune(states, evidence)
         if may_start:
@@ -148,21 +162,29 @@ class Policy:
         self._due += self._share
         runs_trial = self._due >= 1.0
         self._due[runs_trial] -= 1.0
+        waits = self._has_lead & ~runs_trial
+        self._lead_due[waits] += LEAD_SHARE
+        runs_lead = waits & (self._lead_due >= 1.0)
+        self._lead_due[runs_lead] -= 1.0
         if self.budget.remaining_us < 0:
             runs_trial &= self._is_trusted  # paused until the budget has recovered
-        changed = self._changed | set(np.flatnonzero(runs_trial != self._runs_trial).tolist())
-        self._runs_trial = runs_trial
+        if self.budget.remaining_us < 0 or not may_start:
+            runs_lead[:] = False  # steps are compared now: what is not proven stays out
+        differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
+        changed = self._changed | set(np.flatnonzero(differs).tolist())
+        self._runs_trial, self._runs_lead = runs_trial, runs_lead
         self._changed = set()
         return {index: self.runs(states[index]) for index in changed}
 
     def runs(self, state: KeyState) -> Candidate:
         """The setting of one key in this window."""
-        trial = state.trial
-        return state.incumbent if trial is None or not self._runs_trial[state.index] else trial
+        if state.trial is not None and self._runs_trial[state.index]:
+            return state.trial
+        return state.usual if self._runs_lead[state.index] else state.incumbent
 
     def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys this window tries something that nothing has spoken for yet."""
-        explored: npt.NDArray[np.bool_] = (self._runs_trial & ~self._is_trusted)[:n_keys]
+        explored: npt.NDArray[np.bool_] = (self._runs_trial & ~self._is_trusted | self._runs_lead)[:n_keys]
         return explored
 
     # ---- what changes a key's state -------------------------------------------------------------------
@@ -188,26 +210,42 @@ class Policy:
         self._share[state.index] = self._due[state.index] = 0.0
         self._changed.add(state.index)
 
+    def begin_lead(self, state: KeyState, candidate: Candidate) -> None:
+        """Let `candidate` run in nearly all windows without a trial; the incumbent shows itself in the others."""
+        state.lead = candidate
+        self.leads[state.index] = state
+        self._has_lead[state.index] = True
+        self._changed.add(state.index)
+
+    def end_lead(self, state: KeyState) -> None:
+        """The incumbent runs again where nothing is on trial."""
+        state.lead = None
+        self.leads.pop(state.index, None)
+        self._has_lead[state.index] = False
+        self._changed.add(state.index)
+
     def set_incumbent(self, state: KeyState, candidate: Candidate, kind: str, reason: str) -> None:
         """What runs at a key from the next window on, unless a trial does."""
         state.previous, state.incumbent = state.incumbent, candidate
         state.incumbent_kind, state.incumbent_reason = kind, reason
-        self._changed.add(state.index)
+        self.end_lead(state)
 
     def reopen(self, states: list[KeyState]) -> None:
         """The regime changed: every verdict may be asked for anew."""
         for state in states:
             if state.trial is not None:
                 self.end_trial(state)
+            if state.lead is not None:
+                self.end_lead(state)
             state.reopen()
 
-    def drop_trial(self, state: KeyState, reason: str, *, ban: bool) -> None:
-        """End a trial at once, outside of the usual verdicts."""
-        candidate = state.trial
-        if candidate is None:
-            return
+    def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
+        """End a trial, or what leads, and do not try it again in this regime."""
         (state.banned if ban else state.retired)[candidate] = reason
-        self.end_trial(state)
+        if candidate == state.trial:
+            self.end_trial(state)
+        if candidate == state.lead:
+            self.end_lead(state)
         self._report(Event(state, state.incumbent, "rollback" if ban else "keep", f"{candidate}: {reason}"))
 
     # ---- fewer channels everywhere ----------------------------------------------------------------------
@@ -254,7 +292,7 @@ class Policy:
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _grow(self, more: int) -> None:
-        for name in ("_runs_trial", "_share", "_due", "_is_trusted"):
+        for name in ("_runs_trial", "_runs_lead", "_has_lead", "_lead_due", "_share", "_due", "_is_trusted"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
 
@@ -293,13 +331,31 @@ class Policy:
         elif verdict is Verdict.not_better:
             words = "slower" if gain < 0 else "faster, too little to tell,"
             reason = f"measured {_percent(abs(gain))} {words} than {state.incumbent}"
-            self.drop_trial(state, reason, ban=False)
+            self.drop(state, trial, reason, ban=False)
         elif verdict is Verdict.tie:
             state.ties[trial] = f"measured {_percent(gain)} faster than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
+            self.begin_lead(state, trial)  # it is not slower than the lead so far, if there was one
             self._report(Event(state, state.incumbent, "keep", f"{trial}: {state.ties[trial]}"))
         else:
             self._share[state.index] = _share(odds(evidence, state, 0.0), is_trusted=state.is_trusted)
+
+    def _settle_lead(self, state: KeyState, evidence: Evidence) -> None:
+        lead = state.lead
+        if lead is None:
+            return
+        verdict, gain, half = judge_lead(
+            evidence, state, false_promotion=self.settings.false_promotion, min_gain=self.settings.min_gain
+        )
+        if verdict is Verdict.better:
+            reason = (
+                f"measured {_percent(gain)} faster than {state.incumbent}"
+                f" (at least {_percent(max(gain - half, 0.0))}, all looks counted)"
+            )
+            self.set_incumbent(state, lead, "promote", reason)
+            self._report(Event(state, lead, "promote", reason))
+        elif verdict is Verdict.not_better:
+            self.end_lead(state)
 
     def _start_trials(self, states: list[KeyState], evidence: Evidence, step: int, risk_left_us: float) -> None:
         picked: list[tuple[KeyState, _Option]] = []
@@ -343,7 +399,8 @@ class Policy:
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None:
             return None
-        log_now = evidence.log_us(incumbent)
+        usual = evidence.find(state.index, state.usual)
+        log_now = evidence.log_us(incumbent if usual is None else usual)
         duration_us = math.exp(log_now)
         edge = log_now - mean - self.settings.min_gain
         improvement = expected_improvement(edge, spread)
@@ -366,13 +423,13 @@ class Policy:
                 risk_us=float(risk[index]),
                 candidate=candidate,
                 reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
-                f" against {duration_us:.1f} us of {state.incumbent}",
+                f" against {duration_us:.1f} us of {state.usual}",
                 hope=(log_now - log_us, std),
             )
         return None
 
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
-        if candidate == state.incumbent or candidate in state.banned or candidate in state.retired:
+        if candidate in (state.incumbent, state.lead) or candidate in state.banned or candidate in state.retired:
             return False
         if candidate.n_channels > state.max_channels:
             return False

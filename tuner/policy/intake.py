@@ -97,5 +97,5 @@ class Intake:
         for place in np.unique(inverse[excess > self._log_catastrophe]).tolist():
             slot = int(tried[place])
             state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
-            if state.trial == candidate:
+            if candidate in (state.trial, state.lead):
                 self._on_catastrophe(state, candidate, math.exp(float(excess[inverse == place][0])))

@@ -8,17 +8,19 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from store.records import Candidate
+from store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, CommunicatorClass
 from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
 from tuner.policy.evidence import Evidence
 from tuner.policy.field import Field, FieldBook
-from tuner.policy.posterior import MAX_POINTS, Settings, amplitude_of, condition
-from tuner.policy.trial import Family, KeyState
+from tuner.policy.posterior import MAX_POINTS, Kinship, Settings, condition, kinship_of
+from tuner.policy.trial import KeyState
 
 MAX_NEW_FIELDS: Final = 24
 """Neighbours' fields that one call may work out; the others are left out until a later call."""
 MIN_TO_TUNE: Final = 12
+OTHER_COLLECTIVE: Final = 2.0 * SIZE_CLASSES_PER_OCTAVE
+"""So many size classes away counts what another collective measured."""
 RETUNE_GROWTH: Final = 1.3
 """Slots measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
 
@@ -40,14 +42,15 @@ class Outlook:
         table = self.fields.of(state).table
         guess, std = table[:, 4], table[:, 5]
         usable = np.isfinite(guess)
-        family = self._families(states, evidence)[state.family]
-        known = _Known.of(*family.near(state.key.size_class, states, self.fields), evidence)
+        family = self._families(states, evidence)[state.key.communicator]
+        known = _Known.of(*family.near(state, states, self.fields), evidence)
+        collective = np.full(len(table), int(state.key.collective))
         mean, spread = condition(
             np.where(usable, guess, 0.0),
             std,
-            Settings.of_table(table, np.full(len(table), state.index)),
+            Settings.of_table(table, collective, np.full(len(table), state.index)),
             *known,
-            family.amplitude,
+            family.kinship,
         )
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
@@ -59,10 +62,10 @@ class Outlook:
                 family.tuned_at = family.n_slots
                 known = _Known.of(*family.spread_out(states, self.fields), evidence)
                 if len(known.residual):
-                    family.amplitude = amplitude_of(*known)
+                    family.kinship = kinship_of(*known, family.kinship)
                 return
 
-    def _families(self, states: list[KeyState], evidence: Evidence) -> defaultdict[Family, _FamilySlots]:
+    def _families(self, states: list[KeyState], evidence: Evidence) -> defaultdict[CommunicatorClass, _FamilySlots]:
         measured = self._measured.get(evidence)
         if measured is None:
             measured = self._measured[evidence] = _Measured()
@@ -79,13 +82,13 @@ class _Known(NamedTuple):
     noise_variance: Floats
 
     @classmethod
-    def of(cls, slots: Ints, rows: Floats, evidence: Evidence) -> _Known:
+    def of(cls, slots: Ints, rows: Floats, collectives: Ints, evidence: Evidence) -> _Known:
         known = (evidence.n_calls[slots] > 0) & np.isfinite(rows[:, 4])
         if not known.all():
-            slots, rows = slots[known], rows[known]
+            slots, rows, collectives = slots[known], rows[known], collectives[known]
         keys = evidence.key[slots]
         return cls(
-            Settings.of_table(rows, keys),
+            Settings.of_table(rows, collectives, keys),
             rows[:, 5],
             evidence.centre(slots) - rows[:, 4],
             evidence.sigma(keys) ** 2 / (evidence.n_units[slots] + 1.0),
@@ -97,13 +100,13 @@ class _Measured:
 
     def __init__(self) -> None:
         self._n_followed = 0
-        self.families: defaultdict[Family, _FamilySlots] = defaultdict(_FamilySlots)
+        self.families: defaultdict[CommunicatorClass, _FamilySlots] = defaultdict(_FamilySlots)
 
     def follow(self, evidence: Evidence, states: list[KeyState]) -> None:
         """Take in slots made since the last call."""
         for slot in range(self._n_followed, len(evidence)):
             state = states[int(evidence.key[slot])]
-            self.families[state.family].append(slot, state, evidence)
+            self.families[state.key.communicator].append(slot, state, evidence)
         self._n_followed = len(evidence)
 
 
@@ -116,8 +119,9 @@ class _FamilySlots:
         self._candidates: list[Candidate] = []
         self._made_from: list[Field | None] = []
         self._classes = np.zeros(0)
+        self._collectives = np.zeros(0, np.int64)
         self._rows = np.zeros((0, 6))
-        self.amplitude = 1.0
+        self.kinship = Kinship()
         self.tuned_at = 0
 
     @property
@@ -129,25 +133,29 @@ class _FamilySlots:
         if at >= len(self._classes):
             more = max(64, at)
             self._classes = np.concatenate([self._classes, np.zeros(more)])
+            self._collectives = np.concatenate([self._collectives, np.zeros(more, np.int64)])
             self._rows = np.concatenate([self._rows, np.full((more, 6), np.nan)])
         self._classes[at] = state.key.size_class
+        self._collectives[at] = int(state.key.collective)
         self._slots.append(slot)
         self._owners.append(state.index)
         self._candidates.append(evidence.candidates[slot])
         self._made_from.append(None)
 
-    def near(self, size_class: int, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats]:
-        """Slots with the nearest size classes, and their rows."""
-        gaps = np.abs(self._classes[: len(self._slots)] - size_class)
+    def near(self, state: KeyState, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats, Ints]:
+        """Slots with the nearest size classes, their rows and collectives; other collectives count as far off."""
+        n_slots = len(self._slots)
+        gaps = np.abs(self._classes[:n_slots] - state.key.size_class)
+        gaps += OTHER_COLLECTIVE * (self._collectives[:n_slots] != int(state.key.collective))
         chosen = np.argpartition(gaps, MAX_POINTS)[:MAX_POINTS] if len(gaps) > MAX_POINTS else np.arange(len(gaps))
         return self._take(chosen, states, fields)
 
-    def spread_out(self, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats]:
-        """Slots from everywhere, and their rows."""
+    def spread_out(self, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats, Ints]:
+        """Slots from everywhere, their rows and collectives."""
         chosen = np.unique(np.linspace(0, len(self._slots) - 1, MAX_POINTS).astype(np.int64))
         return self._take(chosen, states, fields)
 
-    def _take(self, chosen: Ints, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats]:
+    def _take(self, chosen: Ints, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats, Ints]:
         n_new, kept = 0, []
         for at in chosen.tolist():
             owner = states[self._owners[at]]
@@ -161,4 +169,5 @@ class _FamilySlots:
                 self._rows[at] = np.nan if place is None else field.table[place]
                 self._made_from[at] = field
             kept.append(at)
-        return np.array([self._slots[at] for at in kept], dtype=np.int64), self._rows[kept]
+        slots = np.array([self._slots[at] for at in kept], dtype=np.int64)
+        return slots, self._rows[kept], self._collectives[kept]

@@ -102,12 +102,17 @@ class PlanBook:
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:
     """A key's row over its whole size class."""
+    reason = state.incumbent_reason
+    if candidate == state.trial:
+        reason = state.trial_reason
+    elif candidate == state.lead:
+        reason = state.ties.get(candidate, reason)
     return PlanRow(
         state.key.communicator,
         state.key.collective,
         state.key.phase,
         *size_class_range(state.key.size_class),
         candidate,
-        state.trial_reason if candidate == state.trial else state.incumbent_reason,
+        reason,
         model_id,
     )

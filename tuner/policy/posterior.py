@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 SHARE_ALL: Final = 0.40
 SHARE_PROTOCOL: Final = 0.15
@@ -32,41 +33,59 @@ class Settings(NamedTuple):
 
     log2_bytes: Floats
     log2_channels: Floats
-    algorithm: npt.NDArray[np.int64]
-    protocol: npt.NDArray[np.int64]
-    key: npt.NDArray[np.int64]
+    algorithm: Ints
+    protocol: Ints
+    collective: Ints
+    key: Ints
 
     @classmethod
-    def of_table(cls, table: Floats, key: npt.NDArray[np.int64]) -> Settings:
+    def of_table(cls, table: Floats, collective: Ints, key: Ints) -> Settings:
         """From rows of log2 bytes, log2 channels, algorithm, protocol, and whatever follows."""
         cells = table[:, 2:4].astype(np.int64)
-        return cls(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], key)
+        return cls(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], collective, key)
 
 
-AMPLITUDES: Final = (1.0, 0.6, 1.5)
-DOUBT_OF_AMPLITUDE: Final = 1.5
-"""What another amplitude than 1 must be worth in log likelihood."""
+class Kinship(NamedTuple):
+    """How errors of the starting guesses hang together on one machine."""
+
+    amplitude: float = 1.0
+    """Factor on all guesses' spreads."""
+    across: float = 0.5
+    """Correlation between two collectives, else the same."""
 
 
-def amplitude_of(measured: Settings, measured_std: Floats, residual: Floats, noise_variance: Floats) -> float:
-    """The factor on all starting guesses' spreads under which the measured residuals are most likely.
+CHOICES: Final = (
+    ("amplitude", (1.0, 0.6, 1.5)),
+    ("across", (0.5, 0.0, 0.9)),
+)
+DOUBT_OF_CHOICE: Final = 1.5
+"""What another value than the usual one must be worth in log likelihood."""
 
-    How far such guesses are off is a property of the machine; 1 until enough was measured to say otherwise.
+
+def kinship_of(
+    measured: Settings, measured_std: Floats, residual: Floats, noise_variance: Floats, start: Kinship
+) -> Kinship:
+    """The kinship under which the measured residuals are most likely, one property after the other from `start` on.
+
+    How far guesses are off, and together with what else, is a property of the machine.
     """
-    best, best_score = 1.0, -math.inf
-    covariance = correlation(measured, measured) * (measured_std[:, None] * measured_std)
+    scales = measured_std[:, None] * measured_std
     noise = np.diag(noise_variance + 1e-9)
-    for amplitude in AMPLITUDES:
-        lower = np.linalg.cholesky(amplitude**2 * covariance + noise)
-        white = np.linalg.solve(lower, residual)
-        score = -0.5 * float(white @ white) - float(np.log(np.diagonal(lower)).sum())
-        score -= DOUBT_OF_AMPLITUDE * (amplitude != 1.0)
-        if score > best_score:
-            best, best_score = amplitude, score
+    best = start
+    for name, values in CHOICES:
+        scored = []
+        for value in values:
+            kinship = best._replace(**{name: value})
+            covariance = correlation(measured, measured, kinship) * scales
+            lower = np.linalg.cholesky(kinship.amplitude**2 * covariance + noise)
+            white = np.linalg.solve(lower, residual)
+            score = -0.5 * float(white @ white) - float(np.log(np.diagonal(lower)).sum())
+            scored.append((score - DOUBT_OF_CHOICE * (value != values[0]), kinship))
+        best = max(scored)[1]
     return best
 
 
-def correlation(first: Settings, second: Settings) -> Floats:
+def correlation(first: Settings, second: Settings, kinship: Kinship) -> Floats:
     """Correlation of the starting guess's errors, shape [len(first), len(second)]."""
 
     def differences(name: str) -> Floats:
@@ -82,6 +101,7 @@ def correlation(first: Settings, second: Settings) -> Floats:
     beside += SHARE_PROTOCOL * same_protocol
     beside += SHARE_ALL
     beside *= _matern(np.abs(differences("log2_bytes")) * (1.0 / OCTAVES))
+    beside *= np.where(differences("collective") == 0, 1.0, kinship.across)
     beside += SHARE_OWN * (same_cell & (channels == 0) & (differences("key") == 0))
     return beside
 
@@ -94,7 +114,7 @@ def condition(
     measured_std: Floats,
     residual: Floats,
     noise_variance: Floats,
-    amplitude: float = 1.0,
+    kinship: Kinship,
 ) -> tuple[Floats, Floats]:
     """Mean and standard deviation of the targets' log durations given measured residuals.
 
@@ -105,11 +125,11 @@ def condition(
         return prior_mean, prior_std
     # That guesses were good for some cells says little of a cell that nobody has tried.
     is_tried = np.isin(16 * targets.algorithm + targets.protocol, 16 * measured.algorithm + measured.protocol)
-    prior_std = prior_std * np.where(is_tried, amplitude, max(1.0, amplitude))
-    measured_std = amplitude * measured_std
-    inner = correlation(measured, measured) * (measured_std[:, None] * measured_std)
+    prior_std = prior_std * np.where(is_tried, kinship.amplitude, max(1.0, kinship.amplitude))
+    measured_std = kinship.amplitude * measured_std
+    inner = correlation(measured, measured, kinship) * (measured_std[:, None] * measured_std)
     inner[np.diag_indices_from(inner)] += noise_variance + 1e-9
-    cross = correlation(targets, measured) * (prior_std[:, None] * measured_std)
+    cross = correlation(targets, measured, kinship) * (prior_std[:, None] * measured_std)
     solved = np.linalg.solve(inner, np.column_stack([residual, cross.T]))
     mean: Floats = prior_mean + cross @ solved[:, 0]
     variance = prior_std**2 - np.einsum("ij,ji->i", cross, solved[:, 1:])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from tuner.features import Floats
-from tuner.policy.evidence import MEMORY, Evidence, radius
+from tuner.policy.evidence import Evidence, radius
 
 if TYPE_CHECKING:
     from tuner.policy.field import Field
@@ -18,6 +18,8 @@ Family = tuple[CommunicatorClass, Collective]
 
 MAX_TRIAL_UNITS: Final = 40
 """A trial that is still open after so many more steps of evidence is a tie: others come first now."""
+WORTH_GOING_ON: Final = 0.001
+"""A trial ends when what it may still gain (log, expected) is less."""
 
 
 class Verdict(Enum):
@@ -45,6 +47,7 @@ class KeyState:
         "index",
         "is_trusted",
         "key",
+        "lead",
         "max_channels",
         "message_bytes",
         "n_tried",
@@ -71,8 +74,10 @@ class KeyState:
         """What ran before the incumbent was promoted."""
         self.trial: Candidate | None = None
         self.trial_reason = ""
+        self.lead: Candidate | None = None
+        """Believed to be faster than the incumbent, but not beyond doubt: runs while that is being found out."""
         self.hope = (0.0, 1.0)
-        """By how much (log) the trial should be faster than the incumbent, and the standard deviation of that."""
+        """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
         self.is_trusted = False
         """The trial comes from earlier runs: it runs at once and is verified on the side."""
         self.trial_until_units = 0.0
@@ -95,9 +100,14 @@ class KeyState:
         """Mean and spread (log) of every option when the key was last looked at."""
         self.quiet_until = 0
 
+    @property
+    def usual(self) -> Candidate:
+        """What runs here when nothing is on trial."""
+        return self.incumbent if self.lead is None else self.lead
+
     def reopen(self) -> None:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
-        self.trial = None
+        self.trial = self.lead = None
         self.is_trusted = False
         self.n_tried = 0
         self.max_channels = 64
@@ -139,32 +149,56 @@ def judge(
     gain, half = compare(evidence, incumbent, trial, alpha)
     if gain - half > 0 and gain > min_gain:
         return Verdict.better, gain, half
-    n_trial, n_incumbent = evidence.units(trial), evidence.units(incumbent)
-    sigma = float(evidence.sigma(evidence.key[[trial]])[0])
-    doubt = sigma * math.sqrt(1.0 / n_trial + 1.0 / n_incumbent)
-    hopeless = gain + 1.6 * doubt < min_gain and n_trial >= 2
-    clearly_slow = gain + 3.0 * doubt < -0.05
-    if hopeless or clearly_slow:
+    n_trial = evidence.units(trial)
+    hoped, std = belief(evidence, state)
+    if expected_gain(hoped - min_gain, std) < WORTH_GOING_ON:
         return Verdict.not_better, gain, half
     if n_trial >= state.trial_until_units and not state.is_trusted:
-        leads = n_trial < MEMORY and odds(evidence, state, min_gain) > 0.5
-        return Verdict.tie if leads else Verdict.not_better, gain, half
+        return Verdict.tie if odds(evidence, state, min_gain) > 0.5 else Verdict.not_better, gain, half
     return Verdict.open, gain, half
 
 
+def judge_lead(
+    evidence: Evidence, state: KeyState, *, false_promotion: float, min_gain: float
+) -> tuple[Verdict, float, float]:
+    """Verdict on the lead of `state` against its incumbent, with the measured gain (log) and its half width."""
+    if state.lead is None:
+        raise ValueError("no lead to judge")
+    lead, incumbent = evidence.find(state.index, state.lead), evidence.find(state.index, state.incumbent)
+    if lead is None or incumbent is None:
+        return Verdict.open, 0.0, float("inf")
+    gain, half = compare(evidence, incumbent, lead, level(false_promotion, state.numbers.get(state.lead, 1)))
+    if gain - half > 0 and gain > min_gain:
+        return Verdict.better, gain, half
+    return Verdict.open if gain > 0 else Verdict.not_better, gain, half
+
+
 def odds(evidence: Evidence | None, state: KeyState, min_gain: float) -> float:
-    """Probability that the trial of `state` is faster than its incumbent by more than `min_gain` (log).
+    """Probability that the trial of `state` is faster than what runs else by more than `min_gain` (log)."""
+    hoped, std = belief(evidence, state)
+    return 0.5 * math.erfc(-(hoped - min_gain) / (std * math.sqrt(2.0)))
+
+
+def belief(evidence: Evidence | None, state: KeyState) -> tuple[float, float]:
+    """By how much (log) the trial of `state` is faster than what runs else, and the standard deviation of that.
 
     What was hoped for and what was measured so far, weighed by their precisions.
     """
     hoped, std = state.hope
     weight, total = 1.0 / std**2, hoped / std**2
     trial = evidence.find(state.index, state.trial) if evidence is not None and state.trial is not None else None
-    incumbent = evidence.find(state.index, state.incumbent) if evidence is not None else None
-    if evidence is not None and trial is not None and incumbent is not None:
-        n_trial, n_incumbent = evidence.units(trial), evidence.units(incumbent)
-        if n_trial and n_incumbent:
-            variance = float(evidence.sigma(evidence.key[[trial]])[0]) ** 2 * (1.0 / n_trial + 1.0 / n_incumbent)
+    usual = evidence.find(state.index, state.usual) if evidence is not None else None
+    if evidence is not None and trial is not None and usual is not None:
+        n_trial, n_usual = evidence.units(trial), evidence.units(usual)
+        if n_trial and n_usual:
+            variance = float(evidence.sigma(evidence.key[[trial]])[0]) ** 2 * (1.0 / n_trial + 1.0 / n_usual)
             weight += 1.0 / variance
-            total += (evidence.log_us(incumbent) - evidence.log_us(trial)) / variance
-    return 0.5 * math.erfc(-(total / weight - min_gain) * math.sqrt(weight / 2.0))
+            total += (evidence.log_us(usual) - evidence.log_us(trial)) / variance
+    return total / weight, 1.0 / math.sqrt(weight)
+
+
+def expected_gain(edge: float, std: float) -> float:
+    """E[max(0, edge + std * normal)]."""
+    scaled = edge / std
+    density = math.exp(-0.5 * scaled**2) / math.sqrt(2.0 * math.pi)
+    return edge * 0.5 * math.erfc(-scaled / math.sqrt(2.0)) + std * density
