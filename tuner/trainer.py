@@ -126,6 +126,14 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
     return None, ""
 
 
+def model_error(store: Store, fabric_id: str, model_id: str) -> float | None:
+    """Median absolute error (log) of the model that `load_correction` names so, at sizes left out; None: not known."""
+    for record in store.models():
+        if record.fabric_id == fabric_id and model_id and model_id.endswith(f"-{hash_of(record)}"):
+            return record.error
+    return None
+
+
 def bake(estimator: Estimator, points: TrainingSet) -> Baked:
     """Evaluate a fitted model over the grid of what it was fitted on."""
     shapes, counts = np.unique(np.stack([points.n_ranks, points.n_nodes], axis=1), axis=0, return_counts=True)

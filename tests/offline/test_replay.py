@@ -21,14 +21,17 @@ from store.records import (
     CommunicatorClass,
     DecisionKey,
     Phase,
+    PlanRow,
     Protocol,
     StepRecord,
     size_class,
 )
 from store.wire import OBSERVATION_FIELDS
-from tuner.replay import render, replay, replay_table
+from tuner.replay import policies, render, replay, replay_table
+from tuner.replay.engine import judge
 from tuner.replay.evidence import Evidence, Grade
 from tuner.replay.loading import load_table
+from tuner.replay.policies import Context
 from tuner.replay.table import CollectiveTable, Shape, from_own
 from tuner.traces.own import read_own
 
@@ -233,6 +236,41 @@ def test_predictions_are_wide_and_last(tmp_path: Path):
     assert here.grade is Grade.measured_here
 
 
+def test_a_model_that_misses_what_was_measured_is_doubted_as_much(tmp_path: Path):
+    """Sure of itself, and three times off at the baseline: the candidate's prediction may be as far off."""
+    table = table_of(tmp_path, records(30, 100.0))
+    shapes, index = table.shapes()
+    for baseline_us, reach in ((100.0, 1.1), (300.0, 8.0)):
+        evidence = Evidence(
+            table, shapes, index, (), lambda _, one, known=baseline_us: (known if one.is_baseline else known / 2, 0.05)
+        )
+        predicted = evidence.estimate(shapes[0], RING_LL_4)
+        assert predicted is not None
+        assert predicted.cost_us == pytest.approx(50)
+        assert reach < predicted.high_us / predicted.cost_us < 1.3 * reach
+
+
+def test_no_policy_beats_the_oracle_by_a_prediction_alone(tmp_path: Path):
+    """A plan names what only the model knows; the oracle may name it too."""
+    table = table_of(tmp_path, records(30, 100.0))
+    shapes, index = table.shapes()
+    evidence = Evidence(table, shapes, index, (), lambda _, one: (100.0 if one.is_baseline else 60.0, 0.4))
+    plan = [PlanRow(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, MIB, MIB, RING_LL_4)]
+    context = Context(evidence, plan=plan)
+    (oracle, named), _ = judge(shapes, [30], [3000.0], policies.named(["oracle", "table"]), context)
+    assert oracle.cost_us == named.cost_us == pytest.approx(1800)
+    assert oracle.gain_low_percent < 0 < oracle.gain_percent == pytest.approx(40)
+
+
+def test_sizes_between_swept_ones_need_no_baseline_there(tmp_path: Path):
+    """An active sweep measures the baseline at some sizes only."""
+    table = table_of(tmp_path, records(30, 100.0, message_bytes=3 * MIB // 2))
+    known = [statistics(RING_LL_4, us, message_bytes=size) for us, size in ((50.0, MIB), (70.0, 2 * MIB))]
+    best = verdict_of(replay_table(table, ["oracle"], statistics=known), "oracle")
+    assert best.evidence == "measured_elsewhere"
+    assert 50 < best.cost_us < 70
+
+
 def test_intervals_cover(tmp_path: Path):
     """95 % intervals of medians hold the true cost in about 95 of 100 traces."""
     chance = np.random.default_rng(5)
@@ -297,7 +335,7 @@ def test_what_is_printed(tmp_path: Path):
     assert "40 collectives" in text
     assert f"Emulated fabric {FABRIC}" in text
     assert "ring/ll/4ch" in text
-    assert "+40.00 %" in text
+    assert "-40.00 %" in text
     assert "measured here" in text
     document = json.loads(result.to_json())
     assert document["totals"][1]["policy"] == "oracle"

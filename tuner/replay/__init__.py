@@ -14,7 +14,7 @@ from store.records import CandidateStatistics, Collective, PlanRow
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, ShapeVerdict, judge
-from tuner.replay.evidence import Evidence
+from tuner.replay.evidence import MAD_TO_SIGMA, Evidence
 from tuner.replay.loading import load_table
 from tuner.replay.plans import plan_rows
 from tuner.replay.policies import DEFAULT_POLICIES, POLICIES, Context, named
@@ -24,6 +24,7 @@ from tuner.replay.schedule import StepModel
 from tuner.replay.steps import ShapeFacts, StepEstimate, StepFacts, StepRefusal, step_estimates, step_facts
 from tuner.replay.table import Array, CollectiveTable, Shape
 from tuner.replay.whatif import Change, WhatIf, World, model_predictor, what_if
+from tuner.trainer import model_error
 
 __all__ = [
     "DEFAULT_POLICIES",
@@ -65,12 +66,13 @@ def replay(
     named(policies)
     rows = None if plan is None else plan_rows(plan)
     table = load_table(trace, fabric, format_name=format_name, collective=collective)
-    statistics, knowledge = _known(store_path, table.fabric_id)
+    known = _known(store_path, table.fabric_id)
     return replay_table(
         table,
         policies,
-        statistics=statistics,
-        knowledge=knowledge,
+        statistics=known.statistics,
+        knowledge=known.knowledge,
+        model_error=known.model_error,
         plan=rows,
         trace=str(trace),
         change=change,
@@ -78,18 +80,21 @@ def replay(
     )
 
 
-def _known(store_path: Path | None, fabric_id: str) -> tuple[Sequence[CandidateStatistics], Knowledge]:
+def _known(store_path: Path | None, fabric_id: str) -> World:
     """What the store knows of a fabric."""
     if store_path is None or not store_path.exists() or not fabric_id:
-        return (), Knowledge.empty()
+        return World()
     with Store.open(store_path, read_only=True) as store:
-        return store.statistics(fabric_id), Knowledge.from_store(store, fabric_id)
+        knowledge = Knowledge.from_store(store, fabric_id)
+        # The median absolute error of a normal distribution is 0.67 of its standard deviation.
+        error = MAD_TO_SIGMA * (model_error(store, fabric_id, knowledge.model_id) or 0.0)
+        return World(store.statistics(fabric_id), knowledge, error)
 
 
 def _world(change: Change | None, store_path: Path | None) -> World | None:
     if change is None or change.fabric is None:
         return None
-    return World(*_known(store_path, change.fabric.fabric_id))
+    return _known(store_path, change.fabric.fabric_id)
 
 
 def replay_table(
@@ -98,17 +103,23 @@ def replay_table(
     *,
     statistics: Sequence[CandidateStatistics] = (),
     knowledge: Knowledge | None = None,
+    model_error: float = 0.0,
     plan: Sequence[PlanRow] | None = None,
     trace: str = "",
     change: Change | None = None,
     world: World | None = None,
 ) -> ReplayResult:
-    """Judge `policies` on a table of collectives; `statistics` and `knowledge` are of earlier runs."""
-    knowledge = knowledge or Knowledge.empty()
+    """Judge `policies` on a table of collectives.
+
+    `statistics`, `knowledge` and `model_error` (see `World`) are of earlier runs on the trace's fabric; `world` is
+    what is known of the fabric that `change` asks about, where that is another.
+    """
+    own_world = World(statistics, knowledge or Knowledge.empty(), model_error)
+    knowledge = own_world.knowledge
     costs = CostPrior(table.fabric) if _fabric(table) is not None else None
     shapes, shape_index = table.shapes()
     fabric = _fabric(table)
-    predictor = None if costs is None or fabric is None else model_predictor(knowledge, costs, fabric)
+    predictor = None if costs is None or fabric is None else model_predictor(own_world, costs, fabric)
     evidence = Evidence(table, shapes, shape_index, statistics, predictor)
     counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []
     facts, model = step_facts(table, None if fabric is None else fabric.sms_slowdown)
@@ -134,8 +145,7 @@ def replay_table(
         if facts is None or model is None:
             reason = "it tells nothing of its steps" if facts is None else facts.reason
             raise UserError(f"a changed job cannot be judged from this trace: {reason}", "log one with --log-trace")
-        world = world or World(statistics, knowledge)
-        answer = what_if(change, facts, model, named(policies), context, fabric, world, plan)
+        answer = what_if(change, facts, model, named(policies), context, fabric, world or own_world, plan)
     return ReplayResult(
         trace=trace,
         job_id=table.job_id,

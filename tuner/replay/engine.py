@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -57,6 +58,22 @@ class PolicyTotal(msgspec.Struct, frozen=True):
     n_by_evidence: dict[str, int]
 
 
+class _Doubt(NamedTuple):
+    """By how much predictions may be too high and too low together, 95 %: a large error is not symmetric."""
+
+    below_us: float = 0.0
+    above_us: float = 0.0
+
+    def more(self, count: int, cost: Estimate) -> _Doubt:
+        """With `count` collectives of that cost."""
+        return _Doubt(
+            self.below_us + count * (cost.cost_us - cost.low_us), self.above_us + count * (cost.high_us - cost.cost_us)
+        )
+
+
+_NO_DOUBT: Final = _Doubt()
+
+
 @dataclass
 class _Sums:
     """Running totals of one policy: costs, and errors that do or do not cancel between shapes."""
@@ -65,8 +82,8 @@ class _Sums:
     baseline_us: float = 0.0
     own_variance: float = 0.0
     difference_variance: float = 0.0
-    shared_error_us: float = 0.0
-    shared_difference_us: float = 0.0
+    shared: _Doubt = _NO_DOUBT
+    shared_difference: _Doubt = _NO_DOUBT
 
     def add(self, count: int, cost: Estimate, baseline: Estimate, is_same: bool) -> None:
         """A shape of `count` collectives. Predictions share their model's error: those add up linearly."""
@@ -75,8 +92,8 @@ class _Sums:
         error_us = count * cost.cost_us * cost.error
         baseline_error_us = count * baseline.cost_us * baseline.error
         if cost.grade is Grade.predicted:
-            self.shared_error_us += error_us
-            self.shared_difference_us += 0.0 if is_same else error_us
+            self.shared = self.shared.more(count, cost)
+            self.shared_difference = self.shared_difference if is_same else self.shared_difference.more(count, cost)
         else:
             self.own_variance += error_us**2
             if not is_same:
@@ -173,19 +190,19 @@ def _channels(shape: Shape, candidate: Candidate | Mixture) -> int:
 def _total(
     name: str, sums: _Sums, n_judged: int, n_refused: int, refused_percent: float, n_by_evidence: dict[str, int]
 ) -> PolicyTotal:
-    half_us = NORMAL_95 * (math.sqrt(sums.own_variance) + sums.shared_error_us)
-    half_difference_us = NORMAL_95 * (math.sqrt(sums.difference_variance) + sums.shared_difference_us)
+    half_us = NORMAL_95 * math.sqrt(sums.own_variance)
+    half_difference_us = NORMAL_95 * math.sqrt(sums.difference_variance)
     saved_us = sums.baseline_us - sums.cost_us
     percent = 100 / sums.baseline_us if sums.baseline_us > 0 else 0.0
     return PolicyTotal(
         policy=name,
         cost_us=sums.cost_us,
-        low_us=max(sums.cost_us - half_us, 0.0),
-        high_us=sums.cost_us + half_us,
+        low_us=max(sums.cost_us - half_us - sums.shared.below_us, 0.0),
+        high_us=sums.cost_us + half_us + sums.shared.above_us,
         baseline_us=sums.baseline_us,
         gain_percent=percent * saved_us,
-        gain_low_percent=percent * (saved_us - half_difference_us),
-        gain_high_percent=percent * (saved_us + half_difference_us),
+        gain_low_percent=percent * (saved_us - half_difference_us - sums.shared_difference.above_us),
+        gain_high_percent=percent * (saved_us + half_difference_us + sums.shared_difference.below_us),
         n_judged=n_judged,
         n_refused=n_refused,
         refused_share_percent=refused_percent,

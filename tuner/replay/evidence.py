@@ -31,7 +31,7 @@ from store.records import (
     Phase,
     Protocol,
 )
-from tuner.replay.table import UNKNOWN, CollectiveTable, Shape
+from tuner.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
 
 Array = NDArray[Any]
 
@@ -195,12 +195,14 @@ class Evidence:
         return estimate and dataclasses.replace(estimate, error=math.hypot(estimate.error, CARRIED_NOISE))
 
     def _interpolated(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        """Between the next smaller and the next larger size class that know `candidate` and the baseline."""
+        """Between the next smaller and the next larger size class that know `candidate`, and the baseline if any do.
+
+        A sweep that measures what matters only does not measure the baseline at every size.
+        """
         below, above = (self._nearest(shape, candidate, direction) for direction in (-1, 1))
         if below is None or above is None:
-            return None
-        position = math.log2(shape.message_bytes) * SIZE_CLASSES_PER_OCTAVE
-        share = min(max((position - below.size_class) / (above.size_class - below.size_class), 0.0), 1.0)
+            return self._interpolated_alone(shape, candidate)
+        share = _share_between(shape, below.size_class, above.size_class)
 
         def between(low: float, high: float) -> float:
             return math.exp((1 - share) * low + share * high)
@@ -212,6 +214,22 @@ class Evidence:
         cost_us = baseline_us * between(below.log_ratio, above.log_ratio)
         there = Estimate(cost_us, error, Grade.measured_elsewhere, n_samples)
         return self._carried(shape, there, Estimate(baseline_us, 0.0, Grade.measured_elsewhere))
+
+    def _interpolated_alone(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        """The cost itself, where no baseline tells a ratio."""
+        own_class = shape.key.size_class
+        ends: list[tuple[int, Estimate]] = []
+        for direction in (-1, 1):
+            classes = [own_class + direction * distance for distance in range(1, MAX_INTERPOLATED_CLASSES + 1)]
+            known = ((size_class, self._elsewhere_at(shape, size_class).get(candidate)) for size_class in classes)
+            ends += [(size_class, one) for size_class, one in known if one is not None][:1]
+        if len(ends) < 2:
+            return None
+        (low_class, below), (high_class, above) = ends
+        share = _share_between(shape, low_class, high_class)
+        log_us = (1 - share) * math.log(below.cost_us) + share * math.log(above.cost_us)
+        error, n_samples = math.hypot(below.error, above.error), below.n_samples + above.n_samples
+        return self._carried(shape, Estimate(math.exp(log_us), error, Grade.measured_elsewhere, n_samples), None)
 
     def _nearest(self, shape: Shape, candidate: Candidate, direction: int) -> _Neighbour | None:
         """The next size class in that direction that knows both, at most an octave away."""
@@ -238,7 +256,13 @@ class Evidence:
         if predicted is None:
             return None
         baseline = self._predictor(shape, BASELINE)
-        return self._carried(shape, _as_prediction(predicted), None if baseline is None else _as_prediction(baseline))
+        if baseline is None:
+            return self._carried(shape, _as_prediction(predicted), None)
+        found = self._carried(shape, _as_prediction(predicted), _as_prediction(baseline))
+        # As far as the model is off where it can be checked, at the very shape, it may be off for the candidate.
+        known = self._here.get((shape, BASELINE))
+        miss = 0.0 if known is None else abs(math.log(known.cost_us / baseline[0]))
+        return dataclasses.replace(found, error=math.hypot(found.error, miss))
 
     def _carried(self, shape: Shape, there: Estimate, baseline_there: Estimate | None) -> Estimate:
         """`there` brought to this trace by way of the baseline, where both ends know that."""
@@ -248,6 +272,12 @@ class Evidence:
         error = math.hypot(there.error, CARRIED_NOISE, baseline_here.error)
         cost_us = baseline_here.cost_us * there.cost_us / baseline_there.cost_us
         return Estimate(cost_us, error, there.grade, there.n_samples)
+
+
+def _share_between(shape: Shape, low_class: int, high_class: int) -> float:
+    """How far the shape's size lies from one size class towards the other."""
+    position = math.log2(shape.message_bytes) * SIZE_CLASSES_PER_OCTAVE
+    return min(max((position - low_class) / (high_class - low_class), 0.0), 1.0)
 
 
 def _as_prediction(prediction: Prediction) -> Estimate:
@@ -297,15 +327,19 @@ def _measured_here(
 
 def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, bool, Candidate | None, Array]]:
     """(shape's index, chosen by NCCL, setting, durations) of the timed rows that have these in common."""
-    timed = np.flatnonzero(table.duration_us > 0)
-    if not len(timed):
+    rows, duration_us = table.rows, table.duration_us
+    code = shape_index << 25 | table.is_default.astype(np.int64) << 24
+    for column, shift in (("algorithm", 16), ("protocol", 8), ("n_channels", 0)):
+        code |= rows[column].astype(np.int64) << shift
+    timed = duration_us > 0
+    if not bool(timed.all()):
+        code, duration_us = code[timed], duration_us[timed]
+    if not len(code):
         return
-    rows = table.rows[timed]
-    code = shape_index[timed] << 25 | table.is_default[timed].astype(np.int64) << 24
-    code |= rows["algorithm"].astype(np.int64) << 16 | rows["protocol"].astype(np.int64) << 8 | rows["n_channels"]
-    codes, group, counts = np.unique(code, return_inverse=True, return_counts=True)
+    codes, group = numbered(code)
+    counts = np.bincount(group)
     small = group.astype(np.uint16 if len(codes) < 1 << 16 else np.int64)  # 16 bits are sorted by radix
-    duration_us = table.duration_us[timed][np.argsort(small, kind="stable")]
+    duration_us = duration_us[np.argsort(small, kind="stable")]
     ends = np.cumsum(counts)
     for one, end, count in zip(codes.tolist(), ends.tolist(), counts.tolist(), strict=True):
         candidate = _candidate(one >> 16 & 255, one >> 8 & 255, one & 255)

@@ -10,6 +10,7 @@ only (step time less exposed less idle gaps); it is shared out by the bytes of t
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from enum import Enum
 from typing import Final
 
 import numpy as np
+from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from store.records import Collective, Phase
@@ -145,23 +147,23 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
         keep = np.isfinite(table.duration_us)
         if np.count_nonzero(keep) < 0.5 * len(keep):
             return "too few of its collectives are timed"
-    numbers, first, count = np.unique(table.rows["step"], return_index=True, return_counts=True)
-    ordered = bool(np.all(np.diff(table.rows["step"].astype(np.int64)) >= 0))
     rows, duration_us = table.rows, table.duration_us
-    if not ordered:
+    if not len(rows):
+        return "it has no collectives"
+    if not bool(np.all(np.diff(rows["step"].astype(np.int64)) >= 0)):
         order = np.lexsort((rows["start_ns"], rows["step"]))
         rows, duration_us = rows[order], duration_us[order]
-        numbers, first, count = np.unique(rows["step"], return_index=True, return_counts=True)
+    first = np.flatnonzero(np.diff(rows["step"], prepend=rows["step"][:1] + 1))
+    numbers, count = rows["step"][first], np.diff(first, append=len(rows))
     if int(count.max(initial=0)) > MAX_STEP_CALLS:
         return f"a step has more than {MAX_STEP_CALLS} collectives"
     signatures: dict[int, bytes] = {}
-    timed = np.isfinite(duration_us)
-    shape_fields = ["comm_id", "message_bytes", "n_ranks", "n_nodes", "collective", "phase"]
-    told = set(known["step"].tolist())
-    for number, start, length in zip(numbers.tolist(), first.tolist(), count.tolist(), strict=True):
-        piece = slice(start, start + length)
-        if number in told and bool(timed[piece].all()):
-            signatures[number] = b"".join(np.ascontiguousarray(rows[name][piece]).tobytes() for name in shape_fields)
+    shapes = repack_fields(rows[["comm_id", "message_bytes", "n_ranks", "n_nodes", "collective", "phase"]])
+    is_whole = np.logical_and.reduceat(np.isfinite(duration_us), first) & np.isin(numbers, known["step"])
+    for number, start, length in zip(
+        numbers[is_whole].tolist(), first[is_whole].tolist(), count[is_whole].tolist(), strict=True
+    ):
+        signatures[number] = shapes[start : start + length].tobytes()
     if not signatures:
         return "no step has all of its collectives timed"
     usual, n_like = Counter(signatures.values()).most_common(1)[0]
@@ -171,7 +173,7 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
     if len(chain) < MIN_STEPS:
         return f"no {MIN_STEPS} like steps follow one another"
     at = dict(zip(numbers.tolist(), first.tolist(), strict=True))
-    n_calls = len(usual) // sum(rows.dtype[name].itemsize for name in shape_fields)
+    n_calls = len(usual) // shapes.itemsize
     chain = chain[-max(MIN_STEPS, min(_WINDOW_STEPS, MAX_SIMULATED_CALLS // n_calls)) :]
     pieces = np.array([np.arange(at[number], at[number] + n_calls) for number in chain])
     durations_us = duration_us[pieces].astype(np.float64)
@@ -381,8 +383,11 @@ def _period_error(steps: _Steps, program: Program) -> float:
 
 
 def _median(values: Floats) -> float:
-    return float(np.nanmedian(values))
+    """Of what is known (np.nanmedian's overhead is many times the work on so few values); NaN: nothing is."""
+    known = np.sort(values[~np.isnan(values)], axis=None)
+    middle = len(known) // 2
+    return float(known[middle] + known[~middle]) / 2 if len(known) else math.nan
 
 
 def _spread(values: Floats) -> float:
-    return float(np.nanmedian(np.abs(values - np.nanmedian(values))))
+    return _median(np.abs(values - _median(values)))

@@ -178,11 +178,12 @@ def _by_program(
     offset_us = facts.step_us - logged.step_us
     baseline_us = steady_step(program, durations(of_baseline=True), default_channels).step_us + offset_us
     found = step()
-    spread = (total.high_us - total.low_us) / 2 / total.cost_us if total.cost_us > 0 else 0.0
+    low_by, high_by = (end_us / total.cost_us if total.cost_us > 0 else 1.0 for end_us in (total.low_us, total.high_us))
     # The change's interval moves those collectives alone whose setting is not the baseline's.
     changed_us = sum((one.cost_us or 0.0) * one.n_collectives for one in judged.values() if one.setting != "baseline")
-    doubt_us = total.baseline_us * (total.gain_high_percent - total.gain_low_percent) / 200
-    doubt = doubt_us / changed_us if changed_us > 0 else 0.0
+    ends_percent = total.gain_high_percent, total.gain_low_percent
+    doubts_us = [total.baseline_us * (total.gain_percent - end_percent) / 100 for end_percent in ends_percent]
+    best_by, worst_by = (max(1 + one / changed_us, 0.0) if changed_us > 0 else 1.0 for one in doubts_us)
     error_us = facts.step_us * max(facts.model_error_percent, LEAST_MODEL_ERROR_PERCENT) / 100
     change_error_us = error_us if any(differs) else 0.0
 
@@ -192,13 +193,13 @@ def _by_program(
     return StepEstimate(
         policy=total.policy,
         step_us=found.step_us + offset_us,
-        low_us=step(all_by=1 - spread).step_us + offset_us - error_us,
-        high_us=step(all_by=1 + spread).step_us + offset_us + error_us,
+        low_us=step(all_by=low_by).step_us + offset_us - error_us,
+        high_us=step(all_by=high_by).step_us + offset_us + error_us,
         exposed_us=max(found.exposed_us + facts.exposed_us - logged.exposed_us, 0.0),
         communication_us=sum(durations()),
         change_percent=change_percent(found.step_us),
-        change_low_percent=change_percent(step(changed_by=1 - doubt).step_us - change_error_us),
-        change_high_percent=change_percent(step(changed_by=1 + doubt).step_us + change_error_us),
+        change_low_percent=change_percent(step(changed_by=best_by).step_us - change_error_us),
+        change_high_percent=change_percent(step(changed_by=worst_by).step_us + change_error_us),
     )
 
 

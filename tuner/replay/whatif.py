@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -89,8 +89,10 @@ class WhatIf(msgspec.Struct, frozen=True):
 class World:
     """What is known of the fabric asked about."""
 
-    statistics: Sequence[CandidateStatistics]
-    knowledge: Knowledge
+    statistics: Sequence[CandidateStatistics] = ()
+    knowledge: Knowledge = field(default_factory=Knowledge.empty)
+    model_error: float = 0.0
+    """Of the learned model, as a standard error of log durations at sizes that it was not fitted to; 0: no model."""
 
 
 def what_if(
@@ -119,20 +121,20 @@ def what_if(
             f"fabric {fabric.name} describes {fabric.max_nodes} nodes: beyond them NCCL's cost model alone is asked"
         )
         fabric = fabric.with_nodes(_n_nodes(program, fabric))
-    knowledge = Knowledge.empty() if beyond else world.knowledge
+    learned = World() if beyond else world
     costs = None if fabric is None else CostPrior(fabric.describe(), fabric)
     elsewhere = change.fabric is not None
     if elsewhere:
         assumptions.append("computation takes as long as it was logged")
         assumptions.append("the trace's own measurements are of another fabric: they are not used")
-        evidence = Evidence(_EMPTY, (), np.empty(0, np.int64), world.statistics, _predictor(knowledge, costs, fabric))
+        evidence = Evidence(_EMPTY, (), np.empty(0, np.int64), world.statistics, _predictor(learned, costs, fabric))
     else:
         scale = _calibration(model.program, program, context.evidence)
-        evidence = context.evidence.with_predictor(_predictor(knowledge, costs, fabric, scale))
+        evidence = context.evidence.with_predictor(_predictor(learned, costs, fabric, scale))
     n_calls = Counter(call.shape for call in program.calls)
     counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
     asked = Context(
-        evidence, world.statistics, knowledge, costs, plan, counts, facts.n_steps, facts.step_us, context.facts
+        evidence, world.statistics, learned.knowledge, costs, plan, counts, facts.n_steps, facts.step_us, context.facts
     )
     return _judged(change, facts, model, program, policies, asked, assumptions)
 
@@ -202,14 +204,14 @@ def _near(points: Mapping[float, float], log_bytes: float) -> dict[float, float]
 
 
 def _predictor(
-    knowledge: Knowledge,
+    world: World,
     costs: CostPrior | None,
     fabric: Fabric | None,
     scale: Mapping[Shape, _Scale] | None = None,
 ) -> Predictor | None:
     if costs is None or fabric is None:
         return None
-    predict = model_predictor(knowledge, costs, fabric)
+    predict = model_predictor(world, costs, fabric)
     if scale is None:
         return predict
 
@@ -223,8 +225,12 @@ def _predictor(
     return scaled
 
 
-def model_predictor(knowledge: Knowledge, costs: CostPrior, fabric: Fabric) -> Predictor:
-    """Predictions on a described fabric; none for communicators that do not fit on it."""
+def model_predictor(world: World, costs: CostPrior, fabric: Fabric) -> Predictor:
+    """Predictions on a described fabric; none for communicators that do not fit on it.
+
+    The learned model's doubt about one point is its own opinion of itself: its error on sizes that were left out
+    bounds it from below.
+    """
 
     @cache
     def fits(communicator: CommunicatorClass) -> bool:
@@ -236,8 +242,8 @@ def model_predictor(knowledge: Knowledge, costs: CostPrior, fabric: Fabric) -> P
     def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
         if not fits(shape.communicator):
             return None
-        prior = knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
-        mean, std = float(prior.mean[0]), float(prior.std[0])
+        prior = world.knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
+        mean, std = float(prior.mean[0]), max(float(prior.std[0]), world.model_error)
         return (float(np.exp(mean)), std) if np.isfinite(mean) else None
 
     return predict
