@@ -36,6 +36,9 @@ N_STEPS = 200
 SETTLED_SHARE = 0.25
 """The last quarter of the steps is compared: by then the tuner has made up its mind."""
 RUN_TIMEOUT_S = 170
+"""For N_STEPS; more may take longer."""
+ENDING_TIMEOUT_S = 15
+"""torchrun gives its ranks time to leave."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,19 @@ def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, a
     with log.open("wb") as output:
         # Emulated steps pass quickly: the agent reports more often, so that few steps are needed.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_TICK_MS": "20"}
-        done = subprocess.run(
-            command, stdout=output, stderr=output, env=environment, timeout=RUN_TIMEOUT_S, check=False
-        )
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        try:
+            returncode = process.wait(timeout=RUN_TIMEOUT_S * max(1.0, n_steps / N_STEPS))
+        except subprocess.TimeoutExpired as error:
+            _end(process)
+            raise UserError(
+                f"training with the {label} did not end in {error.timeout:.0f} s", f"see {log}, or give fewer --steps"
+            ) from None
+        except BaseException:
+            _end(process)
+            raise
     wall_s = time.monotonic() - began
-    if done.returncode != 0:
+    if returncode != 0:
         words = log.read_text(errors="replace").strip().splitlines()[-1:]
         raise UserError(f"training with the {label} failed: {' '.join(words)}", f"see {log}")
     lines = [json.loads(line) for line in losses.read_text().splitlines()]
@@ -152,6 +163,16 @@ def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, a
         summary_json["n_disagreements"],
         wall_s,
     )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun as it wants to be ended: killed at once, it would leave its ranks behind."""
+    process.terminate()
+    try:
+        process.wait(timeout=ENDING_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _explored_so_far(store_path: Path) -> int | None:
@@ -181,6 +202,9 @@ def _print_comparison(console: Console, off: Run, on: Run) -> None:
 def _print_decisions(console: Console, decisions: list[Decision], here: Medians, everywhere: Medians) -> None:
     table = Table("collective, phase", "message", "NCCL's own", "zerotune", title="Decisions, measured medians")
     settled = {decision.key: decision for decision in decisions if decision.kind != "explore"}
+    if not settled:
+        console.print("no setting was decided: so few steps leave nothing to compare")
+        return
     for key, decision in sorted(settled.items()):
         low, high = size_class_range(key.size_class)
         found = compare(decision, here, everywhere)

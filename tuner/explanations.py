@@ -121,7 +121,10 @@ def _when(decision: Decision) -> str:
 def render(explanations: list[Explanation], console: Console) -> None:
     """Print them; says so when there are none."""
     if not explanations:
-        console.print("No decision fits. Without filters `zerotune explain` shows all of the newest job.")
+        console.print(
+            "Nothing has been decided: NCCL's own choice ran throughout. With --collective, --phase or --message-bytes:"
+            " nothing that fits; without them all of the job is shown. --job names another job."
+        )
         return
     for explained in explanations:
         key, decision = explained.key, explained.decision

@@ -13,7 +13,7 @@ from tuner.cli.options import FabricName, console
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, the store and the logs.")] = Path("run"),
     fabric: FabricName = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps of each run.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps of each run.", min=8)] = None,
 ) -> None:
     """Show the whole loop on this machine without a GPU (what `make run` does).
 

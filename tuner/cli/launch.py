@@ -62,7 +62,12 @@ def launch(
     if agent and plan is None and start_daemon and not answers:
         from tuner.background import start_in_background
 
-        start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S)
+        started = start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S)
+        print(
+            f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
+            f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank",
+            file=sys.stderr,
+        )
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, launching.environment(request))
