@@ -268,6 +268,12 @@ class Communicator:
                 self.rendezvous.close()
 
 
+def close_all() -> None:
+    """Destroy what an earlier world has left: older torch does not say that it has destroyed a group."""
+    for left in list(_communicators):
+        left.close()
+
+
 def _describe_call(header: Header) -> str:
     return f"{Collective(header.collective).name} of {header.message_bytes} bytes, {header.n_elements} per rank"
 

@@ -8,6 +8,7 @@ collective, as ProcessGroupNCCL does.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -18,7 +19,7 @@ from torch._C._distributed_c10d import Work
 
 from agent.nccl.emulated import capture, grouping, tasks
 from agent.nccl.emulated.calls import Task
-from agent.nccl.emulated.communicator import Communicator
+from agent.nccl.emulated.communicator import Communicator, close_all
 from agent.nccl.emulated.errors import EmulatedNcclError
 from agent.nccl.emulated.reduction import SUM, Operator, operator
 from agent.nccl.emulated.settings import announce, emulation
@@ -26,6 +27,10 @@ from agent.nccl.emulated.work import EmulatedWork
 from store.records import Collective
 
 BACKEND: Final = "emulated_nccl"
+_HANDLES_DIE_IN_CPP: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
+"""Older torch drops the Python side of a work that C++ asked for; what C++ then waits for never ends."""
+_RECENT_WORKS: Final = 64
+"""So many works are kept alive there: more than DDP has under way."""
 Tensors = Sequence[torch.Tensor]
 
 
@@ -50,8 +55,10 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> None:
         super().__init__(rank, n_ranks)
         emulation()  # a fabric file with nonsense is reported here, not at the first collective
-        if rank == 0 and not ranks:  # the default group
-            announce()
+        if not ranks:  # the default group: there is one at a time
+            close_all()
+            if rank == 0:
+                announce()
         store = dist.PrefixStore(_attempt(), store)
         self._store, self._rank, self._n_ranks = store, rank, n_ranks
         self._timeout, self._name = timeout, name
@@ -59,6 +66,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._communicator: Communicator | None = None
         self._coalesced: list[grouping.Deferred] | None = None
         self._closed = False
+        self._recent: deque[Work] = deque(maxlen=_RECENT_WORKS)
         gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, n_ranks, timeout=timeout)
         self._gloo = gloo
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
@@ -264,7 +272,10 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._coalesced is not None:
             self._coalesced.append(deferred)
             return EmulatedWork((), outputs)
-        return grouping.launch(self.communicator, [deferred])
+        work = grouping.launch(self.communicator, [deferred])
+        if _HANDLES_DIE_IN_CPP:
+            self._recent.append(work)
+        return work
 
 
 def create(options: Any, _backend_options: Any = None) -> EmulatedProcessGroup:
