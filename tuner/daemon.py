@@ -226,7 +226,7 @@ def run_daemon(
                     store_path=str(store.path),
                     uptime_s=time.monotonic() - started_s,
                     resident_bytes=psutil.Process().memory_info().rss,
-                    n_errors=n_errors + store.n_dropped,
+                    n_errors=n_errors + store.n_dropped + learner.n_failed,
                     n_refused=n_refused,
                     jobs=service.jobs(),
                 )

@@ -48,6 +48,8 @@ class Learner:
         self._on_ready = on_ready
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._closing = False
+        self.n_failed = 0
+        """Requests that could not be served."""
         self._child: subprocess.Popen[bytes] | None = None
         self._child_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="zerotune-learner", daemon=True)
@@ -74,14 +76,15 @@ class Learner:
                 if request.kind is RequestKind.train:
                     self._train(request.fabric_id)
                 knowledge = self._load(self._store, request.fabric_id)
+                if request.kind is RequestKind.load and self._never_fitted(request.fabric_id):
+                    self.ask(Request(RequestKind.train, request.fabric_id))
             except Exception:
+                self.n_failed += 1
                 _log.exception("learning about fabric %s failed; its jobs go on with less", request.fabric_id)
                 if request.kind is RequestKind.train:
                     continue
                 knowledge = self._empty
             self._on_ready(request.fabric_id, knowledge)
-            if request.kind is RequestKind.load and self._never_fitted(request.fabric_id):
-                self.ask(Request(RequestKind.train, request.fabric_id))
 
     def _never_fitted(self, fabric_id: str) -> bool:
         """True when a fit was cut short, say by the end of the daemon: its measurements are there."""

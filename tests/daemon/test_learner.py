@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sqlite3
 import sys
 import threading
 
@@ -50,6 +51,21 @@ def test_when_loading_fails_the_job_starts_from_nothing(made, caplog):
     learner.ask(Request(RequestKind.load, "broken"))
     assert ready.get(timeout=10) == ("broken", "empty")
     assert "broken" in caplog.text
+
+
+def test_a_store_that_breaks_meanwhile_does_not_end_the_learner(made, monkeypatch, store):
+    learner, ready = made
+
+    def broken():
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "models", broken)
+        learner.ask(Request(RequestKind.load, "f"))
+        assert ready.get(timeout=10) == ("f", "empty")
+    assert learner.n_failed == 1
+    learner.ask(Request(RequestKind.load, "f"))
+    assert ready.get(timeout=10) == ("f", [])
 
 
 def test_a_fitted_model_is_saved_before_knowledge_is_read_again(made, monkeypatch, store):
