@@ -20,6 +20,7 @@ _log = logging.getLogger("zerotune.store")
 BUSY_TIMEOUT_S: Final = 10.0
 _SIDE_FILES: Final = ("", "-wal", "-shm")
 _BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
+_RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _BY_FLAG
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 
@@ -72,7 +73,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             )
         return connection
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"store {path} cannot be read: {error}", _BY_FLAG) from error
+        remedy = _RESTART if "malformed" in str(error) else _BY_FLAG
+        raise StoreError(f"store {path} cannot be read: {error}", remedy) from error
 
 
 def reader(path: Path) -> sqlite3.Connection:

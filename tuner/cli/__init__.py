@@ -97,7 +97,7 @@ def main() -> None:
         code = _failed(str(error), 1)
     except sqlite3.DatabaseError as error:
         reason = " ".join(str(error).split())
-        remedy = "start `zerotune daemon` once: it keeps the damaged file under another name and begins a new one"
+        remedy = "start `zerotune daemon` anew: it keeps the damaged file under another name and begins a new one"
         code = _failed(f"the store is damaged ({reason}); {remedy}", 2)
     except _UsageError as error:
         code = _explain_usage(error)
