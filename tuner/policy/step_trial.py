@@ -17,7 +17,8 @@ from store.records import BASELINE, Candidate
 from tuner.policy.evidence import radius
 from tuner.policy.trial import KeyState
 
-SETTLED_STEPS: Final = 4
+SETTLED_STEPS: Final = 20
+"""Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 AUDIT_EVERY_STEPS: Final = 500
 MAX_UNITS: Final = 24
 ALPHA: Final = 0.01
