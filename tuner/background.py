@@ -26,8 +26,15 @@ def start_in_background(
     command = [sys.executable, "-m", "tuner.cli", "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s)]
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        opened = log.open("wb")
+    except OSError as error:
+        raise UserError(
+            f"a daemon cannot write its log {log}: {error.strerror}",
+            "give another place with --store or ZEROTUNE_STORE",
+        ) from error
+    with opened as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )

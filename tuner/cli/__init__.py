@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it failed, 2 a mistake of the user's (one line on stderr),
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import sys
@@ -89,6 +90,8 @@ app.add_typer(stage, name="stage")
 
 def main() -> None:
     """Entry point of the console script: every failure is one line on stderr and an exit code, never a traceback."""
+    # Where the home cannot be written, matplotlib tells at length that it keeps its fonts elsewhere.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         code = app(prog_name="zerotune", standalone_mode=False)
     except UserError as error:

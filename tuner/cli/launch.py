@@ -55,10 +55,10 @@ def launch(
         answers = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys) is not None
     problems = launching.check(request, daemon_answers=answers or start_daemon)
     launching.refuse_fatal(problems)
-    for problem in problems:
-        print(f"zerotune: {problem}", file=sys.stderr)
     for folder in filter(None, (log_trace, summary.parent if summary else None)):
         launching.make_writable(folder)
+    for problem in problems:
+        print(f"zerotune: {problem}", file=sys.stderr)
     if agent and plan is None and start_daemon and not answers:
         from tuner.background import start_in_background
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from store.errors import UserError
 from tuner.cli.options import AsJson, StorePath, console, print_json, store_path
@@ -57,6 +56,8 @@ def show(store: StorePath = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json(known)
         return
+    from rich.table import Table
+
     table = Table("encoder", "from", "bytes", "sha256", "state")
     for one in known:
         table.add_row(one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state)
