@@ -15,6 +15,7 @@ from typer.main import get_command
 from store.database import Store
 from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from tuner import cli
+from tuner.cli.app import app
 
 NO_JSON = {"daemon", "launch", "demo"}
 """Commands that run something."""
@@ -191,7 +192,7 @@ def filled(words: list[str], places: dict[str, str]) -> list[str]:
 
 
 def test_the_tables_name_every_command():
-    known = commands(get_command(cli.app)).keys()
+    known = commands(get_command(app)).keys()
     assert known == MISTAKES.keys()
     assert known == AS_JSON.keys() | NO_JSON | JSON_ELSEWHERE
     assert not AS_JSON.keys() & (NO_JSON | JSON_ELSEWHERE)
@@ -238,9 +239,7 @@ def test_groups_have_an_example_too(name: str, monkeypatch, capsys):
 
 
 TAKE_A_STORE = [
-    name
-    for name, one in commands(get_command(cli.app)).items()
-    if any("--store" in option.opts for option in one.params)
+    name for name, one in commands(get_command(app)).items() if any("--store" in option.opts for option in one.params)
 ]
 
 
