@@ -16,8 +16,8 @@ from tuner.model.baked import Correction
 from tuner.sweep.cells import CONFIDENCE, MIN_REPEATS, Cell, Place
 from tuner.sweep.surrogate import Opinion, Surrogate, sample_noise
 
-LOOK_REPEATS: Final = 2
-"""Samples of one visit of the active sweep."""
+LOOK_REPEATS: Final = 1
+"""Samples of one visit of the active sweep: settings differ by far more than samples do, until few are left."""
 BUDGET: Final = 0.12
 """Samples that an active sweep may take, as a share of those that the full grid would take."""
 VISIT_OCTAVES: Final = 2.0
@@ -135,11 +135,11 @@ class Active:
         self._by_place: dict[Place, list[Cell]] = {}
         for cell in cells:
             self._by_place.setdefault(cell.place, []).append(cell)
-        by_collective: dict[Collective, list[Cell]] = {}
+        self._cells_of: dict[Collective, list[Cell]] = {}
         for cell in cells:
-            by_collective.setdefault(cell.place.collective, []).append(cell)
+            self._cells_of.setdefault(cell.place.collective, []).append(cell)
         self._surrogates = [
-            (found, Surrogate(found, self._prior_of(found), self._settings(found))) for found in by_collective.values()
+            (found, Surrogate(found, self._prior_of(found), self._settings(found))) for found in self._cells_of.values()
         ]
         self._verdicts: dict[Place, Verdict] = {}
 
@@ -149,13 +149,19 @@ class Active:
         visits = [cell for cells in self._by_place.values() for cell in cells if _contradicts_itself(cell)]
         open_places = [place for place, verdict in self._verdicts.items() if verdict.visit is not None]
         for place in sorted(open_places, key=lambda place: (-self._verdicts[place].doubt, place)):
-            if all(_are_apart(place, cell.place) for cell in visits):
-                cell = self._verdicts[place].visit
-                assert cell is not None
+            cell = self._verdicts[place].visit
+            assert cell is not None
+            if all(_are_apart(place, other.place) and not self._is_news_of(cell, other) for other in visits):
                 visits.append(cell)
         visits = (visits or self._looks())[: self._visits_left(self._budget)]
         self._chance.shuffle(visits)
         return visits
+
+    def _is_news_of(self, cell: Cell, other: Cell) -> bool:
+        """Whether a visit to `other` is the first of its kind, and so tells about `cell` too, at whatever size."""
+        if cell.place.collective is not other.place.collective or _kind(cell) != _kind(other):
+            return False
+        return not any(_kind(one) == _kind(cell) and one.duration_us for one in self._cells_of[cell.place.collective])
 
     def _visits_left(self, share: float) -> int:
         """How many visits there are until `share` of what the full grid would take is taken."""
@@ -168,8 +174,9 @@ class Active:
         """What neighbours alone have settled, looked at after all, while the sweep stays a small part of the grid.
 
         First choices that were never measured at their place, then the likeliest unmeasured rivals of another
-        algorithm or protocol: what a smooth opinion cannot foresee. A surprise reopens the place. The most
-        doubtful places go first, a few at a time.
+        algorithm or protocol: what a smooth opinion cannot foresee; last, choices of which one sample alone tells,
+        for that may have been an outlier. A surprise reopens the place. The most doubtful places go first, a few at
+        a time.
         """
         looks = [verdict.look for verdict in self._verdicts.values() if verdict.look is not None]
         looks.sort(key=lambda look: (-look.worth, look.cell.place))
@@ -253,7 +260,7 @@ class Active:
 
 
 def _look(cells: Sequence[Cell], best: int, gains: Floats) -> Look | None:
-    """The choice if it was never measured here, else the rival of another kind that might gain most."""
+    """The choice if it was never measured here, then the rival of another kind that might gain most, then it again."""
     chosen = cells[best]
     if not chosen.duration_us:
         return Look(chosen, math.inf)
@@ -262,7 +269,8 @@ def _look(cells: Sequence[Cell], best: int, gains: Floats) -> Look | None:
         for cell, gain in zip(cells, gains, strict=True)
         if not cell.duration_us and _kind(cell) != _kind(chosen) and gain > LEAST_WORTH
     ]
-    return max(rivals, key=lambda look: look.worth, default=None)
+    again = Look(chosen, LEAST_WORTH) if len(chosen.duration_us) < 2 else None
+    return max(rivals, key=lambda look: look.worth, default=again)
 
 
 def _kind(cell: Cell) -> tuple[int | None, int | None]:

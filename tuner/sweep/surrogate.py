@@ -33,12 +33,16 @@ KIND_STD: Final = 0.6
 """Of one algorithm and protocol against the others, before it was ever measured."""
 CHANNEL_OCTAVES: Final = 1.5
 USUAL_NOISE: Final = 0.04
-"""Standard deviation of one sample's log, until the samples themselves tell."""
+"""Standard deviation of one sample's log, as long as few samples tell."""
 LEAST_NOISE: Final = 0.002
-MIN_DEVIATIONS: Final = 12
+USUAL_WEIGHT: Final = 4
+"""What is usual counts for as many degrees of freedom."""
+MIN_FREE: Final = 6
+"""Degrees of freedom below which the samples are not asked alone."""
+FAR_DEVIATIONS: Final = 4.0
 MIN_FIT_POINTS: Final = 6
 MEDIAN_EFFICIENCY: Final = math.pi / 2
-"""Variance of a median over that of a mean."""
+"""Variance of a median over that of a mean, of more than two samples."""
 _MAD_TO_SIGMA: Final = 1.3 * 1.4826
 """With the usual correction for cells of few samples, whose median lies among them."""
 
@@ -93,7 +97,7 @@ class Surrogate:
             medians = np.array([math.log(self._cells[i].median_us) for i in measured])
             noise = sample_noise([self._cells[i] for i in measured])
             counts = np.array([len(self._cells[i].duration_us) for i in measured])
-            variance = MEDIAN_EFFICIENCY * noise**2 / counts
+            variance = np.where(counts > 2, MEDIAN_EFFICIENCY, 1.0) * noise**2 / counts
             residual = medians - self._prior[measured]
             shape, lower = self._fitted(measured, residual, variance)
             weights = np.linalg.solve(lower, residual)
@@ -137,24 +141,29 @@ class Surrogate:
 
 
 def sample_noise(cells: Sequence[Cell]) -> float:
-    """Standard deviation of one sample's log; the usual one where too few samples tell."""
-    known = known_noise(cells)
-    return USUAL_NOISE if known is None else known
+    """Standard deviation of one sample's log: the usual one, and more and more what the samples tell."""
+    squares, n_free = _pooled_squares(cells)
+    return max(LEAST_NOISE, math.sqrt((squares + USUAL_WEIGHT * USUAL_NOISE**2) / (n_free + USUAL_WEIGHT)))
 
 
 def known_noise(cells: Sequence[Cell]) -> float | None:
     """Standard deviation of one sample's log, pooled over `cells`, robust against outliers; None: too few samples."""
-    deviations = [
-        abs(math.log(one_us / cell.median_us))
-        for cell in cells
-        if len(cell.duration_us) > 1
-        # The median of an odd number lies on one of them, which tells nothing.
-        for one_us in cell.duration_us
-        if one_us != cell.median_us
-    ]
-    if len(deviations) < MIN_DEVIATIONS:
-        return None
-    return max(LEAST_NOISE, _MAD_TO_SIGMA * float(np.median(deviations)))
+    squares, n_free = _pooled_squares(cells)
+    return max(LEAST_NOISE, math.sqrt(squares / n_free)) if n_free >= MIN_FREE else None
+
+
+def _pooled_squares(cells: Sequence[Cell]) -> tuple[float, int]:
+    """(sum of squared deviations of the samples' logs from their cell's median, degrees of freedom).
+
+    Cells with a deviation far beyond the others' (by their median, which bears outliers) are left out: squares use
+    what few samples there are nearly twice as well as the median would.
+    """
+    found = [np.abs(np.log(cell.duration_us) - math.log(cell.median_us)) for cell in cells if len(cell.duration_us) > 1]
+    # The median of an odd number lies on one of them, which tells nothing.
+    told = [one for deviations in found for one in deviations.tolist() if one > 0]
+    limit = FAR_DEVIATIONS * _MAD_TO_SIGMA * float(np.median(told)) if told else math.inf
+    kept = [deviations for deviations in found if deviations.max() <= limit]
+    return sum(float(np.sum(one**2)) for one in kept), sum(len(one) - 1 for one in kept)
 
 
 def _is_usable(cell: Cell) -> bool:
