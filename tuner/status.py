@@ -38,29 +38,29 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
 
 
 def render_status(reply: wire.StatusReply, console: Console) -> None:
-    """Print the daemon's state as tables."""
+    """Print the daemon's state, some lines per job: a table of all this would not fit on a terminal."""
     from rich.filesize import decimal
-    from rich.table import Column, Table
 
-    console.print(
+    def show(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    show(
         f"daemon {reply.version} (pid {reply.daemon_pid}) at {reply.endpoint}, up {reply.uptime_s:.0f} s,"
         f" {decimal(reply.resident_bytes)}, {reply.n_errors} failures of its own,"
-        f" {reply.n_refused} bad messages refused\nstore {reply.store_path}",
-        highlight=False,
+        f" {reply.n_refused} bad messages refused\nstore {reply.store_path}"
     )
     if not reply.jobs:
-        console.print("no job is connected")
-        return
-    fabric = Column("fabric", overflow="fold")
-    table = Table("job", fabric, "stage", "ranks", "epoch", "step", "step ms", "obs/s", "dropped", "explored",
-                  "budget spent %", "heard", "health")  # fmt: skip
+        show("no job is connected")
     for job in reply.jobs:
-        table.add_row(
-            job.job_id, job.fabric_id, job.stage.name, f"{job.n_ranks_seen}/{job.n_ranks}", str(job.epoch),
-            str(job.step), f"{job.step_us / 1000:.2f}", f"{job.observations_per_s:.0f}", str(job.n_dropped),
-            str(job.n_explored), f"{job.exploration_spent_percent:.2f}", f"{job.heard_s_ago:.1f} s ago", job.health,
-        )  # fmt: skip
-    console.print(table)
-    for job in reply.jobs:
+        is_well = job.health == "ok" or job.health.startswith("forwards to ")
+        show(
+            f"\n{job.job_id}: {job.health}, heard {job.heard_s_ago:.1f} s ago", "bold green" if is_well else "bold red"
+        )
+        show(
+            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, workload {job.stage.name}, fabric {job.fabric_id}\n"
+            f"  step {job.step:,} ({job.step_us / 1000:.2f} ms), epoch {job.epoch},"
+            f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"
+            f"  {job.n_explored:,} settings explored, for {job.exploration_spent_percent:.2f} % of the step time"
+        )
         for line in job.last_decisions:
-            console.print(f"{job.job_id}: {line}", highlight=False, soft_wrap=True)
+            show(f"  {line}", "dim")

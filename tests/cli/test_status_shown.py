@@ -1,0 +1,29 @@
+"""`zerotune status` on a narrow terminal: nothing that matters is cut."""
+
+import io
+
+from rich.console import Console
+
+from store.records import Stage
+from store.wire import JobStatus, StatusReply
+from tuner.status import render_status
+
+
+def test_health_and_silence_are_whole_on_80_columns():
+    job = JobStatus(
+        "job-4cd4f0ec", "emulated-ethernet_boxes-45020b92a6bb", Stage.zero3, 2, 2, 10, 5500, 400, 0, 59, 472.0, 3230.0,
+        0.39, ("epoch 10: explore [ring]",), "rank 1 is silent", 4.24,
+    )  # fmt: skip
+    out = io.StringIO()
+    render_status(
+        StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 70_000_000, 0, (job,)), Console(file=out, width=80)
+    )
+    text = out.getvalue()
+    for words in (
+        "job-4cd4f0ec: rank 1 is silent, heard 4.2 s ago",
+        job.fabric_id,
+        "2 of 2 ranks",
+        "70.0 MB",
+        "[ring]",
+    ):
+        assert words in text
