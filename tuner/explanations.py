@@ -141,22 +141,21 @@ def render(explanations: list[Explanation], console: Console) -> None:
             tried = f"{n_tried} candidate{'s were' if n_tried > 1 else ' was'} on trial here, which cost"
             tried += f" {explained.spent_us:,.0f} us"
         console.print(f"  predictions by {guesses}; {tried}")
-        table = Table(
-            "setting", "predicted us (90 %)", "this job, median us", "calls", "all jobs, median us", "calls", "note",
-            box=None, padding=(0, 2),
-        )  # fmt: skip
-        for alternative in shown(explained.alternatives):
+        # Notes below, not beside: on 80 columns they would leave the figures no room.
+        table = Table("  setting", "predicted us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
+        notes = []
+        for one in shown(explained.alternatives):
             table.add_row(
-                str(alternative["candidate"]),
-                f"{alternative['predicted_us']:,.1f} "
-                f"({alternative['predicted_low_us']:,.1f} to {alternative['predicted_high_us']:,.1f})",
-                _us(alternative["job_median_us"]),
-                str(alternative["n_this_job"]),
-                _us(alternative["median_us"]),
-                str(alternative["n_all_jobs"]),
-                str(alternative["note"]),
+                f"  {one['candidate']}",
+                f"{one['predicted_us']:,.1f} ({one['predicted_low_us']:,.1f}..{one['predicted_high_us']:,.1f})",
+                _median(one["job_median_us"], one["n_this_job"]),
+                _median(one["median_us"], one["n_all_jobs"]),
             )
+            if one["note"]:
+                notes.append(f"  {one['candidate']}: {one['note']}")
         console.print(table)
+        for line in notes:
+            console.print(line, highlight=False)
         for line in explained.history[:-1]:
             console.print(f"  earlier: {line}", style="dim")
 
@@ -167,5 +166,5 @@ def shown(alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in alternatives if one["n_all_jobs"] or one in unseen]
 
 
-def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
+def _median(us: float | None, n_calls: int) -> str:
+    return "-" if us is None else f"{us:,.1f} ({n_calls:,})"

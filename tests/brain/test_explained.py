@@ -63,7 +63,7 @@ def test_the_text_says_who_decided_when(path: Path) -> None:
         "epoch",
         "predictions by NCCL's cost, no model yet",
         "on trial here",
-        "all jobs, median us",
+        "all jobs (calls)",
         "earlier:",
     ):
         assert words in text

@@ -70,11 +70,19 @@ def endpoint_or_default(endpoint: str | None) -> str:
 
 
 def console() -> Any:
-    """Where tables go."""
+    """Where tables go. On a narrow terminal what does not fit into a cell is folded: rich would cut it."""
     from rich.console import Console
+    from rich.table import Table
 
-    # Into a pipe or a file, rich would cut tables to 80 columns.
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    class Folding(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            for table in objects:
+                for column in table.columns if isinstance(table, Table) else ():
+                    column.overflow = "fold"
+            super().print(*objects, **options)
+
+    # Into a pipe or a file, rich would take 80 columns.
+    return Folding() if sys.stdout.isatty() else Folding(width=160)
 
 
 def print_json(document: object) -> None:
