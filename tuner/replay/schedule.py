@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -39,6 +39,8 @@ MAX_CLOCK_ERROR: Final = 0.1
 MIN_BETTER: Final = 0.1
 MIN_BETTER_SHARE: Final = 0.002
 """An unusual rule must fit better by so much, of the misfit and of the step: noise prefers none."""
+LIKE_SPREAD: Final = 2.0
+"""Spreads of a few steps that differ by less tell nothing for sure."""
 _WINDOW_STEPS: Final = 32
 
 
@@ -260,14 +262,28 @@ class _Segment:
     after_us: float = 0.0
     most_hidden_us: float = 0.0
     """What may have been computed unseen, at most."""
+    stalled_us: float = 0.0
+    """By how much less would have been computed had it been a stall, where that is as likely; 0: it is not."""
+    stall_doubt: float = 0.0
+    """How much worse a stall fits than computation."""
 
 
 def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
     """The program under `rules`, with the computation that the trace shows."""
     waits = _waited_before(steps.kinds, rules)
-    segments = [_Segment(waits.get(at, []), float(call.shape.message_bytes)) for at, call in enumerate(steps.calls)]
     idle_us, launch_us = _idle_and_launch(steps)
-    _measure(steps, segments, idle_us > QUEUED_US)
+    stalled: set[int] = set()
+    while True:
+        segments = [_Segment(waits.get(at, []), float(call.shape.message_bytes)) for at, call in enumerate(steps.calls)]
+        _measure(steps, segments, idle_us > QUEUED_US, stalled)
+        # More computation than the step records leave room for: a gap that may be read as a stall was one.
+        surplus_us = sum(segment.before_us + segment.after_us for segment in segments) - steps.compute_us
+        doubtful = {
+            at: segment.stall_doubt for at, segment in enumerate(segments) if 0 < segment.stalled_us <= surplus_us
+        }
+        if not doubtful:
+            break
+        stalled.add(min(doubtful, key=lambda at: doubtful[at]))
     _share_out(segments, steps.compute_us)
     ops: list[Op] = []
     for at, segment in enumerate(segments):
@@ -284,9 +300,13 @@ def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
     return Program(calls, tuple(ops))
 
 
-def _measure(steps: _Steps, segments: Sequence[_Segment], is_idle: NDArray[np.bool_]) -> None:
+def _measure(
+    steps: _Steps, segments: Sequence[_Segment], is_idle: NDArray[np.bool_], known_stalled: Collection[int] = ()
+) -> None:
     """Fill in the computation that gaps show, and bounds of what they hide.
 
+    A gap after a wait is what was computed after a stall, or all that was computed since the last known time: of the
+    two, what varies less from step to step. Where they hardly differ, the segment says so; `known_stalled` decides.
     Where a collective found its stream idle, its start is the time of its issue. Queued ones were issued at some
     time before: what lies between two known times is shared by the segments between them.
     """
@@ -307,7 +327,11 @@ def _measure(steps: _Steps, segments: Sequence[_Segment], is_idle: NDArray[np.bo
                 segment.most_hidden_us = max(_median(next_us - starts_us[:, at]), 0.0)
             continue
         waited_us = np.max(ends_us[:, segment.waits], axis=1)
-        stalled = _spread(next_us - waited_us) <= _spread(next_us - known_us)
+        by_stall_us, by_work_us = _spread(next_us - waited_us), _spread(next_us - known_us)
+        stalled = by_stall_us <= by_work_us or at in known_stalled
+        if next_is_idle and not stalled and by_stall_us <= LIKE_SPREAD * by_work_us:
+            segment.stalled_us = max(_median(waited_us - known_us), 0.0)
+            segment.stall_doubt = by_stall_us / by_work_us
         if next_is_idle and not stalled and segment.waits != [at]:
             _spread_over(segments, unknown, starts_us - known_us[:, None], _median(next_us - known_us))
             continue
