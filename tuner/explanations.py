@@ -118,13 +118,17 @@ def _when(decision: Decision) -> str:
     return f"{clock}, epoch {decision.epoch}"
 
 
-def render(explanations: list[Explanation], console: Console) -> None:
+def render(explanations: list[Explanation], console: Console, *, is_filtered: bool = False) -> None:
     """Print them; says so when there are none."""
     if not explanations:
-        console.print(
-            "Nothing has been decided: NCCL's own choice ran throughout. With --collective, --phase or --message-bytes:"
-            " nothing that fits; without them all of the job is shown. --job names another job."
-        )
+        if is_filtered:
+            console.print(
+                "No decision fits. Without --collective, --phase and --message-bytes all of the job is shown."
+            )
+        else:
+            console.print(
+                "Nothing has been decided for this job: NCCL's own choice ran throughout. --job names another."
+            )
         return
     for explained in explanations:
         key, decision = explained.key, explained.decision

@@ -34,4 +34,4 @@ def explain(
     if as_json:
         print_json(explained)
         return
-    explanations.render(explained, console())
+    explanations.render(explained, console(), is_filtered=any((collective, phase, message_bytes)))
