@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -45,15 +46,14 @@ from tuner.model.training_set import TrainingSet, build, candidate_at
 N_FOLDS = 6
 RANKS = (16, 32, 64, 128)
 MANY_NODES = ("ethernet_boxes", "h100_ib_16")
-Truth = dict[tuple[CommunicatorClass, int, int, Candidate], float]
-"""True us by communicator, collective, bytes and candidate."""
+Truth = dict[tuple[CommunicatorClass, int, int], dict[Candidate, float]]
+"""True us by candidate, at each communicator, collective and bytes."""
 
 
 def truth_of(problems: Sequence[Problem]) -> Truth:
     return {
-        (p.key.communicator, int(p.key.collective), p.message_bytes, candidate): us
+        (p.key.communicator, int(p.key.collective), p.message_bytes): dict(zip(p.candidates, p.truth_us, strict=True))
         for p in problems
-        for candidate, us in zip(p.candidates, p.truth_us, strict=True)
     }
 
 
@@ -66,9 +66,12 @@ def places(points: TrainingSet) -> Iterator[tuple[CommunicatorClass, int, int, I
         yield CommunicatorClass(n_ranks, n_nodes), collective, size, np.flatnonzero(inverse.reshape(-1) == at)
 
 
-def asked(points: TrainingSet, row: int) -> Candidate:
+def asked(points: TrainingSet, row: int, known: Collection[Candidate]) -> Candidate:
+    """What was measured at a row; in points, no opinion on channels reads as the highest rung."""
     found = candidate_at(int(points.algorithm[row]), int(points.protocol[row]), int(points.n_channels[row]))
-    return found or BASELINE
+    if found is None or found in known:
+        return found or BASELINE
+    return Candidate(found.algorithm, found.protocol, 0)
 
 
 def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: Facts, truth: Truth) -> list[Result]:
@@ -78,8 +81,9 @@ def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: F
     inside = np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)
     regrets, defaults = [], []
     for place, collective, nbytes, rows in places(test):
-        options = [asked(test, row) for row in rows]
-        true = [truth.get((place, collective, nbytes, one), math.nan) for one in options]
+        known = truth.get((place, collective, nbytes), {})
+        options = [asked(test, row, known) for row in rows]
+        true = [known.get(one, math.nan) for one in options]
         if BASELINE in options and not np.isnan(true).any():
             predicted = mean[rows] + costs.log_cost(place, Collective(collective), options, nbytes)[0]
             regrets.append(true[int(np.argmin(predicted))] / min(true) - 1)
@@ -126,19 +130,19 @@ def by_ranks(models: Sequence[str], n_per_octave: float) -> Iterator[Result]:
     for name in MANY_NODES:
         machine = fabric.load(name)
         facts = machine.describe()
-        problems = [
-            problem
+        by_ranks = {
+            n_ranks: fabric_problems(machine, facts, n_per_octave=n_per_octave, n_ranks=n_ranks)
             for n_ranks in RANKS
             if n_ranks <= machine.max_ranks
-            for problem in fabric_problems(machine, facts, n_per_octave=n_per_octave, n_ranks=n_ranks)
-        ]
-        points, truth = build(sweep_block(problems), CostPrior(facts)), truth_of(problems)
+        }
         found: list[Result] = []
-        for n_ranks in np.unique(points.n_ranks).tolist():
-            held = points.n_ranks == n_ranks
-            if (~held).sum() >= 4:
-                for model in models:
-                    found += judge(f"ranks:{name}", model, points.take(~held), points.take(held), facts, truth)
+        for held, problems in by_ranks.items():
+            others = [problem for n_ranks, known in by_ranks.items() if n_ranks != held for problem in known]
+            if not others:
+                continue
+            train, test = (build(sweep_block(some), CostPrior(facts)) for some in (others, problems))
+            for model in models:
+                found += judge(f"ranks:{name}", model, train, test, facts, truth_of(problems))
         yield from summed_up(found)
 
 
@@ -178,7 +182,11 @@ def fit_here(n_measurements: int) -> None:
 
 def cost(n_measurements: int) -> Iterator[Result]:
     output = subprocess.run(
-        [sys.executable, __file__, "--fit-here", str(n_measurements)], capture_output=True, text=True, check=True
+        [sys.executable, __file__, "--fit-here", str(n_measurements)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # as the daemon starts it
     ).stdout.split()
     wall_s, cpu_s, peak_mb, _ = map(float, output[-4:])
     yield Result(f"fit_s_{n_measurements}_measurements", wall_s, "s", "<= 5")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from store.records import ModelRecord
 from tuner.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
 from tuner.model.baked import BAKED_VERSION, RUNGS, Baked, grid_classes
-from tuner.model.estimators import MODELS, WINNER, Estimator
+from tuner.model.estimators import MODELS, WINNER, Estimator, Kriging
 from tuner.model.training_set import TrainingSet, build, training_hash
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def fit(
         blob=bake(estimator, points).to_bytes(),
         versions=versions(name),
         training_hash=training_hash(block),
-        error=held_out_error(points, name),
+        error=held_out_error(estimator, points),
         created_at_s=time.time(),
     )
 
@@ -160,15 +160,21 @@ def bake(estimator: Estimator, points: TrainingSet) -> Baked:
     return Baked(shapes, collectives, cells, int(classes[0]), mean, std)
 
 
-def held_out_error(points: TrainingSet, name: str) -> float | None:
-    """Median absolute error (log) at every third size class, left out; None with fewer than four classes."""
+def held_out_error(estimator: Estimator, points: TrainingSet) -> float | None:
+    """Median absolute error (log) of a fitted model at every third size class, left out; None with fewer than four.
+
+    Models that can tell what they would say without some points are not fitted again.
+    """
     classes = np.unique(points.size_class)
     if len(classes) < 4:
         return None
     held = np.isin(points.size_class, classes[1::3])
-    fitted = MODELS[name]().fit(points.take(~held))
-    predicted, _ = fitted.predict(points.take(held))
-    return float(np.median(np.abs(predicted - points.residual[held])))
+    if isinstance(estimator, Kriging):
+        errors = estimator.left_out(np.flatnonzero(held))
+    else:
+        predicted, _ = MODELS[estimator.name]().fit(points.take(~held)).predict(points.take(held))
+        errors = predicted - points.residual[held]
+    return float(np.median(np.abs(errors)))
 
 
 def _grid(n_ranks: int, n_nodes: int, collective: int, cell: list[int], rungs: Ints, classes: Ints) -> TrainingSet:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.gaussian_process import GaussianProcessRegressor
 
 from agent.nccl import cost_model, fabric
 from store.measurements import MEASUREMENT
@@ -14,8 +15,8 @@ from tuner import trainer
 from tuner.features import CostPrior, key_code, key_codes, key_of, size_classes
 from tuner.knowledge import Knowledge
 from tuner.model.baked import UNKNOWN_STD, Baked
-from tuner.model.estimators import MODELS, WINNER
-from tuner.model.training_set import build
+from tuner.model.estimators import MODELS, WINNER, Kriging
+from tuner.model.training_set import MAX_POINTS, build
 
 PLACE = CommunicatorClass(16, 16)
 EXPONENTS = range(12, 27, 2)
@@ -66,9 +67,38 @@ def test_every_model_keeps_the_contract(name: str, swept: tuple[np.ndarray, Cost
 
 def test_the_winner_beats_cost_and_neighbour_at_sizes_left_out(swept: tuple[np.ndarray, CostPrior]) -> None:
     points = build(*swept)
-    error = {name: trainer.held_out_error(points, name) for name in (WINNER, "cost", "neighbour")}
+    error = {
+        name: trainer.held_out_error(MODELS[name]().fit(points), points) or 0.0
+        for name in (WINNER, "cost", "neighbour")
+    }
+    assert error[WINNER] > 0.0
     assert error[WINNER] < 0.5 * error["cost"]
     assert error[WINNER] < error["neighbour"]
+
+
+def test_the_winner_knows_what_it_would_say_without_some_points(swept: tuple[np.ndarray, CostPrior]) -> None:
+    points = build(*swept)
+    held = np.isin(points.size_class, np.unique(points.size_class)[1::3])
+    whole = Kriging().fit(points)
+    process = GaussianProcessRegressor(whole._process.kernel_, alpha=points.noise[~held] ** 2, optimizer=None)
+    process.fit(whole._design(points)[~held], points.residual[~held])
+    expected = points.residual[held] - process.predict(whole._design(points)[held])
+    np.testing.assert_allclose(whole.left_out(np.flatnonzero(held)), expected, atol=2e-3)
+
+
+def test_too_many_points_are_thinned_out_evenly(swept: tuple[np.ndarray, CostPrior]) -> None:
+    """Points are ordered by rank count first: leaving out the last ones would lose whole communicators."""
+    block, costs = swept
+    copies = []
+    for n_ranks in range(2, 14):
+        copy = block[::4].copy()
+        copy["n_ranks"], copy["n_nodes"] = n_ranks, n_ranks
+        copies.append(copy)
+    points = build(np.concatenate(copies), costs)
+    assert len(points) == MAX_POINTS
+    n_each = np.unique(points.n_ranks, return_counts=True)[1]
+    assert len(n_each) == 12
+    assert n_each.min() > 0.6 * n_each.max()
 
 
 def test_a_model_survives_its_bytes_and_refuses_damaged_ones(swept: tuple[np.ndarray, CostPrior]) -> None:

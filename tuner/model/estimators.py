@@ -184,6 +184,12 @@ class Kriging:
         scale = np.where(np.isin(points.n_ranks, self._known_ranks), self._scale, self._scale_elsewhere)
         return mean, np.maximum(std * scale, 0.003)
 
+    def left_out(self, index: Ints) -> Floats:
+        """Measured minus predicted residual of the points at `index`, had none of them been known: exact."""
+        block = np.linalg.inv(self._precision[np.ix_(index, index)])
+        errors: Floats = block @ self._alpha[index]
+        return errors
+
     def _calibrate(self, groups: Ints, fallback: float) -> float:
         """Factor on the spread so that 90 % intervals hold 90 % of groups left out, exactly (conformal)."""
         if len(np.unique(groups)) < (4 if fallback == UNCALIBRATED else 2):

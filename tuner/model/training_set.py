@@ -16,6 +16,7 @@ from tuner.model.baked import RUNGS
 
 MAX_POINTS: Final = 1500
 MIN_NOISE: Final = 0.005
+_SEED: Final = 5
 ONE_CALL_NOISE: Final = 0.05
 """Noise (log) of a call where nothing was measured twice."""
 
@@ -100,7 +101,9 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
     spread = _call_noise(logs, starts, counts, quartiles / 1.349)
     noise = np.maximum(1.25 * spread / np.sqrt(counts), MIN_NOISE)
     points = table[starts]
-    kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_POINTS])
+    # The best measured ones; among equals a mixture, as points are ordered by rank count, collective and setting.
+    mixed = np.random.default_rng(_SEED).permutation(len(points))
+    kept = np.sort(np.lexsort((mixed, -counts))[:MAX_POINTS])
     cost = np.full(len(points), np.nan)
     cost[kept] = _log_costs(points[kept], costs)
     kept = np.flatnonzero(np.isfinite(cost))
