@@ -6,7 +6,9 @@ somebody else measured: NVIDIA's tuner CSV, our own, and published nccl-tests ou
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from regret_policies import Problem
 
 from agent.nccl import cost_model, fabric
 from store.database import Store
-from store.errors import TraceError
+from store.errors import StoreError, TraceError
 from store.measurements import MEASUREMENT, candidate_of
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from tuner.features import CostPrior
@@ -109,6 +111,20 @@ def of_store(path: Path) -> Iterator[DataSet]:
             problems = block_problems(store.measurements(fabric_id))
             if problems:
                 yield DataSet(fabric_id, problems, facts)
+            else:
+                why = "no size has both NCCL's own choice (import it with --default) and a forced setting"
+                print(f"{fabric_id}: left out, {why}", file=sys.stderr)
+
+
+def check_sources(parser: argparse.ArgumentParser, store: Path | None, folder: Path | None) -> None:
+    """End with a message where `--store` or `--data` names nothing that can be read."""
+    if folder is not None and not folder.is_dir():
+        parser.error(f"--data {folder} is no folder; name the one that holds the files")
+    if store is not None:
+        try:
+            Store.open(store, read_only=True).close()
+        except StoreError as error:
+            parser.error(f"--store: {error}; make one with `zerotune import FILE --store {store}`")
 
 
 def of_folder(folder: Path) -> Iterator[DataSet]:

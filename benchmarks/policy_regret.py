@@ -32,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from data_sets import DataSet, Facts, Measured, generated, of_folder, of_store, shipped
+from data_sets import DataSet, Facts, Measured, check_sources, generated, of_folder, of_store, shipped
 from regret_policies import Default, Problem, peers
 from reporting import Result, report
 
@@ -229,6 +229,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
     parser.add_argument("--curves", type=Path, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
+    check_sources(parser, arguments.store, arguments.data)
     n_calls = 100 if arguments.quick else 200
     results: list[Result] = []
     curves: dict[str, dict[str, list[float]]] = {}

@@ -30,7 +30,17 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from data_sets import DataSet, Facts, fabric_problems, generated, of_folder, of_store, shipped, sweep_block
+from data_sets import (
+    DataSet,
+    Facts,
+    check_sources,
+    fabric_problems,
+    generated,
+    of_folder,
+    of_store,
+    shipped,
+    sweep_block,
+)
 from regret_policies import Problem
 from reporting import Result, report
 
@@ -239,6 +249,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
     parser.add_argument("--fit-here", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    check_sources(parser, arguments.store, arguments.data)
     if arguments.fit_here:
         fit_here(arguments.fit_here)
         return
