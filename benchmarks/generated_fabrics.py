@@ -7,7 +7,9 @@ that truths have bends and second peaks that no formula has.
 
 from __future__ import annotations
 
+import atexit
 import math
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,7 @@ def generate(seed: int, base: str) -> Path:
         raw["truth"][rate] = 20.0 * raw["truth"].get(rate, 0.0)
     raw["noise"]["sigma"] = float(rng.uniform(0.015, 0.05))
     folder = Path(tempfile.mkdtemp(prefix="zerotune-generated-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"generated_{seed}_{base}.toml"
     path.write_text(_toml(raw), encoding="utf-8")
     return path

@@ -40,14 +40,10 @@ def rank_main(n_collectives: int) -> None:
     dist.init_process_group("emulated_nccl")
     rank, n_ranks = dist.get_rank(), dist.get_world_size()
     plugin.set_observing(True)
-    agreement = Agreement(
-        open_job_store(), rank, n_ranks, PlanTable(plugin), lambda: plugin.calls_with_ranks(n_ranks)
-    )
+    agreement = Agreement(open_job_store(), rank, n_ranks, PlanTable(plugin), lambda: plugin.calls_with_ranks(n_ranks))
     shape = CommunicatorClass(n_ranks, n_ranks)
     cells = [
-        candidate
-        for candidate in catalog.candidates(Collective.all_gather, shape, 8)
-        if not candidate.is_baseline
+        candidate for candidate in catalog.candidates(Collective.all_gather, shape, 8) if not candidate.is_baseline
     ]
     inputs = [torch.full((bytes_ // 4 // n_ranks,), float(rank)) for bytes_ in SIZES_BYTES]
     outputs = [torch.empty(len(tensor) * n_ranks) for tensor in inputs]

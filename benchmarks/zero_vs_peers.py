@@ -4,9 +4,10 @@
 
 A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
 processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. Memory is the peak
-resident set over the process's own start, each contender in a fresh world whose heap gives large freed blocks back to the system: what
-tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a forward and backward of
-plain torch keeps for activations. With `--keep`, cells that are in the file are not run again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
+resident set over the process's own start, each contender in a fresh world whose heap gives large freed blocks back
+to the system: what tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a
+forward and backward of plain torch keeps for activations. With `--keep`, cells that are in the file are not run
+again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
 as docs/zero.md says.
 """
 

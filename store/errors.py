@@ -1,16 +1,16 @@
 """The project's error tree: every error a user can meet descends from `ZerotuneError`.
 
-    ZerotuneError
-    ├── UserError            a mistake before training starts: one sentence, a remedy, exit code 2
-    │   ├── FabricError          a fabric file with nonsense
-    │   ├── TraceError           a trace that is not one, or a broken one
-    │   ├── PlanError            a plan with an illegal cell or overlapping rows
-    │   └── StoreError           the store cannot be used
-    │       ├── StoreVersionError    written by a newer zerotune
-    │       └── StoreLockedError     another daemon holds it
-    ├── WireError            a malformed, oversized or wrong-version frame
-    ├── PluginError          the tuner plugin cannot be built or loaded
-    └── RankDisagreement     two ranks enqueued one collective under different settings
+ZerotuneError
+├── UserError            a mistake before training starts: one sentence, a remedy, exit code 2
+│   ├── FabricError          a fabric file with nonsense
+│   ├── TraceError           a trace that is not one, or a broken one
+│   ├── PlanError            a plan with an illegal cell or overlapping rows
+│   └── StoreError           the store cannot be used
+│       ├── StoreVersionError    written by a newer zerotune
+│       └── StoreLockedError     another daemon holds it
+├── WireError            a malformed, oversized or wrong-version frame
+├── PluginError          the tuner plugin cannot be built or loaded
+└── RankDisagreement     two ranks enqueued one collective under different settings
 """
 
 from __future__ import annotations

@@ -78,9 +78,7 @@ def write_plan(path: Path, file: PlanFile) -> None:
         )
         for row in plan.rows
     )
-    document = _Document(
-        PLAN_FILE_VERSION, rows, plan.gathers_after_step, file.fabric_id, file.job_id, file.emulated
-    )
+    document = _Document(PLAN_FILE_VERSION, rows, plan.gathers_after_step, file.fabric_id, file.job_id, file.emulated)
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")

@@ -42,9 +42,7 @@ class BackwardPass:
         flights: shared by all units, so that the number of buckets under way is bounded for the model.
     """
 
-    def __init__(
-        self, units: Sequence[Unit], flights: Flights, parameters: Parameters, roll_call: RollCall
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], flights: Flights, parameters: Parameters, roll_call: RollCall) -> None:
         self.sync = True
         self.active = False
         self.n_steps = 0

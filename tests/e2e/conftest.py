@@ -71,9 +71,7 @@ class World:
         status = self.status()
         return status.jobs if status else ()
 
-    def train(
-        self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), torchrun=()
-    ):
+    def train(self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), torchrun=()):
         """Start our ZeRO example; returns the process and the path of its loss log."""
         path = self.folder / losses
         process = self.start(

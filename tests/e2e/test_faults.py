@@ -29,9 +29,7 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill
         lambda: any(job.n_observations > 0 and job.n_ranks_seen == 2 for job in world.jobs()),
         "tuning to resume", training, timeout_s=5,
     )  # fmt: skip
-    world.wait_for(
-        lambda: any(job.epoch > epoch_at_kill for job in world.jobs()), "a plan of the new daemon", training
-    )
+    world.wait_for(lambda: any(job.epoch > epoch_at_kill for job in world.jobs()), "a plan of the new daemon", training)
     world.wait_for(lambda: len(losses_of(losses)) > STEPS, "training to pass the reference's end", training)
     assert at_kill < STEPS, "the reference ends too early to say anything"
     assert losses_of(losses)[:STEPS] == losses_of(reference)
