@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,9 +39,15 @@ from tuner.traces.records import (
 
 _CALLS: Final = ("record_param_comms", "nccl:")
 _LAUNCHES: Final = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt")
+_CALLS_OR_LAUNCHES: Final = (*_CALLS, *_LAUNCHES)
+_KERNELS: Final = ("kernel", "Kernel")
+# A trace names the same few things again and again; what they are is looked up once.
+_collective_of: Final = lru_cache(maxsize=1024)(find_collective)
+_datatype_of: Final = lru_cache(maxsize=1024)(datatype_index)
+_communicator_of: Final = lru_cache(maxsize=1024)(communicator_id)
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     """A trace event whose arguments are not looked into before it is known to matter."""
 
     name: Any = None
@@ -104,7 +111,7 @@ def _collect(path: Path, summary: Summary) -> _Events:
             seen = True
             for event in value:
                 if isinstance(event, _Event):
-                    if _may_matter(event):
+                    if _may_matter(event.name, event.cat):
                         _take({**msgspec.structs.asdict(event), "args": _decoded(event.args)}, events)
                 elif isinstance(event, dict):
                     _take(event, events)
@@ -121,10 +128,9 @@ def _collect(path: Path, summary: Summary) -> _Events:
     return events
 
 
-def _may_matter(event: _Event) -> bool:
-    name = event.name
+def _may_matter(name: Any, category: Any) -> bool:
     return isinstance(name, str) and (
-        (event.cat in ("kernel", "Kernel") and "nccl" in name.lower()) or name.startswith((*_CALLS, *_LAUNCHES))
+        (category in _KERNELS and "nccl" in name.lower()) or name.startswith(_CALLS_OR_LAUNCHES)
     )
 
 
@@ -229,11 +235,11 @@ def _observation(
     kernel: _Kernel, told: Mapping[str, Any], events: _Events, counters: Counters, summary: Summary
 ) -> Observation | None:
     name, dtype = told.get("Collective name"), told.get("dtype")
-    collective = find_collective(name) if isinstance(name, str) else None
+    collective = _collective_of(name) if isinstance(name, str) else None
     if collective is None or collective in (Collective.send, Collective.recv, Collective.send_recv):
         summary.skip("point to point or unknown operation")
         return None
-    index = datatype_index(dtype) if isinstance(dtype, str) else None
+    index = _datatype_of(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
     n_ranks = _integer(told.get("Group size")) or 0
     in_bytes, out_bytes = (_side(told.get(f"{side} msg nelems"), width) for side in ("In", "Out"))
@@ -241,8 +247,8 @@ def _observation(
     if not message_bytes:
         summary.skip("bytes unknown")
         return None
-    group = "\0".join(str(told.get(key, ""))[:400] for key in ("Process Group Name", "Process Group Ranks"))
-    comm_id = communicator_id(group)
+    group, ranks = str(told.get("Process Group Name", ""))[:400], str(told.get("Process Group Ranks", ""))[:400]
+    comm_id = _communicator_of(f"{group}\0{ranks}")
     sequence = _integer(told.get("Seq"))
     timed = 0 < kernel.duration_us < 1e12
     return Observation(
