@@ -165,6 +165,20 @@ def test_a_program_is_found_in_its_log(program: Program):
         assert steady_step(model.program, durations).step_us == pytest.approx(truth.step_us, rel=0.05), factor
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stall_that_the_gaps_do_not_show_follows_from_the_time_computed(seed: int):
+    """Ranks arrive unevenly: what follows a stall varies as much as what would have been computed beside it."""
+    calls = tuple(call(Phase.forward_gather, GATHER, 30.0) for _ in range(6))
+    program = Program(calls, tuple(op for at in range(6) for op in (issue(at), wait(at), compute(60.0))))
+    table = log_of(program, noise=0.0)
+    chance = np.random.default_rng(seed)
+    table.rows["start_ns"] += chance.normal(0, 1000, len(table.rows)).astype(np.int64)
+    table.duration_us[:] += chance.normal(0, 1.0, len(table.rows))
+    found = found_in(table).program
+    assert found.compute_us == pytest.approx(program.compute_us, rel=0.1)
+    assert steady_step(found, [60.0] * 6).step_us == pytest.approx(steady_step(program, [60.0] * 6).step_us, rel=0.05)
+
+
 def test_why_a_trace_tells_no_program():
     table = log_of(ddp())
     assert "exposed" in str(infer(replace(table, steps=table.steps[:0])))
