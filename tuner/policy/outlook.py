@@ -159,11 +159,12 @@ class _FamilySlots:
         n_new, kept = 0, []
         for at in chosen.tolist():
             owner = states[self._owners[at]]
-            if owner.field is None:
+            field = owner.field
+            if field is None:
                 if n_new >= MAX_NEW_FIELDS:
                     continue
                 n_new += 1
-            field = fields.of(owner)
+                field = fields.of(owner)
             if self._made_from[at] is not field:
                 place = field.place.get(self._candidates[at])
                 self._rows[at] = np.nan if place is None else field.table[place]
