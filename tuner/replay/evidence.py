@@ -40,6 +40,8 @@ MEDIAN_OVER_MEAN_ERROR: Final = 1.2533
 """Standard error of a normal sample's median over that of its mean, sqrt(pi/2)."""
 LEAST_NOISE: Final = 0.02
 """Relative spread assumed where too few samples show their own."""
+UNSHOWN_NOISE: Final = 0.04
+"""Relative spread of sweeps whose settings all have too few samples to show any."""
 CARRIED_NOISE: Final = 0.05
 """Relative standard error added when a ratio is carried from another place, phase or size in the class."""
 MAD_TO_SIGMA: Final = 1.4826
@@ -291,11 +293,13 @@ def _cell(candidate: Candidate) -> tuple[Algorithm | None, Protocol | None]:
 def _by_key(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict[Candidate, Estimate]]:
     """Estimates by key; what NCCL chose by itself counts for the baseline and for the setting it ran."""
     found: dict[DecisionKey, dict[Candidate, Estimate]] = {}
-    for one in statistics:
-        if one.count < 1 or not one.median_us > 0:
-            continue
-        spread = max(one.std_us / one.mean_us if one.count > 1 and one.mean_us > 0 else 0.0, LEAST_NOISE)
-        error = MEDIAN_OVER_MEAN_ERROR * spread / math.sqrt(one.count)
+    usable = [one for one in statistics if one.count >= 1 and one.median_us > 0]
+    spreads = [one.std_us / one.mean_us if one.mean_us > 0 else 0.0 for one in usable]
+    shown = [spread for spread, one in zip(spreads, usable, strict=True) if one.count >= SAMPLES_THAT_SHOW_SPREAD]
+    typical = float(np.median(shown)) if shown else UNSHOWN_NOISE
+    for one, spread in zip(usable, spreads, strict=True):
+        own = spread if one.count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
+        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(one.count)
         estimate = Estimate(one.median_us, error, Grade.measured_elsewhere, one.count)
         known = found.setdefault(one.key, {})
         for candidate in {one.candidate, BASELINE} if one.is_default else {one.candidate}:
