@@ -115,7 +115,7 @@ def _survey(path: Path, summary: Summary) -> _Log:
             summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"
         if b" nranks " in chunk or b" nRanks " in chunk:
             _communicators(chunk, log)
-        if b"Pattern " in chunk:
+        if b"P" in chunk and b"Pattern " in chunk:
             for graph in _GRAPH.finditer(chunk):
                 _graph(graph, summary)
         if b"|" in chunk:
@@ -257,7 +257,7 @@ def _calls(matches: list[tuple[bytes, ...]], log: _Log, summary: Summary) -> Blo
     message_bytes = np.array(list(map(int, counts)), dtype=np.float64) * factors[picks]
     sized = (message_bytes > 0) & (message_bytes <= MAX_BYTES)
     block["message_bytes"] = np.where(sized, message_bytes, 0)
-    block["sequence"] = np.array([int(text, 16) & UNKNOWN_U4 for text in op_counts], dtype=np.uint32)
+    block["sequence"] = np.array([int(text, 16) for text in op_counts], dtype=np.uint64).astype(np.uint32)
     is_usable = usable[picks]
     kept = is_usable & sized
     summary.skip("point to point or unknown operation", int((~is_usable).sum()))
