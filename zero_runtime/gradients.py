@@ -98,6 +98,7 @@ class FlatGradients:
         self.seen: set[int] = set()  # slots that got a gradient since the gradients were last cleared
         self.shard: Tensor | None = None
         self.changed = False  # since the shard was last turned into the optimizer's gradients
+        self.is_handed_over = False  # earlier sums are in those gradients only
         self._fresh = [True] * len(chunks)  # nothing was sent towards the shard's slice yet
 
     def _bucket(self, chunk: int) -> Tensor:
@@ -250,6 +251,14 @@ class FlatGradients:
         torch._foreach_copy_(list(torch.split(joined, [part.numel() for part in parts])), parts)
         return joined
 
+    def hand_over(self) -> None:
+        """The optimizer has its gradients; where they are copies in another dtype, the shard is not needed any more."""
+        self.changed = False
+        if self.shard is not None and self.shard.dtype != self.flat.master_dtype:
+            self.shard = None
+            self._fresh = [True] * len(self._fresh)
+            self.is_handed_over = True
+
     @property
     def has_unsent(self) -> bool:
         """Whether gradients of this rank were accumulated and not sent."""
@@ -264,7 +273,7 @@ class FlatGradients:
         """Forgets every gradient, reduced or not; stage 1's buffer stays, a shard makes room for activations."""
         self.shard = None
         self._fresh = [True] * len(self._fresh)
-        self.changed = False
+        self.changed = self.is_handed_over = False
         self.seen.clear()
         for chunk, arrived in enumerate(self._arrived):
             arrived.clear()

@@ -23,6 +23,8 @@ from zero_runtime.layout import Piece
 
 # Their update of one element depends on others of the same tensor, which a shard does not have.
 NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "Muon", "SparseAdam"}
+RUN_NUMEL = 1 << 20
+"""A run with so many elements takes no more parameters: optimizers make temporaries of its size, one run at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Run:
 
 
 def plan_runs(gradients: FlatGradients, group_of: Callable[[int], int], by_piece: bool) -> dict[int, list[Run]]:
-    """Cuts a shard into the fewest runs such that each belongs to one param group; keyed by group.
+    """Cuts a shard into few runs such that each belongs to one param group; keyed by group.
 
     Args:
         group_of: param group of a slot.
@@ -57,6 +59,7 @@ def plan_runs(gradients: FlatGradients, group_of: Callable[[int], int], by_piece
     for piece in pieces:
         last = starts[-1][1][-1] if starts else None
         new = last is None or by_piece or group_of(last.slot) != group_of(piece.slot)
+        new = new or piece.shard_offset - starts[-1][0] >= RUN_NUMEL
         if not new and last is not None:
             new = _address(flat, piece.shard_offset) != _address(flat, last.shard_offset) + (
                 piece.shard_offset - last.shard_offset
@@ -105,14 +108,19 @@ class ShardedGradients:
         if any(gradients.changed for gradients in self._gradients):
             unused = self._unused() if self._find_unused else set()
             for run in self.runs:
-                is_unused = (id(run.gradients), run.pieces[0].slot) in unused
-                if run.gradients.is_ready and not is_unused:
-                    dtype = run.parameter.dtype
-                    run.parameter.grad = run.gradients.values(run.start, run.parameter.numel(), dtype)
-                else:
+                if not run.gradients.changed:
+                    continue
+                if not run.gradients.is_ready or (id(run.gradients), run.pieces[0].slot) in unused:
                     run.parameter.grad = None
+                    continue
+                values = run.gradients.values(run.start, run.parameter.numel(), run.parameter.dtype)
+                if run.gradients.is_handed_over and run.parameter.grad is not None:
+                    run.parameter.grad.add_(values)
+                else:
+                    run.parameter.grad = values
             for gradients in self._gradients:
-                gradients.changed = False
+                if gradients.changed:
+                    gradients.hand_over()
         return [run.parameter.grad for run in self.runs if run.parameter.grad is not None]
 
     def _unused(self) -> set[tuple[int, int]]:

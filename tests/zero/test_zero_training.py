@@ -149,3 +149,23 @@ def test_prefetch_and_reshard_change_no_bit(world: World, prefetch: int, reshard
 @pytest.mark.parametrize(("n_micro", "no_sync"), [(1, False), (2, True), (2, False)])
 def test_hybrid_sharding(world: World, stage: int, n_micro: int, no_sync: bool) -> None:
     compare(world, "gpt", 4, stage=stage, n_ranks_per_shard=2, n_micro=n_micro, no_sync=no_sync)
+
+
+def looked_at_between_passes(stage: int) -> list[float]:
+    """Gradients of one each per pass, asked for after the first of two."""
+    model = torch.nn.Linear(4, 2, bias=False)
+    engine = zero_runtime.shard(model, group=group_of(2), stage=stage, precision="bf16")
+    optimizer = engine.optimizer(torch.optim.SGD, lr=1.0)
+    with engine.full_parameters(write=True), torch.no_grad():
+        model.weight.fill_(8.0)
+    for n_pass in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        if n_pass == 0:
+            engine.finish_gradients()
+    optimizer.step()
+    return engine.state_dict()["weight"].unique().tolist()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_add_up_after_they_were_looked_at(world: World, stage: int) -> None:
+    assert world.run(2, looked_at_between_passes, stage) == [[6.0], [6.0]]
