@@ -11,7 +11,7 @@ def enable(*, fabric: str | None = None, endpoint: str | None = None) -> None:
 
     Args:
         fabric: name or path of a fabric file: run the collectives on the emulated NCCL instead of
-            the real one. None: the real NCCL.
+            the real one, as `launch --fabric` does. None: the real NCCL.
         endpoint: ZeroMQ endpoint of the daemon; None: `ZEROTUNE_ENDPOINT` or the default.
 
     Never raises: where tuning is impossible it logs one line and training runs as without us.

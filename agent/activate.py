@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agent.settings import ENV_FABRIC, AgentSettings
+from store.endpoints import check_endpoint
 from store.errors import PluginError
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ def activate(fabric: str | None = None, endpoint: str | None = None) -> None:
         return
     _active = True
     try:
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            logger.warning("zerotune: the agent came after init_process_group: what that made may not be tuned")
         _activate(fabric, endpoint)
     except Exception as error:
         logger.warning("zerotune: the agent is off, training runs untuned: %s", error)
@@ -53,7 +58,11 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     settings = AgentSettings.from_environment()
     if endpoint is not None:
         settings = replace(settings, endpoint=endpoint)
+    check_endpoint(settings.endpoint)
     if fabric is not None:
+        from agent.nccl import fabric as fabrics
+
+        fabrics.load(fabric)  # a wrong name must not surface when groups are made
         settings = replace(settings, fabric=fabric)
         os.environ[ENV_FABRIC] = fabric
     if settings.fabric is not None:

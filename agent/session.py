@@ -142,7 +142,8 @@ class Session:
             return
         backends = dist.get_backend_config()
         if not emulated and not uses_nccl(backends):
-            logger.info("zerotune: backends %s are not NCCL; nothing to tune", backends)
+            if dist.get_rank() == 0:
+                logger.warning("zerotune: backends %s are not NCCL; nothing to tune", backends)
             return
         _follow_runtime_phases(plugin)
         self._rank = rank = dist.get_rank()

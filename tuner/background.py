@@ -28,13 +28,14 @@ def start_in_background(
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        opened = log.open("wb")
+        opened = log.open("ab")  # another daemon's words may be in it
     except OSError as error:
         raise UserError(
             f"a daemon cannot write its log {log}: {error.strerror}",
             "give another place with --store or ZEROTUNE_STORE",
         ) from error
     with opened as output:
+        n_before = output.tell()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -45,5 +46,5 @@ def start_in_background(
     if process.poll() is None:
         process.kill()
         process.wait()
-    words = log.read_text(errors="replace").strip().splitlines()
+    words = log.read_bytes()[n_before:].decode(errors="replace").strip().splitlines()
     raise UserError(f"the daemon did not start: {words[-1] if words else 'no message'}", f"see {log}")

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from store.errors import UserError
 from tuner.cli import completion
 from tuner.cli.import_ import CollectiveName, FormatName, collective_named
 from tuner.cli.options import AsJson, StorePath, console, store_path
+
+MAX_BUCKET_MB = 1_000_000
 
 
 def replay(
@@ -64,7 +67,7 @@ def replay(
     change = replaying.Change(
         n_ranks=n_ranks,
         fabric=None if on_fabric is None else fabrics.load(on_fabric),
-        bucket_bytes=None if bucket_mb is None else int(bucket_mb * 1e6),
+        bucket_bytes=None if bucket_mb is None else _bucket_bytes(bucket_mb),
         stage=stage,
     )
     result = replaying.replay(
@@ -81,3 +84,9 @@ def replay(
         print(result.to_json())
         return
     replaying.render(result, console())
+
+
+def _bucket_bytes(bucket_mb: float) -> int:
+    if not 0 < bucket_mb <= MAX_BUCKET_MB:  # neither is a NaN
+        raise UserError(f"buckets of {bucket_mb:g} MB are none", f"ask for more than 0 and at most {MAX_BUCKET_MB:,}")
+    return int(bucket_mb * 1e6)

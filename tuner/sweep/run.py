@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.nccl import catalog
+from agent.nccl import catalog, library
 from agent.nccl import fabric as fabrics
 from store.database import MEASUREMENT, UNKNOWN, Store
-from store.errors import UserError
+from store.errors import PluginError, UserError
 from store.measurements import candidate_of
 from store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
 from tuner.features import CostPrior
@@ -31,6 +31,8 @@ Array = NDArray[Any]
 
 SWEEPABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
 MAX_STARTS: Final = 20
+MAX_BYTES: Final = 1 << 40
+MAX_TIMEOUT_S: Final = 86_400.0
 
 
 class SweepRequest(msgspec.Struct, frozen=True):
@@ -83,12 +85,15 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
             raise UserError(f"{collective.name} cannot be swept", f"use one of {names}")
     if not 0 < request.min_bytes <= request.max_bytes:
         raise UserError(f"sizes {request.min_bytes} to {request.max_bytes} are no range", "give a smaller --min-bytes")
-    for name, value, top in (("precision", request.precision, 1.0), ("budget", request.budget, 100.0)):
-        if not 0 < value <= top:
-            raise UserError(f"a {name} of {value:g} is none", f"use a share such as {0.03 if top == 1 else 0.15}")
-    if request.max_repeats < LOOK_REPEATS or not request.timeout_s > 0:
+    if request.max_bytes > MAX_BYTES:
+        raise UserError(f"messages of {request.max_bytes} bytes cannot be sent", f"use --max-bytes {MAX_BYTES} or less")
+    for name, value, example in (("precision", request.precision, 0.03), ("budget", request.budget, 0.15)):
+        if not 0 < value <= 1:
+            raise UserError(f"a {name} of {value:g} is none", f"use a share such as {example}")
+    if request.max_repeats < LOOK_REPEATS or not 0 < request.timeout_s <= MAX_TIMEOUT_S:
         raise UserError(
-            f"{request.max_repeats} repeats within {request.timeout_s:g} s measure nothing", "use larger numbers"
+            f"{request.max_repeats} repeats within {request.timeout_s:g} s measure nothing",
+            f"use --max-repeats {LOOK_REPEATS} or more and a --timeout up to {MAX_TIMEOUT_S:,.0f} s",
         )
     if request.n_ranks < 2:
         raise UserError(f"{request.n_ranks} rank has nobody to talk to", "use --n-ranks 2 or more")
@@ -96,6 +101,10 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
         most = fabrics.load(request.fabric).max_ranks
         if request.n_ranks > most:
             raise UserError(f"fabric {request.fabric} has {most} ranks, not {request.n_ranks}", "use fewer ranks")
+        try:
+            library.build()
+        except PluginError as error:
+            raise UserError(str(error), "the emulated NCCL cannot run without it") from error
         return collectives
     from torch import cuda
 
