@@ -39,8 +39,15 @@ MISTAKES = {
     ],
     "status": [["--endpoint", "ipc:///nowhere/d.sock"], ["--endpoint", "nonsense"]],
     "explain": [["--store", "{none}"], ["--store", "{junk}"], ["--store", "{store}", "--job", "nobody"]],
-    "replay": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"], ["{junk}", "--policy", "magic"], []],
+    "replay": [
+        *[["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"], ["{junk}", "--policy", "magic"], []],
+        ["{csv}", "--bucket-mb", "nan", "--store", "{store}"],
+        ["{csv}", "--bucket-mb", "inf", "--store", "{store}"],
+    ],
     "sweep": [
+        ["--fabric", "as_believed", "--timeout", "inf", "--store", "{out}"],
+        ["--fabric", "as_believed", "--max-bytes", "99999999999999999999", "--store", "{out}"],
+        ["--fabric", "as_believed", "--budget", "7", "--store", "{out}"],
         ["--fabric", "nope"],
         ["--fabric", "ethernet_boxes", "--collective", "gather"],
         ["--fabric", "ethernet_boxes", "--min-bytes", "0"],

@@ -1,0 +1,29 @@
+"""`agent.enable()` never raises: a mistake is one line, and training runs as without us."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import agent, torch.distributed as dist
+agent.enable({arguments})
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.barrier()
+print(dist.get_backend())
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [("fabric='nope'", "no fabric 'nope'"), ("fabric='as_believed', endpoint='junk'", "endpoint 'junk'")],
+)
+def test_a_wrong_argument_is_one_line(arguments: str, named: str) -> None:
+    command = [sys.executable, "-c", SCRIPT.format(arguments=arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "gloo"
+    (line,) = [line for line in done.stderr.splitlines() if "zerotune" in line]
+    assert named in line
+    assert "Traceback" not in done.stderr
