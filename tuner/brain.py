@@ -33,6 +33,7 @@ from tuner.policy.outlook import Outlook
 from tuner.policy.oversight import Oversight
 from tuner.policy.plans import PlanBook, PlanInForce
 from tuner.policy.trial import KeyState
+from tuner.policy.withdrawal import Withdrawal
 from tuner.regime import Regimes
 from tuner.stage import StageFingerprint
 from tuner.stage.encoders import Encoder
@@ -87,6 +88,7 @@ class Brain:
             self.memory,
             self._report,
         )
+        self._withdrawal = Withdrawal(self._policy.steps_at_risk)
         self._ahead = Ahead(self.memory, self._outlook, settings.min_gain)
         self._regimes = Regimes()
         self._fingerprint = StageFingerprint(encoder)
@@ -162,6 +164,7 @@ class Brain:
             block, keys = block[keys >= 0], keys[keys >= 0]
         if not len(block):
             return
+        self._withdrawal.observed(int(block["step"].min()), int(block["step"].max()))
         logs = self._keys.logs(block, keys)
         epochs = block["epoch"]
         if (epochs == epochs[0]).all():
@@ -210,6 +213,7 @@ class Brain:
         """All ranks run under `epoch` from `step` on."""
         if epoch < self._active:
             return
+        self._withdrawal.adopted(epoch, step)
         self._active = epoch
         self._steps_in_epoch = 0
         if self._offered is not None and epoch >= self._offered:
@@ -223,10 +227,12 @@ class Brain:
 
     def propose(self) -> Plan | None:
         """The next plan, None while the one in force (or on its way) should run on."""
+        self._withdrawal.looked()
         if not self._states or not (self._urgent or self._is_due()):
             return None
         self._urgent = False
         self._planned_at_step = self._step
+        self._policy.steps_at_risk = self._withdrawal.steps
         self._policy.rates = self._keys.rates(self._step)
         evidence = self._regimes.evidence
         changes = self._policy.next_window(self._states, evidence, self._step, may_start=not self._oversight.is_busy)
@@ -252,6 +258,7 @@ class Brain:
         entry = PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
         self._plans.add(entry, self._active)
         self._offered, self._offered_at_step = epoch, self._step
+        self._withdrawal.offered(epoch)
         return plan
 
     def decisions(self) -> list[Decision]:
@@ -276,7 +283,8 @@ class Brain:
 
     def _is_due(self) -> bool:
         waiting = self._offered is not None
-        if waiting and self._step - self._offered_at_step < OFFER_PATIENCE_STEPS:
+        patience_steps = max(OFFER_PATIENCE_STEPS, 2.0 * self._withdrawal.steps)
+        if waiting and self._step - self._offered_at_step < patience_steps:
             return False
         return self._steps_in_epoch >= self.settings.window_steps and self._step != self._planned_at_step
 

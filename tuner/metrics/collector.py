@@ -173,7 +173,7 @@ def _of_jobs(status: StatusReply | None) -> Iterator[Metric]:
     counters = {
         "observations": CounterMetricFamily("zerotune_job_observations", "Collectives observed.", labels=by_job),
         "dropped": CounterMetricFamily("zerotune_job_dropped", "Observations lost on the way.", labels=by_job),
-        "explored": CounterMetricFamily("zerotune_job_explored", "Settings tried out.", labels=by_job),
+        "explored": CounterMetricFamily("zerotune_job_explored", "Calls that ran a setting on trial.", labels=by_job),
     }
     for job in status.jobs:
         info.add_metric((job.job_id, job.fabric_id, job.stage.name, job.health.split(":")[0][:40]), 1)

@@ -63,6 +63,7 @@ class PolicySettings(NamedTuple):
     worthwhile: float = 0.003
     catastrophic_ratio: float = 2.0
     steps_per_window: float = 3.0
+    """A setting on trial is believed to run for no fewer steps before it can be withdrawn."""
 
 
 class Event(NamedTuple):
@@ -101,6 +102,10 @@ class Policy:
         self._report = report
         self.exposed_share = 1.0
         """Share of communication time that computation waits for."""
+        self.steps_at_risk = settings.steps_per_window
+        """Steps that a setting runs before it can be withdrawn."""
+        self._admitted_risk_us: dict[int, float] = {}
+        """What the trial of a key may cost, as believed when it began, by the key's index."""
         self.rates: Floats = np.zeros(0)
         """Calls per step of each key."""
         self.trials: dict[int, KeyState] = {}
@@ -152,16 +157,16 @@ class Policy:
             self._settle_lead(state, evidence)
         self.has_settled = False
         self.outlook.retune(states, evidence)
+        newest = islice(reversed(self.trials.values()), MAX_JUDGED)
+        risks_us = {state.index: self._risk_us(state, evidence) for state in newest if not state.is_trusted}
         if may_start:
-            risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us)
-            for state in islice(reversed(self.trials.values()), MAX_JUDGED):
-                if not state.is_trusted:
-                    risk_left_us -= self._risk_us(state, evidence)
+            risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us) - sum(risks_us.values())
             if risk_left_us > 0:
                 self._start_trials(states, evidence, step, risk_left_us)
         self._due += self._share
         runs_trial = self._due >= 1.0
         self._due[runs_trial] -= 1.0
+        self._postpone(risks_us, runs_trial)
         waits = self._has_lead & ~runs_trial
         self._lead_due[waits] += LEAD_SHARE
         runs_lead = waits & (self._lead_due >= 1.0)
@@ -207,6 +212,7 @@ class Policy:
         """The incumbent runs alone again."""
         state.trial, state.is_trusted = None, False
         self.trials.pop(state.index, None)
+        self._admitted_risk_us.pop(state.index, None)
         self._share[state.index] = self._due[state.index] = 0.0
         self._changed.add(state.index)
 
@@ -291,6 +297,18 @@ class Policy:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
+    def _postpone(self, risks_us: dict[int, float], runs_trial: npt.NDArray[np.bool_]) -> None:
+        """Trials that one more window of would cost more than is left wait until that has been earned."""
+        left_us = max(0.0, self.budget.remaining_us)
+        for index, risk_us in risks_us.items():
+            if not runs_trial[index]:
+                continue
+            if risk_us <= left_us:
+                left_us -= risk_us
+            else:
+                runs_trial[index] = False
+                self._due[index] = 1.0 - self._share[index]  # it is due in the next window
+
     def _grow(self, more: int) -> None:
         for name in ("_runs_trial", "_runs_lead", "_has_lead", "_lead_due", "_share", "_due", "_is_trusted"):
             old = getattr(self, name)
@@ -298,7 +316,7 @@ class Policy:
 
     def _affordable_us(self) -> float:
         """What a variant may cost per step: only what computation waits for can cost training time."""
-        n_steps = 2.0 * self.settings.steps_per_window * self.charged_share
+        n_steps = 2.0 * self.steps_at_risk * self.charged_share
         return RISK_SHARE * max(0.0, self.budget.remaining_us) / n_steps
 
     def _channels(self, state: KeyState) -> int:
@@ -322,18 +340,18 @@ class Policy:
         )
         if verdict is Verdict.better:
             reason = (
-                f"measured {_percent(gain)} faster than {state.incumbent}"
-                f" (at least {_percent(max(gain - half, 0.0))}, all looks counted)"
+                f"measured {comparison(gain)} than {state.incumbent}"
+                f" (at least {_saved(max(gain - half, 0.0))}, all looks counted)"
             )
             self.end_trial(state)
             self.set_incumbent(state, trial, "promote", reason)
             self._report(Event(state, trial, "promote", reason))
         elif verdict is Verdict.not_better:
-            words = "slower" if gain < 0 else "faster, too little to tell,"
-            reason = f"measured {_percent(abs(gain))} {words} than {state.incumbent}"
+            words = comparison(gain) + (", too little to tell," if gain >= 0 else "")
+            reason = f"measured {words} than {state.incumbent}"
             self.drop(state, trial, reason, ban=False)
         elif verdict is Verdict.tie:
-            state.ties[trial] = f"measured {_percent(gain)} faster than {state.incumbent}, too little to be sure yet"
+            state.ties[trial] = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
             self.begin_lead(state, trial)  # it is not slower than the lead so far, if there was one
             self._report(Event(state, state.incumbent, "keep", f"{trial}: {state.ties[trial]}"))
@@ -349,8 +367,8 @@ class Policy:
         )
         if verdict is Verdict.better:
             reason = (
-                f"measured {_percent(gain)} faster than {state.incumbent}"
-                f" (at least {_percent(max(gain - half, 0.0))}, all looks counted)"
+                f"measured {comparison(gain)} than {state.incumbent}"
+                f" (at least {_saved(max(gain - half, 0.0))}, all looks counted)"
             )
             self.set_incumbent(state, lead, "promote", reason)
             self._report(Event(state, lead, "promote", reason))
@@ -387,6 +405,7 @@ class Policy:
                 state.n_tried += 1
                 state.numbers[found.candidate] = state.n_tried
             self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
+            self._admitted_risk_us[state.index] = found.risk_us
             slot = evidence.find(state.index, found.candidate)
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
             self._report(Event(state, found.candidate, "explore", found.reason))
@@ -405,7 +424,7 @@ class Policy:
         edge = log_now - mean - self.settings.min_gain
         improvement = expected_improvement(edge, spread)
         worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
-        n_calls = float(self.rates[state.index]) * self.settings.steps_per_window * self.charged_share
+        n_calls = float(self.rates[state.index]) * self.steps_at_risk * self.charged_share
         risk = worst * duration_us * n_calls
         likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
         options = self.outlook.fields.of(state).options
@@ -436,18 +455,25 @@ class Policy:
         return self.memory.allows(candidate, self._channels(state), state.key.communicator)
 
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
-        """What one more window of a running trial may cost, from what it has cost so far."""
+        """What one more window of a running trial may cost, from what it has cost so far or was believed to."""
         trial, incumbent = state.trial, evidence.find(state.index, state.incumbent)
         slot = evidence.find(state.index, trial) if trial is not None else None
         if slot is None or incumbent is None or not evidence.n_calls[slot]:
-            return 0.0
+            return self._admitted_risk_us.get(state.index, 0.0)
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
-        return max(0.0, extra) * float(self.rates[state.index]) * self.settings.steps_per_window * self.charged_share
+        return max(0.0, extra) * float(self.rates[state.index]) * self.steps_at_risk * self.charged_share
 
 
 def _share(odds_of_gain: float, *, is_trusted: bool) -> float:
     return min(max(odds_of_gain, TRUSTED_SHARE if is_trusted else LEAST_SHARE), MOST_SHARE)
 
 
-def _percent(log_ratio: float) -> str:
-    return f"{100.0 * (1.0 - math.exp(-log_ratio)):.1f} %"
+def comparison(gain: float) -> str:
+    """A gain (log ratio of durations) in words: how much less time than the other it takes, or how much more."""
+    if gain < 0:
+        return f"{100.0 * math.expm1(-gain):.1f} % slower"
+    return f"{_saved(gain)} faster"
+
+
+def _saved(gain: float) -> str:
+    return f"{-100.0 * math.expm1(-gain):.1f} %"

@@ -38,6 +38,7 @@ class Intake:
         self._changes = ChangeDetector()
         self.extra_of_step: dict[int, float] = {}
         self.n_explored = 0
+        """Calls that ran a setting on trial."""
 
     def reset(self) -> None:
         """A new regime began: deviations are counted afresh."""
