@@ -28,6 +28,10 @@ RETURN_WATCH_STEPS: Final = 20
 """How long settings that were withdrawn together are watched when they come back, one group after the other."""
 GUARD_WAITS_STEPS: Final = 3
 """How many steps the measurements of a step may come after its record."""
+DOUBTFUL_SHARE: Final = 0.05
+"""A step that lost more of its time to exploration says nothing about promotions: what it would have taken
+otherwise is not known to the percent. The budget keeps such steps few.
+"""
 
 
 @dataclass(eq=False)
@@ -69,6 +73,9 @@ class Oversight:
         self.n_promotions = 0
         self._n_adopted = 0
         self._waiting: deque[StepRecord] = deque()
+        self._guarded: deque[int] = deque(maxlen=WATCH_STEPS + 1)
+        """The steps that the guard was shown, oldest first."""
+        self._watch_from_step = 0
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         """Epoch and duration (us) without exploration's cost, oldest first."""
 
@@ -108,12 +115,15 @@ class Oversight:
         for promotion in new:
             promotion.since_step = step
         self._promotions = [
-            one for one in self._promotions if one.since_step is None or step - one.since_step <= 2 * WATCH_STEPS
+            one
+            for one in self._promotions
+            if self._guard.is_watching or one.since_step is None or step - one.since_step <= 2 * WATCH_STEPS
         ]
         if self._guard.is_watching:
             self._guard.changed_again()
         else:
             watch_steps = RETURN_WATCH_STEPS if any(one.returns for one in new) else WATCH_STEPS
+            self._watch_from_step = step
             self._guard.changed(self._steps_without(new, n_keys, evidence), watch_steps)
 
     def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState]) -> bool:
@@ -125,13 +135,23 @@ class Oversight:
         self._waiting.append(step)
         while self._waiting and (self._waiting[0].step < known_step or len(self._waiting) > GUARD_WAITS_STEPS):
             step = self._waiting.popleft()
-            extra_us = self._intake.extra_of_step.pop(step.step, 0.0)
-            duration_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
-            self._recent.append((step.epoch, duration_us))
+            self._forget_extra(step.step - 2 * GUARD_WAITS_STEPS)
             in_force = self._plans.get(step.epoch)
+            known_extra_us = self._intake.extra_of_step.pop(step.step, None)
+            extra_us = known_extra_us or 0.0
+            duration_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
+            is_doubtful = extra_us > DOUBTFUL_SHARE * step.duration_us
+            if known_extra_us is None and in_force is not None:
+                is_doubtful = self._tries_instead(in_force)
+            if not is_doubtful:
+                self._recent.append((step.epoch, duration_us))
             if self._trials.variant is not None and in_force is not None:
                 is_urgent |= self._judge_variant(in_force, duration_us, step.step, states)
                 continue
+            # Records may come long after their steps: those of before the change are not its doing.
+            if is_doubtful or (self._guard.is_watching and step.step < self._watch_from_step):
+                continue
+            self._guarded.append(step.step)
             alarm = self._guard.step(duration_us)
             if alarm is not None:
                 is_urgent |= self._roll_back(alarm, step.step)
@@ -145,9 +165,6 @@ class Oversight:
             if self._suspects and not self._withdrawn and not self._guard.is_watching:
                 self._bring_back(self._suspects.pop(0), "on its own now: steps became slower when it came with others")
                 is_urgent = True
-        oldest = known_step - 2 * GUARD_WAITS_STEPS
-        for old in [known for known in self._intake.extra_of_step if known < oldest]:
-            del self._intake.extra_of_step[old]
         return is_urgent
 
     def consider_variants(self, states: list[KeyState], evidence: Evidence, step: int) -> None:
@@ -181,6 +198,21 @@ class Oversight:
             trials.begin(variant, step)
 
     # ---- inside ---------------------------------------------------------------------------------------
+
+    def _forget_extra(self, oldest: int) -> None:
+        """What exploration added to steps that were judged long ago, or never will be."""
+        extra = self._intake.extra_of_step
+        while extra and (first := next(iter(extra))) < oldest:
+            del extra[first]
+
+    def _tries_instead(self, in_force: PlanInForce) -> bool:
+        """Whether a plan tries something else in place of what is under watch."""
+        for promotion in self._promotions:
+            at, candidate = promotion.state.index, promotion.candidate
+            is_tried = at < len(in_force.is_trial) and in_force.is_trial[at]
+            if is_tried and promotion.state.incumbent == candidate != in_force.candidates[at]:
+                return True
+        return False
 
     def _steps_without(self, promoted: list[Promotion], n_keys: int, evidence: Evidence) -> list[float]:
         """Recent step durations (us) of plans that ran none of `promoted`."""
@@ -226,7 +258,8 @@ class Oversight:
 
     def _roll_back(self, alarm: Alarm, step: int) -> bool:
         """Withdraw what was adopted when steps became slower; nothing, when nothing was."""
-        onset = step - alarm.n_steps - GUARD_WAITS_STEPS
+        before = [*self._guarded][: -alarm.n_steps]
+        onset = (before[-1] if before else step - alarm.n_steps) - GUARD_WAITS_STEPS
         guilty = [one for one in self._promotions if one.since_step is not None and one.since_step >= onset]
         guilty = [one for one in guilty if one.state.incumbent == one.candidate]
         if not guilty:
