@@ -104,8 +104,6 @@ class Policy:
         """Share of communication time that computation waits for."""
         self.steps_at_risk = settings.steps_per_window
         """Steps that a setting runs before it can be withdrawn."""
-        self._admitted_risk_us: dict[int, float] = {}
-        """What the trial of a key may cost, as believed when it began, by the key's index."""
         self.rates: Floats = np.zeros(0)
         """Calls per step of each key."""
         self.trials: dict[int, KeyState] = {}
@@ -212,7 +210,6 @@ class Policy:
         """The incumbent runs alone again."""
         state.trial, state.is_trusted = None, False
         self.trials.pop(state.index, None)
-        self._admitted_risk_us.pop(state.index, None)
         self._share[state.index] = self._due[state.index] = 0.0
         self._changed.add(state.index)
 
@@ -405,7 +402,6 @@ class Policy:
                 state.n_tried += 1
                 state.numbers[found.candidate] = state.n_tried
             self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
-            self._admitted_risk_us[state.index] = found.risk_us
             slot = evidence.find(state.index, found.candidate)
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
             self._report(Event(state, found.candidate, "explore", found.reason))
@@ -455,11 +451,11 @@ class Policy:
         return self.memory.allows(candidate, self._channels(state), state.key.communicator)
 
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
-        """What one more window of a running trial may cost, from what it has cost so far or was believed to."""
+        """What one more window of a running trial may cost, from what it has cost so far."""
         trial, incumbent = state.trial, evidence.find(state.index, state.incumbent)
         slot = evidence.find(state.index, trial) if trial is not None else None
         if slot is None or incumbent is None or not evidence.n_calls[slot]:
-            return self._admitted_risk_us.get(state.index, 0.0)
+            return 0.0  # it was admitted at a share of what was left: all that follow fit the rest
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
         return max(0.0, extra) * float(self.rates[state.index]) * self.steps_at_risk * self.charged_share
 

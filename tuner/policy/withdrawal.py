@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FORGOTTEN: Final = 0.1
+FORGOTTEN: Final = 0.5
 """A delay shorter than the last ones counts this much at each look: a longer one counts at once."""
 UNSEEN_RESPONSE: Final = 2.0
 """How many reports' steps a plan is believed to be on its way before any plan was seen adopted."""
