@@ -18,10 +18,11 @@ ALLOWED = {
     "store.errors": BASE,
     "store.wire": BASE,
     "store.paths": set(),
+    "store.endpoints": BASE,
     "store.plan_file": BASE,
     "zero_runtime": {"zero_runtime"},
     "agent.nccl": {"agent.nccl", *BASE},
-    "agent": {"agent", "store.trace_format", *BASE},
+    "agent": {"agent", "store.trace_format", "store.endpoints", *BASE},
     "tuner": {"tuner", "store", "agent.nccl", "agent.launch", "agent.settings", "agent.keys"},
     "tuner.memory_report": {"store", "zero_runtime.analysis"},
     # Runs inside a training process of its own making, like a user's script.
