@@ -27,6 +27,7 @@ def namespaces():
     try:
         ip("netns", "add", NAMES[0])
     except subprocess.CalledProcessError as error:
+        # Root in a container may still lack the capability: nothing of ours could give it to this machine.
         pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
     try:
         # Whatever fails from here on is a failure of the test.

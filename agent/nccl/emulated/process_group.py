@@ -7,7 +7,6 @@ collective, as ProcessGroupNCCL does.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -23,6 +22,7 @@ from agent.nccl.emulated.communicator import Communicator, close_all
 from agent.nccl.emulated.errors import EmulatedNcclError
 from agent.nccl.emulated.reduction import SUM, Operator, operator
 from agent.nccl.emulated.settings import announce, emulation
+from agent.nccl.emulated.start import name_start
 from agent.nccl.emulated.work import EmulatedWork
 from store.records import Collective
 
@@ -32,14 +32,6 @@ _HANDLES_DIE_IN_CPP: Final = tuple(int(part) for part in torch.__version__.split
 _RECENT_WORKS: Final = 64
 """So many works are kept alive there: more than DDP has under way."""
 Tensors = Sequence[torch.Tensor]
-
-
-def _attempt() -> str:
-    """Which start of the job this is: torchrun's restarts share one store.
-
-    gloo and the communicator would else find what a dead rank left there, before its successor replaces it.
-    """
-    return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
 
 
 # torch's stubs give one class several incompatible signatures, and leave out the constructor it has for Python.
@@ -59,7 +51,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             close_all()
             if rank == 0:
                 announce()
-        store = dist.PrefixStore(_attempt(), store)
+        store = dist.PrefixStore(name_start(store, name, rank, timeout), store)
         self._store, self._rank, self._n_ranks = store, rank, n_ranks
         self._timeout, self._name = timeout, name
         self._ranks = list(ranks) or list(range(n_ranks))

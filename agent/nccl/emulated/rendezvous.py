@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-import time
 from datetime import timedelta
 from typing import Any, Final
 
@@ -24,8 +23,6 @@ N_SLOTS: Final = 1024
 ARENA_BYTES: Final = 4 << 30
 """Virtual bytes per rank for payloads of calls in flight; only what is touched costs memory."""
 MAX_RANKS: Final = 64
-STALE_KEY_S: Final = 30.0
-"""How long the creator of a restarted group may take to replace the name of its dead predecessor."""
 
 _FULL: Final = -2
 _TOO_LARGE: Final = -3
@@ -114,23 +111,15 @@ def library() -> _Library:
 
 
 def _open_memory(store: dist.Store, key: str, rank: int) -> tuple[int, int]:
-    """File and nonce of the creator's memory.
-
-    A restarted job may find its store as the last start left it: then the creator named there is dead,
-    and the living one is about to write its own name.
-    """
-    deadline_s = time.monotonic() + STALE_KEY_S
-    while True:
-        pid, number, nonce = map(int, store.get(key).split())
-        try:
-            return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC), nonce
-        except OSError as error:
-            if os.path.exists(f"/proc/{pid}") or time.monotonic() > deadline_s:
-                raise EmulatedNcclError(
-                    f"rank {rank} cannot reach rank 0's memory ({error}): all ranks of the emulated NCCL "
-                    "must run on one machine, in one container and as one user"
-                ) from error
-        time.sleep(0.01)
+    """File and nonce of the creator's memory."""
+    pid, number, nonce = map(int, store.get(key).split())
+    try:
+        return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC), nonce
+    except OSError as error:
+        raise EmulatedNcclError(
+            f"rank {rank} cannot reach rank 0's memory ({error}): all ranks of the emulated NCCL must run on one "
+            "machine, in one container and as one user"
+        ) from error
 
 
 class Rendezvous:

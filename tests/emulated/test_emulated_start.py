@@ -1,0 +1,67 @@
+"""Starts of a group are told apart on a store that a restart finds as it was left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from agent.nccl.emulated import EmulatedNcclError, start
+
+KEY = "emulated_nccl/start/0"
+TIMEOUT = timedelta(seconds=20)
+
+
+@pytest.fixture
+def dead() -> str:
+    """What the first rank of an earlier start has left."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        return f"old {process.pid} {psutil.Process(process.pid).create_time()}"
+
+
+def test_a_dead_ranks_name_is_not_taken(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    store.set(KEY, dead)
+    asked = []
+
+    def lives(*who: object, check=start._lives) -> bool:
+        asked.append(who)
+        if len(asked) == 3:  # only now the new first rank begins
+            start._n_started.clear()
+            new.append(start.name_start(store, "g", 0, TIMEOUT))
+        return check(*who)
+
+    new: list[str] = []
+    monkeypatch.setattr(start, "_lives", lives)
+    start._n_started.clear()
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(start.name_start, store, "g", 1, TIMEOUT).result(20)
+    assert taken == new[0] != "old"
+    assert len(asked) == 4
+
+
+def test_another_process_under_the_number_of_a_dead_one_is_not_taken_for_it() -> None:
+    began_s = psutil.Process().create_time()
+    assert start._lives(os.getpid(), began_s)
+    assert not start._lives(os.getpid(), began_s - 100.0)
+
+
+def test_a_first_rank_that_cannot_be_seen_is_named(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "STALE_NAME_S", 0.0)
+    start._n_started.clear()
+    store = dist.HashStore()
+    store.set(KEY, dead)
+    with pytest.raises(EmulatedNcclError, match="one machine and in one container"):
+        start.name_start(store, "g", 1, TIMEOUT)
+
+
+def test_a_group_made_again_by_the_same_processes_has_another_name() -> None:
+    store = dist.HashStore()
+    assert start.name_start(store, "again", 0, TIMEOUT) != start.name_start(store, "again", 0, TIMEOUT)
+    assert start._n_started["again"] == 2
