@@ -202,7 +202,9 @@ class Brain:
             self._steps_in_epoch += 1
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._learn_exposed(step.exposed_us)
-        self._urgent |= self._oversight.step_finished(step, self._step, self._states)
+        self._urgent |= self._oversight.step_finished(
+            step, self._step, self._states, self._regimes.evidence
+        )
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""

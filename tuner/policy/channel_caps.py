@@ -62,7 +62,7 @@ class CapSearch:
             if not changes:
                 continue
             if risk_us <= affordable_us:
-                fitting.append(Variant(f"at most {cap} channels", changes, cap))
+                fitting.append(Variant(f"at most {cap} channels", changes, cap, risk_us))
             else:
                 all_fit = False
         return fitting, all_fit

@@ -13,11 +13,13 @@ import numpy as np
 from store.records import Candidate, StepRecord
 from tuner.guard import WATCH_STEPS, Alarm, Guard
 from tuner.policy import step_trial
+from tuner.policy.call_savings import CallSavings, OfPlan
 from tuner.policy.channel_caps import CapSearch
 from tuner.policy.choice import NEVER_STEP, RETRY_STEPS, Event, Policy
 from tuner.policy.evidence import Evidence
 from tuner.policy.intake import Intake
 from tuner.policy.plans import PlanBook, PlanInForce
+from tuner.policy.step_gains import SIDE_EFFECT, StepGains, steps_worth
 from tuner.policy.step_trial import StepTrials, Variant
 from tuner.policy.trial import KeyState
 
@@ -32,6 +34,8 @@ DOUBTFUL_SHARE: Final = 0.05
 """A step that lost more of its time to exploration says nothing about promotions: what it would have taken
 otherwise is not known to the percent. The budget keeps such steps few.
 """
+REFRESH_STEPS: Final = 20
+"""How often it is worked out anew what plans save as calls say."""
 
 
 @dataclass(eq=False)
@@ -65,6 +69,10 @@ class Oversight:
         self._report = report
         self._guard = Guard()
         self._trials = StepTrials()
+        self._gains = StepGains()
+        self._savings = CallSavings()
+        self._of_plan: dict[int, OfPlan] = {}
+        self._refresh_at_step = 0
         self._cap_search: CapSearch | None = None
         self._promotions: list[Promotion] = []
         self._withdrawn: list[Promotion] = []
@@ -96,6 +104,8 @@ class Oversight:
     def reset(self) -> None:
         """The regime changed: variants may all be asked for anew, and steps of before are no yardstick."""
         self._trials.reset()
+        self._gains, self._savings = StepGains(), CallSavings()
+        self._of_plan, self._refresh_at_step = {}, 0
         self._cap_search = None
         self._recent.clear()
         self._guard.settled()
@@ -126,7 +136,7 @@ class Oversight:
             self._watch_from_step = step
             self._guard.changed(self._steps_without(new, n_keys, evidence), watch_steps)
 
-    def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState]) -> bool:
+    def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: Evidence) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
 
         True when a new plan is due at once.
@@ -145,6 +155,8 @@ class Oversight:
                 is_doubtful = self._tries_instead(in_force)
             if not is_doubtful:
                 self._recent.append((step.epoch, duration_us))
+                if in_force is not None:
+                    self._learn_gains(step, duration_us, states, evidence)
             if self._trials.variant is not None and in_force is not None:
                 is_urgent |= self._judge_variant(in_force, duration_us, step.step, states)
                 continue
@@ -180,8 +192,9 @@ class Oversight:
             return
         if self._policy.budget.remaining_us <= 0:
             return
-        audits = trials.untried(step_trial.audits(states), step)
-        variant = next((one for one in audits if self._policy.fits(one, states, evidence)), None)
+        audits = trials.untried(step_trial.audits(states, self._savings.group_us), step)
+        worth = (one for one in audits if self._is_worth_it(one, step))
+        variant = next((one for one in worth if self._policy.fits(one, states, evidence)), None)
         if variant is None and not trials.has_capped:
             search = self._cap_search = self._cap_search or self._policy.cap_search(states)
             if not search.is_done:
@@ -190,14 +203,39 @@ class Oversight:
                 return
             self._cap_search = None
             caps, all_fit = self._policy.fitting_caps(search)
-            variant = next(trials.untried(caps, step), None)
-            trials.has_capped = variant is None and all_fit
+            untried = [*trials.untried(caps, step)]
+            variant = next((one for one in untried if self._is_worth_it(one, step)), None)
+            trials.has_capped = not untried and all_fit
         if variant is None:
             trials.postpone(step, RETRY_STEPS)
         else:
             trials.begin(variant, step)
 
     # ---- inside ---------------------------------------------------------------------------------------
+
+    def _learn_gains(self, step: StepRecord, duration_us: float, states: list[KeyState], evidence: Evidence) -> None:
+        """Let a step say what plans gain beside what calls save."""
+        if step.step >= self._refresh_at_step:
+            self._refresh_at_step = step.step + REFRESH_STEPS
+            self._of_plan.clear()
+            for name, share in self._savings.refresh(states, evidence, self._policy.rates).items():
+                self._gains.changed(name, share)
+        of_plan = self._of_plan.get(step.epoch)
+        if of_plan is None:
+            slots = self._plans.slots(step.epoch, len(states), evidence)
+            of_plan = self._of_plan[step.epoch] = self._savings.of_plan(slots, evidence)
+        without_us = duration_us + self._policy.exposed_share * of_plan.saved_us
+        self._gains.step(math.log(without_us), of_plan.in_force)
+
+    def _is_worth_it(self, variant: Variant, step: int) -> bool:
+        """Whether steps may well be faster with it, for so long that it pays to find out."""
+        if not self._recent:
+            return False
+        side_effect, doubt = self._gains.side_effect(variant.group) if variant.group else (0.0, SIDE_EFFECT)
+        step_us = float(np.median([us for _, us in self._recent]))
+        gain = -math.log1p(self._policy.exposed_share * variant.extra_us / step_us) - side_effect
+        least, most_units = step_trial.MIN_STEP_GAIN, step_trial.MAX_UNITS
+        return steps_worth(gain, doubt, least=least, noise=self._gains.noise, most_units=most_units, n_steps=step) > 0
 
     def _forget_extra(self, oldest: int) -> None:
         """What exploration added to steps that were judged long ago, or never will be."""

@@ -10,7 +10,7 @@ the promotion good for training?), and ones with fewer channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from store.records import BASELINE, Candidate
@@ -20,6 +20,7 @@ from tuner.policy.trial import KeyState
 SETTLED_STEPS: Final = 20
 """Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 AUDIT_EVERY_STEPS: Final = 500
+"""Between two audits of one group, and twice as many after each."""
 MAX_UNITS: Final = 24
 ALPHA: Final = 0.01
 STEP_NOISE: Final = 0.01
@@ -35,6 +36,10 @@ class Variant(NamedTuple):
     changes: dict[int, Candidate]
     max_channels: int | None
     """The cap it stands for, None for an audit."""
+    extra_us: float = 0.0
+    """What it costs per step, as calls say."""
+    group: str = ""
+    """The promotions that are audited."""
 
 
 class Outcome(NamedTuple):
@@ -67,7 +72,8 @@ class StepTrials:
         self.has_capped = False
         """Every channel cap was tried in this regime."""
         self._on, self._off = _Side(), _Side()
-        self._tried: dict[str, int] = {}
+        self._tried: dict[str, tuple[int, int]] = {}
+        """By name, the step of its last trial and how many there were."""
         self._next_at_step = 0
         self._steps_in_window = 0
 
@@ -86,16 +92,17 @@ class StepTrials:
         return self.variant is None and step >= self._next_at_step
 
     def untried(self, variants: Sequence[Variant], step: int) -> Iterator[Variant]:
-        """Those that were not tried lately; audits come back, channel caps only in a new regime."""
+        """Those that were not tried lately; audits come back, ever more rarely, channel caps only in a new regime."""
         for variant in variants:
-            last = self._tried.get(variant.name)
-            if last is None or (variant.max_channels is None and step - last > AUDIT_EVERY_STEPS):
+            last, n_trials = self._tried.get(variant.name, (0, 0))
+            is_audit = variant.max_channels is None
+            if not n_trials or (is_audit and step - last > AUDIT_EVERY_STEPS * 2 ** (n_trials - 1)):
                 yield variant
 
     def begin(self, variant: Variant, step: int) -> None:
         """Start alternating."""
         self.variant, self.is_on = variant, True
-        self._tried[variant.name] = step
+        self._tried[variant.name] = step, self._tried.get(variant.name, (0, 0))[1] + 1
         self._on, self._off = _Side(), _Side()
         self._steps_in_window = 0
 
@@ -133,11 +140,18 @@ class StepTrials:
         return None
 
 
-def audits(states: Sequence[KeyState]) -> list[Variant]:
-    """One variant per (collective, phase) that has promotions: those keys back at what NCCL does."""
+def group_of(state: KeyState) -> str:
+    """Keys whose promotions are audited together."""
+    return f"{state.key.collective.name} in {state.key.phase.name}"
+
+
+def audits(states: Sequence[KeyState], extra_us: Callable[[str], float]) -> list[Variant]:
+    """One variant per group that has promotions: those keys back at what NCCL does, at so much more per step."""
     groups: dict[str, dict[int, Candidate]] = {}
     for state in states:
         if not state.incumbent.is_baseline:
-            name = f"{state.key.collective.name} in {state.key.phase.name} left to NCCL"
-            groups.setdefault(name, {})[state.index] = BASELINE
-    return [Variant(name, changes, None) for name, changes in sorted(groups.items())]
+            groups.setdefault(group_of(state), {})[state.index] = BASELINE
+    return [
+        Variant(f"{name} left to NCCL", changes, None, extra_us(name), name)
+        for name, changes in sorted(groups.items())
+    ]

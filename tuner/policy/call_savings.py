@@ -1,0 +1,87 @@
+"""What calls say that plans save: microseconds per step against NCCL's own choice, and by group of promotions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from store.records import BASELINE
+from tuner.features import Floats, Ints
+from tuner.policy.evidence import Evidence
+from tuner.policy.step_trial import group_of
+from tuner.policy.trial import KeyState
+
+LEAST_SHARE_CHANGED: Final = 1e-3
+
+
+class OfPlan(NamedTuple):
+    """What one plan saves."""
+
+    saved_us: float
+    """Per step."""
+    in_force: dict[str, float]
+    """By group, the share of what its promotions save that this plan has."""
+
+
+class _Group(NamedTuple):
+    keys: Ints
+    slots: Ints
+    saved_us: Floats
+
+
+class CallSavings:
+    """Worked out anew by `refresh`, as evidence and incumbents change; cheap per plan in between."""
+
+    def __init__(self) -> None:
+        self._base = np.zeros(0, np.int64)
+        """Slot of NCCL's own choice, by key."""
+        self._rates: Floats = np.zeros(0)
+        self._groups: dict[str, _Group] = {}
+
+    def group_us(self, name: str) -> float:
+        """What a group's promotions save per step when all are in force."""
+        group = self._groups.get(name)
+        return float(group.saved_us.sum()) if group is not None else 0.0
+
+    def refresh(self, states: Sequence[KeyState], evidence: Evidence, rates: Floats) -> dict[str, float]:
+        """Look at the incumbents again; by group, the share of its savings that other settings make than before."""
+        known = len(self._base)
+        more = [evidence.slot(state.index, BASELINE) for state in states[known:]]
+        self._base = np.concatenate([self._base, np.array(more, np.int64)])
+        self._rates = np.concatenate([rates, np.zeros(max(0, len(states) - len(rates)))])
+        members: dict[str, list[KeyState]] = {}
+        for state in states:
+            if not state.incumbent.is_baseline:
+                members.setdefault(group_of(state), []).append(state)
+        before, self._groups = self._groups, {}
+        changed = {}
+        for name, promoted in members.items():
+            keys = np.array([state.index for state in promoted], np.int64)
+            slots = np.array([evidence.slot(state.index, state.incumbent) for state in promoted], np.int64)
+            saved_us = self._saved_us(keys, slots, evidence)
+            self._groups[name] = _Group(keys, slots, saved_us)
+            if name in before:
+                is_new = ~np.isin(slots, before[name].slots)
+                share = float(saved_us[is_new].sum()) / max(float(saved_us.sum()), 1e-9)
+                if share > LEAST_SHARE_CHANGED:
+                    changed[name] = share
+        return changed
+
+    def of_plan(self, slots: Ints, evidence: Evidence) -> OfPlan:
+        """What the plan that asked every key to run `slots` saves."""
+        keys = np.arange(min(len(slots), len(self._base)))
+        saved_us = float(self._saved_us(keys, slots[keys], evidence).sum())
+        in_force = {}
+        for name, group in self._groups.items():
+            total_us = float(group.saved_us.sum())
+            runs = slots[group.keys] == group.slots
+            in_force[name] = float(group.saved_us[runs].sum()) / total_us if total_us else float(runs.mean())
+        return OfPlan(saved_us, in_force)
+
+    def _saved_us(self, keys: Ints, slots: Ints, evidence: Evidence) -> Floats:
+        """Per step, nothing where it is not known or more is taken: what trials cost is accounted for apart."""
+        saved_us = np.exp(evidence.centre(self._base[keys])) - np.exp(evidence.centre(slots))
+        result: Floats = np.maximum(np.nan_to_num(saved_us), 0.0) * self._rates[keys]
+        return result

@@ -1,0 +1,114 @@
+"""What steps say about promotions, without asking: plans differ from window to window, and steps with them.
+
+A group's promotions save microseconds as calls say; whether steps are that much shorter depends on what computation
+suffers from them, its *side effect*. A step's duration, with what calls saved in it added back, moves with the side
+effects of what was in force. A Kalman filter follows these and the level of steps, which may drift. What is
+known of a side effect slowly fades, and more so when a group's settings change.
+
+What a whole-plan variant is worth follows from that: only where steps may well be faster with it is it tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from tuner.policy.trial import expected_gain
+
+SIDE_EFFECT: Final = 0.03
+"""How much (log) settings may slow computation down, or speed it up, before any step has spoken: one sigma."""
+FADES_IN_STEPS: Final = 5000.0
+"""Steps after which nothing is known of a side effect any more."""
+DRIFT: Final = 0.001
+"""How far (log) the level of steps moves from one to the next."""
+NOISE: Final = 0.01
+NOISE_WEIGHT: Final = 10.0
+"""Noise (log) of steps before anything is known, and how many of them that opinion weighs."""
+CLIP: Final = 3.0
+"""A step further off than this many standard deviations is pulled in."""
+
+
+class StepGains:
+    """Side effects (log, positive = steps are faster) of groups of promotions, by name."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._state = np.zeros(1)
+        """The level of log step times, then the groups' side effects."""
+        self._covariance = np.eye(1)
+        self._n_steps = 0
+        self._squares = NOISE_WEIGHT * NOISE**2
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a step (log) around what was expected of it."""
+        return math.sqrt(self._squares / (NOISE_WEIGHT + self._n_steps))
+
+    def side_effect(self, name: str) -> tuple[float, float]:
+        """Mean and standard deviation of what steps gain by this group beyond what calls save."""
+        at = self._places.get(name)
+        if at is None:
+            return 0.0, SIDE_EFFECT
+        return float(self._state[at]), math.sqrt(float(self._covariance[at, at]))
+
+    def changed(self, name: str, share: float) -> None:
+        """So much of what a group saves comes from other settings now."""
+        at = self._places.get(name)
+        if at is not None:
+            self._doubt(np.array([at]), share)
+
+    def step(self, log_us: float, in_force: Mapping[str, float]) -> None:
+        """One step that would have taken so long if calls had saved nothing; by group, the share that was in force."""
+        if self._n_steps == 0:
+            self._state[0] = log_us
+        for name in in_force:
+            if name not in self._places:
+                self._add(name)
+        design = np.zeros(len(self._state))
+        design[0] = 1.0
+        for name, share in in_force.items():
+            design[self._places[name]] = -share
+        self._covariance[0, 0] += DRIFT**2
+        if len(self._state) > 1:
+            self._doubt(np.arange(1, len(self._state)), 1.0 / FADES_IN_STEPS)
+        along = self._covariance @ design
+        variance = float(design @ along) + self.noise**2
+        surprise = log_us - float(design @ self._state)
+        limit = CLIP * math.sqrt(variance)
+        surprise = min(max(surprise, -limit), limit)
+        self._state += along * (surprise / variance)
+        self._covariance -= np.outer(along, along) / variance
+        self._n_steps += 1
+        self._squares += surprise**2 * self.noise**2 / variance
+
+    def _doubt(self, at: np.ndarray, share: float) -> None:
+        """What is known fades: by `share` towards nothing, never beyond."""
+        variance = self._covariance[at, at]
+        self._covariance[at, at] = np.maximum(variance, np.minimum(variance + share * SIDE_EFFECT**2, SIDE_EFFECT**2))
+
+    def _add(self, name: str) -> None:
+        self._places[name] = n = len(self._state)
+        self._state = np.append(self._state, 0.0)
+        grown = np.zeros((n + 1, n + 1))
+        grown[:n, :n] = self._covariance
+        grown[n, n] = SIDE_EFFECT**2
+        self._covariance = grown
+
+
+def steps_worth(gain: float, doubt: float, *, least: float, noise: float, most_units: int, n_steps: int) -> float:
+    """What trying a variant is worth, in steps' time: what may be gained by it later, less what it costs to see.
+
+    Args:
+        gain: by how much (log) steps should be faster with it, mostly negative.
+        doubt: standard deviation of that.
+        least: gains below this are not taken.
+        noise: of one step.
+        most_units: steps that are compared at most.
+        n_steps: steps so far; a job is expected to go on for as long again.
+    """
+    loss = max(0.0, -gain)
+    n_needed = 2.0 * (1.3 * noise / loss) ** 2 if loss else math.inf
+    return n_steps * expected_gain(gain - least, doubt) - loss * min(max(n_needed, 2.0), most_units)
