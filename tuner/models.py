@@ -59,11 +59,11 @@ class Judgement(msgspec.Struct, frozen=True):
 
 def listed(store: Store, fabric_id: str | None = None) -> list[ModelLine]:
     """Every saved correction, by fabric, those in use first and then the newest."""
-    records = [one for one in store.models() if _base(one.name) in MODELS]
+    records = _kept(store)
     pinned = {one.fabric_id: one.training_hash for one in records if one.name.endswith(PINNED)}
     lines = [
         ModelLine(
-            f"{_base(one.name)}-{hash_of(one)}",
+            _id_of(one),
             one.fabric_id,
             _state(one, pinned.get(one.fabric_id)),
             one.training_hash,
@@ -86,8 +86,8 @@ def compared(store: Store, fabric_id: str | None = None) -> list[Judgement]:
         if fabric_id not in (None, name):
             continue
         points = build(store.measurements(name, limit=MAX_MEASUREMENTS), CostPrior(facts))
-        for record in store.models():
-            if record.fabric_id != name or _base(record.name) not in MODELS or not len(points):
+        for record in _kept(store):
+            if record.fabric_id != name or not len(points):
                 continue
             try:
                 baked = Baked.from_bytes(record.blob)
@@ -108,10 +108,8 @@ def pin(store: Store, model_id: str, fabric_id: str | None) -> ModelLine:
         raise UserError(
             f"model {model_id} was fitted by other versions", "pin one that `zerotune models list` calls earlier"
         )
-    try:
-        Baked.from_bytes(record.blob)
-    except ValueError:
-        raise UserError(f"model {model_id} is damaged", "pin another, see `zerotune models list`") from None
+    if not _is_readable(record):
+        raise UserError(f"model {model_id} is damaged", "pin another, see `zerotune models list`")
     store.save_model(msgspec.structs.replace(record, name=_base(record.name) + PINNED))
     store.flush()
     return next(line for line in listed(store, record.fabric_id) if line.state == "pinned")
@@ -186,6 +184,27 @@ def render_comparison(found: list[Judgement], console: Console) -> None:
     console.print(table)
 
 
+def _kept(store: Store) -> list[ModelRecord]:
+    """Every saved correction once: a pinned copy stands for the version it was made of."""
+    records = [one for one in store.models() if _base(one.name) in MODELS]
+    pinned = {(one.fabric_id, _id_of(one)) for one in records if one.name.endswith(PINNED) and _is_readable(one)}
+    return [
+        one for one in records if one.name.endswith((PINNED, DAMAGED)) or (one.fabric_id, _id_of(one)) not in pinned
+    ]
+
+
+def _is_readable(record: ModelRecord) -> bool:
+    try:
+        Baked.from_bytes(record.blob)
+    except ValueError:
+        return False
+    return True
+
+
+def _id_of(record: ModelRecord) -> str:
+    return f"{_base(record.name)}-{hash_of(record)}"
+
+
 def _base(name: str) -> str:
     return name.removesuffix(DAMAGED).removesuffix(PINNED).split(VERSION_MARK)[0]
 
@@ -195,9 +214,7 @@ def _state(record: ModelRecord, pinned_hash: str | None) -> str:
         return "set aside"
     if record.versions != trainer.versions(_base(record.name)):
         return "other versions"
-    try:
-        Baked.from_bytes(record.blob)
-    except ValueError:
+    if not _is_readable(record):
         return "damaged"
     if record.name.endswith(PINNED):
         return "pinned"
@@ -214,7 +231,7 @@ def _find(store: Store, model_id: str, fabric_id: str | None) -> ModelRecord:
     found = {
         one.fabric_id: one
         for one in store.models()
-        if f"{_base(one.name)}-{hash_of(one)}" == model_id and fabric_id in (None, one.fabric_id)
+        if _id_of(one) == model_id and fabric_id in (None, one.fabric_id)
         if not one.name.endswith((DAMAGED, PINNED))
     }
     if not found:
@@ -240,7 +257,7 @@ def _judged(record: ModelRecord, baked: Baked, points: TrainingSet) -> Judgement
         shift[rows], spread[rows] = means[np.arange(len(rows)), columns], stds[np.arange(len(rows)), columns]
     error = np.abs(points.residual - shift)
     return Judgement(
-        f"{_base(record.name)}-{hash_of(record)}",
+        _id_of(record),
         record.fabric_id,
         len(points),
         100.0 * float(np.expm1(np.median(error))),

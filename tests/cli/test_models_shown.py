@@ -1,0 +1,63 @@
+"""`zerotune models list` and `compare` name each model once, also where a pin keeps a copy of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.database import MEASUREMENT, Store
+from store.records import ModelRecord
+from tuner import models, trainer
+from tuner.model.baked import RUNGS, Baked
+
+FABRIC = "fabric"
+
+
+def fitted(number: int) -> ModelRecord:
+    shape = (1, 1, 1, len(RUNGS), 40)
+    baked = Baked(
+        np.array([[8, 1]]), np.array([2]), np.array([[1, 2]]), 60,
+        np.full(shape, 0.1, np.float32), np.full(shape, 0.2, np.float32),
+    )  # fmt: skip
+    versions = trainer.versions("kriging")
+    return ModelRecord("kriging", FABRIC, baked.to_bytes(), versions, f"{number:08x}rest", 0.01, 100.0 + number)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with Store.open(tmp_path / "s.db") as store:
+        block = np.zeros(10, MEASUREMENT)
+        block["n_ranks"], block["n_nodes"], block["collective"] = 8, 1, 2
+        block["algorithm"], block["protocol"], block["n_channels"] = 1, 2, 16
+        block["message_bytes"], block["duration_us"] = 1 << 20, 50.0
+        store.record_job("job", FABRIC, {}, 8)
+        store.record_measurements(FABRIC, "job", block)
+        for number in (1, 2, 3):
+            trainer.keep(store, fitted(number))
+        store.flush()
+    return tmp_path / "s.db"
+
+
+def test_a_model_that_was_rolled_back_to_is_named_once(path: Path):
+    with Store.open(path) as store:
+        models.roll_back(store, None)
+        listed = [(line.model_id, line.state) for line in models.listed(store)]
+        compared = [one.model_id for one in models.compared(store)]
+    assert listed == [
+        ("kriging-00000002", "pinned"),
+        ("kriging-00000003", "newest, not in use"),
+        ("kriging-00000001", "earlier"),
+    ]
+    assert sorted(compared) == ["kriging-00000001", "kriging-00000002", "kriging-00000003"]
+
+
+def test_pinning_the_one_in_use_shows_it_as_pinned_and_once(path: Path):
+    with Store.open(path) as store:
+        models.pin(store, "kriging-00000003", None)
+        assert [line.state for line in models.listed(store)] == ["pinned", "earlier", "earlier"]
+        models.roll_back(store, None)
+        assert next(line.model_id for line in models.listed(store) if line.state == "pinned") == "kriging-00000002"
+        models.release(store, None)
+        assert [line.state for line in models.listed(store)] == ["in use", "earlier", "earlier"]
