@@ -42,13 +42,14 @@ def decision(
 ) -> Decision:
     """The record of one decision, with the whole field it was taken from.
 
-    Predictions are those of when the key was last looked at, before the candidate's own trial; until then
-    they are the starting guess.
+    Predictions are those of when the key was last looked at: they rest on what was measured by then. Until then
+    they are the starting guess, and say so (`is_guess`).
     """
     state, candidate = event.state, event.candidate
-    mean, spread = state.opinion or (field.table[:, 4], field.table[:, 5])
-    if len(mean) != len(field.options):  # the key was looked at before its options changed
-        mean, spread = field.table[:, 4], field.table[:, 5]
+    # The options may have changed since the key was looked at.
+    is_guess = state.opinion is None or len(state.opinion[0]) != len(field.options)
+    guess = field.table[:, 4], field.table[:, 5]
+    mean, spread = guess if is_guess or state.opinion is None else state.opinion
     predicted = np.round(np.exp(np.stack([mean, mean - Z_90 * spread, mean + Z_90 * spread], axis=1)), 3)
     is_known: list[bool] = np.all(np.isfinite(predicted), axis=1).tolist()
     at = field.place.get(candidate)
@@ -64,7 +65,7 @@ def decision(
     }
     rows = predicted.tolist()
     alternatives = [
-        _alternative(field.options[index], rows[index], measured, state)
+        _alternative(field.options[index], rows[index], measured, state, is_guess=is_guess)
         for index in np.argsort(predicted[:, 0]).tolist()
         if is_known[index]
     ]
@@ -88,7 +89,7 @@ def decision(
 
 
 def _alternative(
-    option: Candidate, predicted: list[float], measured: dict[Candidate, _Measured], state: KeyState
+    option: Candidate, predicted: list[float], measured: dict[Candidate, _Measured], state: KeyState, *, is_guess: bool
 ) -> dict[str, str | float | int | None]:
     found = measured.get(option, _NOT_MEASURED)
     return {
@@ -96,6 +97,7 @@ def _alternative(
         "predicted_us": predicted[0],
         "predicted_low_us": predicted[1],
         "predicted_high_us": predicted[2],
+        "is_guess": is_guess,
         "measured_us": found.us,
         "n_measurements": found.n_calls,
         "spent_us": found.spent_us,

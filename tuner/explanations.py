@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
@@ -15,9 +15,14 @@ from agent.nccl.catalog import parse_collective
 from store.database import Store
 from store.errors import UserError
 from store.records import Candidate, Decision, DecisionKey, Phase, size_class, size_class_range
-from tuner.comparison import Measured, alternatives_of, medians
+from tuner.comparison import Measured, Medians, alternatives_of, medians
 
 MAX_UNSEEN = 4
+MEANINGS: Final = (
+    "expected: foretold from the predictions and from what this job had measured until the key's last decision;"
+    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial. Medians are"
+    " of what the store has now."
+)
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -28,10 +33,16 @@ class Explanation(msgspec.Struct, frozen=True):
     max_bytes: int
     decision: Decision
     alternatives: list[dict[str, Any]]
-    """Every candidate: prediction with its 90 % interval; what the last decision saw of it (`measured_us`,
-    `n_measurements`) and had spent on trying it (`spent_us`); and what is in the store by now: median and calls of this
-    job (`job_median_us`, `n_this_job`) and of all jobs on the fabric (`median_us`, `n_all_jobs`).
+    """Every candidate: what the last decision expected of it, with the 90 % interval (`predicted_us`,
+    `predicted_low_us`, `predicted_high_us`; `is_guess` where nothing that this job measured had a part in that), had
+    seen of it (`measured_us`, `n_measurements`) and had spent on trying it (`spent_us`); and what is in the store by
+    now: median and calls of this job (`job_median_us`, `n_this_job`) and of all jobs on the fabric (`median_us`,
+    `n_all_jobs`).
     """
+    is_guess: bool
+    """Whether the expectations are starting guesses."""
+    decided_at_s: float
+    """When the last decision was taken: the expectations are of then."""
     n_explored: int
     """Candidates that were on trial."""
     spent_us: float
@@ -76,12 +87,19 @@ def explain(
         if message_bytes is not None and key.size_class != size_class(message_bytes):
             continue
         by_key.setdefault(key, []).append(decision)
-    return [_explanation(key, by_key[key], here.get(key, {}), everywhere.get(key, {})) for key in sorted(by_key)]
+    return explained(by_key, here, everywhere)
+
+
+def explained(
+    decisions: Mapping[DecisionKey, Sequence[Decision]], here: Medians, everywhere: Medians
+) -> list[Explanation]:
+    """Explanations by key, from each key's decisions in order and the measured medians of this job and of all jobs."""
+    return [_explanation(key, decisions[key], here.get(key, {}), everywhere.get(key, {})) for key in sorted(decisions)]
 
 
 def _explanation(
     key: DecisionKey,
-    decisions: list[Decision],
+    decisions: Sequence[Decision],
     here: Mapping[Candidate, Measured],
     everywhere: Mapping[Candidate, Measured],
 ) -> Explanation:
@@ -92,7 +110,7 @@ def _explanation(
     by_name = [{str(candidate): found for candidate, found in known.items()} for known in (here, everywhere)]
     for one in alternatives:
         # What the store has no longer, or under the name of what NCCL made of it, the decision has seen.
-        seen = one["measured_us"], one["n_measurements"]
+        seen = one.get("measured_us"), one.get("n_measurements", 0)
         mine, all_jobs = (known.get(str(one["candidate"])) for known in by_name)
         one["job_median_us"], one["n_this_job"] = (mine.median_us, mine.n_calls) if mine is not None else seen
         counted = all_jobs is not None and all_jobs.n_calls >= one["n_this_job"]
@@ -107,6 +125,8 @@ def _explanation(
         max_bytes=high,
         decision=(settled or decisions)[-1],
         alternatives=alternatives,
+        is_guess=bool(alternatives) and all(one.get("is_guess", False) for one in alternatives),
+        decided_at_s=decisions[-1].decided_at_s,
         n_explored=len({decision.candidate for decision in decisions if decision.kind == "explore"}),
         spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
         history=[f"{_when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
@@ -118,17 +138,10 @@ def _when(decision: Decision) -> str:
     return f"{clock}, epoch {decision.epoch}"
 
 
-def render(explanations: list[Explanation], console: Console, *, is_filtered: bool = False) -> None:
+def render(explanations: list[Explanation], console: Console) -> None:
     """Print them; says so when there are none."""
     if not explanations:
-        if is_filtered:
-            console.print(
-                "No decision fits. Without --collective, --phase and --message-bytes all of the job is shown."
-            )
-        else:
-            console.print(
-                "Nothing has been decided for this job: NCCL's own choice ran throughout. --job names another."
-            )
+        console.print("Nothing has been decided for this job: NCCL's own choice ran throughout. --job names another.")
         return
     for explained in explanations:
         key, decision = explained.key, explained.decision
@@ -146,7 +159,7 @@ def render(explanations: list[Explanation], console: Console, *, is_filtered: bo
             tried += f" {explained.spent_us:,.0f} us"
         console.print(f"  predictions by {guesses}; {tried}")
         # Notes below, not beside: on 80 columns they would leave the figures no room.
-        table = Table("  setting", "predicted us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
+        table = Table("  setting", f"{_outlook(explained)} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
         notes = []
         for one in shown(explained.alternatives):
             table.add_row(
@@ -162,6 +175,25 @@ def render(explanations: list[Explanation], console: Console, *, is_filtered: bo
             console.print(line, highlight=False)
         for line in explained.history[:-1]:
             console.print(f"  earlier: {line}", style="dim")
+    console.print(f"\n{MEANINGS}", style="dim", highlight=False)
+
+
+def render_none(known: list[Explanation], console: Console) -> None:
+    """Nothing fits what was asked for: print what there is."""
+    if not known:
+        render(known, console)
+        return
+    console.print("No decision fits. NCCL's own choice runs where none is. This job has decisions for:")
+    sizes: dict[str, list[str]] = {}
+    for one in known:
+        place = f"{one.key.collective.name} {one.key.phase.name}"
+        sizes.setdefault(place, []).append(f"{one.min_bytes:,} to {one.max_bytes:,}")
+    for place, ranges in sizes.items():
+        console.print(f"  {place}: {'; '.join(ranges)} bytes", highlight=False)
+
+
+def _outlook(explained: Explanation) -> str:
+    return "guessed" if explained.is_guess else "expected"
 
 
 def shown(alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -38,30 +38,37 @@ FAST = Candidate(Algorithm.ring, Protocol.ll, 8)
 SLOW = Candidate(Algorithm.ring, Protocol.simple, 8)
 
 
-def make_store(path: Path, job_id: str = "job-1", *, reason: str = "measured 21.3 % faster than baseline") -> Path:
+def make_store(
+    path: Path,
+    job_id: str = "job-1",
+    *,
+    reason: str = "measured 21.3 % faster than baseline",
+    n_untuned: int = 20,
+    sizes: list[int] = SIZES,
+) -> Path:
     chance = np.random.default_rng(3)
     described = fabrics.load(FABRIC)
     with Store.open(path) as store:
         store.record_job(job_id, described.fabric_id, described.describe(), 2)
         steps = []
         for step in range(N_STEPS):
-            epoch = min(step // 20, 6)
+            epoch = 0 if step < n_untuned else min(1 + (step - n_untuned) // 20, 6)
             base_us = 30_000 - 1500 * epoch
             duration_us = base_us * chance.lognormal(0, 0.03)
             steps.append(StepRecord(step, epoch, duration_us, 0.3 * duration_us, 0.42 + 0.001 * epoch))
         store.record_steps(job_id, steps)
-        store.record_measurements(described.fabric_id, job_id, _measurements(chance))
+        store.record_measurements(described.fabric_id, job_id, _measurements(chance, sizes))
         store.record_decisions(_decisions(job_id, described.fabric_id, reason))
         store.update_job(job_id, stage=Stage.zero3)
         store.flush()
     return path
 
 
-def _measurements(chance: np.random.Generator) -> np.ndarray:
+def _measurements(chance: np.random.Generator, sizes: list[int]) -> np.ndarray:
     rows = []
     for step in range(N_STEPS):
         for collective, phase in PLACES:
-            for message_bytes in SIZES:
+            for message_bytes in sizes:
                 candidate = FAST if step > 60 and message_bytes < 1 << 20 else SLOW
                 us = message_bytes / 1e3 * (0.7 if candidate is FAST else 1.0) * chance.lognormal(0, 0.05)
                 row = np.zeros((), MEASUREMENT)
@@ -88,14 +95,8 @@ def _decisions(job_id: str, fabric_id: str, reason: str) -> list[Decision]:
                 )
             kind, candidate = ("promote", FAST) if is_small else ("keep", BASELINE)
             alternatives = [
-                {
-                    "setting": str(SLOW),
-                    "predicted_us": base_us,
-                    "low_us": 0.9 * base_us,
-                    "measured_us": base_us,
-                    "n": 40,
-                },
-                {"setting": str(FAST), "predicted_us": 0.7 * base_us, "low_us": None, "measured_us": None, "n": 0},
+                _alternative(BASELINE, base_us, n_measurements=40, measured_us=base_us),
+                _alternative(FAST, 0.7 * base_us, n_measurements=0, measured_us=None),
             ]
             decisions.append(
                 Decision(
@@ -112,6 +113,22 @@ def _decisions(job_id: str, fabric_id: str, reason: str) -> list[Decision]:
                 )
             )
     return decisions
+
+
+def _alternative(
+    candidate: Candidate, predicted_us: float, *, n_measurements: int, measured_us: float | None
+) -> dict[str, object]:
+    return {
+        "candidate": str(candidate),
+        "predicted_us": predicted_us,
+        "predicted_low_us": 0.9 * predicted_us,
+        "predicted_high_us": 1.1 * predicted_us,
+        "is_guess": False,
+        "measured_us": measured_us,
+        "n_measurements": n_measurements,
+        "spent_us": 0.0,
+        "note": "",
+    }
 
 
 def make_summaries(directory: Path, *, gain: float = 0.2) -> list[Path]:

@@ -18,6 +18,7 @@ from store.errors import UserError
 from store.records import StepRecord
 from store.wire import OBSERVATION_FIELDS
 from tuner import plots
+from tuner.explanations import explain
 from tuner.report import gather, write_report
 from tuner.report.facts import trust
 from tuner.report.page import pictures, regret_by_step
@@ -64,7 +65,7 @@ def test_the_page_says_what_it_must(page_path: Path):
         "measured 21.3 % faster than baseline",
         "identical to the last bit",
         "0 calls on which ranks disagreed",
-        "2 alternatives",
+        "what else was possible",
         "memory pressure",
         "regret over time",
     ):
@@ -96,7 +97,7 @@ def test_pictures_follow_the_theme(page_path: Path):
 
 def test_gain_and_its_interval(store_path: Path, tmp_path: Path):
     facts = gather(store_path, summaries=make_summaries(tmp_path, gain=0.2))
-    change = facts.changes[0]
+    change = facts.before_after.changes[0]
     assert change.low_percent < -20 < change.high_percent
     assert change.percent == pytest.approx(-20, abs=2)
     assert change.is_beyond_noise
@@ -104,12 +105,12 @@ def test_gain_and_its_interval(store_path: Path, tmp_path: Path):
 
 def test_no_change_is_called_noise(store_path: Path, tmp_path: Path):
     facts = gather(store_path, summaries=make_summaries(tmp_path, gain=0.0))
-    assert not facts.changes[0].is_beyond_noise
+    assert not facts.before_after.changes[0].is_beyond_noise
 
 
 def test_without_summaries_the_job_is_compared_with_its_start(store_path: Path, tmp_path: Path):
     facts = gather(store_path)
-    assert facts.changes[0].percent == pytest.approx(-30, abs=3)
+    assert facts.before_after.changes[0].percent == pytest.approx(-30, abs=3)
     assert "own choice at its start" in dict(trust(facts))["Comparison"]
     assert "agent off" not in write_report(store_path, tmp_path / "r.html").read_text()
 
@@ -178,10 +179,12 @@ def test_pictures_are_the_same_each_time(store_path: Path):
 @pytest.mark.parametrize("width", [360, 1200])
 def test_in_a_real_browser(page_path: Path, tmp_path: Path, width: int):
     """The page renders, without anything sticking out of a phone's screen."""
+    page = page_path.read_text().replace("<details>", "<details open>")
+    assert "<details open>" in page
     probe = tmp_path / "probe.html"
     probe.write_text(
         f'<iframe id="page" style="border:0;width:{width}px;height:3000px" srcdoc="" ></iframe>'
-        f"<script>const f = document.getElementById('page'); f.srcdoc = {_js(page_path.read_text())};"
+        f"<script>const f = document.getElementById('page'); f.srcdoc = {_js(page)};"
         "f.onload = () => { document.body.dataset.width = f.contentDocument.documentElement.scrollWidth;"
         "document.body.dataset.pictures = f.contentDocument.querySelectorAll('figure svg text').length; };</script>"
     )
@@ -197,6 +200,61 @@ def test_in_a_real_browser(page_path: Path, tmp_path: Path, width: int):
     assert int(scrolled[1]) <= width
     assert n_texts is not None
     assert int(n_texts[1]) > 20
+
+
+def test_a_page_of_a_warm_start_takes_the_starts_of_jobs_alike(tmp_path: Path):
+    """5 untuned steps in each job, the first of them left out: two jobs have enough together."""
+    path = tmp_path / "s.db"
+    make_store(path, "cold", n_untuned=5)
+    alone = gather(path).before_after
+    assert not alone.changes
+    assert "only 4 timed steps of this job" in alone.words
+    assert "--no-agent --summary" in alone.remedy
+    make_store(path, "warm", n_untuned=5)
+    facts = gather(path, "warm")
+    assert facts.before_after.other_jobs == ("cold",)
+    change = facts.before_after.changes[0]
+    assert change.percent == pytest.approx(-27, abs=4)
+    assert change.high_percent - change.low_percent > 0.5, "8 steps of 3 % noise are not sure"
+    text = write_report(path, tmp_path / "r.html", job_id="warm").read_text()
+    assert "before: starts of 2 jobs" in text
+    assert "computation may differ" in text
+
+
+def test_jobs_of_other_collectives_are_no_start_to_compare_with(tmp_path: Path):
+    path = tmp_path / "s.db"
+    make_store(path, "cold", n_untuned=5, sizes=[1 << 20])
+    make_store(path, "warm", n_untuned=5)
+    facts = gather(path, "warm")
+    assert not facts.before_after.changes
+    own_us, us = facts.collectives_us() or (0.0, 0.0)
+    assert us / own_us == pytest.approx(0.97, abs=0.02), "small ones gain 30 %, large ones are most of the time"
+    assert "decided collectives of a step" in write_report(path, tmp_path / "r.html", job_id="warm").read_text()
+
+
+def test_steps_without_time_are_explained(tmp_path: Path):
+    with Store.open(tmp_path / "s.db") as store:
+        for job_id, steps in (
+            ("whole", range(50)),
+            ("usual", range(1, 50)),
+            ("killed", [*range(1, 20), *range(40, 50)]),
+        ):
+            store.record_job(job_id, "f", {}, 2)
+            store.record_steps(job_id, [StepRecord(step, 0, 1000.0) for step in steps])
+        store.flush()
+    reasons = {job_id: gather(tmp_path / "s.db", job_id).untimed for job_id in ("whole", "usual", "killed")}
+    assert reasons["whole"] == []
+    assert len(reasons["usual"]) == 1
+    assert "the first has none" in reasons["usual"][0]
+    assert len(reasons["killed"]) == 2
+    assert reasons["killed"][1].startswith("of 20 no daemon heard")
+
+
+def test_alternatives_are_those_of_explain(store_path: Path):
+    explained = {one.key: one.alternatives for one in explain(store_path, None, None, None, None)}
+    facts = gather(store_path)
+    assert {one.key: one.alternatives for one in facts.explained()} == explained
+    assert explained
 
 
 def _js(text: str) -> str:

@@ -67,5 +67,14 @@ def test_one_trace_gives_before_and_after():
     assert [one.exposed_us for one in two] == [after.exposed_us] * 2
 
 
+def test_a_trace_under_a_plan_from_its_start_shows_its_end():
+    whole = table(1.0)
+    steps = whole.steps.copy()
+    steps["epoch"] = 1
+    (settled,) = timelines([replace(whole, steps=steps)])
+    assert settled.label == "one settled step"
+    assert settled.exposed_us == pytest.approx(100, rel=0.02)
+
+
 def test_a_trace_that_does_not_tell_gives_the_reason():
     assert "does not tell how much communication" in timelines([table(0.0)])

@@ -34,4 +34,7 @@ def explain(
     if as_json:
         print_json(explained)
         return
-    explanations.render(explained, console(), is_filtered=any((collective, phase, message_bytes)))
+    if not explained and any((collective, phase, message_bytes)):
+        explanations.render_none(explanations.explain(store_path(store), job, None, None, None), console())
+        return
+    explanations.render(explained, console())

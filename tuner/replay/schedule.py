@@ -143,8 +143,10 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
     """The longest run of consecutive steps that issue the collectives of the most frequent kind of step."""
     steps = table.steps
     known = steps[np.isfinite(steps["exposed_us"]) & (steps["duration_us"] > 0)] if len(steps) else steps
-    if len(known) < MIN_STEPS:
+    if not len(known):
         return "the trace does not tell how much communication of its steps was exposed"
+    if len(known) < MIN_STEPS:
+        return f"only {len(known)} of its steps tell how much communication was exposed, {MIN_STEPS} are needed"
     if not bool(np.isfinite(table.duration_us).all()):
         keep = np.isfinite(table.duration_us)
         if np.count_nonzero(keep) < 0.5 * len(keep):

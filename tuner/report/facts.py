@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,55 +14,13 @@ from store.database import Store
 from store.errors import UserError
 from store.records import Decision, DecisionKey, JobRecord, Outcome, StepRecord, TimingSource
 from tuner.comparison import Comparison, Medians, compare, medians
+from tuner.explanations import Explanation, explained
 from tuner.replay.loading import load_table
 from tuner.replay.table import CollectiveTable
+from tuner.report.before_after import BeforeAfter, of_job, of_summaries
+from tuner.report.summary import Summary, read_summary
 
 Array = NDArray[Any]
-
-SETTLED_SHARE: Final = 0.25
-"""The last quarter of a run is compared: by then the tuner has made up its mind."""
-MIN_STEPS: Final = 8
-"""Fewer steps than this are not compared."""
-_BLOCK_STEPS: Final = 8
-_N_RESAMPLES: Final = 1000
-
-
-class SummaryStep(msgspec.Struct, frozen=True):
-    """One step of a run summary."""
-
-    step: int
-    duration_us: float
-    exposed_us: float | None = None
-    loss_hex: str = ""
-    epoch: int = 0
-
-
-class Summary(msgspec.Struct, frozen=True):
-    """One run for the before-and-after comparison, as a JSON file."""
-
-    steps: tuple[SummaryStep, ...]
-    label: str = ""
-    """What the pictures call the run; the file's name where it does not say."""
-    emulated: bool = False
-    fabric: str | None = None
-    n_disagreements: int | None = None
-
-
-@dataclass(frozen=True)
-class Change:
-    """Medians before and after, and the 95 % interval of the change in percent."""
-
-    name: str
-    before_us: float
-    after_us: float
-    percent: float
-    low_percent: float
-    high_percent: float
-
-    @property
-    def is_beyond_noise(self) -> bool:
-        """Whether the interval excludes no change at all."""
-        return self.low_percent > 0 or self.high_percent < 0
 
 
 @dataclass(frozen=True)
@@ -77,9 +34,7 @@ class Facts:
     measurements: Array
     before: Summary | None
     after: Summary | None
-    changes: Sequence[Change]
-    comparison: str
-    """What was compared with what, in words."""
+    before_after: BeforeAfter
     here: Medians
     """Measured medians of this job."""
     everywhere: Medians
@@ -102,8 +57,44 @@ class Facts:
 
     @property
     def n_steps(self) -> int:
-        """Steps begun; a step's time runs from the end of the one before, so that a first step has none."""
+        """Steps begun, those included that have no time."""
         return 1 + max((step.step for step in self.steps), default=-1)
+
+    @property
+    def untimed(self) -> list[str]:
+        """How many steps have no time, and why."""
+        numbers = {step.step for step in self.steps}
+        is_first_untimed = bool(numbers) and 0 not in numbers
+        n_unheard = self.n_steps - len(numbers) - is_first_untimed
+        reasons = []
+        if is_first_untimed:
+            reasons.append("the first has none: a step's time runs from the end of the step before")
+        if n_unheard:
+            reasons.append(f"of {n_unheard} no daemon heard: none ran then, or what it was sent was dropped")
+        return reasons
+
+    def explained(self) -> list[Explanation]:
+        """Every key with a decision in force, as `zerotune explain` has it."""
+        by_key: dict[DecisionKey, list[Decision]] = {}
+        for one in self.decisions:
+            by_key.setdefault(one.key, []).append(one)
+        settled = self.settled()
+        return [one for one in explained(by_key, self.here, self.everywhere) if one.key in settled]
+
+    def collectives_us(self) -> tuple[float, float] | None:
+        """What the decided collectives of a step take by their medians: under NCCL's own choice, and as decided.
+
+        Not the step: communication that computation hides gains nothing. None where nothing of it was measured.
+        """
+        n_steps = len(np.unique(self.measurements["step"]))
+        own_us = us = 0.0
+        for key, decision in self.settled().items():
+            found = self.against_own(decision)
+            if found.is_measured and found.own_us is not None and found.us is not None:
+                n_calls = sum(one.n_calls for one in self.here.get(key, {}).values()) / n_steps if n_steps else 0.0
+                own_us += n_calls * found.own_us
+                us += n_calls * found.us
+        return (own_us, us) if own_us else None
 
     def n_explored(self) -> int:
         """Settings tried out on trial."""
@@ -138,73 +129,11 @@ def gather(
         decisions = store.decisions(job_id=job.job_id)
         measurements = store.measurements(job_id=job.job_id)
         fabric = store.fabrics().get(job.fabric_id, {})
+        compared = of_summaries(*runs) if runs else of_job(store, job, steps)
         here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
     before, after = runs or (None, None)
-    changes, comparison = _compare(before, after, steps)
     traced = [load_table(path) for path in traces]
-    return Facts(
-        job, fabric, steps, decisions, measurements, before, after, changes, comparison, here, everywhere, traced
-    )
-
-
-def read_summary(path: Path) -> Summary:
-    """A run summary.
-
-    Raises:
-        UserError: it cannot be read, or is not one.
-    """
-    try:
-        summary = msgspec.json.decode(path.read_bytes(), type=Summary)
-        return summary if summary.label else msgspec.structs.replace(summary, label=path.stem)
-    except OSError as error:
-        raise UserError(f"cannot read the run summary {path}: {error.strerror}", "check the path") from error
-    except msgspec.MsgspecError as error:
-        raise UserError(f"{path} is not a run summary: {error}", "use one written by --summary") from error
-
-
-def _compare(before: Summary | None, after: Summary | None, steps: Sequence[StepRecord]) -> tuple[list[Change], str]:
-    if before is not None and after is not None:
-        first = settled_of(before.steps)
-        last = settled_of(after.steps)
-        words = f"the last quarter of two runs, {before.label} and {after.label}"
-    else:
-        untuned = [step for step in steps if step.epoch == 0][1:]
-        first, last = untuned, settled_of([step for step in steps if step.epoch > 0])
-        words = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
-    if min(len(first), len(last)) < MIN_STEPS:
-        return [], "too few steps to compare"
-    changes = [_change("step time", _column(first, "duration_us"), _column(last, "duration_us"))]
-    exposed = _column(first, "exposed_us"), _column(last, "exposed_us")
-    if np.isfinite(exposed[0]).all() and np.isfinite(exposed[1]).all() and float(np.median(exposed[0])) > 0:
-        changes.append(_change("exposed communication", *exposed))
-    return changes, words
-
-
-def settled_of(steps: Sequence[Any]) -> list[Any]:
-    """The last quarter of `steps`."""
-    return list(steps[-max(1, int(len(steps) * SETTLED_SHARE)) :]) if steps else []
-
-
-def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> Array:
-    values = [getattr(step, name) for step in steps]
-    return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def _change(name: str, before: Array, after: Array) -> Change:
-    """Medians, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
-    chance = np.random.default_rng(0)
-    ratios = _resampled_medians(before, chance), _resampled_medians(after, chance)
-    low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])
-    before_us, after_us = float(np.median(before)), float(np.median(after))
-    return Change(name, before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
-
-
-def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
-    length = min(_BLOCK_STEPS, len(values))
-    n_blocks = -(-len(values) // length)
-    starts = chance.integers(0, len(values) - length + 1, (_N_RESAMPLES, n_blocks, 1))
-    taken = values[starts + np.arange(length)].reshape(_N_RESAMPLES, -1)[:, : len(values)]
-    return np.asarray(np.median(taken, axis=1))
+    return Facts(job, fabric, steps, decisions, measurements, before, after, compared, here, everywhere, traced)
 
 
 def trust(facts: Facts) -> list[tuple[str, str]]:
@@ -218,7 +147,10 @@ def trust(facts: Facts) -> list[tuple[str, str]]:
                 "that the loop works; it is no statement about NCCL's performance on any real machine.",
             )
         )
-    lines.append(("Comparison", facts.comparison[0].upper() + facts.comparison[1:] + "."))
+    words = facts.before_after.words
+    lines.append(("Comparison", f"{words[0].upper()}{words[1:]}."))
+    if facts.before_after.remedy:
+        lines.append(("A better comparison", f"{facts.before_after.remedy}."))
     for run in (facts.before, facts.after):
         if run is not None and run.n_disagreements is not None:
             lines.append((f"Agreement, {run.label}", f"{run.n_disagreements} calls on which ranks disagreed."))

@@ -19,7 +19,7 @@ from rich.filesize import decimal
 from store.errors import UserError
 from store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
 from tuner import plots
-from tuner.comparison import alternatives_of
+from tuner.explanations import MEANINGS, shown
 from tuner.report import step_timeline
 from tuner.report.facts import Facts, trust
 
@@ -65,6 +65,9 @@ def page(facts: Facts) -> str:
         facts=facts,
         pictures=pictures(facts),
         decisions=_decision_rows(facts),
+        undecided=_undecided(facts),
+        collectives=facts.collectives_us(),
+        meanings=MEANINGS,
         trust=trust(facts),
         written=time.strftime("%Y-%m-%d %H:%M", time.localtime()),
         started=time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.job.started_at_s)),
@@ -118,7 +121,9 @@ def _timeline_picture(facts: Facts) -> Picture | None:
         f"Orange: communication that computation waited for, {exposed}. Where a rank waited is inferred from the order"
         f" and times of its collectives; the step time that this gives is within {max(error, 0.1):.1f} % of the logged."
     )
-    return _picture(figure, "timeline", "One step before and after", caption)
+    if len(steps) == 1:
+        caption += " No step before is shown: too few ran under NCCL's own choice in this trace."
+    return _picture(figure, "timeline", "One step before and after" if len(steps) > 1 else "One step", caption)
 
 
 def _bare_timeline_picture(facts: Facts, reason: str) -> Picture | None:
@@ -163,7 +168,8 @@ def _winners_picture(facts: Facts) -> Picture | None:
         if known is None or winner.rank < known.rank:
             cells[row][column] = winner
     labels = [f"{collective.name}\n{phase.name}" for collective, phase, _ in rows]
-    figure = plots.winners(labels, [decimal(1 << octave) for octave in octaves], cells)
+    sizes = [f"{decimal(1 << octave)} to\n{decimal((2 << octave) - 1)}" for octave in octaves]
+    figure = plots.winners(labels, sizes, cells)
     caption = (
         "Percentages are the change of time against NCCL's own choice, below zero: faster. They are measured;"
         " what is only predicted says so and is hatched. Size classes of one octave share a cell: the measured one"
@@ -222,23 +228,40 @@ def _picture(figure: Figure, name: str, title: str, caption: str) -> Picture:
 
 def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
     rows = []
-    for key, decision in sorted(facts.settled().items()):
-        low, high = size_class_range(key.size_class)
+    for one in facts.explained():
+        key = one.key
         rows.append(
             {
-                "place": f"{key.collective.name}, {key.phase.name}",
-                "ranks": f"{key.communicator.n_ranks} ranks on {key.communicator.n_nodes} node(s)",
-                "bytes": f"{decimal(low)} to {decimal(high)}",
-                "decision": decision,
-                "against_own": facts.against_own(decision),
-                "alternatives": alternatives_of(decision)[:12],
+                "place": (key.collective.name, key.phase.name),
+                "ranks": f"{key.communicator.n_ranks} ranks on {_nodes(key.communicator.n_nodes)}",
+                "bytes": (decimal(one.min_bytes), decimal(one.max_bytes)),
+                "decision": one.decision,
+                "against_own": facts.against_own(one.decision),
+                "explained": one,
+                "alternatives": shown(one.alternatives),
             }
         )
     return rows
 
 
+def _undecided(facts: Facts) -> list[str]:
+    """What ran in this job without any decision."""
+    settled = facts.settled()
+    found = []
+    for key in sorted(facts.here):
+        if key not in settled:
+            low, high = (decimal(size) for size in size_class_range(key.size_class))
+            sizes = low if low == high else f"{low} to {high}"
+            found.append(f"{key.collective.name}, {key.phase.name}, {sizes}")
+    return found
+
+
 def _octave(key: DecisionKey) -> int:
     return size_class_floor(key.size_class).bit_length() - 1
+
+
+def _nodes(n_nodes: int) -> str:
+    return "1 node" if n_nodes == 1 else f"{n_nodes} nodes"
 
 
 def _us(value: float | None) -> str:

@@ -40,19 +40,29 @@ class StepTimeline:
 
 
 def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
-    """Before and after: the settled ends of two traces, or start and end of one. A reason where that cannot be told."""
+    """Before and after: the settled ends of two traces, or start and end of one. A reason where that cannot be told.
+
+    One trace whose start cannot be told (a warm start is under a plan within a few steps) gives its end alone.
+    """
     if len(tables) == 1:
         table = tables[0]
-        pieces = [("before: under NCCL's own choice", _under_no_plan(table)), ("after", _settled(table))]
-    else:
-        pieces = [(label, _settled(table)) for label, table in zip(("before", "after"), tables, strict=False)]
+        end = _timeline("after", _settled(table))
+        start = _timeline("before: under NCCL's own choice", _under_no_plan(table))
+        if isinstance(end, str):
+            return end
+        return [replace(end, label="one settled step")] if isinstance(start, str) else [start, end]
     found = []
-    for label, table in pieces:
-        model = infer(table)
-        if isinstance(model, str):
-            return f"{label.partition(':')[0]}: {model}"
-        found.append(played(label, model))
+    for label, table in zip(("before", "after"), tables, strict=False):
+        step = _timeline(label, _settled(table))
+        if isinstance(step, str):
+            return f"{label}: {step}"
+        found.append(step)
     return found
+
+
+def _timeline(label: str, table: CollectiveTable) -> StepTimeline | str:
+    model = infer(table)
+    return model if isinstance(model, str) else played(label, model)
 
 
 def played(label: str, model: StepModel) -> StepTimeline:

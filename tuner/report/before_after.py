@@ -1,0 +1,176 @@
+"""Step times before and after: which steps are compared, what changed and how sure that is, or why nothing can be said.
+
+In this order: two run summaries; a job's steps under NCCL's own choice at its start with those under a plan; where it
+had too few of the former (a plan may be adopted within a few steps), also those of earlier jobs with the same
+collectives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.database import Store
+from store.records import JobRecord, StepRecord
+from tuner.report.summary import Summary, SummaryStep
+
+Array = NDArray[Any]
+
+SETTLED_SHARE: Final = 0.25
+"""The last quarter of a run is compared: by then the tuner has made up its mind."""
+MIN_STEPS: Final = 8
+"""Fewer steps than this are not compared."""
+MAX_EARLIER_JOBS: Final = 20
+"""So many earlier jobs are looked through for one to compare with."""
+_BLOCK_STEPS: Final = 8
+_N_RESAMPLES: Final = 1000
+_SHAPE: Final = ["n_ranks", "n_nodes", "collective", "message_bytes"]
+HOW_TO_COMPARE: Final = (
+    "Run the same training under `zerotune launch --no-agent --summary before.json` and under"
+    " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Medians before and after, and the 95 % interval of the change in percent."""
+
+    name: str
+    before_us: float
+    after_us: float
+    percent: float
+    low_percent: float
+    high_percent: float
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the interval excludes no change at all."""
+        return self.low_percent > 0 or self.high_percent < 0
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """What came of a comparison."""
+
+    changes: Sequence[Change]
+    words: str
+    """What was compared with what, or why nothing was."""
+    remedy: str = ""
+    """How to come to a better comparison."""
+    other_jobs: tuple[str, ...] = ()
+    """Whose steps are among the ones before, besides this job's own."""
+
+
+def of_summaries(before: Summary, after: Summary) -> BeforeAfter:
+    """The settled ends of two runs."""
+    first, last = settled_of(before.steps), settled_of(after.steps)
+    if min(len(first), len(last)) < MIN_STEPS:
+        counts = f"{before.label} has {len(before.steps)} steps, {after.label} {len(after.steps)}"
+        return BeforeAfter(
+            [], f"too few steps to compare: {counts}, and the last quarter has to be {MIN_STEPS} or more"
+        )
+    return _compared(first, last, f"the last quarter of two runs, {before.label} and {after.label}")
+
+
+def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord]) -> BeforeAfter:
+    """This job's own start, or an earlier job's, and this job's last steps under a plan."""
+    planned = [step for step in steps if step.epoch > 0]
+    last = settled_of(planned)
+    if not steps:
+        return BeforeAfter([], "too few steps to compare: the store has no step times of this job")
+    if not planned:
+        return BeforeAfter([], "nothing to compare: no plan was adopted, NCCL's own choice ran throughout")
+    if len(last) < MIN_STEPS:
+        words = f"only {len(planned)} timed steps ran under a plan, {int(MIN_STEPS / SETTLED_SHARE)} are needed"
+        return BeforeAfter([], f"too few steps to compare: {words}")
+    first = _untuned(steps)
+    if len(first) >= MIN_STEPS:
+        words = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
+        return _compared(first, last, words)
+    few = f"only {len(first)} timed steps of this job ran under NCCL's own choice, {MIN_STEPS} are needed"
+    others, more = _earlier(store, job, MIN_STEPS - len(first))
+    if not others:
+        reason = f"{few}, and earlier jobs with the same fabric, ranks and collectives do not have more in this store"
+        return BeforeAfter([], f"too few steps to compare: {reason}", HOW_TO_COMPARE)
+    words = (
+        "steps under NCCL's own choice at the start of this job and of others with the same fabric, ranks, kind of"
+        f" training and collectives ({', '.join(others)}), and the last quarter of this job's under a plan. For {few}."
+        " Those were other runs, whose computation may differ"
+    )
+    return replace(_compared([*more, *first], last, words), remedy=HOW_TO_COMPARE, other_jobs=tuple(others))
+
+
+def settled_of(steps: Sequence[Any]) -> list[Any]:
+    """The last quarter of `steps`."""
+    return list(steps[-max(1, int(len(steps) * SETTLED_SHARE)) :]) if steps else []
+
+
+def _untuned(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """Steps before the first plan, but the very first, which connects and allocates."""
+    return [step for step in steps if step.epoch == 0][1:]
+
+
+def _earlier(store: Store, job: JobRecord, n_wanted: int) -> tuple[list[str], list[StepRecord]]:
+    """Jobs before `job` with the same training, the latest first, and `n_wanted` or more of their untuned steps.
+
+    Nothing where they do not have so many.
+    """
+    shapes = _shapes(store, job.job_id)
+    jobs = store.jobs()
+    before = jobs[: [one.job_id for one in jobs].index(job.job_id)][::-1]
+    alike = (
+        one for one in before if (one.fabric_id, one.n_ranks, one.stage) == (job.fabric_id, job.n_ranks, job.stage)
+    )
+    names: list[str] = []
+    found: list[StepRecord] = []
+    for one in itertools.islice(alike, MAX_EARLIER_JOBS):
+        steps = _untuned(store.steps(one.job_id))
+        if steps and shapes and _shapes(store, one.job_id) == shapes:
+            names.append(one.job_id)
+            found = [*steps, *found]
+        if len(found) >= n_wanted:
+            return names, found
+    return [], []
+
+
+def _shapes(store: Store, job_id: str) -> set[tuple[int, ...]]:
+    return set(np.unique(store.measurements(job_id=job_id)[_SHAPE]).tolist())
+
+
+def _compared(
+    first: Sequence[SummaryStep] | Sequence[StepRecord],
+    last: Sequence[SummaryStep] | Sequence[StepRecord],
+    words: str,
+) -> BeforeAfter:
+    changes = [_change("step time", _column(first, "duration_us"), _column(last, "duration_us"))]
+    exposed = _column(first, "exposed_us"), _column(last, "exposed_us")
+    if np.isfinite(exposed[0]).all() and np.isfinite(exposed[1]).all() and float(np.median(exposed[0])) > 0:
+        changes.append(_change("exposed communication", *exposed))
+    return BeforeAfter(changes, words)
+
+
+def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> Array:
+    values = [getattr(step, name) for step in steps]
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _change(name: str, before: Array, after: Array) -> Change:
+    """Medians, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
+    chance = np.random.default_rng(0)
+    ratios = _resampled_medians(before, chance), _resampled_medians(after, chance)
+    low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])
+    before_us, after_us = float(np.median(before)), float(np.median(after))
+    return Change(name, before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
+
+
+def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
+    length = max(1, min(_BLOCK_STEPS, len(values) // 4))  # few blocks would show no spread
+    n_blocks = -(-len(values) // length)
+    starts = chance.integers(0, len(values) - length + 1, (_N_RESAMPLES, n_blocks, 1))
+    taken = values[starts + np.arange(length)].reshape(_N_RESAMPLES, -1)[:, : len(values)]
+    return np.asarray(np.median(taken, axis=1))
