@@ -1,11 +1,13 @@
 """The last word belongs to the step time: a plan that makes training slower is rolled back.
 
 Log step times are compared with the steps before the plan changed, by a generalised likelihood ratio (Lorden
-1971): were the last k steps slower, for any k? The doubt about the yardstick is part of the ratio, so that few
-steps before the change, or much noise, ask for more steps after it. With 1 % noise and a 2 % slowdown it fires
-after about five steps. Collectives that got faster on their own but slow computation down show up here and
-nowhere else. An alarm says since when steps have been slower, so that only the plan adopted then answers for it;
-and if steps do not recover once it is withdrawn, it was not the plan, and it is reinstated.
+1971): were the last k steps slower, for any k? A plan slows steps from its adoption on, so for that k less is
+asked than for all the others. The windows of its trials count, too: there it ran before. The doubt about the
+yardstick is part of the ratio, so that few steps before the change, or much noise, ask for more steps after it.
+With 1 % noise and a 2 % slowdown it fires after about four steps. Collectives that got faster on their own but
+slow computation down show up here and nowhere else. An alarm says since when steps have been slower, so that only
+the plan adopted then answers for it; and if steps do not recover once it is withdrawn, it was not the plan, and it
+is reinstated.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ REFERENCE_STEPS: Final = 40
 MIN_REFERENCE: Final = 4
 SLOWDOWN: Final = 0.02
 """Slowdown (log) that must not go unnoticed."""
-LIMIT: Final = 4.2
-"""Alarm when some last steps are slower by this many standard errors: once in some hundred watches by chance."""
+LIMIT: Final = 3.4
+"""Alarm when the steps since an adoption are slower by this many standard errors ..."""
+LIMIT_IN_BETWEEN: Final = 4.7
+"""... or any other last steps by this many: together once in some hundred watches by chance."""
 MOST_OF_ONE: Final = 3.1
 """What a single step may say, in noise scales: a straggling one must not pass for a slow plan."""
 PRIOR_SIGMA: Final = 0.01
 PRIOR_STEPS: Final = 4.0
 """Noise (log) of steps before anything is known, and how many of them that opinion weighs."""
 NOISE_FLOOR: Final = 0.004
+CLIP: Final = 2.5
+CLIPPED_LESS: Final = 1.03
+"""Steps before the change further off than this many noise scales are pulled in; what variance that takes."""
 WATCH_STEPS: Final = 60
 """Steps after a change for which it is still held responsible."""
 RECOVERY_STEPS: Final = 8
@@ -51,7 +58,11 @@ class Guard:
         self._watch_steps = WATCH_STEPS
         self._n_watched = 0
         self._watched: list[float] = []
-        """Steps (log) since the change, the newest last."""
+        """Steps (log) with the change, those of its trials first, the newest last."""
+        self._adopted_at: list[int] = []
+        """How many of them there were before each adoption that is under watch; 0 for the first."""
+        self._n_tried = 0
+        """How many of them were its trials."""
         self._run: list[float] = []
         """Those of them that were slower when the alarm went off."""
         self._slow_centre: float | None = None
@@ -62,11 +73,14 @@ class Guard:
         """True while a change is under watch."""
         return self._centre is not None
 
-    def changed(self, reference_us: Sequence[float], watch_steps: int = WATCH_STEPS) -> None:
+    def changed(
+        self, reference_us: Sequence[float], watch_steps: int = WATCH_STEPS, tried_us: Sequence[float] = ()
+    ) -> None:
         """From the next step on a newly promoted plan is in force.
 
         `reference_us` are recent steps that ran without what was promoted, the newest last. Steps of its
-        trial windows must not be among them, or a slow candidate would be its own yardstick.
+        trial windows must not be among them, or a slow candidate would be its own yardstick: those that ran
+        all of it are `tried_us`.
         """
         self.settled()
         values = np.log([one for one in reference_us[-REFERENCE_STEPS:] if one > 0])
@@ -77,13 +91,21 @@ class Guard:
         middle = float(np.median(values))
         spread = 1.4826 * float(np.median(np.abs(values - middle)))
         weight = len(values) / (len(values) + PRIOR_STEPS)
-        self._sigma = max(NOISE_FLOOR, math.sqrt(weight * spread**2 + (1.0 - weight) * PRIOR_SIGMA**2))
+        rough = max(NOISE_FLOOR, math.sqrt(weight * spread**2 + (1.0 - weight) * PRIOR_SIGMA**2))
+        # The median deviation knows no stragglers, but needs three times as many steps: it says what to clip.
+        kept = np.clip(values, middle - CLIP * rough, middle + CLIP * rough)
+        total = CLIPPED_LESS * float(np.square(kept - kept.mean()).sum()) + PRIOR_STEPS * PRIOR_SIGMA**2
+        self._sigma = max(NOISE_FLOOR, math.sqrt(total / (len(values) - 1 + PRIOR_STEPS)))
         # Nearly as robust as the median, but three steps of it say what five say of that.
         self._centre = float(np.mean(np.clip(values, middle - 2.0 * self._sigma, middle + 2.0 * self._sigma)))
+        self._watched = np.log([one for one in tried_us[-WATCH_STEPS // 2 :] if one > 0]).tolist()
+        self._n_tried = len(self._watched)
+        self._adopted_at = [0]
 
     def changed_again(self) -> None:
         """Another plan came while the last one is under watch: both answer to the same yardstick, for longer."""
         self._n_watched = 0
+        self._adopted_at.append(len(self._watched))
 
     def step(self, duration_us: float) -> Alarm | None:
         """One finished step, without what known exploration cost in it."""
@@ -95,16 +117,23 @@ class Guard:
         if self._centre is None:
             return None
         self._n_watched += 1
-        self._watched = [*self._watched[1 - WATCH_STEPS :], log_us]
+        self._watched.append(log_us)
+        if len(self._watched) > WATCH_STEPS:
+            del self._watched[0]
+            self._adopted_at = [at - 1 for at in self._adopted_at if at > 0]
+            self._n_tried = max(0, self._n_tried - 1)
         excess = (np.array(self._watched[::-1]) - self._centre) / self._sigma
         lengths = np.arange(1, len(excess) + 1)
         means = np.cumsum(np.minimum(excess, MOST_OF_ONE)) / lengths
         ratios = means / np.sqrt(1.0 / lengths + 1.0 / self._n_reference)
         ratios[means * self._sigma < 0.5 * self._slowdown] = 0.0
-        n_steps = int(np.argmax(ratios)) + 1
-        if ratios[n_steps - 1] > LIMIT:
+        limits = np.full(len(ratios), LIMIT_IN_BETWEEN)
+        limits[len(ratios) - 1 - np.array(self._adopted_at, dtype=np.int64)] = LIMIT
+        n_steps = int(np.argmax(ratios / limits)) + 1
+        if ratios[n_steps - 1] > limits[n_steps - 1]:
             self._run = self._watched[-n_steps:]
-            return Alarm(100.0 * (math.exp(float(np.median(self._run)) - self._centre) - 1.0), n_steps)
+            since = min(n_steps, len(self._watched) - self._n_tried)
+            return Alarm(100.0 * (math.exp(float(np.median(self._run)) - self._centre) - 1.0), since)
         if self._n_watched >= self._watch_steps:
             self.settled()
         return None
@@ -113,7 +142,8 @@ class Guard:
         """The watch is over: what ran lately is the new normal."""
         self._centre = None
         self._n_watched = 0
-        self._watched, self._run = [], []
+        self._watched, self._run, self._adopted_at = [], [], []
+        self._n_tried = 0
 
     def rolled_back(self) -> None:
         """The plan is withdrawn; from the next step on it is watched whether steps recover."""

@@ -134,7 +134,8 @@ class Oversight:
         else:
             watch_steps = RETURN_WATCH_STEPS if any(one.returns for one in new) else WATCH_STEPS
             self._watch_from_step = step
-            self._guard.changed(self._steps_without(new, n_keys, evidence), watch_steps)
+            without_us, with_us = self._steps_by(new, n_keys, evidence)
+            self._guard.changed(without_us, watch_steps, () if any(one.returns for one in new) else with_us)
 
     def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: Evidence) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
@@ -252,19 +253,22 @@ class Oversight:
                 return True
         return False
 
-    def _steps_without(self, promoted: list[Promotion], n_keys: int, evidence: Evidence) -> list[float]:
-        """Recent step durations (us) of plans that ran none of `promoted`."""
+    def _steps_by(self, promoted: list[Promotion], n_keys: int, evidence: Evidence) -> tuple[list[float], list[float]]:
+        """Recent step durations (us): of plans that ran none of `promoted`, and of those that ran all of it."""
         keys = np.array([one.state.index for one in promoted], dtype=np.int64)
         slots = np.array([evidence.slot(one.state.index, one.candidate) for one in promoted], dtype=np.int64)
-        told_apart: dict[int, bool] = {}
-        found = []
+        shares: dict[int, float] = {}
+        without_us, with_us = [], []
         for epoch, duration_us in self._recent:
-            if epoch not in told_apart:
+            if epoch not in shares:
                 is_known = self._plans.get(epoch) is not None
-                told_apart[epoch] = is_known and not (self._plans.slots(epoch, n_keys, evidence)[keys] == slots).any()
-            if told_apart[epoch]:
-                found.append(duration_us)
-        return found
+                share = float((self._plans.slots(epoch, n_keys, evidence)[keys] == slots).mean()) if is_known else 0.5
+                shares[epoch] = share
+            if shares[epoch] == 0.0:
+                without_us.append(duration_us)
+            elif shares[epoch] == 1.0:
+                with_us.append(duration_us)
+        return without_us, with_us
 
     def _judge_variant(self, in_force: PlanInForce, duration_us: float, step: int, states: list[KeyState]) -> bool:
         trials = self._trials

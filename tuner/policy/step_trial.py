@@ -152,6 +152,5 @@ def audits(states: Sequence[KeyState], extra_us: Callable[[str], float]) -> list
         if not state.incumbent.is_baseline:
             groups.setdefault(group_of(state), {})[state.index] = BASELINE
     return [
-        Variant(f"{name} left to NCCL", changes, None, extra_us(name), name)
-        for name, changes in sorted(groups.items())
+        Variant(f"{name} left to NCCL", changes, None, extra_us(name), name) for name, changes in sorted(groups.items())
     ]
