@@ -17,6 +17,7 @@ import numpy as np
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import UserError
 from store.records import BASELINE, Algorithm, Candidate, Collective, Observation, Protocol, TimingSource
+from tuner.traces.columns import Fields
 from tuner.traces.files import line_chunks
 from tuner.traces.nccl_tables import TableReader
 from tuner.traces.records import (
@@ -40,10 +41,8 @@ _ROW: Final = re.compile(_KIND + _ROOT + _BODIES)
 _ROW_WITHOUT_ROOT: Final = re.compile(_KIND + _BODIES)
 """Before version 2.11: a whole number of microseconds must not be taken for the root."""
 _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
-_TIME: Final = rb"[ \t]+([\d.]+(?:e[+-]?\d+)?)[ \t]+[\d.e+-]+[ \t]+[\d.e+-]+[ \t]+([\d.e+-]+|N/A)"
-_KINDS: Final = rb"(?m)^[ \t]+(\d{1,18})[ \t]+\d+[ \t]+([a-z_]\w*)(?:[ \t]+[a-z]\w*)?"
-_ROWS: Final = re.compile(_KINDS + rb"(?:[ \t]+-?\d+)" + 2 * _TIME + rb"[ \t\r]*$")
-_ROWS_WITHOUT_ROOT: Final = re.compile(_KINDS + 2 * _TIME + rb"[ \t\r]*$")
+_KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
+_KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
 MAX_DEVIATION: Final = 1e-3
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _BODY: Final = re.compile(rb"^\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\d+|N/A)")
@@ -151,32 +150,41 @@ class _Reader:
 
     def _table(self, text: bytes) -> Block | None:
         """Rows of a known collective, all with both times and no wrong results; None: go line by line."""
-        rows = (_ROWS if self.run.has_root else _ROWS_WITHOUT_ROOT).findall(text)
-        setting, collective = self.run.setting(), self.run.collective
-        if len(rows) != text.count(b"\n") or collective is None:
+        collective, fields = self.run.collective, Fields(text, b" ", squeeze=True)
+        first, n_fields = fields.lines()
+        first, width = first[n_fields > 0], int(n_fields[0])
+        if collective is None or width < 11 or not (n_fields[n_fields > 0] == width).all():
             return None
-        sizes, datatypes, first_us, first_wrong, second_us, second_wrong = zip(*rows, strict=True)
-        if not all(map(_is_right, {*first_wrong, *second_wrong})):
+        # Size, count, type, perhaps redop and root; twice time, two bandwidths and wrong results.
+        first_us, second_us = (fields.decimals(first + width - back) for back in (8, 4))
+        wrong = [fields.texts(first + width - back, first + width - back) for back in (5, 1)]
+        sizes, kinds = fields.integers(first), fields.texts(first + 2, first + width - 9)
+        bandwidths = np.concatenate([first + width - back for back in (7, 6, 3, 2)])
+        if sizes is None or kinds is None or first_us is None or second_us is None:
             return None
-        durations_us = np.array([list(map(float, first_us)), list(map(float, second_us))]).T.ravel()
-        message_bytes = np.repeat(np.array(list(map(int, sizes)), np.float64), 2)
-        if message_bytes.min() < 1 or message_bytes.max() > MAX_BYTES or not bool((durations_us > 0).all()):
+        found = [(_KINDS if self.run.has_root else _KINDS_WITHOUT_ROOT).fullmatch(kind) for kind in kinds[1]]
+        if not all(column is not None and all(map(_is_right, column[1])) for column in wrong) or not all(found):
+            return None
+        if not fields.made_of(first + 1, b"0123456789") or not fields.made_of(bandwidths, b"0123456789.e+-"):
+            return None
+        durations_us = np.stack((first_us, second_us), 1).ravel()
+        if sizes.min() < 1 or sizes.max() > MAX_BYTES or durations_us.min() <= 0:
             return None
         self.run.in_header = False
-        numbers = {name: datatype_index(name.decode()) for name in set(datatypes)}
-        block = empty_block(2 * len(rows))
-        block["collective"], block["message_bytes"], block["duration_us"] = collective, message_bytes, durations_us
-        known = [UNKNOWN_U1 if numbers[name] is None else numbers[name] for name in datatypes]
-        block["datatype"] = np.repeat(np.array(known, np.uint8), 2)
-        block["n_ranks"], block["n_nodes"] = self.run.n_ranks, len(set(self.run.hosts))
-        block["rank"] = 0
+        datatypes = [datatype_index(one[1].decode()) for one in found if one is not None]
+        block = empty_block(len(durations_us))
+        block["collective"], block["message_bytes"] = collective, np.repeat(sizes, 2)
+        block["duration_us"], block["timing_source"], block["flags"] = durations_us, TimingSource.reported, FLAG_TIMED
+        known = np.array([UNKNOWN_U1 if one is None else one for one in datatypes], np.uint8)
+        block["datatype"] = np.repeat(known[kinds[0]], 2)
+        block["n_ranks"], block["n_nodes"], block["rank"] = self.run.n_ranks, len(set(self.run.hosts)), 0
+        setting = self.run.setting()
         if setting.algorithm is not None and setting.protocol is not None:
             block["algorithm"], block["protocol"] = setting.algorithm, setting.protocol
             block["n_channels"] = setting.n_channels
         comm_id = communicator_id("nccl-tests", self.n_runs, self.run.n_ranks)
         block["comm_id"] = comm_id
-        block["sequence"] = [self.counters.next(comm_id, collective) for _ in range(len(block))]
-        block["timing_source"], block["flags"] = TimingSource.reported, FLAG_TIMED
+        block["sequence"] = self.counters.take(comm_id, collective, len(block)) + np.arange(len(block))
         return block
 
     def _lines(self, chunk: bytes) -> Iterator[Observation]:

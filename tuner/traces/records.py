@@ -227,7 +227,10 @@ class Counters:
 
     def next(self, comm_id: int, collective: int) -> int:
         """0, 1, 2 ... per (communicator, collective)."""
-        key = (comm_id, collective)
-        value = self._next[key]
-        self._next[key] = value + 1
-        return value
+        return self.take(comm_id, collective, 1)
+
+    def take(self, comm_id: int, collective: int, n_records: int) -> int:
+        """The first of the next `n_records` numbers."""
+        first = self._next[comm_id, collective]
+        self._next[comm_id, collective] = first + n_records
+        return first

@@ -8,8 +8,7 @@ author minimised and is not taken for a time.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,16 +19,13 @@ from numpy.typing import NDArray
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import TraceError, UserError
 from store.records import TimingSource
+from tuner.traces.columns import Fields, Floats, Integers
 from tuner.traces.files import line_chunks
 from tuner.traces.records import FLAG_DEFAULT, FLAG_TIMED, UNKNOWN_U1, Block, Summary, empty_block
-
-Floats = NDArray[np.float64]
 
 _REQUIRED: Final = ("collective", "size_bytes", "algorithm", "protocol")
 _NAMES: Final = ("collective", "algorithm", "protocol")
 _NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", "latency_us")
-_MAX_NAME: Final = 64
-"""Longer names are cut, and are none that we know."""
 _NOTHING: Final = ("", "default", "none", "-1")
 
 
@@ -52,10 +48,9 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     """One record per row; rows without `latency_us` have no duration."""
     columns: dict[str, int] | None = None
     for chunk in line_chunks(path, summary):
-        text = chunk.decode("utf-8", "replace")
-        fields = None if columns is None else _even_fields(text, columns)
-        if columns is None or fields is None:
-            lines = text.splitlines()
+        rows = None if columns is None else _even_rows(chunk, columns)
+        if columns is None or rows is None:
+            lines = chunk.decode("utf-8", "replace").splitlines()
             if columns is None:
                 commented = next((line for line in lines if line.startswith("#") and _is_header(line)), None)
                 if commented is not None:
@@ -65,50 +60,67 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
                 continue
             if columns is None:
                 columns = _columns(lines.pop(0), path)
-            fields = _even_fields("\n".join(lines), columns) or _uneven_fields(lines, columns, summary)
-        yield _block(fields, summary)
+            rows = _even_rows("\n".join(lines).encode(), columns) or _uneven_rows(lines, columns, summary)
+        yield _block(rows, summary)
     if columns is None:
         raise TraceError(f"{path} has no header", "the first line names the columns")
 
 
+Names = tuple[NDArray[np.intp], list[str]]
+"""Of each row the number of its name, and the distinct names."""
+
+
 @dataclass(frozen=True)
-class _Fields:
+class _Rows:
     """The columns that matter, of the rows of one piece of the file."""
 
-    texts: dict[str, list[str]]
-    """Columns of names, by column."""
+    names: dict[str, Names]
     numbers: dict[str, Floats]
-    """Columns of numbers, by column; NaN = none. Columns that the file lacks are missing."""
+    """NaN = none. Columns that the file lacks are missing."""
     n_rows: int
 
 
-def _even_fields(text: str, columns: dict[str, int]) -> _Fields | None:
-    """Rows that all hold names and numbers where they belong, by numpy's reader; None if any row does not."""
-    if "#" in text or not text.strip():
+def _even_rows(text: bytes, columns: dict[str, int]) -> _Rows | None:
+    """Rows that all have their columns; None if any does not, or is a comment."""
+    if b"#" in text:
         return None
-    wanted = [name for name in (*_NAMES, *_NUMBERS) if name in columns]
-    kinds = np.dtype([(name, f"S{_MAX_NAME}" if name in _NAMES else "f8") for name in wanted])
-    places = [columns[name] for name in wanted]
-    try:
-        table = np.loadtxt(io.StringIO(text), kinds, delimiter=",", usecols=places, comments=None, ndmin=1)
-    except ValueError:
+    fields = Fields(text, b",")
+    first, n_fields = fields.lines()
+    blank = (n_fields == 1) & (fields.end[first] == fields.begin[first])
+    first, n_fields = first[~blank], n_fields[~blank]
+    if not len(first) or n_fields.min() <= max(columns.values()):
         return None
-    texts = {name: table[name].astype(str).tolist() for name in _NAMES}
-    return _Fields(texts, {name: table[name] for name in _NUMBERS if name in wanted}, len(table))
+    texts = {name: fields.texts(first + columns[name], first + columns[name]) for name in _NAMES}
+    numbers = {name: _column(fields, first + columns[name]) for name in _NUMBERS if name in columns}
+    if any(one is None for one in texts.values()) or any(one is None for one in numbers.values()):
+        return None
+    names = {name: (one[0], [text.decode("utf-8", "replace") for text in one[1]]) for name, one in texts.items() if one}
+    return _Rows(names, {name: one for name, one in numbers.items() if one is not None}, len(first))
 
 
-def _uneven_fields(lines: list[str], columns: dict[str, int], summary: Summary) -> _Fields:
+def _column(fields: Fields, column: Integers) -> Floats | None:
+    """Numbers as they mostly are, or each distinct one by float()."""
+    numbers = fields.decimals(column)
+    texts = fields.texts(column, column) if numbers is None else None
+    return np.array(list(map(_number, texts[1])))[texts[0]] if texts is not None else numbers
+
+
+def _uneven_rows(lines: list[str], columns: dict[str, int], summary: Summary) -> _Rows:
     """Those rows that have enough fields."""
     width = max(columns.values()) + 1
     rows = [row[:width] for row in (line.split(",") for line in lines) if len(row) >= width]
     summary.skip("row with too few columns", len(lines) - len(rows))
-    texts = {name: [row[columns[name]] for row in rows] for name in _NAMES}
+    names: dict[str, Names] = {}
+    for name in _NAMES:
+        texts = [row[columns[name]] for row in rows]
+        known = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+        names[name] = (np.array([known[text] for text in texts], np.intp), list(known))
     numbers = {
         name: np.array([_number(row[columns[name]]) for row in rows], np.float64)
         for name in _NUMBERS
         if name in columns
     }
-    return _Fields(texts, numbers, len(rows))
+    return _Rows(names, numbers, len(rows))
 
 
 def _columns(header: str, path: Path) -> dict[str, int]:
@@ -120,15 +132,16 @@ def _columns(header: str, path: Path) -> dict[str, int]:
     return columns
 
 
-def _numbers_of(texts: Sequence[str], find: Callable[[str], int]) -> NDArray[np.int64]:
+def _numbers_of(names: Names, find: Callable[[str], int]) -> NDArray[np.int64]:
     """The number of each name, looked up once per distinct one; -1 for nothing said, 255 for a name that is none."""
-    known = {}
-    for text in set(texts):
+    picks, texts = names
+    known = []
+    for text in texts:
         try:
-            known[text] = -1 if text.strip().lower() in _NOTHING else find(text)
+            known.append(-1 if text.strip().lower() in _NOTHING else find(text))
         except UserError:
-            known[text] = UNKNOWN_U1
-    return np.array([known[text] for text in texts], np.int64)
+            known.append(UNKNOWN_U1)
+    return np.array(known, np.int64)[picks]
 
 
 def _collective(text: str) -> int:
@@ -136,14 +149,14 @@ def _collective(text: str) -> int:
     return UNKNOWN_U1 if found is None else int(found)
 
 
-def _block(fields: _Fields, summary: Summary) -> Block:
-    n_rows = fields.n_rows
+def _block(rows: _Rows, summary: Summary) -> Block:
+    n_rows = rows.n_rows
     block = empty_block(n_rows)
-    collective = _numbers_of(fields.texts["collective"], _collective)
-    algorithm = _numbers_of(fields.texts["algorithm"], parse_algorithm)
-    protocol = _numbers_of(fields.texts["protocol"], parse_protocol)
+    collective = _numbers_of(rows.names["collective"], _collective)
+    algorithm = _numbers_of(rows.names["algorithm"], parse_algorithm)
+    protocol = _numbers_of(rows.names["protocol"], parse_protocol)
     unknown = np.full(n_rows, np.nan)
-    message_bytes, channels, n_nodes, n_ranks, latency_us = (fields.numbers.get(name, unknown) for name in _NUMBERS)
+    message_bytes, channels, n_nodes, n_ranks, latency_us = (rows.numbers.get(name, unknown) for name in _NUMBERS)
     is_default = (algorithm == -1) & (protocol == -1)
     named = (algorithm >= 0) & (algorithm != UNKNOWN_U1) & (protocol >= 0) & (protocol != UNKNOWN_U1)
     usable = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & (message_bytes > 0)
@@ -167,7 +180,7 @@ def _block(fields: _Fields, summary: Summary) -> Block:
     return kept
 
 
-def _number(text: str) -> float:
+def _number(text: str | bytes) -> float:
     try:
         return float(text)
     except ValueError:
