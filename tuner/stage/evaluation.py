@@ -16,7 +16,7 @@ from tuner.stage.fingerprint import StageFingerprint
 from tuner.stage.labels import Shown
 
 STEPS_ALLOWED = 2
-SLACK = 1.1
+SLACK = 1.0
 """Share of two steps after which the answer is read: a search begins only when 5 % of them are new."""
 
 

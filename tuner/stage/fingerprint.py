@@ -34,6 +34,7 @@ class StageFingerprint:
         self.shown = UNKNOWN
         self._encoder = encoder if encoder is not None else default_encoder()
         self._cutter = StepCutter()
+        self._judged = UNKNOWN
         self._last_start_us = 0.0
         self._judged_uncut_at = UNCUT_CALLS
 
@@ -79,11 +80,11 @@ class StageFingerprint:
         else:
             gaps_us = np.zeros(len(start_us))
         if self._cutter.add(encode(collectives, message_bytes), gaps_us):
-            return self._show(self._judge(Step(*self._cutter.window)))
-        if not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
+            self._judged = self._judge(Step(*self._cutter.window))
+        elif not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
             self._judged_uncut_at = 2 * len(self._cutter.codes)
-            return self._show(self._judge(Step(self._cutter.codes, np.zeros(len(self._cutter.codes)))))
-        return False
+            self._judged = self._judge(Step(self._cutter.codes, np.zeros(len(self._cutter.codes))))
+        return self._show(UNKNOWN if self._cutter.is_over else self._judged)
 
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2:

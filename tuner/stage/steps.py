@@ -8,7 +8,7 @@ which costs next to nothing; a call lost or out of order disturbs two periods an
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,55 +18,75 @@ Floats = npt.NDArray[np.float64]
 
 MAX_CALLS: Final = 8192
 """Longest history kept, and twice the longest step that is recognised."""
-MAX_CODES: Final = 3
-MAX_LAGS_PER_CODE: Final = 24
+MAX_PAIRS: Final = 3
+MAX_LAGS_PER_PAIR: Final = 24
+PAIRING: Final = 0x9E3779B97F4A7C1
+"""Odd and large: two calls in a row become one number, and hardly ever the same as two others."""
 SHORTEST_END: Final = 24
 STEPS_TO_TRUST: Final = 3
 CALLS_TO_TRUST: Final = 64
 """A period is looked at with suspicion until it has held for so many of its steps, and so many calls."""
-SEARCH_GROWTH: Final = 0.05
-"""A search is repeated when the history has grown by this share since the last one."""
+BEGUN_SHARE: Final = 0.05
+"""Share of a step that must have come again before it is waited for."""
+SEARCH_GROWTH: Final = 0.2
+"""A search is repeated when the history has grown by this share since the last one, or when it may have an end."""
+FOREIGN_CALLS: Final = 16
+FOREIGN_SHARE: Final = 0.75
+"""A step is over when so many calls of so great a share since it was put in question are none of its own."""
 
 
-def find_period(codes: Ints) -> tuple[int, int]:
-    """(period, length of the stretch at the end that has it), in calls; (0, 0) if none was seen twice."""
+class Found(NamedTuple):
+    """A period, the length of the stretch at the end that has it, and calls until a longer stretch may prove another.
+
+    Period and span are 0 if no stretch was seen twice; `wait` is 0 if none has begun to come again.
+    """
+
+    period: int
+    span: int
+    wait: int
+
+
+def find_period(codes: Ints) -> Found:
+    """The period that explains the longest stretch up to now, if two whole ones were seen."""
     n = len(codes)
-    if n < 2:
-        return 0, 0
     best, best_span = 0, 0
-    for lag in _lags(codes):
-        if 2 * lag > n:
-            break
+    begun = []
+    for lag in _lags(codes) if n > 1 else ():
         differs = codes[lag:] != codes[:-lag]
         last = int(differs[::-1].argmax())
         matched = last if differs[len(differs) - 1 - last] else n - lag
         span = matched + lag
-        if matched >= lag and span > best_span:
-            best, best_span = lag, span
-    return best, best_span
+        if matched >= lag:
+            if span > best_span:
+                best, best_span = lag, span
+        elif matched >= BEGUN_SHARE * lag:
+            begun.append((lag - matched, span))
+    return Found(best, best_span, min((wait for wait, span in begun if span > best_span), default=0))
 
 
 def _lags(codes: Ints) -> list[int]:
-    """Distances, shortest first, that a period may have: between places of the codes that are rarest lately.
+    """Distances, shortest first, that a period may have: between places of the pairs of calls that are rarest lately.
 
     Lately: in the whole history and in ever shorter ends of it, so that short new steps show behind long old ones.
+    Pairs: where nothing is rare, the places are where one kind of call gives way to another.
     """
     lags: set[int] = set()
     n_end = len(codes)
+    pairs = PAIRING * np.roll(codes, 1) + codes
     while True:
-        end = codes[-n_end:]
+        end = pairs[-n_end:]
         values, counts = np.unique(end[-(n_end // 2 + 1) :], return_counts=True)
         n_tried = 0
         for value in values[np.argsort(counts, kind="stable")].tolist():
             places = np.flatnonzero(end == value)
             if len(places) > 1:
-                lags.update((places[-1] - places[:-1][-MAX_LAGS_PER_CODE:]).tolist())
+                lags.update((places[-1] - places[:-1][-MAX_LAGS_PER_PAIR:]).tolist())
                 n_tried += 1
-                if n_tried == (MAX_CODES if n_end > SHORTEST_END else SHORTEST_END):
+                if n_tried == (MAX_PAIRS if n_end > SHORTEST_END else SHORTEST_END):
                     break
         if n_end <= SHORTEST_END:
             return sorted(lags)
-        n_end = max(SHORTEST_END, n_end // 4)
+        n_end = max(SHORTEST_END, n_end // 2)
 
 
 class StepCutter:
@@ -84,8 +104,12 @@ class StepCutter:
         """Calls since the last that was not as one period ago."""
         self._n_disturbed = 0
         """Calls since the step was put in question; 0 = it is not."""
+        self._n_foreign = 0
+        """Calls since then that the step does not have."""
         self._quiet_after = 0
         self._searched_at = 0
+        self._due_at = 0
+        """When a step that has begun to come again will be complete; 0 = none has."""
         self._step = np.zeros(0, np.int64)
         """Two rounds of the step that was recognised last."""
 
@@ -99,6 +123,11 @@ class StepCutter:
         """The last `period` calls and the gaps before them."""
         start = self._n - self.period
         return self._codes[start : self._n], self._gaps[start : self._n]
+
+    @property
+    def is_over(self) -> bool:
+        """What comes now is not the step known, and nothing has repeated yet."""
+        return self._n_foreign >= max(FOREIGN_CALLS, FOREIGN_SHARE * self._n_disturbed)
 
     def add(self, codes: Ints, gaps_us: Floats) -> bool:
         """Take in calls; True when a (new) period was found."""
@@ -114,6 +143,7 @@ class StepCutter:
             for history in (self._codes, self._gaps):
                 history[:keep] = history[self._n - keep : self._n]
             self._searched_at -= self._n - keep
+            self._due_at = max(0, self._due_at - (self._n - keep))
             self._n = keep
         before = self._n
         self._codes[before : before + n_new] = codes
@@ -125,30 +155,41 @@ class StepCutter:
             if np.array_equal(expected, self._codes[start : self._n]):
                 self.n_steps += (self._n_held + n_new) // self.period - self._n_held // self.period
                 self._n_held += n_new
-                if self._n_held >= self._quiet_after:
+                if self._n_held >= self._quiet_after and not self._is_due:
                     return self._settle() if self._n_disturbed else False
             else:
                 if not self._n_disturbed:  # what has held for long holds again soon; else it may be part of a step
                     self._quiet_after = self.period
+                if self._n_held:
+                    self._n_disturbed = self._n_foreign = 0
                     self._searched_at = before
                 self._n_held = 0
+                self._n_foreign += n_new - int(np.isin(self._codes[before : self._n], self._step).sum())
             self._n_disturbed += n_new
         return self._search()
 
     def _search(self) -> bool:
-        if self._n - self._searched_at < self._pause():
+        if self._n - self._searched_at < self._pause() and not self._is_due:
             return False
+        found = self._find()
+        if not found.period or (self.period and not self._is_news(found)):
+            return False
+        return self._take(found.period)
+
+    @property
+    def _is_due(self) -> bool:
+        return 0 < self._due_at <= self._n
+
+    def _find(self) -> Found:
+        found = find_period(self._codes[max(0, self._n - MAX_CALLS) : self._n])
         self._searched_at = self._n
-        period, span = find_period(self._codes[max(0, self._n - MAX_CALLS) : self._n])
-        if not period or (self.period and not self._is_news(period, span)):
-            return False
-        return self._take(period)
+        self._due_at = self._n + found.wait if found.wait else 0
+        return found
 
     def _settle(self) -> bool:
         """The step known holds again, or has held for long enough: once more, is it part of a longer one?"""
-        self._n_disturbed = 0
-        period, _ = find_period(self._codes[max(0, self._n - MAX_CALLS) : self._n])
-        return self._take(max(period, self.period))
+        self._n_disturbed = self._n_foreign = 0
+        return self._take(max(self._find().period, self.period))
 
     def _take(self, period: int) -> bool:
         """The last `period` calls are a step from now on; False when it is the one known already."""
@@ -157,8 +198,8 @@ class StepCutter:
             return False
         self.period = period
         self._step = np.tile(step, 2)
-        self._n_held, self._n_disturbed = 0, period
-        self._quiet_after = max(STEPS_TO_TRUST * period, CALLS_TO_TRUST)
+        self._n_held, self._n_disturbed, self._n_foreign = period, period, 0
+        self._quiet_after = period + max(STEPS_TO_TRUST * period, CALLS_TO_TRUST)
         return True
 
     def _pause(self) -> float:
@@ -166,11 +207,11 @@ class StepCutter:
         n_searched = self._n_disturbed if self.period else self._searched_at
         return SEARCH_GROWTH * n_searched if n_searched < MAX_CALLS else MAX_CALLS / 2
 
-    def _is_news(self, period: int, span: int) -> bool:
+    def _is_news(self, found: Found) -> bool:
         """Parts of the old step repeat as long as it lasts: they replace it only when they go on for longer."""
-        if period >= self.period or span >= 2 * self.period + period:
+        if found.period >= self.period or found.span >= 2 * self.period + found.period:
             return True
-        return not _contains(self._step, self._codes[self._n - period : self._n])
+        return not _contains(self._step, self._codes[self._n - found.period : self._n])
 
 
 def _contains(codes: Ints, part: Ints) -> bool:
