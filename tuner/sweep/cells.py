@@ -67,6 +67,11 @@ class Cell:
         ordered = sorted(self.duration_us)
         return ordered[n_below], ordered[-1 - n_below]
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether anything is known of it: samples, or that it does not work."""
+        return bool(self.duration_us) or self.outcome is not Outcome.ok
+
     def is_done(self, precision: float, max_repeats: int) -> bool:
         """Whether nothing more is to be measured: precise enough, at the cap, or broken."""
         if self.outcome is not Outcome.ok:

@@ -72,6 +72,9 @@ def compare(store_path: Path, before: str, after: str) -> Comparison:
     with Store.open(store_path, read_only=True) as store:
         first, second = _cells_of(store, before), _cells_of(store, after)
     common = sorted(first.keys() & second.keys())
+    for name, known in ((before, first), (after, second)):
+        if not known:
+            raise UserError(f"{name} measured nothing that worked", "compare sweeps that have measured settings")
     if not common:
         raise UserError(f"{before} and {after} have no setting in common", "compare sweeps of the same collectives")
     noises = known_noise(list(first.values())), known_noise(list(second.values()))
@@ -121,7 +124,8 @@ def _cells_of(store: Store, name: str) -> dict[Key, Cell]:
         found = store.measurements(fabric_id=name, source=Source.sweep)
     else:
         sweeps = [job for job in sorted(jobs) if job.startswith("sweep-")]
-        raise UserError(f"the store has no sweep {name!r}", f"use one of {', '.join(sweeps[-4:]) or 'none'}")
+        remedy = f"use one of {', '.join(sweeps[-4:])}" if sweeps else "it has none yet: run `zerotune sweep`"
+        raise UserError(f"the store {store.path} has no sweep {name!r}", remedy)
     cells: dict[Key, Cell] = {}
     for row in found[np.isin(found["outcome"], (Outcome.ok, Outcome.outlier))]:
         candidate = BASELINE

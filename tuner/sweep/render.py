@@ -45,6 +45,29 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         console.print(
             f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."
         )
+    if result.rows:
+        console.print(_table(result, max_per_place))
+    words = f"{result.n_visited} of {result.n_cells} settings visited, {result.n_samples:,} samples"
+    words += f" in {result.wall_s:.1f} s"
+    if result.n_restored:
+        words += f"; {result.n_restored:,} samples of earlier sweeps were not measured again"
+    if result.n_broken:
+        words += f"; [red]{result.n_broken} settings hung or failed[/]"
+    console.print(words + ".")
+    if result.n_unsettled and not result.interrupted:
+        console.print(
+            f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
+            "larger --budget goes on from here; --full measures every setting."
+        )
+    if any(row.n_samples == 0 and row.outcome == "ok" for row in result.rows):
+        console.print(
+            "[dim]~: not measured there; follows from NCCL's cost and from what neighbouring sizes showed.[/]"
+        )
+    if result.interrupted:
+        console.print(f"[yellow]Interrupted[/]{_how_far(result)}")
+
+
+def _table(result: SweepResult, max_per_place: int) -> Table:
     table = Table(
         "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "change of time", "n", "verdict",
         title=f"{result.n_ranks} ranks on {result.n_nodes} node(s); bandwidths in GB/s as nccl-tests computes them",
@@ -64,25 +87,19 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
             continue
         table.add_row(*_cells(row, is_first=n_shown == 0, is_gain_expected=place in own_expected))
         n_shown += 1
-    console.print(table)
-    words = f"{result.n_visited} of {result.n_cells} settings visited, {result.n_samples:,} samples"
-    words += f" in {result.wall_s:.1f} s"
-    if result.n_restored:
-        words += f"; {result.n_restored:,} samples of earlier sweeps were not measured again"
-    if result.n_broken:
-        words += f"; [red]{result.n_broken} settings hung or failed[/]"
-    console.print(words + ".")
-    if result.n_unsettled and not result.interrupted:
-        console.print(
-            f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
-            "larger --budget goes on from here; --full measures every setting."
-        )
-    if any(row.n_samples == 0 and row.outcome == "ok" for row in result.rows):
-        console.print(
-            "[dim]~: not measured there; follows from NCCL's cost and from what neighbouring sizes showed.[/]"
-        )
-    if result.interrupted:
-        console.print("[yellow]Interrupted: everything measured is kept, the same command goes on from here.[/]")
+    return table
+
+
+def _how_far(result: SweepResult) -> str:
+    """What an interrupted sweep has, in words."""
+    goes_on = "The same command goes on from here."
+    if not result.rows:
+        return f" before anything was measured. {goes_on}"
+    n_begun = len({(row.collective, row.message_bytes) for row in result.rows})
+    words = f": {n_begun} of {result.n_places} sizes have measurements, {result.n_compared} of more than one setting"
+    if result.n_compared < n_begun:
+        words += "; where one alone was measured, none is called the best"
+    return f"{words}. All of it is kept. {goes_on}"
 
 
 def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[str, ...]:

@@ -46,6 +46,8 @@ class SweepResult(msgspec.Struct, frozen=True):
     n_ranks: int
     n_nodes: int
     n_cells: int
+    n_places: int
+    """Sizes times collectives."""
     n_visited: int
     n_samples: int
     n_restored: int
@@ -56,6 +58,11 @@ class SweepResult(msgspec.Struct, frozen=True):
     wall_s: float
     interrupted: bool
     rows: tuple[SweepRow, ...]
+
+    @property
+    def n_compared(self) -> int:
+        """Places at which some setting is called the best: more than one was seen, or it follows from neighbours."""
+        return sum(row.is_best for row in self.rows)
 
     def to_json(self) -> str:
         """One JSON document."""
@@ -69,7 +76,7 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
     for cell in cells:
         choice = choices.get(cell.place)
         is_judged = choice is not None and cell.candidate in (choice.candidate, BASELINE)
-        if cell.duration_us or cell.outcome is not Outcome.ok or is_judged:
+        if cell.is_seen or is_judged:
             by_place.setdefault(cell.place, []).append(cell)
     rows = []
     for place in sorted(by_place):
@@ -77,7 +84,8 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
         found = sorted(by_place[place], key=partial(_order_us, choice=choice))
         baseline = next((cell for cell in found if cell.candidate == BASELINE and cell.duration_us), None)
         own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
-        best = next((cell for cell in found if cell.outcome is Outcome.ok), None)
+        # The fastest of one is no best.
+        best = next((cell for cell in found if cell.outcome is Outcome.ok), None) if len(found) > 1 else None
         if choice is not None:
             best = next((cell for cell in found if cell.candidate == choice.candidate), best)
         for cell in found:

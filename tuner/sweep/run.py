@@ -20,7 +20,7 @@ from store.errors import PluginError, UserError
 from store.measurements import candidate_of
 from store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
 from tuner.features import CostPrior
-from tuner.sweep.cells import MIN_REPEATS, Cell, make_cells, message_sizes, restore
+from tuner.sweep.cells import MIN_REPEATS, Cell, Place, make_cells, message_sizes, restore
 from tuner.sweep.protocol import Measure, Ready
 from tuner.sweep.result import SweepResult, rows_of
 from tuner.sweep.strategy import BUDGET, LOOK_REPEATS, Active, FullGrid, Strategy
@@ -152,6 +152,8 @@ class _Sweep:
             self._store.update_job(self._job_id, ended_at_s=time.time())
             self._store.flush()
         choices = strategy.choices() if strategy is not None else {}
+        if interrupted:  # what rests on predictions alone is no result yet
+            choices = {place: choice for place, choice in choices.items() if _is_compared(self._cells, place)}
         return SweepResult(
             job_id=self._job_id,
             fabric_id=ready.fabric_id,
@@ -159,6 +161,7 @@ class _Sweep:
             n_ranks=request.n_ranks,
             n_nodes=ready.n_nodes,
             n_cells=len(self._cells),
+            n_places=len({cell.place for cell in self._cells}),
             n_visited=len(self._visited),
             n_samples=self._n_samples,
             n_restored=n_restored,
@@ -255,6 +258,11 @@ class _Sweep:
                 self._group.stop()
             self._group.kill()
             self._group = None
+
+
+def _is_compared(cells: Sequence[Cell], place: Place) -> bool:
+    """Whether more than one setting was seen at a place."""
+    return sum(cell.is_seen for cell in cells if cell.place == place) > 1
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -6,10 +6,8 @@ import os
 import selectors
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
@@ -18,6 +16,7 @@ import msgspec
 from agent.nccl import library
 from store.errors import UserError
 from store.records import Collective, Outcome
+from tuner.scratch import ScratchFolder
 from tuner.sweep.protocol import Failed, Measure, Measured, Ready, Reply, Stop, reply_of, to_line
 
 START_TIMEOUT_S: Final = 90.0
@@ -38,13 +37,13 @@ class WorkerGroup:
     """One process group of `n_ranks` local processes; a context manager."""
 
     def __init__(self, n_ranks: int, fabric: str | None, collectives: Sequence[Collective]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="zerotune-sweep-")
+        self._folder = ScratchFolder("zerotune-sweep-")
         self._logs: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pending = [b""] * n_ranks
         backend = "nccl" if fabric is None else "emulated_nccl"
         plugin = str(library.build())
-        command = [sys.executable, "-m", "tuner.sweep_worker", backend, f"file://{self._folder.name}/rendezvous"]
+        command = [sys.executable, "-m", "tuner.sweep_worker", backend, f"file://{self._folder.path}/rendezvous"]
         command += [collective.name for collective in collectives]
         environment = {**os.environ, "NCCL_TUNER_PLUGIN": plugin, "NCCL_PROFILER_PLUGIN": plugin}
         environment |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks), "OMP_NUM_THREADS": "1"}
@@ -53,7 +52,7 @@ class WorkerGroup:
             environment |= {"ZEROTUNE_FABRIC": fabric, "ZEROTUNE_COMPUTE": "none"}
         try:
             for rank in range(n_ranks):
-                log = (Path(self._folder.name) / f"rank{rank}.log").open("w+b")
+                log = (self._folder.path / f"rank{rank}.log").open("w+b")
                 self._logs.append(log)
                 self._processes.append(
                     subprocess.Popen(

@@ -1,0 +1,84 @@
+"""What an interrupted sweep says, and what a killed one leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from store.database import Store
+from store.errors import UserError
+from store.records import BASELINE, Algorithm, Candidate, Collective, Outcome, Protocol
+from tuner.scratch import ScratchFolder
+from tuner.sweep import SweepResult, compare, render
+from tuner.sweep.cells import Cell, Place
+from tuner.sweep.result import rows_of
+
+PLACE = Place(Collective.all_gather, 1 << 20)
+OTHER = Place(Collective.all_gather, 1 << 21)
+RING = Candidate(Algorithm.ring, Protocol.simple, 2)
+
+
+def text_of(cells: list[Cell]) -> str:
+    rows = tuple(rows_of(cells, 2))
+    result = SweepResult(
+        job_id="sweep-1", fabric_id="f", emulated="", n_ranks=2, n_nodes=1, n_cells=40, n_places=8,
+        n_visited=len(cells), n_samples=sum(len(cell.duration_us) for cell in cells), n_restored=0, n_broken=0,
+        n_unsettled=8, wall_s=1.0, interrupted=True, rows=rows,
+    )  # fmt: skip
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, width=160, file=nowhere)
+        render(result, console)
+    return " ".join(console.export_text().split())
+
+
+def test_a_single_measured_setting_is_not_the_best():
+    text = text_of([Cell(PLACE, RING, [10.0]), Cell(OTHER, BASELINE, [20.0]), Cell(OTHER, RING, [15.0])])
+    assert text.count("best") == 2, "the verdict at the size that has two, and the explanation"
+    assert "2 of 8 sizes have measurements, 1 of more than one setting; where one alone was measured" in text
+
+
+def test_the_one_that_works_is_the_best_of_those_seen():
+    rows = rows_of([Cell(PLACE, BASELINE, [], Outcome.hung, "no answer"), Cell(PLACE, RING, [10.0])], 2)
+    assert [row.setting for row in rows if row.is_best] == [str(RING)]
+
+
+def test_before_the_first_sample_there_is_no_table():
+    text = text_of([])
+    assert "Interrupted before anything was measured" in text
+    assert "collective" not in text
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    script = (
+        "import time; from tuner.scratch import ScratchFolder; folder = ScratchFolder('zt-')\n"
+        "(folder.path / 'log').write_text('x'); print(folder.path, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    theirs = Path(process.stdout.readline().strip())
+    (tmp_path / "zt-file").touch()
+    (tmp_path / "zt-link").symlink_to(theirs)
+    with ScratchFolder("zt-") as ours:
+        assert (theirs / "log").exists(), "its owner is alive"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with ScratchFolder("zt-") as third:
+            assert not theirs.exists()
+            assert ours.exists()
+            assert third.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"zt-file", "zt-link"}
+
+
+def test_a_store_without_sweeps_says_what_to_run(tmp_path: Path):
+    Store.open(tmp_path / "s.db").close()
+    with pytest.raises(UserError, match="has no sweep 'a'; it has none yet: run `zerotune sweep`"):
+        compare(tmp_path / "s.db", "a", "b")
