@@ -6,13 +6,14 @@ with it on; the printed figures and the report come from those two runs and from
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,9 +27,10 @@ from agent.launch import make_writable
 from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.errors import UserError
-from store.records import Decision, size_class_range
+from store.records import BASELINE, Candidate, Decision, size_class_range
 from tuner.background import start_in_background
-from tuner.comparison import Comparison, Medians, compare, medians
+from tuner.comparison import Comparison, Measured, Medians, compare, medians
+from tuner.scratch import ScratchFolder
 
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
@@ -72,14 +74,14 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         f"[bold]Emulated fabric [cyan]{fabric}[/][/]: real training, real collectives, and a virtual clock in place "
         "of a GPU cluster. These figures show the loop at work; they say nothing about a real NCCL."
     )
-    with tempfile.TemporaryDirectory(prefix="zerotune-") as runtime:
+    with ScratchFolder("zerotune-demo-") as runtime:
         endpoint = f"ipc://{runtime}/daemon.sock"
-        with console.status("training with the agent off"):
+        with _phase(console, "training with the agent off"):
             off = _train("agent off", out, fabric, n_steps, endpoint, agent_on=False)
         console.print(f"agent off: {n_steps} steps in {off.wall_s:.1f} s of wall time")
         daemon = start_in_background(endpoint, store_path, log_path=out / "daemon.log")
         try:
-            with console.status("training with the agent on"):
+            with _phase(console, "training with the agent on"):
                 on = _train("agent on", out, fabric, n_steps, endpoint, agent_on=True)
         finally:
             daemon.terminate()
@@ -102,9 +104,23 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         summaries=[out / "off.json", out / "on.json"],
         traces=[_traces(out)],
     )
-    console.print(f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {store_path})")
+    console.print(
+        f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {store_path})\n"
+        f"trace:  {_traces(out)}  (try: zerotune replay {_traces(out)} --store {store_path})"
+    )
     if off.loss_hex != on.loss_hex:
         raise UserError("the loss curves differ", f"please report this with {out}")
+
+
+@contextlib.contextmanager
+def _phase(console: Console, words: str) -> Iterator[None]:
+    """Tell what takes long: on a terminal while it lasts, into a file once."""
+    if not console.is_terminal:
+        console.print(f"{words} ...")
+        yield
+        return
+    with console.status(words):
+        yield
 
 
 def _traces(out: Path) -> Path:
@@ -205,17 +221,23 @@ def _print_decisions(console: Console, decisions: list[Decision], here: Medians,
     if not settled:
         console.print("no setting was decided: so few steps leave nothing to compare")
         return
-    for key, decision in sorted(settled.items()):
+    for key in sorted(settled.keys() | here.keys()):
         low, high = size_class_range(key.size_class)
-        found = compare(decision, here, everywhere)
-        table.add_row(
-            f"{key.collective.name}\n{key.phase.name}",
-            f"{decimal(low)} to\n{decimal(high)}",
-            f"{found.own or 'unknown'}\n{_us(found.own_us)}",
-            _chosen(decision, found),
-            end_section=True,
-        )
+        own, chosen = _undecided(here[key]) if key not in settled else _decided(settled[key], here, everywhere)
+        place = f"{key.collective.name}\n{key.phase.name}"
+        table.add_row(place, f"{decimal(low)} to\n{decimal(high)}", own, chosen, end_section=True)
     console.print(table)
+
+
+def _decided(decision: Decision, here: Medians, everywhere: Medians) -> tuple[str, str]:
+    found = compare(decision, here, everywhere)
+    return f"{found.own or 'unknown'}\n{_us(found.own_us)}", _chosen(decision, found)
+
+
+def _undecided(known: Mapping[Candidate, Measured]) -> tuple[str, str]:
+    """What ran without a decision: a later run has nothing to try where an earlier one found nothing better."""
+    own = known.get(BASELINE)
+    return (f"{own.setting}\n{_us(own.median_us)}" if own else "unknown\n-"), "the same: nothing decided in this run"
 
 
 def _chosen(decision: Decision, found: Comparison) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +75,21 @@ class BoundEndpoint:
         if self._lock is not None and self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)  # ours for as long as we hold the lock
             self._lock.release()
+
+
+def temporary_folder_note() -> str:
+    """What to know where the socket is not below the TMPDIR that was asked for; empty where it is.
+
+    Training that is started with a TMPDIR of its own would look for the daemon elsewhere.
+    """
+    wanted = os.environ.get("TMPDIR")
+    below = Path(tempfile.gettempdir())
+    if not wanted or Path(wanted).absolute() == below or not runtime_dir().is_relative_to(below):
+        return ""
+    return (
+        f"TMPDIR {wanted} cannot be written: the socket is below {below}. Where training finds no daemon, tell it"
+        " --endpoint or ZEROTUNE_ENDPOINT"
+    )
 
 
 def make_keys(folder: Path) -> None:

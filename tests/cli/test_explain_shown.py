@@ -21,8 +21,8 @@ def store(tmp_path: Path) -> Path:
             key = DecisionKey(
                 CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, size_class(message_bytes)
             )
-            one = {"candidate": "baseline", "predicted_us": 9.0, "predicted_low_us": 8.0, "predicted_high_us": 10.0,
-                   "is_guess": is_guess, "measured_us": None, "n_measurements": 0, "spent_us": 0.0, "note": ""}  # fmt: skip
+            one = {"candidate": "baseline", "predicted_us": 9.0, "predicted_low_us": 8.0, "predicted_high_us": 10.0}
+            one |= {"is_guess": is_guess, "measured_us": None, "n_measurements": 0, "spent_us": 0.0, "note": ""}
             opened.record_decisions(
                 [Decision("job", "fabric", key, BASELINE, 1, "keep", "so", alternatives=json.dumps([one]))]
             )

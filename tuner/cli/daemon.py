@@ -44,7 +44,9 @@ def daemon(
     import sys
 
     from store.database import Retention
+    from store.paths import default_endpoint
     from tuner.daemon import run_daemon
+    from tuner.endpoint import temporary_folder_note
 
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
@@ -52,7 +54,10 @@ def daemon(
     where, path = endpoint_or_default(endpoint), store_path(store)
 
     def announce(opened: Path) -> None:
-        there = "" if where == endpoint_or_default(None) else f" --endpoint {where}"
+        note = temporary_folder_note()
+        if note and where == default_endpoint():
+            print(f"zerotune: {note}", file=sys.stderr)
+        there = "" if where == default_endpoint() else f" --endpoint {where}"
         print(
             f"zerotune: daemon {os.getpid()} listens at {where}, store {opened}; train with"
             f" `zerotune launch{there} -- COMMAND`, look with `zerotune status{there}`, end it with Ctrl-C or SIGTERM",

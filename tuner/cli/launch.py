@@ -48,6 +48,9 @@ def launch(
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
         nccl_memory_mb=nccl_memory_mb,
     )  # fmt: skip
+    # As the shell does: a word with a slash is a path, all others are looked up in PATH.
+    if command and os.sep in command[0] and Path(command[0]).is_dir():
+        raise UserError(f"command {command[0]!r} is a folder", "name the program or script in it")
     where, store_file = launching.endpoint(request), store_path(store)
     answers = False
     if agent and plan is None:

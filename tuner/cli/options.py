@@ -63,10 +63,13 @@ def store_path(path: Path | None) -> Path:
 
 
 def endpoint_or_default(endpoint: str | None) -> str:
-    """The given endpoint or this user's default one."""
+    """The given endpoint or this user's default one; UserError when no daemon could ever be there."""
+    from store.endpoints import check_endpoint
     from store.paths import default_endpoint
 
-    return endpoint or default_endpoint()
+    chosen = endpoint or default_endpoint()
+    check_endpoint(chosen)
+    return chosen
 
 
 def console() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +13,15 @@ from tuner.cli import completion
 from tuner.cli.options import AsJson, StorePath, output_file, store_path
 from tuner.cli.report import Summaries, Traces
 
+NAMES = ("steps", "exposed", "timeline", "winners", "regret", "memory")
+
 
 def plot(
     name: Annotated[
         str,
         typer.Argument(
-            help="steps, exposed, timeline, winners, regret, memory; `list` shows them.",
-            autocompletion=completion.one_of("steps", "exposed", "timeline", "winners", "regret", "memory", "list"),
+            help=f"{', '.join(NAMES)}; `list` says which of them this job has.",
+            autocompletion=completion.one_of(*NAMES, "list"),
         ),
     ],
     out: Annotated[Path, typer.Argument(help="A .png or .svg file.")] = Path("plot.png"),
@@ -42,11 +45,20 @@ def plot(
 
     found = {picture.name: picture for picture in pictures(gather(store_path(store), job, summary or (), trace or ()))}
     if name == "list":
-        print(json.dumps(list(found)) if as_json else "\n".join(found))
+        print(json.dumps(list(found)) if as_json else "\n".join(_line(one, found) for one in NAMES))
     elif name in found:
         save(found[name].figure, output_file(out))
         print(json.dumps({"picture": str(out)}) if as_json else out)
     elif name == "timeline" and not trace:
         raise UserError("the timeline needs a trace", "name a folder of `launch --log-trace` with --trace")
+    elif name in NAMES:
+        raise UserError(f"this job has nothing for the picture {name!r}", f"use one of {', '.join(found) or 'none'}")
     else:
-        raise UserError(f"there is no picture {name!r} of this job", f"use one of {', '.join(found) or 'none'}")
+        raise UserError(f"there is no picture {name!r}", f"use one of {', '.join(NAMES)}")
+
+
+def _line(name: str, found: Container[str]) -> str:
+    if name in found:
+        return name
+    reason = "needs a folder of `launch --log-trace`: --trace" if name == "timeline" else "nothing recorded in this job"
+    return f"{name}  ({reason})"

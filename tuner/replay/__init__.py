@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -41,6 +42,8 @@ __all__ = [
     "replay_table",
 ]
 
+UNKNOWN: Final = "The store has no measurements of this fabric"
+
 
 def replay(
     trace: Path,
@@ -77,7 +80,20 @@ def replay(
         trace=str(trace),
         change=change,
         world=_world(change, store_path),
+        unknown=_where_no_store_is(store_path, trace),
     )
+
+
+def _where_no_store_is(store_path: Path | None, trace: Path) -> str:
+    """Why the store tells nothing, as the beginning of a sentence; where there is one beside the trace, its path."""
+    if store_path is None:
+        return UNKNOWN
+    beside = trace.resolve().parent / "store.db"
+    is_other = beside.is_file() and beside != store_path.resolve()
+    if store_path.exists():
+        return f"{UNKNOWN} (there is another at {beside}: --store)" if is_other else UNKNOWN
+    remedy = f"there is one at {beside}" if is_other else "where the job's daemon used another, name that one"
+    return f"There is no store at {store_path} ({remedy}: --store)"
 
 
 def _known(store_path: Path | None, fabric_id: str) -> World:
@@ -108,11 +124,13 @@ def replay_table(
     trace: str = "",
     change: Change | None = None,
     world: World | None = None,
+    unknown: str = UNKNOWN,
 ) -> ReplayResult:
     """Judge `policies` on a table of collectives.
 
     `statistics`, `knowledge` and `model_error` (see `World`) are of earlier runs on the trace's fabric; `world` is
-    what is known of the fabric that `change` asks about, where that is another.
+    what is known of the fabric that `change` asks about, where that is another; `unknown` says why `statistics` are
+    none, if they are.
     """
     own_world = World(statistics, knowledge or Knowledge.empty(), model_error)
     knowledge = own_world.knowledge
@@ -163,7 +181,7 @@ def replay_table(
         step_estimates=tuple(estimates),
         step_refusals=tuple(refusals),
         what_if=answer,
-        notes=_notes(table, statistics, costs),
+        notes=_notes(table, statistics, costs, unknown),
     )
 
 
@@ -202,7 +220,7 @@ def _fabric(table: CollectiveTable) -> fabrics.Fabric | None:
 
 
 def _notes(
-    table: CollectiveTable, statistics: Sequence[CandidateStatistics], costs: CostPrior | None
+    table: CollectiveTable, statistics: Sequence[CandidateStatistics], costs: CostPrior | None, unknown: str
 ) -> tuple[str, ...]:
     notes = list(table.notes)
     if not len(table.rows):
@@ -213,7 +231,7 @@ def _notes(
     if not np.isfinite(table.duration_us).any():
         notes.append("The trace has no durations: nothing is measured here.")
     if not statistics:
-        notes.append("The store has no measurements of this fabric: nothing is measured elsewhere.")
+        notes.append(f"{unknown}: nothing is measured elsewhere, and nothing is learned.")
     if costs is None:
         notes.append("The fabric is not described: nothing is predicted. Name one with --fabric.")
     return tuple(notes)

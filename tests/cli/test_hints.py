@@ -1,0 +1,113 @@
+"""Where something is missing, commands say what it is and where it may be."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from agent.trace_log import TraceLog
+from store.database import Store
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    DecisionKey,
+    Phase,
+    Protocol,
+)
+from store.wire import OBSERVATION_FIELDS
+from tuner import cli, demo
+from tuner.comparison import Measured
+from tuner.endpoint import temporary_folder_note
+
+
+def said(monkeypatch, capsys, *words: object) -> str:
+    monkeypatch.setattr(sys, "argv", ["zerotune", *map(str, words)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder as `make run` leaves it: a store, and traces beside it."""
+    Store.open(tmp_path / "store.db").close()
+    block = np.zeros(4, OBSERVATION_FIELDS)
+    block["message_bytes"], block["n_ranks"], block["n_nodes"], block["collective"] = 1 << 20, 2, 1, 2
+    block["duration_us"], block["flags"], block["sequence"] = 50.0, 2, np.arange(4)
+    log = TraceLog(tmp_path / "traces", job_id="j", rank=0, n_ranks=2, fabric_id="f", fabric={}, version="0")
+    log.record(block)
+    log.close()
+    return tmp_path
+
+
+def test_replay_without_store_names_the_one_beside_the_trace(run: Path, monkeypatch, capsys):
+    hint = f"there is one at {run / 'store.db'}: --store"
+    assert hint in unwrapped(said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "none.db"))
+    Store.open(run / "other.db").close()
+    other = f"(there is another at {run / 'store.db'}: --store)"
+    assert other in unwrapped(said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "other.db"))
+    text = said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "store.db")
+    assert "The store has no measurements of this fabric: nothing is measured elsewhere" in text
+
+
+def test_an_endpoint_that_can_be_none_is_named_as_such(monkeypatch, capsys):
+    for command in (["status"], ["metrics"]):
+        text = said(monkeypatch, capsys, *command, "--endpoint", "nonsense")
+        assert "endpoint 'nonsense' is neither ipc:// nor tcp://" in text
+
+
+def test_a_folder_is_no_command(tmp_path: Path, monkeypatch, capsys):
+    assert "is a folder; name the program" in said(monkeypatch, capsys, "launch", "--no-agent", "--", tmp_path)
+
+
+def test_the_list_of_pictures_says_what_is_missing(run: Path, monkeypatch, capsys):
+    with Store.open(run / "store.db") as store:
+        store.record_job("job", "f", {}, 2)
+        store.flush()
+    lines = said(monkeypatch, capsys, "plot", "list", "--store", run / "store.db").splitlines()
+    assert "timeline  (needs a folder of `launch --log-trace`: --trace)" in lines
+    assert "steps  (nothing recorded in this job)" in lines
+
+
+def test_a_temporary_folder_that_is_not_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("ZEROTUNE_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert f"TMPDIR {tmp_path / 'none'} cannot be written" in temporary_folder_note()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
+    assert temporary_folder_note() == "", "TMPDIR has no part in it"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert temporary_folder_note() == ""
+
+
+def test_the_demo_tells_its_phases_in_a_file_and_shows_what_was_not_decided(capsys):
+    console = Console(file=sys.stdout, width=120)
+    with demo._phase(console, "training with the agent off"):
+        assert "training with the agent off ..." in capsys.readouterr().out, "at once, not at the end"
+    settled = DecisionKey(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, 80)
+    other = DecisionKey(CommunicatorClass(2, 2), Collective.all_reduce, Phase.other, 8)
+    own = Measured(66.0, 10, Candidate(Algorithm.ring, Protocol.ll, 1))
+
+    here = {settled: {BASELINE: own}, other: {BASELINE: own}}
+    demo._print_decisions(console, [Decision("j", "f", settled, BASELINE, 1, "keep", "")], here, {})
+    text = capsys.readouterr().out
+    assert "the same: nothing better found" in text
+    assert "all_reduce" in text
+    assert "the same: nothing decided in this run" in text
