@@ -75,22 +75,19 @@ def _play(world: ShortSteps, brain: Brain, n_reports: int, report_steps: int) ->
     return spent
 
 
-@pytest.mark.parametrize("surprise", [0.0, 1.93])
-def test_the_budget_counts_the_steps_until_a_trial_can_be_withdrawn(surprise: float) -> None:
+@pytest.mark.parametrize(("surprise", "most_percent"), [(0.0, 0.1), (1.93, 0.6), (2.5, 1.0), (8.0, 3.5)])
+def test_the_budget_counts_the_steps_until_a_trial_can_be_withdrawn(surprise: float, most_percent: float) -> None:
     world = _world(seed=0)
     world.surprise = surprise
     brain = make_brain(world)
-    spent = _play(world, brain, 95, 120)
+    spent = _play(world, brain, 260, 24)
     n_trials = sum(decision.kind == "explore" for decision in brain.decisions())
     assert n_trials, "the budget that is earned must be put to use"
-    if not surprise:
-        assert max(spent) <= 1.0
-        return
-    # What was predicted to halve the time doubles it: that one report is more than was planned for, but not twice
-    # the budget, and nothing else is tried until it is made up for.
-    assert max(spent) <= 2.0
-    assert spent[-1] <= 1.0
-    assert n_trials == 1
+    # What one trial in a thousand may take has been earned before it begins. What is slower still costs more, once:
+    # nothing else is tried until it is made up for.
+    assert max(spent) <= most_percent
+    if surprise > 2.5:
+        assert n_trials == 1
 
 
 def test_the_delay_is_what_was_seen() -> None:

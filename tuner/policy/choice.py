@@ -48,6 +48,11 @@ TRUSTED_HOPE: Final = (0.03, 0.03)
 RISK_QUANTILE: Final = 1.3
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
+SURPRISE_QUANTILE: Final = 3.1
+MOST_SURPRISE: Final = 10.0
+"""One trial in a thousand is slower than predicted by so many standard deviations: what that would cost, up to so many
+times the present duration, must have been earned, too.
+"""
 RETRY_STEPS: Final = 25
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
 LOOK_EVERY: Final = 4
@@ -79,6 +84,8 @@ class _Option(NamedTuple):
     worth_us: float
     """Expected gain per step."""
     risk_us: float
+    surprise_us: float
+    """What it may cost at the very worst."""
     candidate: Candidate
     reason: str
     hope: tuple[float, float]
@@ -158,9 +165,11 @@ class Policy:
         newest = islice(reversed(self.trials.values()), MAX_JUDGED)
         risks_us = {state.index: self._risk_us(state, evidence) for state in newest if not state.is_trusted}
         if may_start:
-            risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us) - sum(risks_us.values())
+            running_us = sum(risks_us.values())
+            risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us) - running_us
             if risk_left_us > 0:
-                self._start_trials(states, evidence, step, risk_left_us)
+                room_us = self.budget.remaining_us - running_us
+                self._start_trials(states, evidence, step, risk_left_us, room_us)
         self._due += self._share
         runs_trial = self._due >= 1.0
         self._due[runs_trial] -= 1.0
@@ -371,7 +380,10 @@ class Policy:
         self.set_incumbent(state, candidate, "promote", reason)
         self._report(Event(state, candidate, "promote", reason))
 
-    def _start_trials(self, states: list[KeyState], evidence: Evidence, step: int, risk_left_us: float) -> None:
+    def _start_trials(
+        self, states: list[KeyState], evidence: Evidence, step: int, risk_left_us: float, room_us: float
+    ) -> None:
+        """Begin the most promising trials whose risks together fit `risk_left_us`; `room_us` is there for surprises."""
         picked: list[tuple[KeyState, _Option]] = []
         n_looked_at = n_quiet = 0
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
@@ -384,7 +396,7 @@ class Policy:
             if incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
                 continue
             n_looked_at += 1
-            found = self._best_option(state, states, evidence, risk_left_us)
+            found = self._best_option(state, states, evidence, risk_left_us, room_us)
             if found is None:
                 state.quiet_until = retry_at
             else:
@@ -394,9 +406,10 @@ class Policy:
                 break
         self.has_settled = not n_looked_at and n_quiet > 0 and not self.trials
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
-            if found.risk_us > max(risk_left_us, 0.0):
+            if found.risk_us > risk_left_us or found.surprise_us > room_us:
                 continue
             risk_left_us -= found.risk_us
+            room_us -= found.risk_us
             if found.candidate not in state.numbers:
                 state.n_tried += 1
                 state.numbers[found.candidate] = state.n_tried
@@ -406,7 +419,7 @@ class Policy:
             self._report(Event(state, found.candidate, "explore", found.reason))
 
     def _best_option(
-        self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float
+        self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float, room_us: float
     ) -> _Option | None:
         """The best trial that fits, if any."""
         mean, spread = self.outlook.posterior(state, states, evidence)
@@ -421,12 +434,15 @@ class Policy:
         worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
         n_calls = float(self.rates[state.index]) * self.steps_at_risk * self.charged_share
         risk = worst * duration_us * n_calls
+        log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
+        least, most = math.log(self.settings.catastrophic_ratio), math.log(MOST_SURPRISE)
+        surprise = np.expm1(np.clip(log_surprise, least, most)) * duration_us * n_calls
         likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
         options = self.outlook.fields.of(state).options
         order = [int(index) for index in np.argsort(-improvement) if improvement[index] >= self.settings.worthwhile]
         for index in sorted(order, key=lambda index: options[index] in state.ties):
             candidate = options[index]
-            if likely_slow[index] or risk[index] > max(risk_left_us, 0.0):
+            if likely_slow[index] or risk[index] > risk_left_us or surprise[index] > room_us:
                 continue
             if not self._may_try(state, candidate):
                 continue
@@ -435,6 +451,7 @@ class Policy:
             return _Option(
                 worth_us=float(improvement[index]) * duration_us * float(self.rates[state.index]),
                 risk_us=float(risk[index]),
+                surprise_us=float(surprise[index]),
                 candidate=candidate,
                 reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
                 f" against {duration_us:.1f} us of {state.usual}",
