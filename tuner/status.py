@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from agent.keys import connect
 from store import wire
 from store.errors import WireError
+from store.records import Stage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +38,17 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
     return reply if isinstance(reply, wire.StatusReply) else None
 
 
+FEW_STEPS: Final = 20
+"""Within so many steps a workload may not have been recognised yet."""
+
+
+def workload(stage: Stage, step: int) -> str:
+    """What kind of training it is, in words."""
+    if stage is not Stage.unknown:
+        return f"workload {stage.name}"
+    return "workload not recognised" + (" yet" if step < FEW_STEPS else "")
+
+
 def render_status(reply: wire.StatusReply, console: Console) -> None:
     """Print the daemon's state, some lines per job: a table of all this would not fit on a terminal."""
     from rich.filesize import decimal
@@ -57,7 +69,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
             f"\n{job.job_id}: {job.health}, heard {job.heard_s_ago:.1f} s ago", "bold green" if is_well else "bold red"
         )
         show(
-            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, workload {job.stage.name}, fabric {job.fabric_id}\n"
+            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.step)}, fabric {job.fabric_id}\n"
             f"  step {job.step:,} ({job.step_us / 1000:.2f} ms), epoch {job.epoch},"
             f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"
             f"  {job.n_explored:,} calls ran a setting on trial,"

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from store.records import Stage
 from store.wire import JobStatus, StatusReply
-from tuner.status import render_status
+from tuner.status import render_status, workload
 
 
 def test_health_and_silence_are_whole_on_80_columns():
@@ -27,3 +27,9 @@ def test_health_and_silence_are_whole_on_80_columns():
         "[ring]",
     ):
         assert words in text
+
+
+def test_a_workload_that_is_not_recognised_is_said_to_be_so():
+    assert workload(Stage.zero3, 5) == "workload zero3"
+    assert workload(Stage.unknown, 5) == "workload not recognised yet"
+    assert workload(Stage.unknown, 5000) == "workload not recognised"

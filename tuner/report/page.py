@@ -22,6 +22,7 @@ from tuner import plots
 from tuner.explanations import MEANINGS, shown
 from tuner.report import step_timeline
 from tuner.report.facts import Facts, trust
+from tuner.status import workload
 
 Array = NDArray[Any]
 
@@ -66,6 +67,7 @@ def page(facts: Facts) -> str:
         pictures=pictures(facts),
         decisions=_decision_rows(facts),
         undecided=_undecided(facts),
+        workload=workload(facts.job.stage, facts.n_steps),
         collectives=facts.collectives_us(),
         meanings=MEANINGS,
         trust=trust(facts),
