@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +16,7 @@ from store.database import Store
 from store.errors import UserError
 from store.records import Candidate, Collective
 from tuner.traces import Trace, read_trace
+from tuner.traces.files import CHUNK_BYTES
 
 
 def parse_setting(text: str) -> Candidate:
@@ -48,7 +52,8 @@ def import_measurements(
 
     The fabric is named after the folder the file lies in unless `fabric_id` is given, since no format says
     what hardware it was measured on. `format_name` forces a format, `collective` says what was run where the
-    files do not.
+    files do not. Nothing is written before all files were read without an error. The same files imported in the
+    same way are recorded once; an import that was killed goes on where it ended.
 
     Raises:
         TraceError: the file is of no known format, or broken.
@@ -56,19 +61,35 @@ def import_measurements(
     """
     trace = read_trace(path, format_name, collective=collective)
     fabric = fabric_id or path.absolute().parent.name
-    blocks = trace.measurements(setting, is_default=is_default or None, n_nodes=n_nodes)
-    if dry_run:
-        return trace, sum(len(block) for block in blocks)
-    n_rows = 0
-    job_id = f"import-{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
+    how = partial(trace.measurements, setting, is_default=is_default or None, n_nodes=n_nodes)
+    n_rows = sum(len(block) for block in how())
+    if dry_run or not n_rows:
+        return trace, n_rows
+    job_id = f"import-{_fingerprint(trace.paths, fabric, setting, is_default, n_nodes, collective)}"
     with Store.open(store_path) as store:
-        for block in blocks:
-            if n_rows == 0:
-                store.record_job(job_id, fabric, {"imported_from": path.name, "format": trace.format_name}, 0)
-            store.record_measurements(fabric, job_id, block)
-            n_rows += len(block)
+        earlier = next((job for job in store.jobs() if job.job_id == job_id), None)
+        if earlier is not None and earlier.ended_at_s is not None:
+            trace.summary.note("the same was imported before: nothing was recorded again")
+            return trace, 0
+        n_kept = 0 if earlier is None else len(store.measurements(fabric, job_id))
+        store.record_job(job_id, fabric, {"imported_from": path.name, "format": trace.format_name}, 0)
+        n_read = 0
+        for block in how():
+            store.record_measurements(fabric, job_id, block[max(0, n_kept - n_read) :])
+            n_read += len(block)
             store.flush()  # the queue is bounded: a long file must not outrun the writer
-    return trace, n_rows
+        store.update_job(job_id, ended_at_s=time.time())
+    return trace, n_rows - n_kept
+
+
+def _fingerprint(paths: Sequence[Path], *how: object) -> str:
+    """What was imported and how, in 12 characters."""
+    digest = hashlib.blake2b(repr(how).encode())
+    for path in paths:
+        with path.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()[:12]
 
 
 def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:

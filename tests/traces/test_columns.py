@@ -137,7 +137,11 @@ def test_log_lines_as_columns_or_one_by_one(
 
 def test_usual_lines_are_read_as_columns() -> None:
     """Else the test above would compare the careful way with itself."""
-    for shapes, read in ((CALLS, nccl_debug_lines._even_calls), (CHOICES, nccl_debug_lines._even_choices)):
+    for shapes, read in (
+        (CALLS, nccl_debug_lines._even_calls),
+        (ODD[:1], nccl_debug_lines._even_calls),  # RCCL's
+        (CHOICES, nccl_debug_lines._even_choices),
+    ):
         for prefix in PREFIXES:
             lines = [
                 prefix + shape.format(o=owner, n="AllGather", i=index, c=index * 4096)

@@ -29,6 +29,11 @@ from tuner.traces.records import (
     total_bytes,
 )
 
+FACTS: Final = {
+    "version": "flight_recorder_version",
+    "nccl_version": "nccl_version",
+    "comm_lib_version": "nccl_version",  # its name since PyTorch 2.9
+}
 _POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv)
 
 
@@ -36,7 +41,7 @@ def matches(begin: bytes) -> bool:
     """A JSON object that speaks of entries with profiling names or of process groups."""
     if not begin.lstrip().startswith(b"{"):
         return False
-    return b'"profiling_name"' in begin or (b'"pg_config"' in begin and b'"version"' in begin and b'"entries"' in begin)
+    return b'"profiling_name"' in begin or (b'"pg_config"' in begin and b'"version"' in begin)
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
@@ -53,8 +58,8 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
                     pass
         elif key == "pg_config" and isinstance(value, Mapping):
             groups = value
-        elif key in ("version", "nccl_version"):
-            summary.facts[f"flight_recorder_{key}" if key == "version" else key] = value
+        elif key in FACTS:
+            summary.facts[FACTS[key]] = value
     if first.truncated:
         summary.note(f"{path.name} ends early")
     if not seen_entries:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from store.errors import TraceError
 from tuner.traces.files import opened, read_some
-from tuner.traces.flight_recorder import observations
+from tuner.traces.flight_recorder import FACTS, observations
 from tuner.traces.plain_pickle import MAX_PICKLE_BYTES, load_plain
 from tuner.traces.records import Block, Summary, blocks_of
 
@@ -32,9 +32,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         raise TraceError(f"{path}: {error.problem}", error.remedy) from None
     if not isinstance(dump, Mapping) or not isinstance(dump.get("entries"), list):
         raise TraceError(f"{path} is no Flight Recorder dump", "it has no entries")
-    for key in ("version", "nccl_version"):
-        if key in dump:
-            summary.facts["flight_recorder_version" if key == "version" else key] = dump[key]
+    summary.facts.update({fact: dump[key] for key, fact in FACTS.items() if key in dump})
     groups = dump.get("pg_config")
     known = groups if isinstance(groups, Mapping) else {}
     yield from blocks_of(observations(iter(dump["entries"]), known, path, summary))

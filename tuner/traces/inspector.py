@@ -1,7 +1,7 @@
 """NCCL Inspector (2.28 and newer): one JSON object per line and collective.
 
-`coll_msg_size_bytes` is per rank for all_gather and reduce_scatter; times are whole microseconds. Neither
-algorithm nor protocol nor data type is told; verbose lines list the kernel's channels.
+`coll_msg_size_bytes` is per rank for all_gather and reduce_scatter; times are whole microseconds. NVIDIA's tells
+neither algorithm nor protocol nor data type; AMD's for RCCL tells `coll_algo`, `coll_proto` and `coll_n_channels`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 import msgspec
 import numpy as np
 
-from agent.nccl.catalog import find_collective
-from store.errors import TraceError
+from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from store.errors import TraceError, UserError
 from store.records import Collective, TimingSource
 from tuner.traces.files import line_chunks
 from tuner.traces.records import FLAG_TIMED, UNKNOWN_U1, Block, Summary, communicator_id, empty_block
@@ -34,11 +34,14 @@ class _Performance(msgspec.Struct, gc=False):
     coll_msg_size_bytes: int = 0
     coll_exec_time_us: float = 0.0
     coll_timing_source: str = ""
+    coll_algo: str = ""
+    coll_proto: str = ""
+    coll_n_channels: int = 0
 
 
 class _Line(msgspec.Struct, gc=False):
     header: _Header
-    coll_perf: _Performance
+    coll_perf: _Performance | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(_Line)
@@ -95,6 +98,15 @@ def _timing_source(name: str) -> int:
     return _TIMING.get(name, TimingSource.reported)
 
 
+def _setting(performance: _Performance) -> tuple[int, int, int] | None:
+    n_channels = performance.coll_n_channels
+    try:
+        algorithm, protocol = parse_algorithm(performance.coll_algo), parse_protocol(performance.coll_proto)
+    except UserError:
+        return None
+    return algorithm, protocol, n_channels if 0 < n_channels <= 64 else 0
+
+
 def _comm_id(identity: str | int) -> int:
     try:
         return int(str(identity), 16 if isinstance(identity, str) else 10) & 0xFFFFFFFFFFFFFFFF
@@ -103,8 +115,11 @@ def _comm_id(identity: str | int) -> int:
 
 
 def _block(lines: list[_Line], summary: Summary) -> Block:
+    performances = [line.coll_perf for line in lines if line.coll_perf is not None]
+    if len(performances) < len(lines):
+        summary.skip("point to point", len(lines) - len(performances))
+        lines = [line for line in lines if line.coll_perf is not None]
     headers = [line.header for line in lines]
-    performances = [line.coll_perf for line in lines]
     block = empty_block(len(lines))
     block["collective"] = _looked_up([one.coll for one in performances], _collective)
     block["comm_id"] = _looked_up([one.id for one in headers], _comm_id)
@@ -122,6 +137,13 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
     sources = _looked_up([one.coll_timing_source for one in performances], _timing_source)
     block["timing_source"] = np.where(timed, sources, TimingSource.none)
     block["flags"] = np.where(timed, FLAG_TIMED, 0)
+    settings = [_setting(one) if one.coll_algo else None for one in performances]
+    if any(settings):
+        told = np.array([setting is not None for setting in settings])
+        for column, values in zip(
+            ("algorithm", "protocol", "n_channels"), zip(*filter(None, settings), strict=True), strict=True
+        ):
+            block[column][told] = values
     known = block["collective"] != UNKNOWN_U1
     summary.skip("unknown operation", int((~known).sum()))
     kept: Block = block[known]

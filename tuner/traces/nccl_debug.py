@@ -39,7 +39,7 @@ _COMM: Final = re.compile(
     rb"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9})(?: nNodes (\d{1,9}))?(?:[^\n]*?commId (0x[0-9a-f]+))?"
 )
 _OWNER: Final = re.compile(rb"([^\s:\]>|]+:\d+):\d+ \[\d+\] NCCL INFO ")
-_VERSION: Final = re.compile(rb"NCCL version(?: :)? (\d{1,3})\.(\d{1,3})")
+_VERSION: Final = re.compile(rb"[NR]CCL version(?: :)? (\d{1,3})\.(\d{1,3})")
 _GRAPH: Final = re.compile(
     rb"Pattern (\d+), crossNic (\d+), nChannels (\d+), bw ([\d.]+)/([\d.]+), type (\w+)/(\w+), sameChannels (\d)"
 )
@@ -101,7 +101,7 @@ def _survey(path: Path, summary: Summary) -> _Log:
     for chunk in line_chunks(path):
         # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
         # character faster still.
-        version = _VERSION.search(chunk) if b"NCCL version" in chunk else None
+        version = _VERSION.search(chunk) if b"CCL version" in chunk else None
         if version is not None:
             log.version = (int(version[1]), int(version[2]))
             summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"

@@ -72,13 +72,15 @@ def choices(text: bytes) -> Lines:
 def _even_calls(text: bytes, n_lines: int) -> Lines | None:
     fields = Fields(text, b" ")
     at = fields.find(b"opCount")
-    if len(at) != n_lines or at[0] < 5 or at[-1] + 16 >= len(fields.end) or not fields.unbroken(at, 8):
+    if len(at) != n_lines or at[0] < 5 or at[-1] + 18 >= len(fields.end) or not fields.unbroken(at, 8):
         return None
-    words = ((2, b"sendbuff"), (4, b"recvbuff"), (6, b"count"))
-    if not all(bool(fields.are(at + offset, word).all()) for offset, word in words):
+    # RCCL 2.22 and newer name one buffer more.
+    count = at + (8 if bool(fields.are(at + 6, b"acc").all()) else 6)
+    words = ((at + 2, b"sendbuff"), (at + 4, b"recvbuff"), (count, b"count"))
+    if not all(bool(fields.are(column, word).all()) for column, word in words):
         return None
-    kinds = _kinds(fields.texts(at - 5, at - 1), CALL_HEAD, fields.texts(at + 8, at + 16), CALL_TAIL)
-    op_counts, counts = fields.integers(at + 1, 16), fields.integers(at + 7)
+    kinds = _kinds(fields.texts(at - 5, at - 1), CALL_HEAD, fields.texts(count + 2, count + 10), CALL_TAIL)
+    op_counts, counts = fields.integers(at + 1, 16), fields.integers(count + 1)
     if kinds is None or op_counts is None or counts is None:
         return None
     return Lines(*kinds, counts, op_counts & _LOW_BITS, 0)

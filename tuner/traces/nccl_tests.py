@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -34,12 +35,8 @@ from tuner.traces.records import (
 )
 
 _NUMBER: Final = rb"[\d.]+(?:e[+-]?\d+)?"
-_ROOT: Final = rb"(?:\s+-?\d+)?"
-_KIND: Final = rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)(?:\s+([a-z]\w*))?"
-_BODIES: Final = rb"\s+(%b)\s+%b\s+%b\s+(\S+)(?:\s+(%b)\s+%b\s+%b\s+(\S+))?" % (6 * (_NUMBER,))
-_ROW: Final = re.compile(_KIND + _ROOT + _BODIES)
-_ROW_WITHOUT_ROOT: Final = re.compile(_KIND + _BODIES)
-"""Before version 2.11: a whole number of microseconds must not be taken for the root."""
+_TAG: Final = re.compile(rb"(?m)^(?:\[\d+,\d+\]<std(?:out|err)>:? ?| *\d+: )")
+"""What mpirun and srun put before every line when they are asked for the rank."""
 _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
 _KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
 _KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
@@ -51,7 +48,21 @@ _RANK: Final = re.compile(rb"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\
 _RUN: Final = re.compile(rb"^# (?:nThread|nccl-tests version)")
 _STARTING: Final = re.compile(rb"^# Collective test starting: (\w+)")
 _PROGRAM: Final = re.compile(rb"\b((?:all_reduce|all_gather|reduce_scatter|broadcast|reduce|alltoall)_perf\w*)")
+_GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
+CPU_TIMES: Final = "times of the CPU (-C), not of the collective"
+GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chose for them together, perhaps fused"
+
+
+@lru_cache
+def _row(has_root: bool, n_extra: int) -> re.Pattern[bytes]:
+    """Before version 2.11 rows have no root, and a whole number of microseconds must not be taken for one.
+
+    `n_extra` columns follow each count of wrong results (-I and bitwise checks).
+    """
+    body = rb"\s+(%b)\s+%b\s+%b\s+(\S+)" % (3 * (_NUMBER,)) + rb"(?:\s+\S+){%d}" % n_extra
+    root = rb"(?:\s+-?\d+)?" if has_root else b""
+    return re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)(?:\s+([a-z]\w*))?%b%b(?:%b)?" % (root, body, body))
 
 
 def matches(begin: bytes) -> bool:
@@ -81,6 +92,9 @@ class _Run:
     split: _Split | None = None
     has_root: bool = True
     """Whether rows name a root (-1 for none) before the times."""
+    n_extra: int = 0
+    """Columns after the wrong results, out of place and in place each."""
+    is_cpu_time: bool = False
 
     def setting(self) -> Candidate:
         """What ran, as far as the log tells; the baseline if it does not."""
@@ -131,9 +145,13 @@ class _Reader:
     summary: Summary
     counters: Counters = field(default_factory=Counters)
     n_runs: int = 0
+    is_tagged: bool = False
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
         """A piece of the file. Rows in a row, undisturbed by other lines, are read in one go."""
+        self.is_tagged = self.is_tagged or b"]<std" in chunk or b"0: #" in chunk
+        if self.is_tagged:
+            chunk = _TAG.sub(b"", chunk)
         if b"NCCL INFO" in chunk:
             yield from blocks_of(self._lines(chunk))
             return
@@ -153,13 +171,15 @@ class _Reader:
         collective, fields = self.run.collective, Fields(text, b" ", squeeze=True)
         first, n_fields = fields.lines()
         first, width = first[n_fields > 0], int(n_fields[0])
-        if collective is None or width < 11 or not (n_fields[n_fields > 0] == width).all():
+        # Size, count, type, perhaps redop and root; twice time, two bandwidths and wrong results, perhaps more.
+        out_of_place, in_place = (first + width - n_sides * (4 + self.run.n_extra) for n_sides in (2, 1))
+        is_table = width >= 3 + 2 * (4 + self.run.n_extra) and bool((n_fields[n_fields > 0] == width).all())
+        if collective is None or not is_table or self.run.is_cpu_time:
             return None
-        # Size, count, type, perhaps redop and root; twice time, two bandwidths and wrong results.
-        first_us, second_us = (fields.decimals(first + width - back) for back in (8, 4))
-        wrong = [fields.texts(first + width - back, first + width - back) for back in (5, 1)]
-        sizes, kinds = fields.integers(first), fields.texts(first + 2, first + width - 9)
-        bandwidths = np.concatenate([first + width - back for back in (7, 6, 3, 2)])
+        first_us, second_us = fields.decimals(out_of_place), fields.decimals(in_place)
+        wrong = [fields.texts(side + 3, side + 3) for side in (out_of_place, in_place)]
+        sizes, kinds = fields.integers(first), fields.texts(first + 2, out_of_place - 1)
+        bandwidths = np.concatenate([side + offset for side in (out_of_place, in_place) for offset in (1, 2)])
         if sizes is None or kinds is None or first_us is None or second_us is None:
             return None
         found = [(_KINDS if self.run.has_root else _KINDS_WITHOUT_ROOT).fullmatch(kind) for kind in kinds[1]]
@@ -193,7 +213,7 @@ class _Reader:
 
     def _line(self, line: bytes) -> Iterator[Observation]:
         run = self.run
-        row = (_ROW if run.has_root else _ROW_WITHOUT_ROOT).match(line)
+        row = _row(run.has_root, run.n_extra).match(line)
         if row is not None:
             run.in_header = False
             bodies = ((row[4], row[5]), (row[6], row[7]))
@@ -212,18 +232,25 @@ class _Reader:
             if _RUN.match(line) and not run.in_header:
                 self.n_runs += 1
                 self.run = run = _Run(collective=run.collective, in_header=True)
-            _header_line(line, run)
+            _header_line(line, run, self.summary)
         elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
             _force(run, forced[1], forced[2].decode("utf-8", "replace"))
 
 
-def _header_line(line: bytes, run: _Run) -> None:
+def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
     rank = _RANK.match(line)
     if rank is not None:
         run.n_ranks += 1
         run.hosts.append(rank[3])
     if b" algbw " in line and b" busbw " in line:
         run.has_root = b" root " in line
+        names = line.split()
+        times = [place for place, name in enumerate(names) if name in (b"time", b"cputime")]
+        run.n_extra = min(max(0, times[1] - times[0] - 4), 16) if len(times) == 2 else 0
+        run.is_cpu_time = b"cputime" in names
+    grouped = _GROUPED.search(line)
+    if grouped is not None and int(grouped[1]) > 1:
+        summary.note(GROUPED)
     starting = _STARTING.match(line)
     if starting is not None:
         run.collective = find_collective(starting[1].decode()) or run.collective
@@ -272,6 +299,9 @@ def _records(
 ) -> Iterator[Observation]:
     if message_bytes == 0:
         summary.skip("rows of size 0")
+        return
+    if run.is_cpu_time:
+        summary.skip(CPU_TIMES)
         return
     if run.collective is None:
         summary.skip("rows of a table that does not say which collective (name it with --collective)")

@@ -13,6 +13,7 @@ from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import TraceError, UserError
 from store.records import Algorithm, Collective, Observation, Protocol, TimingSource
 from tuner.traces.files import JsonStream
+from tuner.traces.nccl_tests import CPU_TIMES, GROUPED
 from tuner.traces.records import FLAG_DEFAULT, Block, Counters, Summary, blocks_of, communicator_id
 
 _BODIES: Final = (("out_of_place", "out_of_place_per_iter"), ("in_place", "in_place_per_iter"))
@@ -35,6 +36,9 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
             head[key] = value
         elif key in ("config", "devices", "ranks"):
             head.setdefault("devices", value)
+            grouped = value.get("aggregated_iterations") if isinstance(value, Mapping) else None
+            if type(grouped) is int and grouped > 1:
+                summary.note(GROUPED)
     if stream.truncated:
         summary.note(f"{path.name} ends early")
     if not results and not stream.truncated:
@@ -86,7 +90,10 @@ def _observations(
             summary.skip("rows of size 0")
             continue
         for body_key, iterations_key in _BODIES:
-            for duration_us in _times(result.get(body_key), result.get(iterations_key)):
+            body = result.get(body_key)
+            if isinstance(body, Mapping) and "cpu_time" in body:
+                summary.skip(CPU_TIMES)
+            for duration_us in _times(body, result.get(iterations_key)):
                 yield Observation(
                     sequence=counters.next(comm_id, collective),
                     collective=Collective(collective),

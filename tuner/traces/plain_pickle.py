@@ -16,7 +16,9 @@ from typing import Any, Final
 
 from store.errors import TraceError
 
-MAX_PICKLE_BYTES: Final = 1 << 30
+MAX_PICKLE_BYTES: Final = 1 << 28
+MAX_INSTRUCTIONS: Final = 1 << 24
+"""Each builds one value at most; a dump of 20,000 entries takes under two million."""
 
 _IGNORED: Final = frozenset({"PROTO", "FRAME"})
 _CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -48,7 +50,9 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+        for index, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(data))):
+            if index >= MAX_INSTRUCTIONS:
+                raise _refusal("holds more values than a dump can")
             name = opcode.name
             if name == "STOP":
                 if len(self._stack) != 1:

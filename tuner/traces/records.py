@@ -62,15 +62,19 @@ def datatype_bytes(index: int) -> int | None:
     return DATATYPES[index][1] if 0 <= index < len(DATATYPES) else None
 
 
+_JOINING: Final = (Collective.all_gather, Collective.gather)
+_DIVIDING: Final = (Collective.reduce_scatter, Collective.scatter)
+
+
 def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | None, n_ranks: int | None) -> int | None:
     """NCCL's total message bytes from the two sides of one rank's call; None where they do not tell.
 
-    All_gather and reduce_scatter count all ranks' shards: the larger side, or the known smaller side times
-    `n_ranks`.
+    Where ranks have shards, the total counts all of them: the larger side, or the known smaller side times
+    `n_ranks` (a gather's or scatter's larger side exists on its root only).
     """
-    if collective in (Collective.all_gather, Collective.reduce_scatter):
+    if collective in (*_JOINING, *_DIVIDING):
         shard, whole = in_bytes, out_bytes
-        if collective is Collective.reduce_scatter:
+        if collective in _DIVIDING:
             shard, whole = out_bytes, in_bytes
         if whole is not None:
             return max(whole, shard or 0)

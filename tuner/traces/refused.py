@@ -31,6 +31,11 @@ def refusal(begin: bytes) -> Refusal | None:
     """The reason not to import a file that begins so; None if it is none of these."""
     if begin[257:262] == b"ustar" or begin.startswith(b"PK\x03\x04"):
         return _ARCHIVE
+    if begin.lstrip().startswith(b"{") and b'"workload_graph"' in begin[:512]:
+        return Refusal(
+            "is a Chakra graph as JSON, which does not say how many bytes its collectives move",
+            "import the protobuf trace that it was made from",
+        )
     if begin.startswith(b"PAR1"):
         return Refusal("is Parquet", "import the CSV that `zerotune export --to measurements` writes")
     if begin.startswith(b"SQLite format 3\0"):

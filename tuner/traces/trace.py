@@ -43,6 +43,11 @@ class Trace:
         return self._files[0][1].name
 
     @property
+    def paths(self) -> list[Path]:
+        """The files."""
+        return [path for path, _ in self._files]
+
+    @property
     def title(self) -> str:
         """The format in words."""
         return self._files[0][1].title
