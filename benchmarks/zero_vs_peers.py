@@ -4,9 +4,10 @@
 
 A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
 processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. Memory is the peak
-resident set over the process's own start, each contender in a fresh world whose heap gives large freed blocks back
-to the system: what tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a
-forward and backward of plain torch keeps for activations. With `--keep`, cells that are in the file are not run
+resident set over what the process has resident after one forward and backward of plain torch (libraries, their
+kernels and scratch), each contender in a fresh world whose heap gives large freed blocks back to the system: what
+tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a forward and backward of
+plain torch keeps for activations. With `--keep`, cells that are in the file are not run
 again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
 as docs/zero.md says.
 """
@@ -19,7 +20,6 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -217,30 +217,47 @@ def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -
 
     _join(rank, n_ranks, port)
     load = LOADS[cell.load]
-    build("ours-1", Load(1, 8, 8, 1))(_batch(Load(1, 8, 8, 1)))  # libraries and connections are nobody's
+    build("ours-1", Load(1, 8, 8, 1))(_batch(Load(1, 8, 8, 1)))  # connections are nobody's, nor are libraries:
+    model = plain_model(load, cell.precision)
+    model(*_batch(load)).backward()
+    del model
     gc.collect()
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak, proc(5)
+    base = resident_bytes("VmRSS")
     step = build(name, load, cell.precision)
     for _ in range(3):
         step(_batch(load))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
+    peak = resident_bytes("VmHWM") - base
     if rank == 0:
-        out.put(peak * 1024)
+        out.put(peak)
     dist.destroy_process_group()
+
+
+def resident_bytes(field: str) -> int:
+    """VmRSS, what this process has resident now, or VmHWM, its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def plain_model(load: Load, precision: str) -> Any:
+    """The model as torch alone would train it."""
+    import torch
+
+    from zero_runtime.examples.gpt import GPT, GPTShape
+
+    model = GPT(GPTShape(n_context=load.n_context, n_layers=load.n_layers, n_heads=4, width=load.width))
+    return model.to(torch.float32 if precision == "fp32" else torch.bfloat16)
 
 
 def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
     """Most bytes alive in a forward and backward of plain torch beside parameters and gradients."""
     import torch
 
-    from zero_runtime.examples.gpt import GPT, GPTShape
     from zero_runtime.fragmentation import record, replay
 
     torch.set_num_threads(1)
     load = LOADS[cell.load]
-    model = GPT(GPTShape(n_context=load.n_context, n_layers=load.n_layers, n_heads=4, width=load.width))
-    dtype = torch.float32 if cell.precision == "fp32" else torch.bfloat16
-    model.to(dtype)
+    model = plain_model(load, cell.precision)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     batch = _batch(load)

@@ -22,7 +22,9 @@ from zero_runtime.flat import Flat
 
 
 @dataclass
-class _InFlight:
+class InFlight:
+    """A reduction under way."""
+
     work: Work
     flat: FlatGradients
     chunk: int
@@ -37,9 +39,9 @@ class Flights:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._queue: deque[_InFlight] = deque()
+        self._queue: deque[InFlight] = deque()
 
-    def push(self, flight: _InFlight) -> None:
+    def push(self, flight: InFlight) -> None:
         """Adds one, first finishing the oldest when too many are under way."""
         self._queue.append(flight)
         while len(self._queue) > self._limit:
@@ -50,6 +52,14 @@ class Flights:
         flight = self._queue.popleft()
         flight.work.wait()
         flight.flat.land(flight)
+
+    def land_done(self) -> None:
+        """Lands what need not be waited for, so that its memory is there for others.
+
+        Ranks do this at different times, so a sum that another collective follows is left.
+        """
+        while self._queue and self._queue[0].flat.is_done(self._queue[0]):
+            self.land_one()
 
     def land_all(self) -> None:
         """Waits for all."""
@@ -112,6 +122,7 @@ class FlatGradients:
             if self._local is not None:
                 bucket = self._local[plan.start : plan.end]
             else:
+                self._flights.land_done()
                 bucket = torch.empty(plan.numel, dtype=self._settings.dtype, device=self.flat.device)
             self._buckets[chunk] = bucket
         return bucket
@@ -174,7 +185,7 @@ class FlatGradients:
             work = self._collectives.all_reduce(bucket, self.flat.group)
         else:
             work = self._collectives.reduce_scatter(reduced, bucket, self.flat.group)
-        self._flights.push(_InFlight(work, self, chunk, reduced, bucket, first))
+        self._flights.push(InFlight(work, self, chunk, reduced, bucket, first))
         self._buckets[chunk] = None
         self._arrived[chunk].clear()
         self._missing[chunk] = len(self.slots_of[chunk])
@@ -192,8 +203,12 @@ class FlatGradients:
             if low < high:
                 bucket[low - plan.start : high - plan.start].zero_()
 
+    def is_done(self, flight: InFlight) -> bool:
+        """Whether landing neither waits nor sends anything."""
+        return self._settings.replicate_group is None and self._collectives.is_done(flight.work)
+
     @torch.no_grad()
-    def land(self, flight: _InFlight) -> None:
+    def land(self, flight: InFlight) -> None:
         """Adds a finished sum to the shard; across replicas, first starts their all-reduce."""
         settings, reduced, chunk = self._settings, flight.reduced, flight.chunk
         if settings.all_reduce and not flight.replicated:
@@ -204,7 +219,7 @@ class FlatGradients:
         if settings.replicate_group is not None and not flight.replicated:
             phases.announce(phases.GRADIENT_SCATTER)
             work = self._collectives.all_reduce(reduced, settings.replicate_group)
-            self._flights.push(_InFlight(work, self, chunk, reduced, reduced, flight.first, replicated=True))
+            self._flights.push(InFlight(work, self, chunk, reduced, reduced, flight.first, replicated=True))
             return
         scale = 1.0 if settings.prescale else self._scale
         if not flight.first:
