@@ -199,7 +199,7 @@ def export_measurements(store_path: Path, out: Path, fabric_id: str | None = Non
     with Store.open(store_path, read_only=True) as store:
         found = store.measurements(fabric_id=fabric_id)
     columns = {name: _named(name, found[name]) for name in found.dtype.names or ()}
-    if out.suffix == ".parquet":
+    if out.suffix.lower() == ".parquet":
         _write_parquet(columns, out)
     else:
         _write_csv(columns, out)

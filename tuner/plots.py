@@ -96,11 +96,12 @@ def save(figure: Figure, path: Path) -> None:
     Raises:
         UserError: another suffix, or the file cannot be written.
     """
-    if path.suffix not in (".png", ".svg"):
+    suffix = path.suffix.lower()
+    if suffix not in (".png", ".svg"):
         raise UserError(f"cannot write a picture as {path.suffix or 'a file without suffix'}", "use .png or .svg")
     try:
         with matplotlib.rc_context(_STYLE):
-            figure.savefig(path, dpi=180, facecolor="white", metadata={"Date": None} if path.suffix == ".svg" else None)
+            figure.savefig(path, dpi=180, facecolor="white", metadata={"Date": None} if suffix == ".svg" else None)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", "choose another path") from error
 

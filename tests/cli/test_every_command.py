@@ -41,6 +41,7 @@ MISTAKES = {
     "explain": [["--store", "{none}"], ["--store", "{junk}"], ["--store", "{store}", "--job", "nobody"]],
     "replay": [
         *[["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"], ["{junk}", "--policy", "magic"], []],
+        *[["{csv}", "--plan", plan] for plan in ("{none}", "{empty}", "{junk}", "{huge}", "{folder}")],
         ["{csv}", "--bucket-mb", "nan", "--store", "{store}"],
         ["{csv}", "--bucket-mb", "inf", "--store", "{store}"],
     ],
@@ -88,6 +89,8 @@ MISTAKES = {
         ["{out}", "--store", "{junk}"],
         ["{out}", "--store", "{store}", "--trace", "{junk}"],
         ["{out}", "--store", "{store}", "--summary", "{junk}", "--summary", "{none}"],
+        ["{out}", "--store", "{store}", "--summary", "{huge}", "--summary", "{huge}"],
+        ["{out}", "--store", "{store}", "--trace", "{csv}", "--trace", "{csv}", "--trace", "{csv}"],
     ],
     "plot": [
         ["nothing", "--store", "{store}"],

@@ -11,7 +11,7 @@ import msgspec
 
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import PlanError, UserError
-from store.plan_file import read_plan
+from store.plan_file import MAX_FILE_BYTES, read_plan
 from store.records import Candidate, CommunicatorClass, Phase, PlanRow
 from tuner.export import read_nvidia_csv
 
@@ -26,12 +26,16 @@ def plan_rows(path: Path) -> list[PlanRow]:
     """
     if path.suffix == ".json":
         return list(read_plan(path).plan.rows)
-    rows = _scitix(path) if _begins(path, ",".join(_SCITIX_COLUMNS[:4])) else read_nvidia_csv(path)
+    rows = list(_scitix(path) if _begins(path, ",".join(_SCITIX_COLUMNS[:4])) else read_nvidia_csv(path))
+    if not rows:
+        raise PlanError(f"{path} has no row to follow", "name a plan file, NVIDIA's tuner CSV or scitix's table")
     return [msgspec.structs.replace(row, phase=phase) for row in rows for phase in Phase]
 
 
 def _begins(path: Path, text: str) -> bool:
     try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
         with path.open("rb") as file:
             return file.read(len(text)) == text.encode()
     except OSError as error:

@@ -118,6 +118,8 @@ def gather(
     runs = [read_summary(path) for path in summaries]
     if len(runs) not in (0, 2):
         raise UserError(f"{len(runs)} run summaries", "give two: before and after")
+    if len(traces) > 2:
+        raise UserError(f"{len(traces)} traces", "give one, or two: before and after")
     with Store.open(store_path, read_only=True) as store:
         jobs = {one.job_id: one for one in store.jobs()}
         if not jobs:

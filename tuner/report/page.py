@@ -123,6 +123,9 @@ def _timeline_picture(facts: Facts) -> Picture | None:
         f"Orange: communication that computation waited for, {exposed}. Where a rank waited is inferred from the order"
         f" and times of its collectives; the step time that this gives is within {max(error, 0.1):.1f} % of the logged."
     )
+    others = [table.job_id for table in facts.traced if table.job_id != facts.job.job_id]
+    if len(facts.traced) == 1 and others:
+        caption += f" The trace is of another job, {others[0] or 'which it does not name'}."
     if len(steps) == 1:
         caption += " No step before is shown: too few ran under NCCL's own choice in this trace."
     return _picture(figure, "timeline", "One step before and after" if len(steps) > 1 else "One step", caption)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from store.errors import UserError
+
+
+MAX_FILE_BYTES: Final = 2**29
+"""A summary has some 150 bytes per step."""
 
 
 class SummaryStep(msgspec.Struct, frozen=True):
@@ -37,6 +42,8 @@ def read_summary(path: Path) -> Summary:
         UserError: it cannot be read, or is not one.
     """
     try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{path} is over {MAX_FILE_BYTES} bytes", "use one written by --summary")
         summary = msgspec.json.decode(path.read_bytes(), type=Summary)
         return summary if summary.label else msgspec.structs.replace(summary, label=path.stem)
     except OSError as error:
