@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.nccl import catalog
-from store.database import UNKNOWN, Store
+from store.database import MEASUREMENT, UNKNOWN, Store
 from store.errors import PlanError, UserError
 from store.plan_file import PlanFile, write_plan
 from store.records import (
@@ -27,6 +27,7 @@ from store.records import (
     Collective,
     CommunicatorClass,
     Decision,
+    JobRecord,
     Outcome,
     Phase,
     Plan,
@@ -191,19 +192,20 @@ def read_nvidia_csv(path: Path) -> list[PlanRow]:
     return rows
 
 
-def export_measurements(store_path: Path, out: Path, fabric_id: str | None = None) -> list[str]:
-    """Write every measurement with names in place of numbers, as CSV or, by the suffix .parquet, Parquet.
+def export_measurements(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
+    """Write the measurements of `job_id` (of all jobs when None), with names in place of numbers, as CSV or Parquet.
 
-    Unknown is empty in CSV and null in Parquet.
+    The suffix .parquet tells. Unknown is empty in CSV and null in Parquet. Each row names its job and its fabric.
     """
     with Store.open(store_path, read_only=True) as store:
-        found = store.measurements(fabric_id=fabric_id)
-    columns = {name: _named(name, found[name]) for name in found.dtype.names or ()}
-    if out.suffix.lower() == ".parquet":
-        _write_parquet(columns, out)
-    else:
-        _write_csv(columns, out)
-    return [f"{len(found):,} measurements written to {out}."]
+        jobs = {job.job_id: job for job in store.jobs()}
+        if job_id is not None and job_id not in jobs:
+            raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(list(jobs)[-3:]) or 'none'}")
+        chosen = jobs.values() if job_id is None else [jobs[job_id]]
+        blocks = (_columns(store.measurements(job_id=job.job_id), job) for job in chosen)
+        write = _write_parquet if out.suffix.lower() == ".parquet" else _write_csv
+        n_rows = write(blocks, out)
+    return [f"{n_rows:,} measurements of {len(chosen)} job(s) written to {out}."]
 
 
 _ENUMS: Final = {
@@ -217,6 +219,14 @@ _ENUMS: Final = {
 }
 
 
+_OF_JOB: Final = ("job_id", "fabric_id")
+
+
+def _columns(found: NDArray[Any], job: JobRecord) -> dict[str, list[Any]]:
+    named = {name: _named(name, found[name]) for name in found.dtype.names or ()}
+    return named | {"job_id": [job.job_id] * len(found), "fabric_id": [job.fabric_id or None] * len(found)}
+
+
 def _named(name: str, values: NDArray[Any]) -> list[Any]:
     """A column of Python values; None = unknown."""
     kind = _ENUMS.get(name)
@@ -228,17 +238,21 @@ def _named(name: str, values: NDArray[Any]) -> list[Any]:
     return list(values.tolist())
 
 
-def _write_csv(columns: dict[str, list[Any]], out: Path) -> None:
+def _write_csv(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
+    n_rows = 0
     try:
-        with out.open("w", encoding="ascii", newline="") as text:
+        with out.open("w", encoding="utf-8", newline="") as text:
             writer = csv.writer(text)
-            writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
+            writer.writerow([*(MEASUREMENT.names or ()), *_OF_JOB])
+            for columns in blocks:
+                writer.writerows(zip(*columns.values(), strict=True))
+                n_rows += len(columns["job_id"])
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    return n_rows
 
 
-def _write_parquet(columns: dict[str, list[Any]], out: Path) -> None:
+def _write_parquet(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -247,14 +261,19 @@ def _write_parquet(columns: dict[str, list[Any]], out: Path) -> None:
             "Parquet needs pyarrow, which is not installed", "pip install 'zerotune[parquet]', or name a .csv file"
         ) from error
     # Names repeat: a dictionary stores each once.
-    table = {
-        name: pyarrow.array(values).dictionary_encode() if name in _ENUMS else pyarrow.array(values)
-        for name, values in columns.items()
-    }
+    name = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    numbers = {"f": pyarrow.float64(), "i": pyarrow.int64(), "u": pyarrow.int64(), "b": pyarrow.bool_()}
+    types = {one: name if one in _ENUMS else numbers[MEASUREMENT[one].kind] for one in MEASUREMENT.names or ()}
+    schema = pyarrow.schema(types | dict.fromkeys(_OF_JOB, name))
+    n_rows = 0
     try:
-        pyarrow.parquet.write_table(pyarrow.table(table), out)
+        with pyarrow.parquet.ParquetWriter(out, schema) as writer:
+            for columns in blocks:
+                writer.write_table(pyarrow.table(columns, schema))
+                n_rows += len(columns["job_id"])
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}", "choose another path") from error
+    return n_rows
 
 
 def _continues(before: PlanRow, row: PlanRow) -> bool:

@@ -220,4 +220,22 @@ def test_measurements_for_notebooks(store_path: Path, tmp_path: Path):
     assert rows[0]["collective"] == "all_gather"
     assert rows[0]["algorithm"] == "ring"
     assert rows[0]["memory_pressure"] == ""
+    assert {row["job_id"] for row in rows} == {"job-1"}
+    assert rows[0]["fabric_id"].startswith("emulated-")
     assert float(rows[0]["duration_us"]) > 0
+
+
+def test_measurements_of_several_jobs_name_theirs(tmp_path: Path):
+    path = make_store(tmp_path / "s.db", "first")
+    make_store(path, "second")
+    (remark,) = export_measurements(path, tmp_path / "all.csv")
+    assert "of 2 job(s)" in remark
+    export_measurements(path, tmp_path / "one.csv", "second")
+    with (tmp_path / "all.csv").open(newline="") as text:
+        jobs = [row["job_id"] for row in csv.DictReader(text)]
+    with (tmp_path / "one.csv").open(newline="") as text:
+        assert [row["job_id"] for row in csv.DictReader(text)] == [job for job in jobs if job == "second"]
+    assert jobs.count("first") == jobs.count("second") > 0
+    with pytest.raises(UserError, match="no job 'third'; use one of first, second"):
+        export_measurements(path, tmp_path / "x.csv", "third")
+    assert not (tmp_path / "x.csv").exists()

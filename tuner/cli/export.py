@@ -24,7 +24,11 @@ def export(
     ] = "plan",
     store: StorePath = None,
     job: Annotated[
-        str | None, typer.Option(help="Job id; default: the newest job with decisions.", autocompletion=completion.jobs)
+        str | None,
+        typer.Option(
+            help="Job id; default: the newest job with decisions; for measurements all jobs.",
+            autocompletion=completion.jobs,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +46,7 @@ def export(
     elif to == "nvidia-csv":
         remarks = exporting.export_nvidia_csv(path, out, job)
     elif to == "measurements":
-        remarks = exporting.export_measurements(path, out)
+        remarks = exporting.export_measurements(path, out, job)
     else:
         raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv or measurements")
     if as_json:
