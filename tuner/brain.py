@@ -202,9 +202,7 @@ class Brain:
             self._steps_in_epoch += 1
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._learn_exposed(step.exposed_us)
-        self._urgent |= self._oversight.step_finished(
-            step, self._step, self._states, self._regimes.evidence
-        )
+        self._urgent |= self._oversight.step_finished(step, self._step, self._states, self._regimes.evidence)
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
@@ -236,6 +234,7 @@ class Brain:
         self._planned_at_step = self._step
         self._policy.steps_at_risk = self._withdrawal.steps
         self._policy.rates = self._keys.rates(self._step)
+        self._policy.may_promote = not self._intake.is_suspicious
         evidence = self._regimes.evidence
         changes = self._policy.next_window(self._states, evidence, self._step, may_start=not self._oversight.is_busy)
         if self.settings.explore and not self.memory.is_short:

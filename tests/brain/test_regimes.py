@@ -40,7 +40,7 @@ def test_a_shift_of_about_one_noise_scale_is_seen_within_fifty_calls(shift: floa
     assert np.median(delays) <= 50
 
 
-def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> None:
+def _world(seed: int = 0) -> World:
     machine = fabric.load("ethernet_boxes")
     calls = [
         Call(kind, phase, 1 << exponent)
@@ -50,7 +50,11 @@ def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> N
             (Collective.reduce_scatter, Phase.gradient_scatter),
         )
     ] * 2
-    world = World("ethernet_boxes", machine.communicator(range(16)), calls, compute_us=100_000.0)
+    return World("ethernet_boxes", machine.communicator(range(16)), calls, compute_us=100_000.0, seed=seed)
+
+
+def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> None:
+    world = _world()
     brain = make_brain(world)
     play(world, brain, 80)
     assert brain.regime == 0
@@ -62,4 +66,19 @@ def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> N
     world.slowdown = {}
     play(world, brain, 12)
     assert brain.regime == 0, "the first regime was not recognised"
+    assert [state.incumbent for state in brain._states] == before
+
+
+@pytest.mark.parametrize("seed", [20, 23, 41])
+def test_what_is_on_trial_when_congestion_ends_is_not_promoted_for_that(seed: int) -> None:
+    world = _world(seed)
+    brain = make_brain(world)
+    play(world, brain, 80)
+    before = [state.incumbent for state in brain._states]
+    world.slowdown = {"all_gather": 1.6, "reduce_scatter": 1.6}
+    play(world, brain, 40)
+    tried = {d.key for d in brain.decisions() if d.kind == "explore"}
+    assert tried
+    world.slowdown = {}
+    play(world, brain, 12)
     assert [state.incumbent for state in brain._states] == before

@@ -113,6 +113,8 @@ class Policy:
         """Steps that a setting runs before it can be withdrawn."""
         self.rates: Floats = np.zeros(0)
         """Calls per step of each key."""
+        self.may_promote = True
+        """False while calls differ from before at every key: what is on trial may owe its times to that."""
         self.trials: dict[int, KeyState] = {}
         """Keys that have a trial, by index, those judged longest ago first."""
         self._changed: set[int] = set()
@@ -345,6 +347,8 @@ class Policy:
             min_gain=self.settings.min_gain,
         )
         if verdict is Verdict.better:
+            if not self.may_promote:
+                return
             self.end_trial(state)
             self._promote(state, trial, gain, half)
         elif verdict is Verdict.not_better:
@@ -366,7 +370,7 @@ class Policy:
         verdict, gain, half = judge_lead(
             evidence, state, false_promotion=self.settings.false_promotion, min_gain=self.settings.min_gain
         )
-        if verdict is Verdict.better:
+        if verdict is Verdict.better and self.may_promote:
             self._promote(state, lead, gain, half)
         elif verdict is Verdict.not_better:
             self.end_lead(state)

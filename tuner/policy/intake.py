@@ -18,6 +18,8 @@ from tuner.regime import ChangeDetector
 MIN_RIPE_UNITS = 4
 """Steps of evidence before a slot's own noise may call a deviation a change."""
 LEAST_SCALE = 0.01
+SUSPICIOUS = 1.0
+"""Half of the calls deviate by more than so many noise scales: the network may have changed just now."""
 
 
 class Intake:
@@ -39,10 +41,13 @@ class Intake:
         self.extra_of_step: dict[int, float] = {}
         self.n_explored = 0
         """Calls that ran a setting on trial."""
+        self.is_suspicious = False
+        """The newest calls of settings that are not on trial are not what they were: no time to compare with before."""
 
     def reset(self) -> None:
         """A new regime began: deviations are counted afresh."""
         self._changes.reset()
+        self.is_suspicious = False
 
     def shift(self, calls: Calls, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
         """How much (log) calls deviate from what they used to take once that is beyond doubt, else None."""
@@ -55,7 +60,9 @@ class Intake:
             here = watched[of]
             of, deviation = of[here], deviation[here]
         scale = np.maximum(evidence.call_sigma(slots), LEAST_SCALE)
-        fired = self._changes.update(keys[of], deviation / scale[of])
+        standardised = deviation / scale[of]
+        self.is_suspicious = abs(float(np.median(standardised))) > SUSPICIOUS
+        fired = self._changes.update(keys[of], standardised)
         if not len(fired):
             return None
         self._changes.reset()
