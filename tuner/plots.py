@@ -42,6 +42,9 @@ THEME: Final = {
 
 _WIDTH_INCHES: Final = 6.0
 _SMOOTHING_STEPS: Final = 15
+MAX_WIDE_COLUMNS: Final = 5
+_NARROW_INCHES: Final = 0.64
+_LEAST_REM_PER_INCH: Final = 4.4
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "zerotune",
@@ -86,7 +89,9 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
     for colour, variable in THEME.items():
         svg = svg.replace(colour, f"var({variable})")
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+    # On a narrow screen it is wider than that, rather than its words too small to be read.
+    width = f"min-width:{_LEAST_REM_PER_INCH * figure.get_figwidth():.0f}rem"
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{description}" style="{width}" ', 1)
     return svg
 
 
@@ -146,10 +151,9 @@ class Winner(NamedTuple):
         """The less, the rather it stands for others of its cell: measured first, then by what it saves."""
         return not self.is_measured, 0.0 if self.change_percent is None else self.change_percent
 
-    @property
-    def words(self) -> str:
+    def words(self, *, is_narrow: bool) -> str:
         """For the cell of the picture."""
-        lines = self.setting.replace("/", "\n", 1)
+        lines = self.setting.replace("/", "\n", -1 if is_narrow else 1)
         if self.change_percent is None or abs(self.change_percent) < 0.5:
             return lines
         return f"{lines}\n{self.change_percent:+.0f} %" + ("" if self.is_measured else "\npredicted")
@@ -160,7 +164,10 @@ def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequenc
 
     `cells` [rows][columns] are None where nothing ran; predictions are hatched.
     """
-    figure, (axes,) = new_figure(0.9 + 0.6 * len(rows))
+    # Many sizes make the picture wider, not the cells too narrow for their words.
+    is_narrow = len(columns) > MAX_WIDE_COLUMNS
+    figure, (axes,) = new_figure(0.9 + (0.75 if is_narrow else 0.6) * len(rows))
+    figure.set_figwidth(max(_WIDTH_INCHES, 1.3 + _NARROW_INCHES * len(columns)))
     changes = [one.change_percent for row in cells for one in row if one is not None and one.change_percent is not None]
     top = max(5.0, -min(changes, default=0.0))
     axes.grid(False)
@@ -178,10 +185,11 @@ def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequenc
                 edgecolor=MUTED, hatch="///" if is_guess else None,
             )  # fmt: skip
             axes.add_patch(patch)
-            axes.text(column, row, winner.words, ha="center", va="center", fontsize=7, color=INK, linespacing=1.2)
+            words = winner.words(is_narrow=is_narrow)
+            axes.text(column, row, words, ha="center", va="center", fontsize=7, color=INK, linespacing=1.2)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(columns)), columns, fontsize=7.5)
+    axes.set_xticks(range(len(columns)), columns, fontsize=7)
     axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
     axes.tick_params(length=0)
     _title(axes, "settings in force by message size")

@@ -53,7 +53,7 @@ def test_what_was_measured_wins_and_the_nearest_first():
 def test_predictions_say_so():
     found = compare(decision(), {}, {})
     assert str(found) == "-8 % predicted"
-    assert "predicted" in Winner("ring/ll", found.change_percent, found.is_measured).words
+    assert "predicted" in Winner("ring/ll", found.change_percent, found.is_measured).words(is_narrow=False)
     assert Winner("ring/ll", -1.0, is_measured=True).rank < Winner("ring/simple", -50.0, is_measured=False).rank
     assert str(compare(decision(BASELINE), {}, {})) == "+0 %"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -168,6 +169,19 @@ def test_single_pictures(tmp_path: Path, suffix: str):
     assert path.stat().st_size > 1000
     with pytest.raises(UserError, match=r"use \.png or \.svg"):
         plots.save(figure, tmp_path / "x.bmp")
+
+
+def test_many_sizes_make_the_heat_map_wider_not_its_words_overlap():
+    def figure(n_sizes: int):
+        cells = [[plots.Winner("nvls_tree/simple/16ch", -12.0, False)] * n_sizes]
+        return plots.winners(["all_gather\nforward_gather"], ["131.1 kB to\n262.1 kB"] * n_sizes, cells)
+
+    for n_sizes in (3, 5, 6, 14):
+        drawn = figure(n_sizes)
+        drawn.draw_without_rendering()
+        boxes = sorted((text.get_window_extent() for text in drawn.axes[0].texts), key=lambda box: box.x0)
+        assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes)), n_sizes
+    assert figure(14).get_figwidth() > figure(3).get_figwidth()
 
 
 def test_pictures_are_the_same_each_time(store_path: Path):
