@@ -46,6 +46,9 @@ def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
     """
     if len(tables) == 1:
         table = tables[0]
+        if not is_planned(table):
+            only = _timeline("one settled step, under NCCL's own choice", _settled(table))
+            return only if isinstance(only, str) else [only]
         end = _timeline("after", _settled(table))
         start = _timeline("before: under NCCL's own choice", _under_no_plan(table))
         if isinstance(end, str):
@@ -58,6 +61,11 @@ def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
             return f"{label}: {step}"
         found.append(step)
     return found
+
+
+def is_planned(table: CollectiveTable) -> bool:
+    """Whether any of its steps ran under a plan."""
+    return bool((table.steps["epoch"] > 0).any())
 
 
 def _timeline(label: str, table: CollectiveTable) -> StepTimeline | str:
