@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from trace_samples import NCCL_TESTS_JSON
+from trace_samples import DATA, NCCL_TESTS_JSON
 
 from store.errors import TraceError
 from store.records import Algorithm, Collective, Observation, Protocol
@@ -261,7 +261,7 @@ dist.gather(shard, [shard, shard] if rank == 0 else None, 0)
 dist.scatter(shard, [shard, shard] if rank == 0 else None, 0)
 dist.barrier()
 with open(f"{folder}/nccl_trace_rank_{rank}", "wb") as file:
-    file.write(c10d._dump_fr_trace())
+    file.write(c10d._dump_fr_trace(True, False, False))
 with open(f"{folder}/nccl_trace_rank_{rank}.json", "wb") as file:
     text = c10d._dump_fr_trace_json()
     file.write(text if isinstance(text, bytes) else text.encode())
@@ -270,26 +270,18 @@ dist.destroy_process_group()
 """
 
 
-def test_flight_recorder_dumps_by_this_pytorch(tmp_path: Path) -> None:
-    """What its own pickler and JSON writer wrote, on two ranks."""
-    from torch._C import _distributed_c10d as c10d
-
-    if not hasattr(c10d, "_dump_fr_trace_json"):
-        pytest.skip("this PyTorch records NCCL only")
-    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", DUMPS, str(tmp_path)]
-    ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+def check_dumps(folder: Path, scratch: Path) -> None:
+    """Pickle and JSON tell the same, and both ranks the same calls."""
     by_rank = []
     for rank in range(2):
-        pickled, text = (tmp_path / f"nccl_trace_rank_{rank}{suffix}" for suffix in ("", ".json"))
-        # gloo's groups stay without a name in the dump; NCCL's have one.
-        named = text.read_text().replace('"pg_config":{"":{', '"pg_config":{"0":{')
-        (tmp_path / f"named_{rank}.json").write_text(named)
+        pickled, text = (folder / f"nccl_trace_rank_{rank}{suffix}" for suffix in ("", ".json"))
         found = list(read_trace(pickled).observations())
         assert found == list(read_trace(text).observations())
-        by_rank.append(list(read_trace(tmp_path / f"named_{rank}.json").observations()))
         assert {one.rank for one in found} == {rank}
+        # gloo's groups stay without a name in a dump; NCCL's have one.
+        named = scratch / f"named_{rank}.json"
+        named.write_text(text.read_text().replace('"pg_config":{"":{', '"pg_config":{"0":{'))
+        by_rank.append(list(read_trace(named).observations()))
     sizes = [[(one.collective.name, one.message_bytes, one.n_ranks) for one in found] for found in by_rank]
     assert sizes[0] == sizes[1] == [
         ("all_gather", 8000, 2), ("all_reduce", 2000, 2), ("all_to_all", 4000, 2), ("gather", 8000, 2),
@@ -297,6 +289,24 @@ def test_flight_recorder_dumps_by_this_pytorch(tmp_path: Path) -> None:
     ]  # fmt: skip
     calls = [{(one.comm_id, one.collective, one.sequence) for one in found} for found in by_rank]
     assert calls[0] == calls[1], "ranks are joined by these"
+
+
+def test_flight_recorder_dumps_of_pytorch_2_13(tmp_path: Path) -> None:
+    check_dumps(DATA / "flight_recorder_gloo", tmp_path)
+
+
+@pytest.mark.slow
+def test_flight_recorder_dumps_of_this_pytorch(tmp_path: Path) -> None:
+    """What its own pickler and JSON writer write, on two ranks."""
+    from torch._C import _distributed_c10d as c10d
+
+    if not hasattr(c10d, "_dump_fr_trace_json"):
+        pytest.skip("this PyTorch records NCCL only")
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", DUMPS, str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    check_dumps(tmp_path, tmp_path)
 
 
 def test_a_dump_without_entries_says_so(tmp_path: Path) -> None:
@@ -310,3 +320,34 @@ def test_a_chakra_graph_without_bytes_is_refused_by_name(tmp_path: Path) -> None
     path.write_bytes(gzip.compress(b'{\n "workload_graph": [{"Id": 1, "Name": "c10d::broadcast_", "NodeType": 7}]}'))
     with pytest.raises(TraceError, match="does not say how many bytes"):
         read_trace(path)
+
+
+def test_param_traces_as_param_writes_them(tmp_path: Path) -> None:
+    entries = [
+        {"comms": "init", "pg_id": 7, "global_ranks": [0, 2, 4, 6], "world_size": 4},
+        {
+            "comms": "all_gather", "req": 1, "in_msg_size": 1000, "out_msg_size": 4000, "dtype": "float32",
+            "startTime_ns": 12345, "pg_id": 7, "world_size": 4,
+        },
+        {"comms": "wait", "req": 1, "pg_id": 7},
+        {"comms": "reduce_scatter_base", "in_msg_size": 4000, "out_msg_size": 1000, "dtype": "half", "pg_id": 7},
+        {"comms": "all_reduce", "in_msg_size": 50, "out_msg_size": 50, "dtype": "bfloat16", "pg_id": 0,
+         "world_size": 8},
+        {"comms": "send", "in_msg_size": 50, "out_msg_size": 50, "dtype": "bfloat16", "pg_id": 0, "world_size": 8},
+        {"compute": "gemm", "mm0_dim0": 16},
+    ]  # fmt: skip
+    found, summary = read_text(tmp_path, json.dumps(entries, indent=2), "comms_rank3.json")
+    assert [(one.collective.name, one.message_bytes, one.n_ranks) for one in found] == [
+        ("all_gather", 16_000, 4), ("reduce_scatter", 8_000, 4), ("all_reduce", 100, 8),
+    ]  # fmt: skip
+    assert found[0].comm_id == found[1].comm_id != found[2].comm_id
+    assert (found[0].rank, found[0].start_ns, found[0].duration_us) == (3, 12345, None)
+    assert summary.unusable == {"not a collective (waits, barriers, compute)": 3, "point to point": 1}
+
+
+def test_damaged_rows_are_counted(tmp_path: Path) -> None:
+    row = TABLES["2.11 to 2.19"][1] + "\n"
+    cut = ROW + "    20.25    0.0\n"
+    found, summary = read_text(tmp_path, HEAD + NAMES + 2 * SIDE + "\n" + row + cut + row)
+    assert len(found) == 4
+    assert summary.unusable == {"damaged rows": 1}

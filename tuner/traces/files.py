@@ -19,7 +19,7 @@ from tuner.traces.records import Summary
 CHUNK_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 16 << 20
 BATCH_CHARS: Final = 1 << 17
-MAX_ELEMENT_CHARS: Final = 64 << 20
+MAX_ELEMENT_CHARS: Final = 32 << 20
 """One element of a JSON array may be this long at most."""
 _GZIP_WINDOW_BITS: Final = 31
 _GZIP_MAGIC: Final = b"\x1f\x8b"

@@ -88,6 +88,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
             if log.selections:
                 _apply_selections(block, log)
         else:
+            summary.skip("damaged line", chunk.count(b": opCount "))
             block = _records(choices(chunk), _choice, log, summary)
             _number(block, counters)
         if len(block):

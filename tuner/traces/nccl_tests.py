@@ -42,6 +42,7 @@ _KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
 _KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
 MAX_DEVIATION: Final = 1e-3
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
+_ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
 _BODY: Final = re.compile(rb"^\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\d+|N/A)")
 _SELECTED: Final = re.compile(rb"Bytes ?-> Algo (\w+) +proto (\w+) +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}")
 _RANK: Final = re.compile(rb"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
@@ -218,6 +219,10 @@ class _Reader:
             run.in_header = False
             bodies = ((row[4], row[5]), (row[6], row[7]))
             yield from _records(int(row[1][:18]), row[2], bodies, run, self.n_runs, self.counters, self.summary)
+            return
+        begun = _ROW_KIND.match(line) if b"NCCL INFO" not in line else None
+        if begun is not None and datatype_index(begun[1].decode()) is not None:
+            self.summary.skip("damaged rows")
             return
         if run.split is not None and (split := _body(line, run.split)) is not None:
             yield from _records(

@@ -27,11 +27,17 @@ def matches(begin: bytes) -> bool:
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """One record per result, or per iteration where iterations were timed one by one."""
     head: dict[str, Any] = {}
-    results: list[Any] = []
-    stream = JsonStream(path)
+    stream = JsonStream(path, ("results",))
+    seen = False
     for key, value in stream.members():
-        if key == "results" and isinstance(value, list):
-            results = value
+        if key == "results" and isinstance(value, Iterator):
+            seen = True
+            settings = _environment(head.get("env"))
+            is_default = isinstance(head.get("env"), list) and settings == (None, None)
+            for block in blocks_of(_observations(head, value, settings, summary)):
+                if is_default:
+                    block["flags"] |= FLAG_DEFAULT
+                yield block
         elif key in ("version", "args", "nccl_version", "env"):
             head[key] = value
         elif key in ("config", "devices", "ranks"):
@@ -39,17 +45,11 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
             grouped = value.get("aggregated_iterations") if isinstance(value, Mapping) else None
             if type(grouped) is int and grouped > 1:
                 summary.note(GROUPED)
+    summary.facts["nccl_version"] = head.get("nccl_version")
     if stream.truncated:
         summary.note(f"{path.name} ends early")
-    if not results and not stream.truncated:
+    elif not seen:
         raise TraceError(f"{path} has no results", "name a file that nccl-tests -J wrote")
-    summary.facts["nccl_version"] = head.get("nccl_version")
-    settings = _environment(head.get("env"))
-    is_default = isinstance(head.get("env"), list) and settings == (None, None)
-    for block in blocks_of(_observations(head, results, settings, summary)):
-        if is_default:
-            block["flags"] |= FLAG_DEFAULT
-        yield block
 
 
 def _environment(env: Any) -> tuple[Algorithm | None, Protocol | None]:
@@ -69,14 +69,17 @@ def _environment(env: Any) -> tuple[Algorithm | None, Protocol | None]:
 
 
 def _observations(
-    head: Mapping[str, Any], results: list[Any], settings: tuple[Algorithm | None, Protocol | None], summary: Summary
+    head: Mapping[str, Any],
+    results: Iterator[Any],
+    settings: tuple[Algorithm | None, Protocol | None],
+    summary: Summary,
 ) -> Iterator[Observation]:
     arguments = head.get("args")
     program = str(arguments[0])[:200] if isinstance(arguments, list) and arguments else ""
     collective = find_collective(program.rsplit("/", 1)[-1])
     hosts = list(_hosts(head.get("devices")))
     if collective is None:
-        summary.skip("results of an unknown program", len(results))
+        summary.skip("results of an unknown program", sum(1 for _ in results))
         return
     comm_id = communicator_id("nccl-tests", len(hosts))
     counters = Counters()

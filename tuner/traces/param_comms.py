@@ -1,13 +1,17 @@
-"""PARAM's comms traces: a JSON array of calls, sizes in elements, no durations of their own."""
+"""PARAM's comms traces: a JSON array of calls, sizes in elements, no durations of their own.
+
+PARAM writes `in_msg_size`, `world_size`, `pg_id`; its objects in memory, which others dump, say `inMsgSize`,
+`worldSize`, `pgId`. An "init" entry lists the ranks of the group that later entries name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from agent.nccl.catalog import find_collective
-from store.records import Observation
+from store.records import Collective, Observation
 from tuner.traces.files import JsonStream
 from tuner.traces.flight_recorder import rank_of
 from tuner.traces.records import (
@@ -23,10 +27,22 @@ from tuner.traces.records import (
     total_bytes,
 )
 
+_NAMES: Final = {
+    "in": ("in_msg_size", "inMsgSize"),
+    "out": ("out_msg_size", "outMsgSize"),
+    "world": ("world_size", "worldSize"),
+    "group": ("pg_id", "pgId"),
+    "ranks": ("global_ranks", "groupRanks"),
+    "start": ("startTime_ns", "startTimeNs"),
+}
+_SIZES: Final = tuple(f'"{name}"'.encode() for name in _NAMES["in"])
+_POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv)
+MAX_RANKS: Final = 1 << 20
+
 
 def matches(begin: bytes) -> bool:
     """An array of objects that name their collective."""
-    return begin.lstrip().startswith(b"[") and b'"comms"' in begin and b"MsgSize" in begin
+    return begin.lstrip().startswith(b"[") and b'"comms"' in begin and any(name in begin for name in _SIZES)
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
@@ -37,37 +53,42 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
     stream = JsonStream(path)
     counters = Counters()
+    groups: dict[str, list[Any]] = {}
     for key, entries in stream.members():
         if key == "" and isinstance(entries, Iterator):
             for entry in entries:
-                observation = _observation(entry, rank_of(path), counters, summary)
+                if isinstance(entry, Mapping) and isinstance(ranks := _told(entry, "ranks"), list) and ranks:
+                    groups[_group(entry)] = ranks[:MAX_RANKS]
+                observation = _observation(entry, groups, rank_of(path), counters, summary)
                 if observation is not None:
                     yield observation
     if stream.truncated:
         summary.note(f"{path.name} ends early")
 
 
-def _observation(entry: Any, rank: int | None, counters: Counters, summary: Summary) -> Observation | None:
+def _observation(
+    entry: Any, groups: Mapping[str, list[Any]], rank: int | None, counters: Counters, summary: Summary
+) -> Observation | None:
     name = entry.get("comms") if isinstance(entry, Mapping) else None
     collective = find_collective(name) if isinstance(name, str) else None
     if collective is None:
         summary.skip("not a collective (waits, barriers, compute)")
         return None
-    dtype, ranks = entry.get("dtype"), entry.get("groupRanks")
-    world = entry.get("worldSize")
-    n_ranks = len(ranks) if isinstance(ranks, list) and ranks else world if type(world) is int else 0
+    if collective in _POINT_TO_POINT:
+        summary.skip("point to point")
+        return None
+    dtype, world, group = entry.get("dtype"), _told(entry, "world"), _group(entry)
+    ranks = groups.get(group, [])
+    n_ranks = len(ranks) or (world if type(world) is int else 0)
     index = datatype_index(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
-    sides = [_side(entry.get(key), width) for key in ("inMsgSize", "outMsgSize")]
+    sides = [_side(_told(entry, side), width) for side in ("in", "out")]
     message_bytes = total_bytes(collective, sides[0], sides[1], n_ranks)
     if not message_bytes:
         summary.skip("bytes unknown")
         return None
-    group = entry.get("pgId")
-    comm_id = communicator_id(
-        group if isinstance(group, str | int) else "", ranks if isinstance(ranks, list) and len(ranks) < 65536 else ""
-    )
-    start = entry.get("startTimeNs")
+    comm_id = communicator_id(group, ranks or "")
+    start = _told(entry, "start")
     return Observation(
         sequence=counters.next(comm_id, collective),
         collective=collective,
@@ -78,6 +99,17 @@ def _observation(entry: Any, rank: int | None, counters: Counters, summary: Summ
         datatype=dtype,
         start_ns=int(start) if isinstance(start, int | float) and 0 < start < 1 << 62 else None,
     )
+
+
+def _told(entry: Mapping[str, Any], what: str) -> Any:
+    """A value under either of its names."""
+    first, second = _NAMES[what]
+    return entry.get(first, entry.get(second))
+
+
+def _group(entry: Mapping[str, Any]) -> str:
+    identity = _told(entry, "group")
+    return str(identity)[:200] if isinstance(identity, str | int) else ""
 
 
 def _side(n_elements: Any, width: int | None) -> int | None:

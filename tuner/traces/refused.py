@@ -24,6 +24,7 @@ _ARCHIVE: Final = Refusal("is an archive", "unpack it and name a file of it, or 
 _NVIDIA_RULE: Final = re.compile(
     rb"(?m)^#?\s*collective_type\s*,\s*min_bytes|^[a-z]+,\d+,\d+,[a-z_]+,[a-z0-9]+,-?\d+,-?\d+,-?\d+"
 )
+_RULE_HEADERS: Final = (b"coll,nnodes,nranks,upto_bytes,", b"colltype,bytesperrank,")
 _DEEPSPEED: Final = (b"| comm op: ", b"Comm. Op ")
 
 
@@ -41,7 +42,7 @@ def refusal(begin: bytes) -> Refusal | None:
     if begin.startswith(b"SQLite format 3\0"):
         return Refusal("is a SQLite database, perhaps our store or one of Nsight's", "name the store with --store")
     first_line = begin.lstrip().split(b"\n", 1)[0].replace(b" ", b"").lower()
-    if first_line.startswith(b"coll,nnodes,nranks,upto_bytes,") or _NVIDIA_RULE.search(begin[:4096]):
+    if first_line.startswith(_RULE_HEADERS) or _NVIDIA_RULE.search(begin[:4096]):
         return _RULES
     if first_line.startswith(b"gpu_cc,op,dtype,shape_elems,"):
         return Refusal(

@@ -32,9 +32,15 @@ class Trace:
     `summary` is complete once `blocks`, `observations` or `measurements` has been used up.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, Format]], collective: Collective | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[tuple[Path, Format]],
+        collective: Collective | None = None,
+        left_out: Sequence[str] = (),
+    ) -> None:
         self._files = files
         self._collective = collective
+        self._left_out = left_out
         self.summary = Summary(collective=collective)
 
     @property
@@ -58,18 +64,35 @@ class Trace:
         return self.format_name in MEASURING_FORMATS
 
     def blocks(self) -> Iterator[Block]:
-        """The records in the files' order, in arrays of at most 64 Ki rows. Raises TraceError."""
+        """The records in the files' order, in arrays of at most 64 Ki rows.
+
+        Raises TraceError; of several files, only if none can be read (the others are counted and named).
+        """
         self.summary = Summary(collective=self._collective)
+        if self._left_out:
+            named = ", ".join(self._left_out[:3]) + (" ..." if len(self._left_out) > 3 else "")
+            self.summary.note(f"left out {len(self._left_out)} file(s) that are no trace: {named}")
+        refusals = 0
         for path, file_format in self._files:
-            self.summary.n_files += 1
-            for block in file_format.read(path, self.summary):
-                sane = (block["message_bytes"] <= MAX_BYTES) & (block["message_bytes"] > 0)
-                if not bool(sane.all()):
-                    self.summary.skip("no bytes, or impossibly many", int((~sane).sum()))
-                    block = block[sane]
-                if len(block):
-                    self.summary.count(block)
-                    yield block
+            try:
+                yield from self._blocks_of(path, file_format)
+                self.summary.n_files += 1
+            except TraceError as error:
+                refusals += 1
+                if refusals == len(self._files):
+                    raise
+                self.summary.skip("damaged file")
+                self.summary.note(error.problem)
+
+    def _blocks_of(self, path: Path, file_format: Format) -> Iterator[Block]:
+        for block in file_format.read(path, self.summary):
+            sane = (block["message_bytes"] <= MAX_BYTES) & (block["message_bytes"] > 0)
+            if not bool(sane.all()):
+                self.summary.skip("no bytes, or impossibly many", int((~sane).sum()))
+                block = block[sane]
+            if len(block):
+                self.summary.count(block)
+                yield block
 
     def observations(self) -> Iterator[Observation]:
         """The records one by one; unknown values are None."""
@@ -132,23 +155,24 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
             raise TraceError(f"{path} does not exist", "name a trace file or a directory of them")
         return Trace([(path, given or detect(path))], collective)
     files: list[tuple[Path, Format]] = []
+    left_out: list[str] = []
     try:
         inside = sorted(path.iterdir(), key=_natural)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}", "check the folder's permissions") from None
     for file in inside:
-        if not file.is_file() or file.name.startswith(".") or file.stat().st_size == 0:
+        if not file.is_file() or file.name.startswith("."):
             continue
         try:
             files.append((file, given or detect(file)))
         except TraceError:
-            continue  # a README beside the traces
+            left_out.append(file.name)  # a README beside the traces, say
     if not files:
         raise TraceError(f"{path} holds no trace of a known format", "docs/traces.md lists the formats")
     names = sorted({file_format.name for _, file_format in files})
     if len(names) > 1:
         raise TraceError(f"{path} holds traces of several formats: {', '.join(names)}", "name one file or one format")
-    return Trace(files, collective)
+    return Trace(files, collective, left_out)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

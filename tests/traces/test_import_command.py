@@ -1,0 +1,232 @@
+"""`zerotune import` as its user meets it: what it says, its exit codes, and a store that nothing can spoil."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trace_samples as samples
+
+from store.database import Store
+from store.errors import TraceError
+from tuner import importing
+from tuner.cli import main
+from tuner.traces import trace as trace_module
+
+ROWS = "allgather,{},ring,ll128,8,2,16,1,0,0.5,10.2,{}.5\n"
+HEADER = (
+    "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,"
+    "latency_us\n"
+)
+
+
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["zerotune", "import", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    return int(ended.value.code or 0), told.out, told.err
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "zerotune.db"
+
+
+def stored(path: Path) -> list[tuple[int, float]]:
+    with Store.open(path) as opened:
+        rows = opened.measurements()
+    return [(int(row["message_bytes"]), float(row["duration_us"])) for row in rows]
+
+
+def table(path: Path, n_rows: int) -> Path:
+    path.write_text(HEADER + "".join(ROWS.format(1024 * (1 + index), 20 + index) for index in range(n_rows)))
+    return path
+
+
+def test_a_dry_run_tells_and_writes_nothing(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, path in samples.everything(tmp_path).items():
+        code, out, err = command(monkeypatch, capsys, path, "--dry-run", "--json", "--store", store)
+        told = json.loads(out)
+        assert (code, err) == (0, ""), name
+        assert told["n_records"] > 0
+        assert not told["recorded"]
+    assert not store.exists()
+
+
+def test_cut_and_damaged_files_end_in_a_sentence_or_in_what_was_read(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(7)
+    for name, path in samples.everything(tmp_path).items():
+        whole = path.read_bytes()
+        whole = gzip.decompress(whole) if whole[:2] == b"\x1f\x8b" else whole
+        for _ in range(4):
+            cut = bytearray(whole[: draw.randrange(len(whole))])
+            if draw.random() < 0.5 and cut:
+                at = draw.randrange(len(cut))
+                cut[at : at + 4] = draw.choice([b"\xff\xff\xff\xff", b"NaN,", b"-999", b"[[[[", b'""""', b"\0\0\0\0"])
+            damaged = tmp_path / path.name.removesuffix(".gz")
+            damaged.write_bytes(bytes(cut))
+            code, out, err = command(monkeypatch, capsys, damaged, "--dry-run", "--store", store)
+            assert code in (0, 2), (name, err)
+            assert bool(out) == (code == 0)
+            assert err.count("\n") == (code == 2)
+            assert "Traceback" not in err
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('this code was run')",)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"\x00\xff" * 5000, "no trace of a known format"),
+        (pickle.dumps({"entries": [Malicious()]}), "plain data never needs"),
+        (b"\x80\x02}X\x07\x00\x00\x00entries", "damaged|ends early"),
+        (b'{"schemaVersion": 1, "traceEvents": [' + b"[" * 100_000, "nested too deeply"),
+        (b'{"version": "2.9", "pg_config": {}, "entries": [' + b"9" * 5000 + b"]}", "impossible number"),
+        (b"PK\x03\x04" + bytes(100), "archive"),
+        (gzip.compress(b'{"version": "2.9", "pg_config": {}, "entries": [' + b"{}," * 99)[:40], "empty|no trace"),
+    ],
+)
+def test_hostile_files_are_refused_in_one_line(
+    content: bytes,
+    reason: str,
+    tmp_path: Path,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    code, out, err = command(monkeypatch, capsys, path, "--store", store)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert any(words in err for words in reason.split("|")), err
+    assert not store.exists()
+
+
+def test_a_bomb_is_read_in_bounded_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """64 MiB of one line, and of one JSON string, out of 70 KB each."""
+    for begin in (b"n:1:2 [0] NCCL INFO ", b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "name": "'):
+        path = tmp_path / "bomb.gz"
+        path.write_bytes(gzip.compress(begin + b"a" * (64 << 20), 1))
+        with pytest.raises(TraceError, match="more than"):
+            importing.import_measurements(
+                path, tmp_path / "none.db", fabric_id=None, setting=None, is_default=False, n_nodes=None, dry_run=True
+            )
+
+
+def test_the_same_file_is_recorded_once(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "t.csv", 10)
+    assert "recorded as measurements: 10" in command(monkeypatch, capsys, path, "--store", store)[1]
+    path = path.rename(tmp_path / "moved.csv")
+    code, out, _ = command(monkeypatch, capsys, path, "--store", store, "--fabric-id", tmp_path.name)
+    assert code == 0
+    assert "recorded as measurements: 0" in out
+    assert "imported before" in out
+    assert len(stored(store)) == 10
+    table(path, 12)
+    command(monkeypatch, capsys, path, "--store", store)
+    assert len(stored(store)) == 22, "another file is another import"
+
+
+def test_a_file_that_breaks_in_its_middle_leaves_nothing_behind(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(monkeypatch, capsys, table(tmp_path / "good.csv", 5), "--store", store)
+    before = stored(store)
+    packed = bytearray(gzip.compress(table(tmp_path / "t.csv", 100_000).read_bytes()))
+    packed[-2000] ^= 0xFF
+    broken = tmp_path / "broken.csv.gz"
+    broken.write_bytes(packed)
+    code, _, err = command(monkeypatch, capsys, broken, "--store", store)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "damaged" in err
+    assert stored(store) == before
+
+
+def test_an_import_that_was_killed_goes_on_where_it_ended(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "t.csv", 50_000)
+    n_calls = 0
+    record = Store.record_measurements
+
+    def killed(self: Store, fabric_id: str, job_id: str, block: np.ndarray) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 3:
+            raise KeyboardInterrupt
+        record(self, fabric_id, job_id, block)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "record_measurements", killed)
+        assert command(monkeypatch, capsys, path, "--store", store)[0] == 130
+    n_before = len(stored(store))
+    assert 0 < n_before < 50_000
+    code, out, _ = command(monkeypatch, capsys, path, "--store", store)
+    assert code == 0
+    assert f"recorded as measurements: {50_000 - n_before:,}" in out
+    assert stored(store) == [(1024 * (1 + index), 20.5 + index) for index in range(50_000)]
+
+
+def test_one_damaged_rank_does_not_lose_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = json.dumps(samples.FLIGHT_RECORDER)
+    for rank, text in enumerate((good, good.replace('"record_id": 2', '"record_id" 2'), good, good[:-300])):
+        (tmp_path / f"_dump_{rank}.json").write_text(text)
+    (tmp_path / "README.md").write_text("these are dumps")
+    (tmp_path / "_dump_9.json").write_text("")
+    code, out, _ = command(monkeypatch, capsys, tmp_path, "--dry-run", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["n_files"], told["left_out"]["damaged file"]) == (3, 1)
+    assert told["n_records"] >= 5
+    for words in ("_dump_1.json is not JSON", "_dump_3.json ends early", "left out 2 file(s) that are no trace: READM"):
+        assert any(words in note for note in told["notes"]), words
+    (tmp_path / "_dump_0.json").write_text("[")
+    with pytest.raises(TraceError, match="no trace of a known format"):
+        trace_module.read_trace(tmp_path / "_dump_0.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nowhere.csv"], "does not exist"),
+        (["t.csv", "--format", "nonsense"], "no trace format"),
+        (["t.csv", "--collective", "dance"], "no collective"),
+        (["t.csv", "--setting", "ring"], "no setting"),
+        (["t.csv", "--setting", "warp/ll"], "unknown algorithm"),
+        (["t.csv", "--store", "t.csv"], "no zerotune store|not a database|damaged"),
+        (["t.csv", "--store", "t.csv/below.db"], "cannot"),
+        (["t.csv", "--n-nodes", "many"], "many"),
+        ([], "import"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = table(Path("t.csv"), 3).read_text()
+    code, _, err = command(monkeypatch, capsys, *words)
+    assert code == 2
+    assert "Traceback" not in err
+    assert any(part in err for part in reason.split("|")), err
+    assert Path("t.csv").read_text() == text, "the user's file is as it was"
