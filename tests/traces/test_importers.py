@@ -96,6 +96,25 @@ def test_kineto_kernels_without_sizes_are_counted(tmp_path: Path) -> None:
     assert sum(trace.summary.unusable.values()) == 2
 
 
+def test_kineto_without_kernels_has_the_calls_without_times(tmp_path: Path) -> None:
+    path = tmp_path / "cpu_only.json"
+    arguments = {
+        "External id": 7, "Collective name": "_reduce_scatter_base", "dtype": "BFloat16", "In msg nelems": 4000,
+        "Out msg nelems": 1000, "Group size": 4, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]",
+    }  # fmt: skip
+    call = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "ts": 100.5, "dur": 9, "args": arguments}
+    wait = {**call, "args": {**arguments, "External id": 8, "Collective name": "wait"}}
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 2}, "traceEvents": [call, wait]}))
+    trace = read_trace(path)
+    (one,) = trace.observations()
+    assert (one.collective, one.message_bytes, one.n_ranks, one.rank) == (Collective.reduce_scatter, 8000, 4, 2)
+    assert (one.duration_us, one.n_channels, one.start_ns) == (None, None, 100_500)
+    assert "not their kernels" in trace.summary.notes[0]
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel", "ts": 200, "dur": 50, "args": {"External id": 7}}
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [call, kernel]}))
+    assert [one.duration_us for one in read_trace(path).observations()] == [50], "the call is its kernel's"
+
+
 def test_execution_traces() -> None:
     found = observed(samples.REAL["execution_trace"])
     assert len(found) == 21

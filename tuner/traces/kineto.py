@@ -3,7 +3,8 @@
 From PyTorch 2.4 on the kernels (or the `record_param_comms` call that launched them) say what was sent; in
 older traces the call around the launch has the input's dimensions. Sizes are in elements. `RING_LL` in a
 kernel's name is a template's name, not the protocol that ran, so algorithm and protocol stay unknown; the grid's
-width is the channel count. A kernel's time includes waiting for the other ranks.
+width is the channel count. A kernel's time includes waiting for the other ranks. A trace of the CPU alone has the
+calls without their times.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class _Events:
     rank: int | None = None
     base_ns: int = 0
     kernels: list[_Kernel] = field(default_factory=list)
-    told: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """External id -> arguments of the call that launched the kernel."""
+    told: dict[int, tuple[float, Mapping[str, Any]]] = field(default_factory=dict)
+    """External id -> start and arguments of the call that launched the kernel."""
     calls: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
     """Thread -> (start, end, name, arguments) of calls with dimensions."""
     launch_correlation: array[int] = field(default_factory=lambda: array("q"))
@@ -164,7 +165,7 @@ def _take(event: dict[str, Any], events: _Events) -> None:
     elif name.startswith(_CALLS):
         external_id = _integer(args.get("External id", args.get("external id")))
         if "Collective name" in args and external_id is not None:
-            events.told[external_id] = args
+            events.told[external_id] = float(start), args
         elif "Input Dims" in args and isinstance(duration, int | float) and name != "record_param_comms":
             calls = events.calls.setdefault(_integer(event.get("tid")) or 0, [])
             calls.append((float(start), float(start) + float(duration), name, args))
@@ -182,8 +183,11 @@ def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
     for calls in events.calls.values():
         calls.sort(key=lambda call: call[:2])
     used: set[tuple[int, int]] = set()
-    for kernel in sorted(events.kernels, key=lambda kernel: kernel.start_us):
-        told = kernel.told or events.told.get(kernel.external_id)
+    kernels = events.kernels or _calls_alone(events, summary)
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
+        told = kernel.told
+        if told is None and kernel.external_id in events.told:
+            told = events.told[kernel.external_id][1]
         if told is None:
             told = _dimensions(kernel, events, launches, used)
         if told is None:
@@ -192,6 +196,13 @@ def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
         observation = _observation(kernel, told, events, counters, summary)
         if observation is not None:
             yield observation
+
+
+def _calls_alone(events: _Events, summary: Summary) -> list[_Kernel]:
+    """Calls in a trace without any kernel, as kernels of unknown duration and channels."""
+    if events.told:
+        summary.note("the trace has the calls of collectives but not their kernels: their durations are unknown")
+    return [_Kernel("", start_us, -1.0, 0, -1, -1, told) for start_us, told in events.told.values()]
 
 
 def _launches(events: _Events) -> dict[int, tuple[float, int]]:
