@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from store.database import Store
 from store.records import JobRecord, StepRecord
+from tuner.report.groups import groups_of
 from tuner.report.summary import Summary, SummaryStep
 
 Array = NDArray[Any]
@@ -139,7 +140,9 @@ def _earlier(store: Store, job: JobRecord, n_wanted: int) -> tuple[list[str], li
 
 
 def _shapes(store: Store, job_id: str) -> set[tuple[int, ...]]:
-    return set(np.unique(store.measurements(job_id=job_id)[_SHAPE]).tolist())
+    found = store.measurements(job_id=job_id)
+    first, _ = groups_of(found, _SHAPE)
+    return set(found[_SHAPE][first].tolist())
 
 
 def _compared(

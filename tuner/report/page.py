@@ -22,6 +22,7 @@ from tuner import plots
 from tuner.explanations import MEANINGS, shown
 from tuner.report import step_timeline
 from tuner.report.facts import Facts, trust
+from tuner.report.groups import groups_of
 from tuner.status import workload
 
 Array = NDArray[Any]
@@ -200,9 +201,9 @@ def regret_by_step(measurements: Array) -> tuple[Array, Array] | None:
         return None
     place_columns = ["n_ranks", "n_nodes", "message_bytes", "collective", "phase"]
     setting_columns = ["algorithm", "protocol", "n_channels"]
-    _, place = np.unique(ok[place_columns], return_inverse=True)
-    _, setting = np.unique(ok[[*place_columns, *setting_columns]], return_inverse=True)
-    best = np.full(int(place.max()) + 1, np.inf)
+    places, place = groups_of(ok, place_columns)
+    _, setting = groups_of(ok, [*place_columns, *setting_columns])
+    best = np.full(len(places), np.inf)
     order = np.argsort(setting, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(setting[order])) + 1):
         if len(rows) >= 3:

@@ -9,7 +9,6 @@ import msgspec
 
 from store.errors import UserError
 
-
 MAX_FILE_BYTES: Final = 2**29
 """A summary has some 150 bytes per step."""
 
