@@ -21,14 +21,15 @@ class OfPlan(NamedTuple):
 
     saved_us: float
     """Per step."""
-    in_force: dict[str, float]
-    """By group, the share of what its promotions save that this plan has."""
+    runs_us: dict[str, float]
+    """By group, how long those of its promotions run per step that this plan has."""
 
 
 class _Group(NamedTuple):
     keys: Ints
     slots: Ints
     saved_us: Floats
+    runs_us: Floats
 
 
 class CallSavings:
@@ -46,7 +47,7 @@ class CallSavings:
         return float(group.saved_us.sum()) if group is not None else 0.0
 
     def refresh(self, states: Sequence[KeyState], evidence: Evidence, rates: Floats) -> dict[str, float]:
-        """Look at the incumbents again; by group, the share of its savings that other settings make than before."""
+        """Look at the incumbents again; by group, for what share of its time other settings run than before."""
         known = len(self._base)
         more = [evidence.slot(state.index, BASELINE) for state in states[known:]]
         self._base = np.concatenate([self._base, np.array(more, np.int64)])
@@ -61,10 +62,11 @@ class CallSavings:
             keys = np.array([state.index for state in promoted], np.int64)
             slots = np.array([evidence.slot(state.index, state.incumbent) for state in promoted], np.int64)
             saved_us = self._saved_us(keys, slots, evidence)
-            self._groups[name] = _Group(keys, slots, saved_us)
+            runs_us = self._runs_us(keys, slots, evidence)
+            self._groups[name] = _Group(keys, slots, saved_us, runs_us)
             if name in before:
                 is_new = ~np.isin(slots, before[name].slots)
-                share = float(saved_us[is_new].sum()) / max(float(saved_us.sum()), 1e-9)
+                share = float(runs_us[is_new].sum()) / max(float(runs_us.sum()), 1e-9)
                 if share > LEAST_SHARE_CHANGED:
                     changed[name] = share
         return changed
@@ -73,12 +75,20 @@ class CallSavings:
         """What the plan that asked every key to run `slots` saves."""
         keys = np.arange(min(len(slots), len(self._base)))
         saved_us = float(self._saved_us(keys, slots[keys], evidence).sum())
-        in_force = {}
-        for name, group in self._groups.items():
-            total_us = float(group.saved_us.sum())
-            runs = slots[group.keys] == group.slots
-            in_force[name] = float(group.saved_us[runs].sum()) / total_us if total_us else float(runs.mean())
-        return OfPlan(saved_us, in_force)
+        runs_us = {
+            name: float(group.runs_us[slots[group.keys] == group.slots].sum()) for name, group in self._groups.items()
+        }
+        return OfPlan(saved_us, runs_us)
+
+    def running_us(self, states: Sequence[KeyState], evidence: Evidence) -> float:
+        """How long the incumbents of these keys run per step."""
+        keys = np.array([state.index for state in states], np.int64)
+        slots = np.array([evidence.slot(state.index, state.incumbent) for state in states], np.int64)
+        return float(self._runs_us(keys, slots, evidence).sum())
+
+    def _runs_us(self, keys: Ints, slots: Ints, evidence: Evidence) -> Floats:
+        result: Floats = np.nan_to_num(np.exp(evidence.centre(slots))) * self._rates[keys]
+        return result
 
     def _saved_us(self, keys: Ints, slots: Ints, evidence: Evidence) -> Floats:
         """Per step, nothing where it is not known or more is taken: what trials cost is accounted for apart."""

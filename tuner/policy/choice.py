@@ -48,9 +48,9 @@ TRUSTED_HOPE: Final = (0.03, 0.03)
 RISK_QUANTILE: Final = 1.3
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
-SURPRISE_QUANTILE: Final = 3.1
+SURPRISE_QUANTILE: Final = 2.33
 MOST_SURPRISE: Final = 10.0
-"""One trial in a thousand is slower than predicted by so many standard deviations: what that would cost, up to so many
+"""One trial in a hundred is slower than predicted by so many standard deviations: what that would cost, up to so many
 times the present duration, must have been earned, too.
 """
 RETRY_STEPS: Final = 25

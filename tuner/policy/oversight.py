@@ -194,7 +194,7 @@ class Oversight:
         if self._policy.budget.remaining_us <= 0:
             return
         audits = trials.untried(step_trial.audits(states, self._savings.group_us), step)
-        worth = (one for one in audits if self._is_worth_it(one, step))
+        worth = (one for one in audits if self._is_worth_it(one, states, evidence, step))
         variant = next((one for one in worth if self._policy.fits(one, states, evidence)), None)
         if variant is None and not trials.has_capped:
             search = self._cap_search = self._cap_search or self._policy.cap_search(states)
@@ -205,7 +205,7 @@ class Oversight:
             self._cap_search = None
             caps, all_fit = self._policy.fitting_caps(search)
             untried = [*trials.untried(caps, step)]
-            variant = next((one for one in untried if self._is_worth_it(one, step)), None)
+            variant = next((one for one in untried if self._is_worth_it(one, states, evidence, step)), None)
             trials.has_capped = not untried and all_fit
         if variant is None:
             trials.postpone(step, RETRY_STEPS)
@@ -226,17 +226,26 @@ class Oversight:
             slots = self._plans.slots(step.epoch, len(states), evidence)
             of_plan = self._of_plan[step.epoch] = self._savings.of_plan(slots, evidence)
         without_us = duration_us + self._policy.exposed_share * of_plan.saved_us
-        self._gains.step(math.log(without_us), of_plan.in_force)
+        self._gains.step(math.log(without_us), {name: us / without_us for name, us in of_plan.runs_us.items()})
 
-    def _is_worth_it(self, variant: Variant, step: int) -> bool:
+    def _is_worth_it(self, variant: Variant, states: list[KeyState], evidence: Evidence, step: int) -> bool:
         """Whether steps may well be faster with it, for so long that it pays to find out."""
-        if not self._recent:
+        if not self._recent or self._refresh_at_step == 0:
             return False
-        side_effect, doubt = self._gains.side_effect(variant.group) if variant.group else (0.0, SIDE_EFFECT)
         step_us = float(np.median([us for _, us in self._recent]))
-        gain = -math.log1p(self._policy.exposed_share * variant.extra_us / step_us) - side_effect
-        least, most_units = step_trial.MIN_STEP_GAIN, step_trial.MAX_UNITS
-        return steps_worth(gain, doubt, least=least, noise=self._gains.noise, most_units=most_units, n_steps=step) > 0
+        # Settings can slow computation down only while they run.
+        share = min(1.0, self._savings.running_us([states[index] for index in variant.changes], evidence) / step_us)
+        side_effect, doubt = self._gains.side_effect(variant.group) if variant.group else (0.0, SIDE_EFFECT)
+        gain = -math.log1p(self._policy.exposed_share * variant.extra_us / step_us) - share * side_effect
+        worth = steps_worth(
+            gain,
+            max(share * doubt, 1e-6),
+            least=step_trial.MIN_STEP_GAIN,
+            noise=self._gains.noise,
+            most_units=step_trial.MAX_UNITS,
+            n_steps=step,
+        )
+        return worth > 0
 
     def _forget_extra(self, oldest: int) -> None:
         """What exploration added to steps that were judged long ago, or never will be."""

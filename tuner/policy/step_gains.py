@@ -1,8 +1,8 @@
 """What steps say about promotions, without asking: plans differ from window to window, and steps with them.
 
 A group's promotions save microseconds as calls say; whether steps are that much shorter depends on what computation
-suffers from them, its *side effect*. A step's duration, with what calls saved in it added back, moves with the side
-effects of what was in force. A Kalman filter follows these and the level of steps, which may drift. What is
+suffers while they run, their *side effect*. A step's duration, with what calls saved in it added back, moves with the
+side effects of what was in force. A Kalman filter follows these and the level of steps, which may drift. What is
 known of a side effect slowly fades, and more so when a group's settings change.
 
 What a whole-plan variant is worth follows from that: only where steps may well be faster with it is it tried.
@@ -18,8 +18,8 @@ import numpy as np
 
 from tuner.policy.trial import expected_gain
 
-SIDE_EFFECT: Final = 0.03
-"""How much (log) settings may slow computation down, or speed it up, before any step has spoken: one sigma."""
+SIDE_EFFECT: Final = 0.1
+"""How much (log) settings may slow computation down, or speed it up, while they run, before any step has spoken."""
 FADES_IN_STEPS: Final = 5000.0
 """Steps after which nothing is known of a side effect any more."""
 DRIFT: Final = 0.001
@@ -32,7 +32,7 @@ CLIP: Final = 3.0
 
 
 class StepGains:
-    """Side effects (log, positive = steps are faster) of groups of promotions, by name."""
+    """Side effects (log, positive = faster) of groups of promotions while they run, by name."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
@@ -48,20 +48,20 @@ class StepGains:
         return math.sqrt(self._squares / (NOISE_WEIGHT + self._n_steps))
 
     def side_effect(self, name: str) -> tuple[float, float]:
-        """Mean and standard deviation of what steps gain by this group beyond what calls save."""
+        """Mean and standard deviation of what computation gains while this group runs."""
         at = self._places.get(name)
         if at is None:
             return 0.0, SIDE_EFFECT
         return float(self._state[at]), math.sqrt(float(self._covariance[at, at]))
 
     def changed(self, name: str, share: float) -> None:
-        """So much of what a group saves comes from other settings now."""
+        """So much of the time that a group runs, other settings run now."""
         at = self._places.get(name)
         if at is not None:
             self._doubt(np.array([at]), share)
 
     def step(self, log_us: float, in_force: Mapping[str, float]) -> None:
-        """One step that would have taken so long if calls had saved nothing; by group, the share that was in force."""
+        """One step that would have taken so long if calls had saved nothing; by group, for what share of it it ran."""
         if self._n_steps == 0:
             self._state[0] = log_us
         for name in in_force:
