@@ -9,6 +9,11 @@ and asked for the best setting there. Per data set and model:
     regret_mean, regret_worst   chosen over best true time, minus 1, at the places left out
     interval_coverage_90        share of left-out medians inside the model's 90 % interval
 
+Beside the models stands what no smooth prediction can do better, from true times of *all* other sizes:
+
+    interpolated_regret         the best setting after interpolating every setting between its two neighbouring sizes
+    neighbours_regret           in hindsight the best of three: what wins below, what wins above, what wins interpolated
+
 Held out by size: every sixth size class at a time. By ranks: one of 16, 32, 64, 128 ranks at a time. By fabric:
 the model of all *other* fabrics against NCCL's own choice on this one (`loss_vs_nccl`). Cost: seconds and memory
 to fit 100,000 measurements in a fresh process, milliseconds to predict all candidates of 1,000 keys, and the
@@ -134,6 +139,39 @@ def by_size(data: DataSet, models: Sequence[str]) -> Iterator[Result]:
             for model in models:
                 found += judge(f"size:{data.name}", model, points.take(~held), points.take(held), data.facts, truth)
     yield from summed_up(found)
+    yield from floors(data)
+
+
+def floors(data: DataSet) -> Iterator[Result]:
+    """Regrets of choices that see the true times of all other sizes: what is left lies in the data."""
+    interpolated, neighbours = [], []
+    by_family: dict[tuple[CommunicatorClass, int], list[Problem]] = {}
+    for problem in data.problems:
+        by_family.setdefault((problem.key.communicator, int(problem.key.collective)), []).append(problem)
+    for problems in by_family.values():
+        times_us = [
+            dict(zip(p.candidates, p.truth_us, strict=True)) for p in sorted(problems, key=lambda p: p.message_bytes)
+        ]
+        log_bytes = np.log(sorted(p.message_bytes for p in problems))
+        for at, here in enumerate(times_us):
+            others = [one for one in range(len(times_us)) if one != at]
+            between = {}
+            for candidate in here:
+                known = [one for one in others if candidate in times_us[one]]
+                if known:
+                    log_us = np.log([times_us[one][candidate] for one in known])
+                    between[candidate] = float(np.interp(log_bytes[at], log_bytes[known], log_us))
+            beside = [times_us[one] for one in (at - 1, at + 1) if 0 <= one < len(times_us)]
+            winners = [min(there.keys() & here.keys(), key=there.__getitem__, default=BASELINE) for there in beside]
+            best_us = min(here.values())
+            if between:
+                guess = min(between, key=between.__getitem__)
+                interpolated.append(here[guess] / best_us - 1)
+                neighbours.append(min(here[one] for one in (guess, *winners) if one in here) / best_us - 1)
+    for name, regrets in (("interpolated", interpolated), ("neighbours", neighbours)):
+        if regrets:
+            yield Result(f"{name}_regret_mean@size:{data.name}", 100 * float(np.mean(regrets)), "%")
+            yield Result(f"{name}_regret_worst@size:{data.name}", 100 * max(regrets), "%")
 
 
 def by_ranks(models: Sequence[str], n_per_octave: float) -> Iterator[Result]:
