@@ -16,7 +16,7 @@ import msgspec
 from store.errors import TraceError
 from tuner.traces.records import Summary
 
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 1 << 19
 MAX_LINE_BYTES: Final = 16 << 20
 BATCH_CHARS: Final = 1 << 17
 MAX_ELEMENT_CHARS: Final = 32 << 20
@@ -96,7 +96,7 @@ def head(path: Path, n_bytes: int = 1 << 16) -> bytes:
 
 
 def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
-    """The file in pieces of about a megabyte that end where a line ends (the last may not).
+    """The file in pieces of about half a megabyte that end where a line ends (the last may not).
 
     `summary` is told when the file seems to have been cut. Raises TraceError for a line longer than
     MAX_LINE_BYTES.
