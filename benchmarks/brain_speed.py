@@ -85,7 +85,7 @@ def play(n_keys: int, n_calls: int, n_steps: int) -> dict[str, list[float]]:
     """Processor microseconds by what was done; observing is per record."""
     brain = Brain("speed", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
     job = Job(n_keys, n_calls)
-    times: dict[str, list[float]] = {"observe": [], "think": [], "numpy": [], "first": []}
+    times: dict[str, list[float]] = {"observe": [], "think": [], "numpy": [], "first": [], "step": []}
     for at in range(n_steps):
         block = job.run_step()
         took_us, _ = cpu_us(lambda block=block: brain.observe(block))
@@ -99,7 +99,9 @@ def play(n_keys: int, n_calls: int, n_steps: int) -> dict[str, list[float]]:
         )
         times["numpy"].append(least_us / len(block))
         total_us = float(block["duration_us"].sum()) / COMM_SHARE_OF_STEP
-        brain.step_finished(StepRecord(job.step - 1, job.epoch, total_us))
+        record = StepRecord(job.step - 1, job.epoch, total_us)
+        took_us, _ = cpu_us(lambda record=record: brain.step_finished(record))
+        times["step"].append(took_us / 1000.0)
         took_us, plan = cpu_us(lambda: (brain.propose(), brain.decisions())[0])
         times["think"].append(took_us / 1000.0)
         if plan is not None:
@@ -122,6 +124,8 @@ def main() -> None:
         results += [
             Result(f"observe_us_per_record_{name}", observe, "us", "", "np.unique + bincount", observe / least),
             Result(f"first_block_ms_{name}", times["first"][0], "ms"),
+            Result(f"step_p50_ms_{name}", median(times["step"]), "ms"),
+            Result(f"step_p99_ms_{name}", float(np.quantile(times["step"], 0.99)), "ms", "<= 5"),
             Result(f"think_p50_ms_{name}", median(times["think"]), "ms"),
             Result(f"think_p99_ms_{name}", float(np.quantile(times["think"], 0.99)), "ms", "<= 5"),
             Result(f"think_max_ms_{name}", max(times["think"]), "ms"),
