@@ -16,6 +16,7 @@ from store.database import Store
 from store.errors import UserError
 from store.records import Candidate, Decision, DecisionKey, Phase, size_class, size_class_range
 from tuner.comparison import Measured, Medians, alternatives_of, medians
+from tuner.jobs import job_of
 
 MAX_UNSEEN = 4
 MEANINGS: Final = (
@@ -53,7 +54,7 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(
     store_path: Path, job_id: str | None, collective: str | None, phase: str | None, message_bytes: int | None
 ) -> list[Explanation]:
-    """Explanations of one job's decisions, the newest job's by default; filters may be None.
+    """Explanations of one job's decisions, by default the newest's that trained; filters may be None.
 
     Raises:
         UserError: no store, no such job, an unknown collective or phase.
@@ -67,12 +68,7 @@ def explain(
     if message_bytes is not None and message_bytes < 1:
         raise UserError(f"--message-bytes {message_bytes} is not positive", "give the total size in bytes")
     with Store.open(store_path, read_only=True) as store:
-        jobs = [job.job_id for job in store.jobs()]
-        if job_id is None and not jobs:
-            raise UserError(f"{store_path} holds no job yet", "run one with `zerotune launch`")
-        chosen = job_id or jobs[-1]
-        if chosen not in jobs:
-            raise UserError(f"no job {chosen!r} in {store_path}", f"known jobs: {', '.join(jobs[-5:]) or 'none'}")
+        chosen = job_of(store, job_id).job_id
         decisions = store.decisions(job_id=chosen)
         fabrics = dict.fromkeys(decision.fabric_id for decision in decisions)
         here = medians([line for fabric_id in fabrics for line in store.statistics(fabric_id, chosen)])

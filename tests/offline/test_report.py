@@ -147,10 +147,20 @@ def test_an_empty_job_still_gets_a_page(tmp_path: Path):
     assert "own choice ran throughout" in text
 
 
+def test_the_newest_job_that_trained_is_meant(tmp_path: Path):
+    path = make_store(tmp_path / "s.db", "trained")
+    with Store.open(path) as store:
+        store.record_job("sweep-1", "f", {}, 2)
+        store.flush()
+    assert gather(path).job.job_id == "trained"
+    assert gather(path, "sweep-1").job.job_id == "sweep-1"
+    assert explain(path, None, None, None, None) == explain(path, "trained", None, None, None) != []
+
+
 def test_mistakes_are_told_in_one_sentence(store_path: Path, tmp_path: Path):
     with pytest.raises(UserError, match="no store at"):
         write_report(tmp_path / "none.db", tmp_path / "r.html")
-    with pytest.raises(UserError, match="no job 'x'"):
+    with pytest.raises(UserError, match="no job 'x' in"):
         write_report(store_path, tmp_path / "r.html", job_id="x")
     with pytest.raises(UserError, match="cannot write"):
         write_report(store_path, tmp_path / "no" / "r.html")

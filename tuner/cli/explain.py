@@ -13,7 +13,7 @@ from tuner.cli.options import AsJson, StorePath, console, print_json, store_path
 def explain(
     store: StorePath = None,
     job: Annotated[
-        str | None, typer.Option(help="Job id; default: the newest job.", autocompletion=completion.jobs)
+        str | None, typer.Option(help="Job id; default: the newest job that trained.", autocompletion=completion.jobs)
     ] = None,
     collective: Annotated[
         str | None, typer.Option(help="Only this collective, e.g. all_gather.", autocompletion=completion.collectives)

@@ -27,7 +27,7 @@ def plot(
     out: Annotated[Path, typer.Argument(help="A .png or .svg file.")] = Path("plot.png"),
     store: StorePath = None,
     job: Annotated[
-        str | None, typer.Option(help="Job id; default: the newest job.", autocompletion=completion.jobs)
+        str | None, typer.Option(help="Job id; default: the newest job that trained.", autocompletion=completion.jobs)
     ] = None,
     trace: Traces = None,
     summary: Summaries = None,

@@ -24,7 +24,7 @@ def report(
     out: Annotated[Path, typer.Argument(help="HTML file to write.")] = Path("report.html"),
     store: StorePath = None,
     job: Annotated[
-        str | None, typer.Option(help="Job id; default: the newest job.", autocompletion=completion.jobs)
+        str | None, typer.Option(help="Job id; default: the newest job that trained.", autocompletion=completion.jobs)
     ] = None,
     trace: Traces = None,
     summary: Summaries = None,

@@ -18,7 +18,7 @@ def write_report(
     summaries: Sequence[Path] = (),
     traces: Sequence[Path] = (),
 ) -> Path:
-    """Write the page about `job_id` (the newest job when None) to `out`, and return `out`.
+    """Write the page about `job_id` (the newest that trained when None) to `out`, and return `out`.
 
     `summaries` are two run summaries as JSON, before and after:
     {"label", "emulated", "fabric", "n_disagreements", "steps": [{"step", "duration_us", "exposed_us", "loss_hex"}]}.

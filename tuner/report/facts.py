@@ -15,6 +15,7 @@ from store.errors import UserError
 from store.records import Decision, DecisionKey, JobRecord, Outcome, StepRecord, TimingSource
 from tuner.comparison import Comparison, Medians, compare, medians
 from tuner.explanations import Explanation, explained
+from tuner.jobs import job_of
 from tuner.replay.loading import load_table
 from tuner.replay.table import CollectiveTable
 from tuner.report.before_after import BeforeAfter, of_job, of_summaries
@@ -104,7 +105,7 @@ class Facts:
 def gather(
     store_path: Path, job_id: str | None = None, summaries: Sequence[Path] = (), traces: Sequence[Path] = ()
 ) -> Facts:
-    """The facts about `job_id` (the newest job when None); `summaries` are the runs before and after.
+    """The facts about `job_id` (the newest that trained when None); `summaries` are the runs before and after.
 
     `traces` are their --log-trace folders, if they were logged.
 
@@ -121,12 +122,7 @@ def gather(
     if len(traces) > 2:
         raise UserError(f"{len(traces)} traces", "give one, or two: before and after")
     with Store.open(store_path, read_only=True) as store:
-        jobs = {one.job_id: one for one in store.jobs()}
-        if not jobs:
-            raise UserError(f"the store at {store_path} has no jobs", "run one with `zerotune launch`")
-        if job_id is not None and job_id not in jobs:
-            raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(list(jobs)[-3:])}")
-        job = jobs[job_id] if job_id is not None else list(jobs.values())[-1]
+        job = job_of(store, job_id)
         steps = store.steps(job.job_id)
         decisions = store.decisions(job_id=job.job_id)
         measurements = store.measurements(job_id=job.job_id)
