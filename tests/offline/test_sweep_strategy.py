@@ -153,6 +153,19 @@ def test_nccls_own_choice_stands_at_every_place_of_an_active_sweep():
     assert [row.median_us for row in rows] == [80.5, None, 90.5]
 
 
+def test_what_is_said_of_nccls_own_choice_is_about_true_where_it_was_not_measured():
+    """A gain over a time that nobody measured is worth as much as the guess of that time."""
+    sweep = Simulated("few_sms_node", CommunicatorClass(8, 1))
+    strategy = sweep.active()
+    while visits := strategy.next_round():
+        for cell in visits:
+            sweep.visit(cell, LOOK_REPEATS)
+    choices = strategy.choices()
+    for cell in sweep.cells:
+        if cell.candidate == BASELINE and not cell.duration_us:
+            assert choices[cell.place].own_us == pytest.approx(sweep.truth_us(cell), rel=0.1)
+
+
 def test_active_never_returns_to_a_broken_cell():
     sweep = Simulated("ethernet_boxes", CommunicatorClass(2, 2))
     strategy = sweep.active()

@@ -74,7 +74,10 @@ def compare(store_path: Path, before: str, after: str) -> Comparison:
     common = sorted(first.keys() & second.keys())
     for name, known in ((before, first), (after, second)):
         if not known:
-            raise UserError(f"{name} measured nothing that worked", "compare sweeps that have measured settings")
+            raise UserError(
+                f"{name} has no measurements of its own",
+                "a resumed sweep repeats none: name the one before, or --fresh",
+            )
     if not common:
         raise UserError(f"{before} and {after} have no setting in common", "compare sweeps of the same collectives")
     noises = known_noise(list(first.values())), known_noise(list(second.values()))

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, size_class
 from tuner.features import CostPrior, Floats
@@ -29,6 +30,8 @@ LOOK_SHARE: Final = 0.9
 """Up to this share of the budget, what neighbours alone have settled is looked at after all."""
 LOOKS_PER_ROUND: Final = 8
 LEAST_WORTH: Final = 1e-4
+OWN_WORTH: Final = 3e-3
+"""Of a look at NCCL's own choice, which changes no choice but tells what it gains."""
 OUTLIER_RATIO: Final = 1.3
 EXPECTED_SHARE: Final = 0.3
 """Also settled: the expected loss is below this share of the precision (ties need no telling apart)."""
@@ -219,7 +222,7 @@ class Active:
         doubt = float(np.mean(regret > self._precision))
         own_us = math.exp(opinion.mean[0]) if cells[0].candidate == BASELINE else math.nan
         choice = Choice(found[best].candidate, math.exp(mean[best]), own_us, 1 - doubt)
-        look = _look(found, best, gains)
+        look = _look(found, best, gains, np.diagonal(difference) > self._precision**2)
         if doubt <= 1 - CONFIDENCE or float(regret.mean()) <= self._precision * EXPECTED_SHARE:
             return Verdict(None, doubt, choice, look)
         pair = sorted((best, int(np.argmax(gains))), key=lambda at: -float(covariance[at, at]))
@@ -259,8 +262,12 @@ class Active:
         return cell.ran or default or BASELINE
 
 
-def _look(cells: Sequence[Cell], best: int, gains: Floats) -> Look | None:
-    """The choice if it was never measured here, then the rival of another kind that might gain most, then it again."""
+def _look(cells: Sequence[Cell], best: int, gains: Floats, is_vague: NDArray[np.bool_]) -> Look | None:
+    """The choice if it was never measured here, then the rival of another kind that might gain most, then it again.
+
+    Between rivals of much and of little promise comes NCCL's own choice where `is_vague` says that its distance to the
+    choice is not known: that distance is what the sweep is read for.
+    """
     chosen = cells[best]
     if not chosen.duration_us:
         return Look(chosen, math.inf)
@@ -268,6 +275,11 @@ def _look(cells: Sequence[Cell], best: int, gains: Floats) -> Look | None:
         Look(cell, float(gain))
         for cell, gain in zip(cells, gains, strict=True)
         if not cell.duration_us and _kind(cell) != _kind(chosen) and gain > LEAST_WORTH
+    ]
+    rivals += [
+        Look(cell, OWN_WORTH)
+        for cell, vague in zip(cells, is_vague, strict=True)
+        if cell.candidate == BASELINE and not cell.duration_us and vague
     ]
     again = Look(chosen, LEAST_WORTH) if len(chosen.duration_us) < 2 else None
     return max(rivals, key=lambda look: look.worth, default=again)
