@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from store.database import Store
-from store.errors import UserError
+from store.errors import StoreError, UserError
 from store.records import BASELINE, Algorithm, Candidate, Collective, Outcome, Protocol
 from tuner.scratch import ScratchFolder
 from tuner.sweep import SweepResult, compare, render
@@ -82,3 +83,25 @@ def test_a_store_without_sweeps_says_what_to_run(tmp_path: Path):
     Store.open(tmp_path / "s.db").close()
     with pytest.raises(UserError, match="has no sweep 'a'; it has none yet: run `zerotune sweep`"):
         compare(tmp_path / "s.db", "a", "b")
+
+
+def n_measured(path: Path) -> int:
+    """0 as long as there is no store, or a store being made."""
+    try:
+        with Store.open(path, read_only=True) as store:
+            return len(store.measurements())
+    except StoreError:
+        return 0
+
+
+def test_sigterm_ends_a_sweep_as_ctrl_c_does(tmp_path: Path):
+    path = tmp_path / "s.db"
+    command = [sys.executable, "-m", "tuner.cli", "sweep", "--full", "--fabric", "as_believed", "--store", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 60
+    while not n_measured(path) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    process.terminate()
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "have measurements" in " ".join(text.split())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.options import FabricName, console
+from tuner.cli.options import FabricName, console, sigterm_like_ctrl_c
 
 
 def demo(
@@ -21,4 +21,7 @@ def demo(
     """
     from tuner import demo as demonstration
 
-    demonstration.demo(out, console(), fabric=fabric or demonstration.FABRIC, n_steps=steps or demonstration.N_STEPS)
+    with sigterm_like_ctrl_c():
+        demonstration.demo(
+            out, console(), fabric=fabric or demonstration.FABRIC, n_steps=steps or demonstration.N_STEPS
+        )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,6 +103,16 @@ def progress_console() -> Any:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+@contextlib.contextmanager
+def sigterm_like_ctrl_c() -> Iterator[None]:
+    """What batch systems send before they kill ends a command in good order, too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tuner.cli import completion
-from tuner.cli.options import AsJson, FabricName, StorePath, console, progress_console, store_path
+from tuner.cli.options import AsJson, FabricName, StorePath, console, progress_console, sigterm_like_ctrl_c, store_path
 
 
 def sweep(
@@ -72,7 +72,8 @@ def sweep(
         check=check,
         fresh=fresh,
     )
-    result = sweeping.sweep(request, store_path(store), progress_console())
+    with sigterm_like_ctrl_c():
+        result = sweeping.sweep(request, store_path(store), progress_console())
     if as_json:
         print(result.to_json())
     else:
