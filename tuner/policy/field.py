@@ -19,6 +19,10 @@ from tuner.features import CostPrior, Floats, cell_of
 from tuner.knowledge import Knowledge
 from tuner.policy.trial import Family, KeyState
 
+REST_OF_DOUBT: Final = 0.6
+"""Where hardware is described by nobody, most of the doubt about a guess is about all of them at once (`Outlook`):
+so much (a factor on standard deviations) is left for one alone.
+"""
 MAX_BATCH: Final = 64
 """Message sizes whose guesses are worked out in one go: bounds the time of one call."""
 
@@ -67,6 +71,10 @@ class FieldBook:
             state.field = self._make(state)
         return state.field
 
+    def is_guesswork(self, family: Family) -> bool:
+        """Whether nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
+        return self.knowledge.correction is None and self.costs.default(*family, 1 << 20) is None
+
     def _make(self, state: KeyState) -> Field:
         family = state.family
         offered = self.costs.candidates(*family)
@@ -74,7 +82,7 @@ class FieldBook:
         options = self._options_of(state, offered)
         column = {candidate: at for at, candidate in enumerate(offered)}
         at = [column.get(option, -1) for option in options]
-        mean, std = mean[at], std[at]
+        mean, std = mean[at], std[at] * (REST_OF_DOUBT if self.is_guesswork(family) else 1.0)
         if -1 in at:  # an incumbent from another time, not offered any more
             mean[[index for index, place in enumerate(at) if place < 0]] = np.nan
         self.knowledge.overrule(state.key, options, mean, std)

@@ -21,6 +21,8 @@ MAX_NEW_FIELDS: Final = 24
 MIN_TO_TUNE: Final = 12
 OTHER_COLLECTIVE: Final = 2.0 * SIZE_CLASSES_PER_OCTAVE
 """So many size classes away counts what another collective measured."""
+COMMON_DOUBT: Final = 0.6
+"""How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too."""
 RETUNE_GROWTH: Final = 1.3
 """Slots measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
 
@@ -50,7 +52,7 @@ class Outlook:
             std,
             Settings.of_table(table, collective, np.full(len(table), state.index)),
             *known,
-            family.kinship,
+            self._kinship(family, state),
         )
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
@@ -62,8 +64,13 @@ class Outlook:
                 family.tuned_at = family.n_slots
                 known = _Known.of(*family.spread_out(states, self.fields), evidence)
                 if len(known.residual):
-                    family.kinship = kinship_of(*known, family.kinship)
+                    owner = states[family.first_owner]
+                    family.kinship = kinship_of(*known, self._kinship(family, owner))
                 return
+
+    def _kinship(self, family: _FamilySlots, state: KeyState) -> Kinship:
+        common = COMMON_DOUBT if self.fields.is_guesswork(state.family) else 0.0
+        return family.kinship._replace(common=common)
 
     def _families(self, states: list[KeyState], evidence: Evidence) -> defaultdict[CommunicatorClass, _FamilySlots]:
         measured = self._measured.get(evidence)
@@ -127,6 +134,11 @@ class _FamilySlots:
     @property
     def n_slots(self) -> int:
         return len(self._slots)
+
+    @property
+    def first_owner(self) -> int:
+        """Index of the key that the first slot belongs to."""
+        return self._owners[0]
 
     def append(self, slot: int, state: KeyState, evidence: Evidence) -> None:
         at = len(self._slots)

@@ -52,6 +52,8 @@ class Kinship(NamedTuple):
     """Factor on all guesses' spreads."""
     across: float = 0.5
     """Correlation between two collectives, else the same."""
+    common: float = 0.0
+    """Standard deviation (log) of an error that all guesses on the machine share."""
 
 
 CHOICES: Final = (
@@ -77,7 +79,7 @@ def kinship_of(
         for value in values:
             kinship = best._replace(**{name: value})
             covariance = correlation(measured, measured, kinship) * scales
-            lower = np.linalg.cholesky(kinship.amplitude**2 * covariance + noise)
+            lower = np.linalg.cholesky(kinship.amplitude**2 * covariance + kinship.common**2 + noise)
             white = np.linalg.solve(lower, residual)
             score = -0.5 * float(white @ white) - float(np.log(np.diagonal(lower)).sum())
             scored.append((score - DOUBT_OF_CHOICE * (value != values[0]), kinship))
@@ -128,11 +130,12 @@ def condition(
     prior_std = prior_std * np.where(is_tried, kinship.amplitude, max(1.0, kinship.amplitude))
     measured_std = kinship.amplitude * measured_std
     inner = correlation(measured, measured, kinship) * (measured_std[:, None] * measured_std)
+    inner += kinship.common**2
     inner[np.diag_indices_from(inner)] += noise_variance + 1e-9
-    cross = correlation(targets, measured, kinship) * (prior_std[:, None] * measured_std)
+    cross = correlation(targets, measured, kinship) * (prior_std[:, None] * measured_std) + kinship.common**2
     solved = np.linalg.solve(inner, np.column_stack([residual, cross.T]))
     mean: Floats = prior_mean + cross @ solved[:, 0]
-    variance = prior_std**2 - np.einsum("ij,ji->i", cross, solved[:, 1:])
+    variance = prior_std**2 + kinship.common**2 - np.einsum("ij,ji->i", cross, solved[:, 1:])
     return mean, np.sqrt(np.maximum(variance, 1e-8))
 
 
