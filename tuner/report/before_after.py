@@ -36,6 +36,8 @@ HOW_TO_COMPARE: Final = (
     " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
 )
 
+STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO_COMPARE}"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -92,7 +94,7 @@ def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord]) -> BeforeA
     first = _untuned(steps)
     if len(first) >= MIN_STEPS:
         words = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
-        return _compared(first, last, words)
+        return replace(_compared(first, last, words), remedy=STARTS_DIFFER)
     few = f"only {len(first)} timed steps of this job ran under NCCL's own choice, {MIN_STEPS} are needed"
     others, more = _earlier(store, job, MIN_STEPS - len(first))
     if not others:
@@ -103,7 +105,7 @@ def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord]) -> BeforeA
         f" training and collectives ({', '.join(others)}), and the last quarter of this job's under a plan. For {few}."
         " Those were other runs, whose computation may differ"
     )
-    return replace(_compared([*more, *first], last, words), remedy=HOW_TO_COMPARE, other_jobs=tuple(others))
+    return replace(_compared([*more, *first], last, words), remedy=STARTS_DIFFER, other_jobs=tuple(others))
 
 
 def settled_of(steps: Sequence[Any]) -> list[Any]:
