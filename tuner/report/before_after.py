@@ -35,7 +35,6 @@ HOW_TO_COMPARE: Final = (
     "Run the same training under `zerotune launch --no-agent --summary before.json` and under"
     " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
 )
-
 STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO_COMPARE}"
 
 
