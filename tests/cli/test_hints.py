@@ -64,6 +64,16 @@ def test_replay_without_store_names_the_one_beside_the_trace(run: Path, monkeypa
     assert "The store has no measurements of this fabric: nothing is measured elsewhere" in text
 
 
+def test_replay_of_a_trace_without_fabric_does_not_blame_the_store(tmp_path: Path, monkeypatch, capsys):
+    columns = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric"
+    row = "allgather,1048576,ring,simple,4,2,16,1,0,0,0,120.5"
+    (tmp_path / "t.csv").write_text(f"{columns},bandwidth_gbps,latency_us\n{row}\n")
+    text = said(monkeypatch, capsys, "replay", tmp_path / "t.csv", "--store", tmp_path / "none.db")
+    assert "The trace does not name its fabric: nothing is measured elsewhere, and nothing is learned." in unwrapped(
+        text
+    )
+
+
 def test_an_endpoint_that_can_be_none_is_named_as_such(monkeypatch, capsys):
     for command in (["status"], ["metrics"]):
         text = said(monkeypatch, capsys, *command, "--endpoint", "nonsense")

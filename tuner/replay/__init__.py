@@ -80,11 +80,11 @@ def replay(
         trace=str(trace),
         change=change,
         world=_world(change, store_path),
-        unknown=_where_no_store_is(store_path, trace),
+        unknown=_why_unknown(store_path, trace) if table.fabric_id else "The trace does not name its fabric",
     )
 
 
-def _where_no_store_is(store_path: Path | None, trace: Path) -> str:
+def _why_unknown(store_path: Path | None, trace: Path) -> str:
     """Why the store tells nothing, as the beginning of a sentence; where there is one beside the trace, its path."""
     if store_path is None:
         return UNKNOWN
