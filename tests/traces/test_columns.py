@@ -29,14 +29,19 @@ def test_columns_read_as_python_does(rows: list[list[str]], squeeze: bool) -> No
     if squeeze:
         rows = [[word or "0" for word in row] for row in rows]
     text = "\n".join(("   " if squeeze else " ").join(row) for row in rows).encode()
-    fields = Fields(text, b" ", squeeze=squeeze)
-    first, n_fields = fields.lines()
+    fields = Fields(text, b" ")
+    columns = None
+    if squeeze:
+        columns, first, n_fields = fields.full()
+    else:
+        first, n_fields = fields.lines()
     assert n_fields[: len(rows)].tolist() == [3] * len(rows)
     first = first[: len(rows)]
     for place in range(3):
         words = [row[place] for row in rows]
+        column = first + place if columns is None else columns[first + place]
         integers, decimals, hexadecimals = (
-            fields.integers(first + place), fields.decimals(first + place), fields.integers(first + place, 16),
+            fields.integers(column), fields.decimals(column), fields.integers(column, 16),
         )  # fmt: skip
         if integers is not None:
             assert integers.tolist() == [int(word) for word in words]
@@ -48,14 +53,14 @@ def test_columns_read_as_python_does(rows: list[list[str]], squeeze: bool) -> No
             assert decimals.tolist() == [float(word) for word in words]
         elif all(len(word) < 12 and word[-4:-3] == "." and word.replace(".", "", 1).isdigit() for word in words):
             pytest.fail("plain numbers are read")
-        texts = fields.texts(first + place, first + place)
+        texts = fields.texts(column, column)
         if texts is not None:
             assert [texts[1][pick] for pick in texts[0]] == [word.encode() for word in words]
             assert len(set(texts[1])) == len(texts[1])
         else:
             assert max(map(len, words)) > MAX_TEXT_BYTES
-        assert fields.are(first + place, b"00012").tolist() == [word == "00012" for word in words]
-    whole = fields.texts(first, first + 2)
+        assert fields.are(column, b"00012").tolist() == [word == "00012" for word in words]
+    whole = fields.texts(first, first + 2) if columns is None else fields.texts(columns[first], columns[first + 2])
     if whole is not None:
         assert [whole[1][pick] for pick in whole[0]] == text.split(b"\n")
 

@@ -6,6 +6,7 @@ then the caller reads the same text line by line.
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 import numpy as np
@@ -25,74 +26,94 @@ _POINT: Final = ord(".")
 _WORD: Final = 8
 _MASKS: Final = np.array([(1 << 8 * n_bytes) - 1 for n_bytes in range(_WORD + 1)], np.uint64)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-_VALUES: Final = np.full(256, 255, np.int64)
+_VALUES: Final = np.full(256, 255, np.uint8)
 _VALUES[list(b"0123456789abcdef")] = np.arange(16)
 
 
-class Fields:
-    """Where each field of a text begins and ends.
+class _Scratch(threading.local):
+    """Memory that is used again: the system's fresh pages would cost more than the work that is done in them."""
 
-    Fields stand between single separators or line breaks; with `squeeze`, between any number of them. A column is
-    an array of field numbers.
+    def __init__(self) -> None:
+        self._flags = np.empty((2, 0), bool)
+        self._numbers = np.empty(0, np.int64)
+
+    def flags(self, n_flags: int) -> NDArray[np.bool_]:
+        """Two rows of at least `n_flags`."""
+        if self._flags.shape[1] < n_flags:
+            self._flags = np.empty((2, n_flags), bool)
+        return self._flags[:, :n_flags]
+
+    def numbers(self, n_numbers: int) -> Integers:
+        """At least `n_numbers`."""
+        if len(self._numbers) < n_numbers:
+            self._numbers = np.empty(n_numbers, np.int64)
+        return self._numbers[:n_numbers]
+
+
+_scratch: Final = _Scratch()
+
+
+class Fields:
+    """Where each field of a text ends; it begins after the end of the field before, of which the first has none.
+
+    Fields stand between single separators or line breaks. A column is an array of field numbers, from 1 on.
     """
 
-    def __init__(self, text: bytes, separator: bytes, *, squeeze: bool = False) -> None:
-        # Numbers are read from their ends and texts eight bytes at a time, so zeros stand around.
-        self._padded = b"".join((bytes(MAX_DIGITS), text, b"\n", bytes(MAX_TEXT_BYTES + _WORD)))
+    def __init__(self, text: bytes, separator: bytes) -> None:
+        # A break before the text ends the field 0; zeros after it let the last texts be read eight bytes at a time.
+        self._padded = b"".join((b"\n", text, b"\n", bytes(_WORD)))
         self._bytes = np.frombuffer(self._padded, np.uint8)
         self._words = np.ndarray((len(self._padded) - _WORD + 1,), "<u8", self._padded, 0, (1,))
-        separates = self._bytes == separator[0]
-        separates |= self._bytes == _NEWLINE
-        end = np.flatnonzero(separates)
-        begin = np.empty_like(end)
-        begin[0] = MAX_DIGITS
-        np.add(end[:-1], 1, out=begin[1:])
-        if squeeze:
-            full = end > begin
-            begin, end = begin[full], end[full]
-        self.begin: Integers = begin
-        self.end: Integers = end
+        separates, breaks = _scratch.flags(len(self._bytes))
+        np.equal(self._bytes, separator[0], out=separates)
+        np.logical_or(separates, np.equal(self._bytes, _NEWLINE, out=breaks), out=separates)
+        self._end: Integers = np.flatnonzero(separates)
+
+    def __len__(self) -> int:
+        return len(self._end)
 
     def lines(self) -> tuple[Integers, Integers]:
         """The first field of each line, and how many it has."""
-        after = np.searchsorted(self.end, np.flatnonzero(self._bytes == _NEWLINE), "right")
-        first = np.concatenate(([0], after[:-1]))
-        return first, after - first
+        last = np.flatnonzero(self._bytes[self._end] == _NEWLINE)
+        return last[:-1] + 1, np.diff(last)
 
     def unbroken(self, first: Integers, n_fields: int) -> bool:
         """Whether none of `n_fields` fields from `first` on ends its line."""
-        return not bool((self._bytes[self.end[first[:, None] + np.arange(n_fields)]] == _NEWLINE).any())
+        return not any((self._bytes[self._end[first + offset]] == _NEWLINE).any() for offset in range(n_fields))
 
-    def made_of(self, fields: Integers, characters: bytes) -> bool:
-        """Whether these fields have no other characters."""
-        is_other = np.ones(256, bool)
-        is_other[list(characters)] = False
-        n_others = np.cumsum(is_other[self._bytes], dtype=np.int32)
-        return bool((n_others[self.end[fields] - 1] == n_others[self.begin[fields] - 1]).all())
+    def full(self) -> tuple[Integers, Integers, Integers]:
+        """The fields that are not empty; and the place there of each line's first, and how many each line has."""
+        fields = np.flatnonzero(np.subtract(self._end[1:], self._end[:-1], out=_scratch.numbers(len(self) - 1)) > 1) + 1
+        last = np.flatnonzero(self._bytes[self._end] == _NEWLINE)
+        after = np.searchsorted(fields, last, "right")
+        return fields, after[:-1], np.diff(after)
 
     def find(self, word: bytes) -> Integers:
         """The fields that are `word` (at most 8 bytes)."""
-        fields = np.flatnonzero(self.end - self.begin == len(word))
+        n_bytes = np.subtract(self._end[1:], self._end[:-1], out=_scratch.numbers(len(self) - 1))
+        fields = np.flatnonzero(n_bytes == len(word) + 1) + 1
         return fields[self.are(fields, word)]
 
     def are(self, fields: Integers, word: bytes) -> Masks:
         """Which of these fields are `word` (at most 8 bytes)."""
-        begin = self.begin[fields]
+        begin, end = self._end[fields - 1] + 1, self._end[fields]
         wanted = np.uint64(int.from_bytes(word, "little"))
-        same: Masks = (self._words[begin] & _MASKS[len(word)] == wanted) & (self.end[fields] - begin == len(word))
+        same: Masks = (self._words[begin] & _MASKS[len(word)] == wanted) & (end - begin == len(word))
         return same
 
     def integers(self, fields: Integers, base: int = 10) -> Integers | None:
         """Whole numbers without a sign, of at most MAX_DIGITS digits."""
-        return self._digits(self.begin[fields], self.end[fields], base)
+        return self._digits(self._end[fields - 1] + 1, self._end[fields], base)
 
     def decimals(self, fields: Integers) -> Floats | None:
         """Numbers without a sign or exponent, of at most MAX_PLACES places; exactly as float() reads them."""
-        begin, end = self.begin[fields], self.end[fields]
+        begin, end = self._end[fields - 1] + 1, self._end[fields]
         n_places = np.zeros(len(fields), np.int64)
         for place in range(1, MAX_PLACES + 1):
             point = end - place - 1
             n_places[(self._bytes[point] == _POINT) & (point >= begin)] = place
+            if n_places.all():
+                break
         whole = self._digits(begin, np.where(n_places > 0, end - n_places - 1, end))
         places = self._digits(end - n_places, end, may_be_empty=True)
         if whole is None or places is None or whole.max() >= _EXACT // 10**MAX_PLACES:
@@ -103,25 +124,41 @@ class Fields:
 
     def texts(self, first: Integers, last: Integers) -> tuple[Integers, list[bytes]] | None:
         """What stands from one column to another: of each line the number of its text, and the distinct texts."""
-        begin, n_bytes = self.begin[first], self.end[last] - self.begin[first]
+        begin, end = self._end[first - 1] + 1, self._end[last]
+        n_bytes = end - begin
         if not len(begin) or n_bytes.max() > MAX_TEXT_BYTES or n_bytes.min() < 0:
             return None
-        offsets = np.arange(0, int(n_bytes.max()), _WORD)
-        words = self._words[begin[:, None] + offsets] & _MASKS[np.clip(n_bytes[:, None] - offsets, 0, _WORD)]
+        words = [self._word(begin + offset, n_bytes - offset) for offset in range(0, int(n_bytes.max()), _WORD)]
+        if (n_bytes == n_bytes[0]).all() and all((word == word[0]).all() for word in words):
+            return np.zeros(len(begin), np.int64), [self._padded[begin[0] : end[0]]]
         hashes = n_bytes.astype(np.uint64)
-        for word in words.T:
+        for word in words:
             hashes = (hashes ^ word) * _MIX
             hashes ^= hashes >> np.uint64(29)
         _, examples, picks = np.unique(hashes, return_index=True, return_inverse=True)
-        if not np.array_equal(words, words[examples[picks]]):
+        if not all(np.array_equal(word, word[examples][picks]) for word in words):
             return None  # two texts of one hash
-        return picks, [self._padded[begin[at] : begin[at] + n_bytes[at]] for at in examples]
+        return picks, [self._padded[begin[at] : end[at]] for at in examples]
+
+    def _word(self, begin: Integers, n_bytes: Integers) -> NDArray[np.uint64]:
+        """Up to eight bytes from each place on, as one number; fewer where the text ends, none behind its end."""
+        if n_bytes.min() >= _WORD:
+            whole: NDArray[np.uint64] = self._words[begin]
+            return whole
+        n_bytes = np.clip(n_bytes, 0, _WORD)
+        part: NDArray[np.uint64] = self._words[np.where(n_bytes > 0, begin, 0)] & _MASKS[n_bytes]
+        return part
 
     def _digits(self, begin: Integers, end: Integers, base: int = 10, *, may_be_empty: bool = False) -> Integers | None:
         n_digits = end - begin
         if not len(n_digits) or n_digits.max() > MAX_DIGITS or n_digits.min() < (0 if may_be_empty else 1):
             return None
-        positions = np.arange(int(n_digits.max()))
-        digits = _VALUES[self._bytes[end[:, None] - 1 - positions]]
-        digits[positions >= n_digits[:, None]] = 0
-        return digits @ base**positions if bool((digits < base).all()) else None
+        numbers = np.zeros(len(n_digits), np.int64)
+        for place in range(int(n_digits.max()), 0, -1):  # before shorter numbers stand zeros, as it were
+            digits = _VALUES[self._bytes[end - place]]
+            digits[n_digits < place] = 0
+            if digits.max() >= base:
+                return None
+            numbers *= base
+            numbers += digits
+        return numbers

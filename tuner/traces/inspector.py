@@ -7,11 +7,13 @@ neither algorithm nor protocol nor data type; AMD's for RCCL tells `coll_algo`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import TraceError, UserError
@@ -40,19 +42,23 @@ class _Performance(msgspec.Struct, gc=False):
 
 
 class _Line(msgspec.Struct, gc=False):
-    header: _Header
+    header: msgspec.Raw
+    """The same few again and again, each decoded once."""
     coll_perf: _Performance | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(_Line)
+_header_decoder: Final = msgspec.json.Decoder(_Header)
 _TIMING: Final = {
     "kernel_gpu": TimingSource.gpu_kernel,
     "kernel_cpu": TimingSource.cpu_kernel,
     "collective_cpu": TimingSource.cpu_collective,
 }
-_PER_RANK: Final = (Collective.all_gather, Collective.reduce_scatter)
+_IS_PER_RANK: Final = np.zeros(256, bool)
+_IS_PER_RANK[[Collective.all_gather, Collective.reduce_scatter]] = True
 _LIMIT: Final = 1 << 32
-_Name = TypeVar("_Name", str, str | int)
+_algorithm: Final = attrgetter("coll_algo")
+Numbers = NDArray[np.float64]
 
 
 def matches(begin: bytes) -> bool:
@@ -66,13 +72,15 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     for chunk in line_chunks(path, summary):
         try:
             lines = _decoder.decode_lines(chunk)
+            block = _block(lines, summary)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             lines, n_damaged = _one_by_one(chunk)
             n_bad += n_damaged
             summary.skip("damaged line", n_damaged)
+            block = _block(lines, summary)
         n_good += len(lines)
-        if lines:
-            yield _block(lines, summary)
+        if len(block):
+            yield block
     if n_bad and not n_good:
         raise TraceError(f"{path} has no line that NCCL Inspector wrote", "name another file or format")
 
@@ -83,7 +91,9 @@ def _one_by_one(chunk: bytes) -> tuple[list[_Line], int]:
     for text in chunk.split(b"\n"):
         if text.strip():
             try:
-                lines.append(_decoder.decode(text))
+                line = _decoder.decode(text)
+                _header_decoder.decode(line.header)
+                lines.append(line)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 n_damaged += 1
     return lines, n_damaged
@@ -98,15 +108,6 @@ def _timing_source(name: str) -> int:
     return _TIMING.get(name, TimingSource.reported)
 
 
-def _setting(performance: _Performance) -> tuple[int, int, int] | None:
-    n_channels = performance.coll_n_channels
-    try:
-        algorithm, protocol = parse_algorithm(performance.coll_algo), parse_protocol(performance.coll_proto)
-    except UserError:
-        return None
-    return algorithm, protocol, n_channels if 0 < n_channels <= 64 else 0
-
-
 def _comm_id(identity: str | int) -> int:
     try:
         return int(str(identity), 16 if isinstance(identity, str) else 10) & 0xFFFFFFFFFFFFFFFF
@@ -119,17 +120,12 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
     if len(performances) < len(lines):
         summary.skip("point to point", len(lines) - len(performances))
         lines = [line for line in lines if line.coll_perf is not None]
-    headers = [line.header for line in lines]
-    block = empty_block(len(lines))
-    block["collective"] = _looked_up([one.coll for one in performances], _collective)
-    block["comm_id"] = _looked_up([one.id for one in headers], _comm_id)
-    n_ranks = _clipped([one.n_ranks for one in headers])
+    block = _headers([bytes(line.header) for line in lines])
+    collective = _looked_up([one.coll for one in performances], _collective)
+    block["collective"] = collective
     message_bytes = _clipped([one.coll_msg_size_bytes for one in performances], 1 << 51)
-    per_rank = np.isin(block["collective"], _PER_RANK)
-    block["message_bytes"] = np.minimum(np.where(per_rank, message_bytes * n_ranks, message_bytes), 1 << 51)
-    block["n_ranks"] = n_ranks
-    block["n_nodes"] = _clipped([one.nnodes for one in headers])
-    block["rank"] = _clipped([one.rank for one in headers])
+    message_bytes = np.where(_IS_PER_RANK[collective], message_bytes * block["n_ranks"], message_bytes)
+    block["message_bytes"] = np.minimum(message_bytes, 1 << 51)
     block["sequence"] = _clipped([one.coll_sn for one in performances])
     durations = np.array([one.coll_exec_time_us for one in performances])
     timed = (durations > 0) & (durations < 1e12)
@@ -137,25 +133,41 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
     sources = _looked_up([one.coll_timing_source for one in performances], _timing_source)
     block["timing_source"] = np.where(timed, sources, TimingSource.none)
     block["flags"] = np.where(timed, FLAG_TIMED, 0)
-    settings = [_setting(one) if one.coll_algo else None for one in performances]
-    if any(settings):
-        told = np.array([setting is not None for setting in settings])
-        for column, values in zip(
-            ("algorithm", "protocol", "n_channels"), zip(*filter(None, settings), strict=True), strict=True
-        ):
-            block[column][told] = values
-    known = block["collective"] != UNKNOWN_U1
+    if any(map(_algorithm, performances)):
+        told = [(one.coll_algo, one.coll_proto, one.coll_n_channels) for one in performances]
+        settings = {words: _setting(*words) for words in set(told)}
+        block["algorithm"], block["protocol"], block["n_channels"] = np.array([settings[words] for words in told]).T
+    known = collective != UNKNOWN_U1
     summary.skip("unknown operation", int((~known).sum()))
-    kept: Block = block[known]
-    return kept
+    return block if bool(known.all()) else block[known]
 
 
-def _looked_up(names: list[_Name], find: Callable[[_Name], int]) -> list[int]:
+def _headers(texts: list[bytes]) -> Block:
+    """Rows that hold what their headers say. Raises what the decoder raises."""
+    known = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    rows = empty_block(len(known))
+    for row, text in zip(rows, known, strict=True):
+        header = _header_decoder.decode(text)
+        row["comm_id"] = _comm_id(header.id)
+        row["n_ranks"], row["n_nodes"], row["rank"] = _clipped([header.n_ranks, header.nnodes, header.rank])
+    picked: Block = rows[np.fromiter(map(known.__getitem__, texts), np.intp, len(texts))]
+    return picked
+
+
+def _setting(algorithm: str, protocol: str, n_channels: int) -> tuple[int, int, int]:
+    """What AMD's lines say; unknown where they do not."""
+    try:
+        return parse_algorithm(algorithm), parse_protocol(protocol), n_channels if 0 < n_channels <= 64 else 0
+    except UserError:
+        return UNKNOWN_U1, UNKNOWN_U1, 0
+
+
+def _looked_up(names: list[str], find: Callable[[str], int]) -> NDArray[np.uint8]:
     """`find` of each name, asked once per distinct one."""
     known = {name: find(name) for name in set(names)}
-    return [known[name] for name in names]
+    return np.fromiter(map(known.__getitem__, names), np.uint8, len(names))
 
 
-def _clipped(values: list[int], limit: int = _LIMIT) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _clipped(values: list[int], limit: int = _LIMIT) -> Numbers:
     """Numbers of any magnitude, cut to 0 .. limit - 1 (exact up to 2**53)."""
     return np.clip(np.array(values, dtype=np.float64), 0, limit - 1)

@@ -102,11 +102,11 @@ def _survey(path: Path, summary: Summary) -> _Log:
     for chunk in line_chunks(path):
         # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
         # character faster still.
-        version = _VERSION.search(chunk) if b"CCL version" in chunk else None
+        version = _VERSION.search(chunk) if not log.version[0] and b"CCL version" in chunk else None
         if version is not None:
             log.version = (int(version[1]), int(version[2]))
             summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"
-        if b" nranks " in chunk or b" nRanks " in chunk:
+        if b"anks " in chunk:
             _communicators(chunk, log)
         if b"P" in chunk and b"Pattern " in chunk:
             for graph in _GRAPH.finditer(chunk):

@@ -72,12 +72,14 @@ def choices(text: bytes) -> Lines:
 def _even_calls(text: bytes, n_lines: int) -> Lines | None:
     fields = Fields(text, b" ")
     at = fields.find(b"opCount")
-    if len(at) != n_lines or at[0] < 5 or at[-1] + 18 >= len(fields.end) or not fields.unbroken(at, 8):
+    if len(at) != n_lines or at[0] < 6 or at[-1] + 18 >= len(fields) or not fields.unbroken(at, 8):
         return None
     # RCCL 2.22 and newer name one buffer more.
-    count = at + (8 if bool(fields.are(at + 6, b"acc").all()) else 6)
-    words = ((at + 2, b"sendbuff"), (at + 4, b"recvbuff"), (count, b"count"))
-    if not all(bool(fields.are(column, word).all()) for column, word in words):
+    count = next((at + offset for offset in (6, 8) if bool(fields.are(at + offset, b"count").all())), None)
+    words = ((at + 2, b"sendbuff"), (at + 4, b"recvbuff"))
+    if count is None or not all(bool(fields.are(column, word).all()) for column, word in words):
+        return None
+    if count[0] != at[0] + 6 and not bool(fields.are(at + 6, b"acc").all()):
         return None
     kinds = _kinds(fields.texts(at - 5, at - 1), CALL_HEAD, fields.texts(count + 2, count + 10), CALL_TAIL)
     op_counts, counts = fields.integers(at + 1, 16), fields.integers(count + 1)
@@ -89,7 +91,7 @@ def _even_calls(text: bytes, n_lines: int) -> Lines | None:
 def _even_choices(text: bytes, n_lines: int) -> Lines | None:
     fields = Fields(text, b" ")
     at = fields.find(b"Algo")
-    if len(at) != n_lines or at[0] < 8 or at[-1] + 4 >= len(fields.end) or not fields.unbroken(at - 3, 3):
+    if len(at) != n_lines or at[0] < 9 or at[-1] + 4 >= len(fields) or not fields.unbroken(at - 3, 3):
         return None
     if not (fields.are(at - 1, b"->") & fields.are(at - 2, b"Bytes")).all():
         return None

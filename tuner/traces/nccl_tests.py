@@ -18,7 +18,7 @@ import numpy as np
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import UserError
 from store.records import BASELINE, Algorithm, Candidate, Collective, Observation, Protocol, TimingSource
-from tuner.traces.columns import Fields
+from tuner.traces.columns import Fields, Integers
 from tuner.traces.files import line_chunks
 from tuner.traces.nccl_tables import TableReader
 from tuner.traces.records import (
@@ -169,24 +169,24 @@ class _Reader:
 
     def _table(self, text: bytes) -> Block | None:
         """Rows of a known collective, all with both times and no wrong results; None: go line by line."""
-        collective, fields = self.run.collective, Fields(text, b" ", squeeze=True)
-        first, n_fields = fields.lines()
-        first, width = first[n_fields > 0], int(n_fields[0])
+        collective, fields = self.run.collective, Fields(text, b" ")
+        full, first, n_fields = fields.full()
+        first, n_fields = first[n_fields > 0], n_fields[n_fields > 0]
         # Size, count, type, perhaps redop and root; twice time, two bandwidths and wrong results, perhaps more.
-        out_of_place, in_place = (first + width - n_sides * (4 + self.run.n_extra) for n_sides in (2, 1))
-        is_table = width >= 3 + 2 * (4 + self.run.n_extra) and bool((n_fields[n_fields > 0] == width).all())
-        if collective is None or not is_table or self.run.is_cpu_time:
+        width, n_side = int(n_fields[0]), 4 + self.run.n_extra
+        if collective is None or self.run.is_cpu_time or width < 3 + 2 * n_side or not (n_fields == width).all():
             return None
-        first_us, second_us = fields.decimals(out_of_place), fields.decimals(in_place)
-        wrong = [fields.texts(side + 3, side + 3) for side in (out_of_place, in_place)]
-        sizes, kinds = fields.integers(first), fields.texts(first + 2, out_of_place - 1)
-        bandwidths = np.concatenate([side + offset for side in (out_of_place, in_place) for offset in (1, 2)])
+        sizes, kinds = fields.integers(full[first]), fields.texts(full[first + 2], full[first + width - 2 * n_side - 1])
+        sides = [first + width - 2 * n_side, first + width - n_side]
+        first_us, second_us = (fields.decimals(full[side]) for side in sides)
+        wrong = [fields.texts(full[side + 3], full[side + 3]) for side in sides]
         if sizes is None or kinds is None or first_us is None or second_us is None:
             return None
         found = [(_KINDS if self.run.has_root else _KINDS_WITHOUT_ROOT).fullmatch(kind) for kind in kinds[1]]
         if not all(column is not None and all(map(_is_right, column[1])) for column in wrong) or not all(found):
             return None
-        if not fields.made_of(first + 1, b"0123456789") or not fields.made_of(bandwidths, b"0123456789.e+-"):
+        unused = [(first + 1, rb"\d+"), *((side + offset, _NUMBER) for side in sides for offset in (1, 2))]
+        if not all(_is_all(fields, full[column], pattern) for column, pattern in unused):
             return None
         durations_us = np.stack((first_us, second_us), 1).ravel()
         if sizes.min() < 1 or sizes.max() > MAX_BYTES or durations_us.min() <= 0:
@@ -240,6 +240,13 @@ class _Reader:
             _header_line(line, run, self.summary)
         elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
             _force(run, forced[1], forced[2].decode("utf-8", "replace"))
+
+
+def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
+    """Whether a column that is not used has what careful reading asks for."""
+    numbers = fields.decimals(column) if pattern == _NUMBER else fields.integers(column)
+    texts = fields.texts(column, column) if numbers is None else None
+    return numbers is not None or (texts is not None and all(re.fullmatch(pattern, text) for text in texts[1]))
 
 
 def _header_line(line: bytes, run: _Run, summary: Summary) -> None:

@@ -86,7 +86,7 @@ def _even_rows(text: bytes, columns: dict[str, int]) -> _Rows | None:
         return None
     fields = Fields(text, b",")
     first, n_fields = fields.lines()
-    blank = (n_fields == 1) & (fields.end[first] == fields.begin[first])
+    blank = (n_fields == 1) & fields.are(first, b"")
     first, n_fields = first[~blank], n_fields[~blank]
     if not len(first) or n_fields.min() <= max(columns.values()):
         return None
