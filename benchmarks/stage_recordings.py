@@ -77,11 +77,10 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
     calls: list[Any] = []
     issue = communicator.Communicator.issue
 
-    def noting(self: Any, collective: Any, tasks: Any, *rest: Any, **named: Any) -> Any:
-        n_bytes = sum(task.message_bytes for task in tasks)
-        if collective in communicator.TUNED and n_bytes > 0 and self.n_ranks > 1:
-            calls.append((int(collective), int(n_bytes), int(clock.current().arrival_us())))
-        return issue(self, collective, tasks, *rest, **named)
+    def noting(self: Any, run: Any, **named: Any) -> Any:
+        if run.collective in communicator.TUNED and run.message_bytes > 0 and self.n_ranks > 1:
+            calls.append((int(run.collective), int(run.message_bytes), int(clock.current().arrival_us())))
+        return issue(self, run, **named)
 
     communicator.Communicator.issue = noting
     step_starts: list[int] = []
