@@ -62,3 +62,28 @@ def test_steps_of_before_the_change_end_no_watch() -> None:
         is_slow = step >= start + 200
         brain.step_finished(StepRecord(step, 50, usual_us * (1.05 if is_slow else 1.0), None, None))
     assert any("slower with it" in decision.reason for decision in brain.decisions())
+
+
+@pytest.mark.parametrize("seed", [1001, 1002])
+def test_what_followed_a_slow_promotion_at_its_key_is_withdrawn_with_it(seed: int) -> None:
+    """Anything but NCCL's choice for gathers slows computation down; a better gather must not shield the first."""
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [
+        call
+        for kind, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+        for call in [Call(kind, phase, 1 << 17)] * 2
+    ]
+    world = World("ethernet_boxes", place, calls, seed=seed, compute_us=100_000.0)
+    brain = make_brain(world)
+    n_slow, compute_us = 0, world.compute_us
+    for _ in range(120):
+        is_slow = any(row.collective is Collective.all_gather for row in world.plan.rows)
+        world.compute_us = compute_us * (1.02 if is_slow else 1.0)
+        n_slow += is_slow
+        play(world, brain, 1)
+    assert n_slow <= 60
+    by_kind = {state.key.collective: state.incumbent for state in brain._states}
+    assert not by_kind[Collective.reduce_scatter].is_baseline

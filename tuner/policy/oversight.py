@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -311,8 +311,9 @@ class Oversight:
         """Withdraw what was adopted when steps became slower; nothing, when nothing was."""
         before = [*self._guarded][: -alarm.n_steps]
         onset = (before[-1] if before else step - alarm.n_steps) - GUARD_WAITS_STEPS
-        guilty = [one for one in self._promotions if one.since_step is not None and one.since_step >= onset]
-        guilty = [one for one in guilty if one.state.incumbent == one.candidate]
+        since = [one for one in self._promotions if one.since_step is not None and one.since_step >= onset]
+        chains = [self._chain(first) for first in {one.state.index: one for one in reversed(since)}.values()]
+        guilty = [one for one in chains if one.state.incumbent == one.candidate]
         if not guilty:
             self._guard.settled()
             return False
@@ -329,9 +330,17 @@ class Oversight:
             self._policy.set_incumbent(state, promotion.previous, "rollback", words)
             state.banned[promotion.candidate] = reason
             self._report(Event(state, promotion.previous, "rollback", words))
-        self._promotions = [one for one in self._promotions if one not in guilty]
+        keys = {one.state.index for one in guilty}
+        self._promotions = [
+            one for one in self._promotions if one.state.index not in keys or (one.since_step or onset) < onset
+        ]
         self._withdrawn = guilty
         return True
+
+    def _chain(self, first: Promotion) -> Promotion:
+        """`first` and what was promoted at its key after it, as one: from what ran before the first to the last."""
+        last = [one for one in self._promotions if one.state is first.state and one.number >= first.number][-1]
+        return replace(last, previous=first.previous, since_step=first.since_step)
 
     def _bring_back(self, promotions: list[Promotion], reason: str) -> None:
         """Withdrawn settings become incumbents again, unless their keys have moved on."""
