@@ -10,6 +10,8 @@ DATA = Path(__file__).parent.parent / "data"
 
 REAL = {
     "flight_recorder": DATA / "flight_recorder" / "_dump_14.json",
+    "flight_recorder_old": DATA / "flight_recorder_gloo" / "nccl_trace_rank_0.json",
+    "flight_recorder_pickle_old": DATA / "flight_recorder_gloo" / "nccl_trace_rank_0",
     "kineto": DATA / "kineto" / "resnet_2gpu_rank0_reduced.json.gz",
     "kineto_old": DATA / "kineto" / "dlrm_worker3.json.gz",
     "execution_trace": DATA / "pytorch_et" / "resnet_2gpu_reduced.json.gz",
@@ -77,6 +79,15 @@ PARAM = [
     {"comms": "wait", "req": 1},
 ]  # fmt: skip
 
+PARAM_SHORT = [
+    {"comms": "init", "pg_id": 7, "global_ranks": [0, 2, 4, 6], "world_size": 4},
+    {
+        "comms": "all_gather", "req": 1, "in_msg_size": 1000, "out_msg_size": 4000, "dtype": "float32",
+        "startTime_ns": 12345, "pg_id": 7, "world_size": 4,
+    },
+    {"comms": "all_reduce", "in_msg_size": 50, "out_msg_size": 50, "dtype": "bfloat16", "pg_id": 7, "world_size": 4},
+]  # fmt: skip
+
 NCCL_TESTS_JSON = {
     "version": 3,
     "start_time": "2026-01-01 00:00:00",
@@ -124,6 +135,19 @@ DEBUG_LOG = "\n".join(
         _PREFIX + "Send: opCount c sendbuff 0x1 recvbuff 0x2 count 512 datatype 7 op 0 root 0 comm 0x55a0 [nranks=4]",
         "",
     ]
+)
+
+RCCL_LOG = "".join(
+    _PREFIX + line + "\n"
+    for line in (
+        "RCCL version : 2.27.7-HEAD:0d2c4fd",
+        "comm 0x55a0 rank 0 nRanks 4 nNodes 1 localRanks 4 localRank 0 MNNVL 0",
+        *(
+            f"AllGather: opCount {index:x} sendbuff 0x7f00 recvbuff 0x7f01 acc (nil) count {1000 + index} datatype 9 "
+            "op 0 root 0 comm 0x55a0 [nranks=4] stream (nil) task 0 globalrank 0"
+            for index in range(20)
+        ),
+    )
 )
 
 SELECTIONS_2_23 = (
@@ -183,6 +207,8 @@ WRITTEN: dict[str, tuple[str, bytes]] = {
     "param_comms": ("comms_rank2.json", json.dumps(PARAM).encode()),
     "nccl_tests_json": ("out.json", json.dumps(NCCL_TESTS_JSON).encode()),
     "nccl_debug": ("nccl.log", DEBUG_LOG.encode()),
+    "nccl_debug_old": ("rccl.log", RCCL_LOG.encode()),
+    "param_comms_old": ("comms_rank4.json", json.dumps(PARAM_SHORT).encode()),
     "chakra": ("chakra.2.et", CHAKRA),
 }
 

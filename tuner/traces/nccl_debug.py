@@ -185,7 +185,7 @@ def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
     if collective is None or width is None or collective in _POINT_TO_POINT:
         return "point to point or unknown operation"
     known = log.communicators.get((begin["host"], end["comm"]), _Communicator(UNKNOWN_U4, 0))
-    n_ranks = int(end["n_ranks"]) if end["n_ranks"] else known.n_ranks
+    n_ranks = int(end["n_ranks"])
     row["collective"], row["datatype"], row["n_ranks"] = collective, int(end["datatype"]), n_ranks
     row["n_nodes"], row["rank"] = known.n_nodes, known.rank
     row["comm_id"] = known.comm_id or communicator_id(end["comm"], begin["host"])

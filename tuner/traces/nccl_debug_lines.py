@@ -21,7 +21,7 @@ MAX_LOG_LINE_BYTES: Final = 4096
 _OWNER: Final = rb"(?:\S*[\]>|:])?(?P<host>[^\s:\]>|]+:\d+):\d+ \[\d+\] NCCL INFO"
 CALL_HEAD: Final = re.compile(_OWNER + rb" (?P<name>\w+):")
 CALL_TAIL: Final = re.compile(
-    rb"datatype (?P<datatype>\d{1,3}) op \S+ root \S+ comm (?P<comm>0x[0-9a-f]+)(?: \[nranks=(?P<n_ranks>\d{1,9})\])?"
+    rb"datatype (?P<datatype>\d{1,3}) op \S+ root \S+ comm (?P<comm>0x[0-9a-f]+) \[nranks=(?P<n_ranks>\d{1,9})\]"
 )
 CHOICE_HEAD: Final = re.compile(_OWNER + rb"(?: (?P<name>\w+)(?P<symmetric> \[Symmetric\])?:)?")
 CHOICE_TAIL: Final = re.compile(
@@ -31,7 +31,7 @@ CHOICE_TAIL: Final = re.compile(
 _PREFIX: Final = rb"(?<!\S)(\S+ \[\d+\] NCCL INFO"
 _CALL: Final = re.compile(
     _PREFIX + rb" \w+:) opCount ([0-9a-f]{1,16}) sendbuff [^ ]* recvbuff [^ ]* (?:acc [^ ]* )?count (\d{1,18}) "
-    rb"(datatype \d{1,3} op \S+ root \S+ comm 0x[0-9a-f]+(?: \[nranks=\d{1,9}\])?)"
+    rb"(datatype \d{1,3} op \S+ root \S+ comm 0x[0-9a-f]+ \[nranks=\d{1,9}\])"
 )
 _CHOICE: Final = re.compile(
     _PREFIX + rb"(?: \w+(?: \[Symmetric\])?:)?) +(\d{1,18}) Bytes ?-> "
