@@ -92,7 +92,7 @@ def read_some(file: Readable, n_bytes: int, on_cut: Callable[[], None] | None = 
 def head(path: Path, n_bytes: int = 1 << 16) -> bytes:
     """The first bytes of a file after decompression."""
     with opened(path) as file:
-        return read_some(file, n_bytes)
+        return read_some(file, n_bytes).removeprefix(codecs.BOM_UTF8)
 
 
 def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
@@ -107,11 +107,13 @@ def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
             summary.note(f"{path.name} is cut ({how}): it was read up to there")
 
     with opened(path) as file:
-        rest = b""
+        rest, is_first = b"", True
         while True:
             piece = read_some(file, CHUNK_BYTES, cut)
             if not piece:
                 break
+            if is_first:
+                piece, is_first = piece.removeprefix(codecs.BOM_UTF8), False
             end = piece.rfind(b"\n") + 1
             if end:
                 yield rest + memoryview(piece)[:end]
@@ -155,7 +157,7 @@ class JsonStream:
         self._buffer = ""
         self._at = 0
         self._ended = False
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = codecs.getincrementaldecoder("utf-8-sig")("replace")
         self.truncated = False
 
     def members(self) -> Iterator[tuple[str, Any]]:

@@ -170,4 +170,8 @@ def _looked_up(names: list[str], find: Callable[[str], int]) -> NDArray[np.uint8
 
 def _clipped(values: list[int], limit: int = _LIMIT) -> Numbers:
     """Numbers of any magnitude, cut to 0 .. limit - 1 (exact up to 2**53)."""
-    return np.clip(np.array(values, dtype=np.float64), 0, limit - 1)
+    try:
+        numbers = np.array(values, dtype=np.float64)
+    except OverflowError:
+        numbers = np.array([min(max(value, 0), limit) for value in values], dtype=np.float64)
+    return np.clip(numbers, 0, limit - 1)

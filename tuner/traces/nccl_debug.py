@@ -41,7 +41,8 @@ _COMM: Final = re.compile(
 _OWNER: Final = re.compile(rb"([^\s:\]>|]+:\d+):\d+ \[\d+\] NCCL INFO ")
 _VERSION: Final = re.compile(rb"[NR]CCL version(?: :)? (\d{1,3})\.(\d{1,3})")
 _GRAPH: Final = re.compile(
-    rb"Pattern (\d+), crossNic (\d+), nChannels (\d+), bw ([\d.]+)/([\d.]+), type (\w+)/(\w+), sameChannels (\d)"
+    rb"Pattern (\d{1,4}), crossNic (\d{1,4}), nChannels (\d{1,4}), bw (\d{1,9}(?:\.\d{1,9})?)/(\d{1,9}(?:\.\d{1,9})?), "
+    rb"type (\w{1,16})/(\w{1,16}), sameChannels (\d)"
 )
 _PER_RANK_SINCE: Final = (2, 24)
 MAX_SELECTIONS: Final = 1 << 20

@@ -34,7 +34,7 @@ from tuner.traces.records import (
     empty_block,
 )
 
-_NUMBER: Final = rb"[\d.]+(?:e[+-]?\d+)?"
+_NUMBER: Final = rb"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _TAG: Final = re.compile(rb"(?m)^(?:\[\d+,\d+\]<std(?:out|err)>:? ?| *\d+: )")
 """What mpirun and srun put before every line when they are asked for the rank."""
 _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
@@ -43,7 +43,7 @@ _KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
 MAX_DEVIATION: Final = 1e-3
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
-_BODY: Final = re.compile(rb"^\s+([\d.]+(?:e[+-]?\d+)?)\s+[\d.]+(?:e[+-]?\d+)?\s+[\d.]+(?:e[+-]?\d+)?\s+(\d+|N/A)")
+_BODY: Final = re.compile(rb"^\s+(%b)\s+%b\s+%b\s+(\d+|N/A)" % (3 * (_NUMBER,)))
 _SELECTED: Final = re.compile(rb"Bytes ?-> Algo (\w+) +proto (\w+) +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}")
 _RANK: Final = re.compile(rb"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _RUN: Final = re.compile(rb"^# (?:nThread|nccl-tests version)")

@@ -29,6 +29,9 @@ UNKNOWN_U4: Final = 0xFFFFFFFF
 MAX_BYTES: Final = 1 << 50
 """A larger message is a damaged file, not a message."""
 
+MAX_REMARKS: Final = 100
+"""Different notes, and reasons to leave something out: a hostile file must not fill memory with them."""
+
 FLAG_TIMED: Final = 2
 FLAG_DEFAULT: Final = 128
 """The file says that NCCL chose this setting by itself."""
@@ -76,11 +79,11 @@ def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | N
         shard, whole = in_bytes, out_bytes
         if collective in _DIVIDING:
             shard, whole = out_bytes, in_bytes
-        if whole is not None:
-            return max(whole, shard or 0)
-        return shard * n_ranks if shard is not None and n_ranks else None
+        if whole is None and shard is not None and n_ranks is not None and 0 < n_ranks <= MAX_BYTES:
+            whole = shard * n_ranks
+        in_bytes, out_bytes = (None, None) if whole is None else (whole, shard)
     known = [side for side in (in_bytes, out_bytes) if side is not None]
-    return max(known) if known else None
+    return max(known) if known and max(known) <= MAX_BYTES else None
 
 
 def communicator_id(*words: object) -> int:
@@ -108,14 +111,19 @@ class Summary:
     """What the file says besides records: versions, model tables, hardware."""
 
     def note(self, text: str) -> None:
-        """Adds a remark once."""
-        if text not in self.notes:
+        """Adds a remark once; of very many, the first ones."""
+        if text in self.notes:
+            return
+        if len(self.notes) < MAX_REMARKS:
             self.notes.append(text)
+        else:
+            self.notes[-1] = "and more remarks"
 
     def skip(self, reason: str, n_entries: int = 1) -> None:
         """Counts entries that cannot be used."""
         if n_entries:
-            self.unusable[reason] += n_entries
+            known = reason in self.unusable or len(self.unusable) < MAX_REMARKS
+            self.unusable[reason if known else "other reasons"] += n_entries
 
     def count(self, block: Block) -> None:
         """Takes a block's records into the totals."""

@@ -24,6 +24,7 @@ _ARCHIVE: Final = Refusal("is an archive", "unpack it and name a file of it, or 
 _NVIDIA_RULE: Final = re.compile(
     rb"(?m)^#?\s*collective_type\s*,\s*min_bytes|^[a-z]+,\d+,\d+,[a-z_]+,[a-z0-9]+,-?\d+,-?\d+,-?\d+"
 )
+_OTHER_PACKERS: Final = (b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"7z\xbc\xaf\x27\x1c")
 _RULE_HEADERS: Final = (b"coll,nnodes,nranks,upto_bytes,", b"colltype,bytesperrank,")
 _DEEPSPEED: Final = (b"| comm op: ", b"Comm. Op ")
 
@@ -37,6 +38,8 @@ def refusal(begin: bytes) -> Refusal | None:
             "is a Chakra graph as JSON, which does not say how many bytes its collectives move",
             "import the protobuf trace that it was made from",
         )
+    if begin.startswith(_OTHER_PACKERS):
+        return Refusal("is packed in a way that is not read", "unpack it, or pack it with gzip")
     if begin.startswith(b"PAR1"):
         return Refusal("is Parquet", "import the CSV that `zerotune export --to measurements` writes")
     if begin.startswith(b"SQLite format 3\0"):
