@@ -1,13 +1,14 @@
 """How well the stage fingerprint recognises training from its bare collectives, and what it costs the daemon.
 
-    python benchmarks/stage_fingerprint.py [--json] [--quick] [--traces FOLDER]
+    python benchmarks/stage_fingerprint.py [--json] [--quick] [--without NAMES] [--mistakes] [--traces FOLDER]
 
-Accuracy is that of encoders trained anew without one framework, or without one family of models, on what was
-left out: `recorded` are sequences of the frameworks themselves on the emulated NCCL (benchmarks/
-stage_recordings.py), `generated` those of tuner/stage/generator.py. The answer is read after two steps from a
-random place in mid-training on; it is right when stage, accumulation, partitioned activations and tensor
-parallelism all are. `--traces` adds real traces of public clusters (a folder of `zerotune import`'s formats).
-`--quick` leaves out two frameworks instead of all, with fewer generated runs and less training.
+Accuracy is that of encoders trained on hypothetical runs only (tuner/stage/grammar.py), so that every framework,
+every family of models and every workload that has a name is left out at once; what they are looked at on is
+`recorded`, sequences of the frameworks themselves on the emulated NCCL (benchmarks/stage_recordings.py), and
+`generated`, those of tuner/stage/generator.py and others.py. The answer is read after two steps from a random place in
+mid-training on; it is right when stage, accumulation, partitioned activations and tensor parallelism all are.
+`--without` leaves out one framework after the other and learns the rest as well. `--traces` adds real traces of public
+clusters (a folder of `zerotune import`'s formats). `--quick` learns from fewer runs and looks at fewer.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from reporting import Result, report
 
-from tuner.stage import StageFingerprint, held_out
+from tuner.stage import StageFingerprint
 from tuner.stage.dataset import Sequence, generated, recorded
 from tuner.stage.encoders import Encoder, encoder_from_bytes
 from tuner.stage.evaluation import Tally, changes_noticed, middle, recognised
-from tuner.stage.held_out import Fold, total
+from tuner.stage.held_out import FRAMEWORKS, N_HYPOTHETICAL, Fold, by_framework, looked_at, on_hypothetical, total
+from tuner.stage.training import N_EPOCHS
 from tuner.stage.weights import KINDS, shipped_blob
 
 TARGET = ">= 99"
 N_REPEATED_STEPS = 400
+N_CHANGES = 1000
 
 
-def folds(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
+def rows(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
     """A table's rows, and the mean over all that was left out for each encoder."""
     results = []
     sums: dict[tuple[str, str], Tally] = {}
@@ -45,26 +48,45 @@ def folds(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]
             for kind, tally in tallies.items():
                 if not tally.n:
                     continue
-                metric = f"{kind} without {name} {fold.left_out}, {origin} ({tally.n})"
-                results.append(Result(metric, tally.percent, "%", TARGET))
+                results.append(
+                    Result(f"{kind} {name} {fold.left_out}, {origin} ({tally.n})", tally.percent, "%", TARGET)
+                )
                 results.append(Result(f"  of these, stage alone ({kind})", tally.stage_percent, "%", TARGET))
                 key = (kind, origin)
                 sums[key] = total({"a": sums.get(key, Tally()), "b": tally})
                 mistakes += [f"{kind} {fold.left_out}: {m[0]}: {m[1]} taken for {m[2]}" for m in tally.mistakes]
     for (kind, origin), tally in sums.items():
-        results.append(Result(f"accuracy_held_out_{kind}_{name}_{origin}", tally.percent, "%", TARGET))
-        results.append(Result(f"stage_accuracy_held_out_{kind}_{name}_{origin}", tally.stage_percent, "%", TARGET))
+        results.append(Result(f"accuracy_{kind}_{name}_{origin} ({tally.n})", tally.percent, "%", TARGET))
+        results.append(Result(f"stage_accuracy_{kind}_{name}_{origin} ({tally.n})", tally.stage_percent, "%", TARGET))
+    return results
+
+
+def unnamed(encoders: dict[str, Encoder], sequences: list[Sequence], mistakes: list[str]) -> list[Result]:
+    """Encoders that learned hypothetical runs only, on all that has a name: frameworks, model families, workloads."""
+    trained = [one for one in sequences if one.group in FRAMEWORKS]
+    results = []
+    for name, key in (("framework", "group"), ("family", "family"), ("workload", "group")):
+        ones = [one for one in sequences if one.group.startswith("other_")] if name == "workload" else trained
+        values = sorted({getattr(one, key) for one in ones})
+        found = [looked_at(encoders, value, [one for one in ones if getattr(one, key) == value], 0) for value in values]
+        results += rows(name, found, mistakes if name != "family" else [])
+    for kind, encoder in encoders.items():
+        changed = changes_noticed(encoder, sequences, N_CHANGES, 3)
+        metric = f"changes_noticed_within_2_steps_held_out_{kind} ({changed.n})"
+        results.append(Result(metric, changed.percent, "%", TARGET))
+        results.append(Result(f"  of these, stage alone ({kind})", changed.stage_percent, "%", TARGET))
     return results
 
 
 def shipped(sequences: list[Sequence], quick: bool) -> list[Result]:
     """The shipped encoders on runs generated with another seed: nothing left out, so no claim of generality."""
     results = []
-    n_pairs = 100 if quick else 1000
+    n_pairs = 100 if quick else N_CHANGES
     for kind in KINDS:
         encoder = encoder_from_bytes(shipped_blob(kind))
         fresh = total(recognised(encoder, sequences, 1))
         results.append(Result(f"{kind} shipped, fresh generated ({fresh.n})", fresh.percent, "%", TARGET))
+        results.append(Result(f"  of these, stage alone ({kind})", fresh.stage_percent, "%", TARGET))
         noisy = total(recognised(encoder, sequences, 2, rate=0.01, n_steps=6))
         results.append(Result(f"{kind} the same, 1 % of calls lost or exchanged, 6 steps", noisy.percent, "%"))
         changed = changes_noticed(encoder, sequences, n_pairs, 3)
@@ -128,21 +150,21 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--mistakes", action="store_true", help="list every wrong answer")
+    parser.add_argument("--without", help="frameworks, separated by commas, to leave out while the others are learned")
     parser.add_argument("--traces", type=Path, help="folder of real traces")
     arguments = parser.parse_args()
     quick = arguments.quick
     mistakes: list[str] = []
     recordings = recorded()
-    runs = list(generated(25 if quick else 100, 1))
-    n_epochs = 8 if quick else 25
-    names = ("fsdp2", "deepspeed") if quick else held_out.FRAMEWORKS
-    results = folds("framework", held_out.by_framework([*recordings, *runs], 0, n_epochs, names), mistakes)
-    if not quick:
-        results += folds("family", held_out.by_family([*recordings, *runs], 0, n_epochs), mistakes)
-        # What is none of all this must be unknown, also if nothing like it was among the examples of "none".
-        found = held_out.by_framework([*recordings, *runs], 0, n_epochs, held_out.WORKLOADS)
-        results += folds("workload", found, mistakes)
-    fresh = list(generated(4 if quick else 20, 77))
+    runs = list(generated(8 if quick else 60, 1))
+    n_hypothetical, n_epochs = (6000, 15) if quick else (N_HYPOTHETICAL, N_EPOCHS)
+    encoders = on_hypothetical(n_hypothetical, 0, n_epochs)
+    results = unnamed(encoders, [*recordings, *runs], mistakes)
+    if arguments.without:
+        names = arguments.without.split(",")
+        found = by_framework([*recordings, *runs], 0, n_epochs, names, n_hypothetical)
+        results += rows("without", found, mistakes)
+    fresh = list(generated(4 if quick else 40, 77))
     results += shipped(fresh, quick)
     trained = [one for one in fresh if not one.group.startswith("other")]
     for kind in KINDS:

@@ -11,10 +11,11 @@ import pytest
 from store.records import Collective, Stage
 from store.wire import OBSERVATION_FIELDS
 from tuner.stage import StageFingerprint, rules
+from tuner.stage.anatomy import Step, encode
 from tuner.stage.dataset import Sequence, recorded
 from tuner.stage.encoders import Encoder, encoder_from_bytes
 from tuner.stage.evaluation import changes_noticed, feed, middle, recognised
-from tuner.stage.features import Step, encode, frames, summary
+from tuner.stage.features import frames, summary
 from tuner.stage.held_out import total
 from tuner.stage.labels import UNKNOWN, Shown
 from tuner.stage.weights import KINDS, shipped_blob
@@ -162,6 +163,44 @@ def test_the_daemon_needs_no_torch_to_recognise() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_micro_steps_are_found_within_a_step() -> None:
+    """Also where the cut is amid them, and where activations show them although gradients leave in the last only."""
+    micro = zero3(5, 1 << 20)[:-1]
+    for shift in (0, 3, 9):
+        codes = np.roll(encode(*calls(*micro, *micro, *micro, (AR, 4))), shift)
+        rounds = Step(codes, np.zeros(len(codes))).rest.rounds
+        assert (rounds.n, len(rounds.unit.roles)) == (3, len(micro))
+    act, part, sent = (AR, 1 << 15), (AG, 1 << 15), (RS, 1 << 24)
+    forward, backward = [act] * 8, [part, act, act, act]
+    step = [*forward, *backward * 4, *forward, *backward * 2, sent, *backward, sent, *backward, (AG, 1 << 25)]
+    codes = encode(*calls(*step))
+    activations = Step(codes, np.zeros(len(codes))).activations
+    assert activations is not None
+    assert (activations.rounds.n, activations.rounds.coverage) == (2, 1.0)
+
+
+def test_parameters_in_the_gradients_pieces_are_no_activations() -> None:
+    codes = encode(*calls(*[(AR, 1 << 20)] * 4, *[(AG, 1 << 20)] * 4))
+    assert Step(codes, np.zeros(8)).activations is None
+
+
+def test_counters_and_flags_are_unknown(lstm: Encoder) -> None:
+    fingerprint = StageFingerprint(lstm)
+    add(fingerprint, [(AR, 4), (AR, 8), (AG, 256), (AR, 4)], 20)
+    assert fingerprint.shown == UNKNOWN
+
+
+def test_after_training_has_ended_nothing_is_claimed(lstm: Encoder) -> None:
+    """What follows shares no call with it and never repeats; when training goes on, it is known at once."""
+    fingerprint = StageFingerprint(lstm)
+    add(fingerprint, zero3(6, 1 << 22), 5)
+    kinds, n_bytes = calls(*[(AG, (1 << 20) + 512 * i) for i in range(64)])
+    fingerprint.add(kinds, n_bytes, np.zeros(64))
+    assert fingerprint.shown == UNKNOWN
+    add(fingerprint, zero3(6, 1 << 22), 3)
+    assert fingerprint.stage is Stage.zero3
 
 
 def test_half_a_step_is_not_judged(lstm: Encoder) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from store.records import Stage
+from tuner.stage.anatomy import TINY_BYTES
 from tuner.stage.dataset import SETTLED_STEP, Sequence, recorded
-from tuner.stage.features import TINY_BYTES
 from tuner.stage.labels import Shown, Training, visible
 
 
@@ -74,6 +74,7 @@ E = pytest.param
         E(Training(Stage.ddp), Shown(Stage.ddp), id="ddp"),
         E(Training(Stage.ddp, 4, has_marker=True), Shown(Stage.ddp), id="no_sync"),
         E(Training(Stage.ddp, 4, sends_each=True, has_marker=True), Shown(Stage.ddp, True), id="each"),
+        E(Training(Stage.ddp, 4, sends_each=True), Shown(Stage.ddp), id="each, unmarked"),
         E(Training(Stage.zero1), Shown(Stage.zero1_or_2), id="zero1"),
         E(Training(Stage.zero1, broadcasts=True), Shown(Stage.zero1), id="broadcasts"),
         E(Training(Stage.zero2, 1, True, True), Shown(Stage.zero1_or_2), id="zero2"),

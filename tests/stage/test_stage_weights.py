@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from store.database import Store
 from tuner.stage import arrays, weights
+from tuner.stage.anatomy import Step, encode
 from tuner.stage.encoders import LstmEncoder, encoder_from_bytes
-from tuner.stage.features import FEATURES_VERSION, Step, encode
+from tuner.stage.features import FEATURES_VERSION
 from tuner.stage.weights import DAMAGED, FABRIC, KINDS, load_encoder, model_name, record, shipped_blob
 
 STEP = Step(encode(np.array([2, 2, 3, 4]), np.array([1 << 20, 1 << 21, 1 << 20, 4])), np.zeros(4))

@@ -25,8 +25,9 @@ stage = typer.Typer(
 def train(
     out: Annotated[Path | None, typer.Option(help="Folder for the weights; default: those shipped.")] = None,
     store: StorePath = None,
+    n_hypothetical: Annotated[int, typer.Option(help="Generated runs of no framework.", min=0)] = 40_000,
     n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 120,
-    epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 30,
+    epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 25,
     seed: Annotated[int, typer.Option(help="Of the generator and of training.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +37,8 @@ def train(
     """
     from tuner.stage import command
 
-    written = command.train(out, None if store is None else store_path(store), n_each, epochs, seed)
+    into = None if store is None else store_path(store)
+    written = command.train(out, into, n_hypothetical, n_each, epochs, seed)
     if as_json:
         print_json([{"encoder": kind, "file": str(path), "n_bytes": n_bytes} for kind, path, n_bytes in written])
         return

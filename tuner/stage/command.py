@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +40,10 @@ class KnownWeights:
 
 
 def train(
-    folder: Path | None, store_path: Path | None, n_each: int, n_epochs: int, seed: int
+    folder: Path | None, store_path: Path | None, n_hypothetical: int, n_each: int, n_epochs: int, seed: int
 ) -> list[tuple[str, Path, int]]:
     """Train both encoders; their weights go to `folder` and, if a store is named, there too."""
-    from tuner.stage.dataset import generated, recorded
+    from tuner.stage.dataset import generated, hypothetical, recorded
     from tuner.stage.held_out import train_both
     from tuner.stage.training import examples
 
@@ -51,7 +52,8 @@ def train(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
-    encoders = train_both(examples([*recorded(), *generated(n_each, seed)], seed), seed, n_epochs)
+    sequences = chain(hypothetical(n_hypothetical, seed), recorded(), generated(n_each, seed))
+    encoders = train_both(examples(sequences, seed), seed, n_epochs)
     written = []
     for kind, encoder in encoders.items():
         blob = encoder.to_bytes()

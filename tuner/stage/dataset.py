@@ -15,14 +15,17 @@ from typing import Any, Final
 import numpy as np
 
 from store.records import Collective, Stage
-from tuner.stage import generator
-from tuner.stage.features import TINY_BYTES, Floats, Ints, encode
+from tuner.stage import generator, grammar, no_training
+from tuner.stage.anatomy import TINY_BYTES, Floats, Ints, encode
 from tuner.stage.labels import Shown, Training, visible
 from tuner.stage.others import OTHERS, other
 
 RECORDINGS: Final = Path(__file__).parent / "recordings.jsonl.gz"
 MAX_BLOCKS_PER_STEP: Final = 160
 """Keeps generated steps below the longest that are recognised."""
+SHARE_NO_TRAINING: Final = 1 / 6
+MAX_CALLS_PER_STEP: Final = 1500
+"""Of hypothetical runs; longer ones teach nothing more."""
 SETTLED_STEP: Final = 2
 """Frameworks learn bucket and prefetch orders in their first steps."""
 _GROUPS: Final = ("zero_redundancy", "deepspeed", "megatron", "horovod", "fsdp1", "fsdp2", "ours", "ddp", "none")
@@ -108,9 +111,29 @@ def generated(n_each: int, seed: int, n_steps: int = 4, family: str | None = Non
         for _ in range(n_each):
             (collectives, n_bytes, start_us), starts = other(kind, rng, n_steps)
             yield Sequence(
-                "generated", f"other_{kind}", "other", kind, Training(Stage.unknown), collectives, n_bytes, start_us,
-                tuple(starts),
+                "generated", f"other_{kind}", "other", kind,
+                Training(Stage.unknown, has_marker=True, tensor_parallel=kind == "inference"), collectives, n_bytes,
+                start_us, tuple(starts),
             )  # fmt: skip
+
+
+def hypothetical(n: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
+    """`n` runs of frameworks that do not exist, one of six no training at all."""
+    rng = np.random.default_rng(seed)
+    n_found = 0
+    while n_found < n:
+        if rng.random() < SHARE_NO_TRAINING:
+            kind = str(rng.choice(no_training.KINDS))
+            training = Training(Stage.unknown, has_marker=True, tensor_parallel=kind == "activations")
+            columns, starts = no_training.play(kind, n_steps, rng)
+        else:
+            run = grammar.draw(rng)
+            if run.n_calls > MAX_CALLS_PER_STEP:
+                continue
+            kind, training = run.training.stage.name, run.training
+            columns, starts = grammar.play(run, n_steps, rng)
+        n_found += 1
+        yield Sequence("hypothetical", "hypothetical", "hypothetical", kind, training, *columns, tuple(starts))
 
 
 def disturbed(codes: Ints, gaps_us: Floats, rng: np.random.Generator, rate: float) -> tuple[Ints, Floats]:

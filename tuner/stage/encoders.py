@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from store.records import Stage
 from tuner.stage import arrays
-from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_ROLES, N_SUMMARY, Floats, Step, frames, summary
+from tuner.stage.anatomy import N_ROLES, Floats, Step
+from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, summary
 from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]

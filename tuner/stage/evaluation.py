@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tuner.stage.anatomy import Floats, Ints
 from tuner.stage.dataset import SETTLED_STEP, Sequence, disturbed
 from tuner.stage.encoders import Encoder
-from tuner.stage.features import Floats, Ints
 from tuner.stage.fingerprint import StageFingerprint
 from tuner.stage.labels import Shown
 

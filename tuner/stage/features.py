@@ -1,78 +1,48 @@
 """A step as numbers: which collectives, of which sizes relative to one another, in which order, how far apart.
 
-Nothing here depends on the model's scale or on where the step was cut: sizes count relative to the step's own,
-and the step is turned so that it begins with its longest stretch without a reduction. Tensor parallelism sums
-activations of one size all over the step; the *rest* is the step without them. Two views: a *summary* of the whole
-step and of its rest, and the rest's *frames*, at most N_FRAMES equal stretches in order.
+Nothing here depends on the model's scale or on where the step was cut. Two views: a *summary* of the whole step, of its
+rest and of its round (anatomy.py), and *frames* of the rest and of its round, at most N_FRAMES equal stretches each.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from store.records import Collective
+from tuner.stage.anatomy import GATHER, N_ROLES, REDUCE, ROOTED, SCATTER, TINY, Floats, Ints, Rounds, Step
 
-FEATURES_VERSION: Final = 2
+FEATURES_VERSION: Final = 3
 N_FRAMES: Final = 16
-MAX_BYTES: Final = (1 << 58) - 1
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-GATHER, SCATTER, REDUCE, ROOTED, TINY = range(5)
-"""Roles of a call: all-gather, reduce-scatter, all-reduce, broadcast or reduce, and any too small for a model."""
-N_ROLES: Final = 5
-_ROLE_OF: Final = np.full(16, -1, np.int64)
-_ROLE_OF[[Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce]] = (GATHER, SCATTER, REDUCE)
-_ROLE_OF[[Collective.broadcast, Collective.reduce]] = ROOTED
-IS_SEEN: Final = _ROLE_OF >= 0
-"""By collective: whether NCCL asks a tuner about it; all others are left out of every sequence."""
-
-TINY_BYTES: Final = 2048
-MIN_ACTIVATIONS: Final = 4
-TINY_SHARE: Final = 1.0 / 4096
-N_SUMMARY: Final = 86
-N_FRAME: Final = 14
-
-
-def encode(collectives: Ints, message_bytes: Ints) -> Ints:
-    """Each call as one number: two calls are the same when their numbers are."""
-    return np.minimum(message_bytes, MAX_BYTES) << 4 | collectives
-
-
-class Step:
-    """One step, turned to begin with its longest stretch without a reduction."""
-
-    def __init__(self, codes: Ints, gaps_us: Floats, *, may_have_activations: bool = True) -> None:
-        roles, n_bytes = _ROLE_OF[codes & 15], codes >> 4
-        tiny = n_bytes <= max(TINY_BYTES, TINY_SHARE * int(n_bytes.max()))
-        roles = np.where(tiny, TINY, roles)
-        begin, self.longest_stretch = _longest_stretch((roles == SCATTER) | (roles == REDUCE))
-        turn = np.roll(np.arange(len(codes)), -begin)
-        self.roles: Ints = roles[turn]
-        self.bytes: Ints = n_bytes[turn]
-        gaps_us = gaps_us[turn]
-        total_us = float(gaps_us.sum())
-        self.has_gaps = total_us > 0 and bool((gaps_us >= 0).all())
-        self.gaps: Floats = gaps_us / total_us if self.has_gaps else np.zeros(len(codes))
-        """Share of the step's time that passed before each call; zeros where times are unknown."""
-        self.rest: Step = self
-        """The step without activations that tensor parallelism may have summed."""
-        if may_have_activations:
-            keep = _no_activations(self.roles, self.bytes)
-            if keep.any() and not keep.all():
-                passed = np.cumsum(gaps_us)[keep]
-                gaps_of_rest = np.diff(passed, prepend=passed[-1] - float(gaps_us.sum()))
-                self.rest = Step(codes[turn][keep], gaps_of_rest, may_have_activations=False)
+N_SUMMARY: Final = 214
+N_FRAME: Final = 16
+NEARLY: Final = 0.6
+MAX_ROUNDS: Final = 16
+ROUNDS_SHARE: Final = 0.97
+"""Share of bytes that must come m times for m rounds to be believed: calls get lost."""
 
 
 def summary(step: Step) -> Floats:
-    """The whole step and its rest in N_SUMMARY numbers."""
+    """The whole step, its rest and the rest's round in N_SUMMARY numbers."""
     whole = _summary(step)
-    return np.concatenate([whole, whole if step.rest is step else _summary(step.rest)])
+    rest = whole if step.rest is step else _summary(step.rest)
+    rounds = step.rest.rounds
+    once = rest if rounds.unit is step.rest else _summary(rounds.unit)
+    activations = _profile(step.activations.rounds) if step.activations is not None else (0.0,) * 5
+    return np.concatenate([whole, rest, once, _profile(rounds), activations])
+
+
+def _profile(rounds: Rounds) -> tuple[float, ...]:
+    """Rounds (log2), what they cover and contain, and how far P_a's gathers are apart within one."""
+    return (
+        float(np.log2(rounds.n)) / 4.0,
+        rounds.coverage,
+        rounds.novelty,
+        rounds.share,
+        _long_stretches(rounds.unit.roles == GATHER),
+    )
 
 
 def _summary(step: Step) -> Floats:
@@ -80,6 +50,7 @@ def _summary(step: Step) -> Floats:
     counts = np.bincount(roles, minlength=N_ROLES).astype(np.float64)
     volume = np.bincount(roles, n_bytes, minlength=N_ROLES)
     large = max(1.0, n - counts[TINY])
+    fewest = int(np.unique(n_bytes * N_ROLES + roles, return_counts=True)[1].min())
     moved = max(1.0, float(volume[:TINY].sum()))
     gathers, scatters, reduces = (_Sizes(n_bytes[roles == role]) for role in (GATHER, SCATTER, REDUCE))
     sent = volume[SCATTER] + volume[REDUCE]
@@ -87,6 +58,8 @@ def _summary(step: Step) -> Floats:
     is_gather = roles == GATHER
     # Gathers between the first and the last reduction of the turned step belong to its backward part.
     amid = float(n_bytes[sends[0] : sends[-1]][is_gather[sends[0] : sends[-1]]].sum()) if len(sends) else 0.0
+    sizes_sent = _Sizes(n_bytes[sends])
+    ahead, *passes = _gathered_between(roles, n_bytes, sends)
     gaps = np.sort(step.gaps)[::-1]
     reach = float(step.gaps[sends[0] + 1 : sends[-1] + 1].sum()) if len(sends) else 0.0
     return np.array(
@@ -95,7 +68,8 @@ def _summary(step: Step) -> Floats:
             *(counts / n),
             *(volume[:TINY] / moved),
             np.log1p(counts[TINY]) / 4.0,
-            float(n <= 1),
+            float(counts[TINY] > 0),
+            float(np.log2(fewest)) / 4.0,
             _log_ratio(volume[GATHER], sent),
             _log_ratio(volume[SCATTER], volume[REDUCE]),
             _log_ratio(counts[GATHER], counts[SCATTER] + counts[REDUCE]),
@@ -114,6 +88,16 @@ def _summary(step: Step) -> Floats:
             _rounds(n_bytes[is_gather]),
             _rounds(n_bytes[roles == ROOTED]),
             _long_stretches(is_gather),
+            *gathers.repetition(),
+            *sizes_sent.repetition(),
+            _log_ratio(gathers.unique_bytes, sizes_sent.unique_bytes),
+            _log_ratio(volume[GATHER] / gathers.n_rounds, sent / sizes_sent.n_rounds),
+            _log_ratio(ahead, sent / sizes_sent.n_rounds),
+            _log_ratio(float(gathers.n_rounds), float(sizes_sent.n_rounds)),
+            _log_ratio(volume[GATHER] - ahead, ahead),
+            _log_ratio(volume[ROOTED], sent),
+            *passes,
+            *_modal(roles, n_bytes, reduces),
             float(step.has_gaps),
             float(gaps[0]) if n > 1 else 0.0,
             float(gaps[1]) if n > 1 else 0.0,
@@ -123,8 +107,11 @@ def _summary(step: Step) -> Floats:
 
 
 def frames(step: Step) -> Floats:
-    """The rest's order as at most N_FRAMES stretches of N_FRAME numbers each, shape [n_frames, N_FRAME]."""
-    step = step.rest
+    """The order of the rest, then of its round, as at most N_FRAMES stretches each, shape [n_frames, N_FRAME]."""
+    return np.concatenate([_frames(step.rest, 0.0), _frames(step.rest.rounds.unit, 1.0)])
+
+
+def _frames(step: Step, part: float) -> Floats:
     roles, n_bytes, n = step.roles, step.bytes, len(step.roles)
     n_frames = min(n, N_FRAMES)
     place = np.arange(n) * n_frames // n
@@ -142,16 +129,12 @@ def frames(step: Step) -> Floats:
     table[:, 11] = np.bincount(place, in_reduces, minlength=n_frames) / long
     table[:, 12] = np.bincount(place, step.gaps, minlength=n_frames)
     table[:, 13] = float(step.has_gaps)
+    codes = n_bytes * N_ROLES + roles
+    seen_before = np.ones(n)
+    seen_before[np.unique(codes, return_index=True)[1]] = 0.0
+    table[:, 14] = np.bincount(place, seen_before, minlength=n_frames) / long
+    table[:, 15] = part
     return table
-
-
-def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
-    """False for the commonest all-reduce, if it is common enough, and for gathers of the same size."""
-    values, counts = np.unique(n_bytes[roles == REDUCE], return_counts=True)
-    if not len(values) or counts.max() < MIN_ACTIVATIONS or 2 * counts.max() < counts.sum():
-        return np.ones(len(roles), np.bool_)
-    stays: npt.NDArray[np.bool_] = (n_bytes != values[counts.argmax()]) | ((roles != REDUCE) & (roles != GATHER))
-    return stays
 
 
 class _Sizes:
@@ -161,7 +144,7 @@ class _Sizes:
         self.n = len(n_bytes)
         self.values, self.counts = np.unique(n_bytes, return_counts=True)
         self.modal_count = int(self.counts.max()) if self.n else 0
-        self._modal_bytes = int(self.values[self.counts.argmax()]) if self.n else 0
+        self.modal_bytes = int(self.values[self.counts.argmax()]) if self.n else 0
 
     def profile(self) -> tuple[float, float, float, float]:
         """How often the rarest, the largest and the commonest size come (log2), and how many there are."""
@@ -170,6 +153,34 @@ class _Sizes:
         fewest, most = float(self.counts.min()), float(self.modal_count)
         return np.log2(fewest) / 2.0, np.log2(self.counts[-1]) / 3.0, np.log2(most) / 5.0, len(self.values) / self.n
 
+    @property
+    def unique_bytes(self) -> float:
+        """Every size once."""
+        return float(self.values.sum())
+
+    @cached_property
+    def n_rounds(self) -> int:
+        """The most rounds that nearly all bytes can be dealt out to: sizes that come m, 2 m, 3 m times."""
+        n_bytes = self.values * self.counts
+        enough = ROUNDS_SHARE * float(n_bytes.sum())
+        return (
+            next((m for m in range(MAX_ROUNDS, 1, -1) if float(n_bytes[self.counts % m == 0].sum()) >= enough), 1)
+            if self.n
+            else 1
+        )
+
+    def repetition(self) -> tuple[float, float, float, float]:
+        """Rounds (log2), share of bytes of sizes that come often, in pairs, and how often bytes come (mean log2)."""
+        if not self.n:
+            return 0.0, 0.0, 0.0, 0.0
+        weights = self.values * self.counts / float((self.values * self.counts).sum())
+        return (
+            float(np.log2(self.n_rounds)) / 4.0,
+            float(weights[self.counts > 1].sum()),
+            float(weights[self.counts % 2 == 0].sum()),
+            float((weights * np.log2(self.counts)).sum()) / 4.0,
+        )
+
     def share_in(self, other: _Sizes) -> float:
         """Share of calls whose size the other role has too."""
         if not self.n or not other.n:
@@ -177,18 +188,54 @@ class _Sizes:
         return float(self.counts[np.isin(self.values, other.values)].sum()) / self.n
 
     def modal_share_of(self, largest_bytes: float) -> float:
-        return self._modal_bytes / max(1.0, largest_bytes)
+        return self.modal_bytes / max(1.0, largest_bytes)
 
 
-def _longest_stretch(is_reduction: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """(begin, length) of the longest run without a reduction, around the end; (0, 0) if there is none."""
-    at = np.flatnonzero(is_reduction)
-    n = len(is_reduction)
+def _gathered_between(roles: Ints, n_bytes: Ints, sends: Ints) -> tuple[float, float, float, float]:
+    """Most bytes gathered between two sends; stretches with nearly as many, by bytes, by calls (log2), and any."""
+    if not len(sends):
+        return float(n_bytes[roles == GATHER].sum()), 0.0, 0.0, 0.0
+    # The step is turned to end with a send, so what comes before the first needs no wrapping.
+    stretch = np.searchsorted(sends, np.flatnonzero(roles == GATHER))
+    gathered = np.bincount(stretch, n_bytes[roles == GATHER], minlength=len(sends))
+    most = float(gathered.max())
+    if most <= 0:
+        return 0.0, 0.0, 0.0, 0.0
+    n_calls = np.bincount(stretch, minlength=len(sends))
+    by_bytes, by_calls = (float(np.log2(np.count_nonzero(x >= NEARLY * x.max()))) / 4.0 for x in (gathered, n_calls))
+    return most, by_bytes, by_calls, np.count_nonzero(gathered) / len(sends)
+
+
+def _modal(roles: Ints, n_bytes: Ints, reduces: _Sizes) -> tuple[float, ...]:
+    """The commonest all-reduce among the other reductions: activations are summed in forward too, gradients not.
+
+    Share of them without another reduction between, and in one row; their size beside the others'; their number
+    in twos and fours; gathers of the same size, all and apart from one another.
+    """
+    if not reduces.n:
+        return (0.0,) * 7
+    modal = (roles == REDUCE) & (n_bytes == reduces.modal_bytes)
+    others = ((roles == REDUCE) | (roles == SCATTER)) & ~modal
+    large = roles != TINY
+    is_gather = roles[n_bytes == reduces.modal_bytes] == GATHER
+    return (
+        _most_between(modal, others),
+        _most_between(modal, large & ~modal),
+        _log_ratio(float(reduces.modal_bytes), float(n_bytes[others].mean()) if others.any() else 0.0),
+        float(reduces.modal_count % 2 == 0),
+        float(reduces.modal_count % 4 == 0),
+        (np.count_nonzero(is_gather) / reduces.modal_count) ** 0.5,
+        np.count_nonzero(is_gather & ~np.roll(is_gather, 1)) / max(1, int(np.count_nonzero(is_gather))),
+    )
+
+
+def _most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) -> float:
+    """The largest share of the counted calls between two bounds, around the end."""
+    at = np.flatnonzero(bounds)
     if not len(at):
-        return 0, n
-    lengths = np.diff(np.r_[at, at[0] + n]) - 1
-    longest = int(lengths.argmax())
-    return int(at[longest] + 1) % n, int(lengths[longest])
+        return 1.0
+    stretch = np.searchsorted(at, np.flatnonzero(counted)) % len(at)
+    return float(np.bincount(stretch).max()) / max(1, int(np.count_nonzero(counted)))
 
 
 def _rounds(n_bytes: Ints) -> float:
@@ -212,7 +259,7 @@ def _long_stretches(is_gather: npt.NDArray[np.bool_]) -> float:
 
 
 def _log_ratio(one: float, other: float) -> float:
-    """log2 of one over other, in octaves over four, from -1 to 1; 0 when there is neither."""
+    """log2 of one over other, in octaves over four, from -2.5 to 2.5; 0 when there is neither."""
     if one <= 0 and other <= 0:
         return 0.0
-    return float(np.clip(np.log2((one + 1e-9) / (other + 1e-9)) / 4.0, -1.0, 1.0))
+    return float(np.clip(np.log2((one + 1e-9) / (other + 1e-9)) / 4.0, -2.5, 2.5))

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from store.records import Stage
 from tuner.stage import rules
+from tuner.stage.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
 from tuner.stage.encoders import Encoder, decide
-from tuner.stage.features import IS_SEEN, Floats, Ints, Step, encode
 from tuner.stage.labels import UNKNOWN, Shown
 from tuner.stage.steps import StepCutter
 from tuner.stage.weights import default_encoder
@@ -87,8 +87,8 @@ class StageFingerprint:
         return self._show(UNKNOWN if self._cutter.is_over else self._judged)
 
     def _judge(self, step: Step) -> Shown:
-        if len(step.roles) < 2:
-            return UNKNOWN  # one call over and over may be anything
+        if len(step.roles) < 2 or (step.roles == TINY).all():
+            return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
         return decide(self._encoder.scores(step)) if self._encoder is not None else rules.classify(step)
 
     def _show(self, shown: Shown) -> bool:

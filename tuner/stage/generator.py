@@ -12,7 +12,7 @@ import numpy as np
 
 from store.records import Collective, Stage
 from tuner.stage import models
-from tuner.stage.features import Ints
+from tuner.stage.anatomy import Ints
 from tuner.stage.labels import Training
 from tuner.stage.timeline import AG, AR, BROADCAST, RS, Speed, Timeline
 
@@ -241,7 +241,7 @@ class _Buckets:
         self._n_bytes = 0
         # DDP's first bucket is smaller, so that communication begins early.
         self._limit = min(run.bucket_bytes, MiB) if run.framework in ("ddp", "zero_redundancy") else run.bucket_bytes
-        self._is_even = run.framework.startswith(("ours", "horovod"))
+        self._is_even = run.framework.startswith("ours")
         total = _elements(run) * run.gradient_bytes
         n_equal = max(1, -(-total // run.bucket_bytes))
         if self._is_even:

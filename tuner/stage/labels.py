@@ -70,7 +70,9 @@ def visible(training: Training) -> Shown:
     leaves_marks = training.sends_each or training.gathers_each
     shows = training.partitioned_activations
     if accumulates:
-        shows |= training.sends_each != training.gathers_each or (leaves_marks and training.has_marker)
+        returns = stage not in (Stage.ddp, Stage.unknown)  # else nothing is gathered, in no micro-step nor after
+        shows |= returns and training.sends_each != training.gathers_each
+        shows |= leaves_marks and training.has_marker
         shows |= training.broadcasts and training.sends_each
     else:
         # Only ZeRO-3 gathers in every micro-step whatever it does with gradients.

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from store.records import Collective
-from tuner.stage.features import Ints
+from tuner.stage.anatomy import Ints
 from tuner.stage.timeline import AG, AR, BROADCAST, REDUCE, RS, Speed, Timeline
 
 OTHERS: Final = ("sweep", "one_size", "gathers", "broadcasts", "server", "random", "inference", "checkpoint", "scalars")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from store.records import Stage
-from tuner.stage.features import GATHER, REDUCE, SCATTER, TINY, Step
+from tuner.stage.anatomy import GATHER, REDUCE, SCATTER, TINY, Step
 from tuner.stage.labels import UNKNOWN, Shown
 
 SOME_SHARE: Final = 0.02

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from store.records import Collective
-from tuner.stage.features import Ints
+from tuner.stage.anatomy import Ints
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 BROADCAST, REDUCE = Collective.broadcast, Collective.reduce

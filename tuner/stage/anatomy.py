@@ -1,0 +1,173 @@
+"""A step taken apart: its activations, the rest of it, and what that repeats within itself.
+
+Tensor parallelism sums activations of one size all over a step; the *rest* is the step without them. Its *round* is a
+micro-step, or blocks that are alike. Where the step was cut does not matter.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Collective
+
+MAX_BYTES: Final = (1 << 58) - 1
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+GATHER, SCATTER, REDUCE, ROOTED, TINY = range(5)
+"""Roles of a call: all-gather, reduce-scatter, all-reduce, broadcast or reduce, and any too small for a model."""
+N_ROLES: Final = 5
+_ROLE_OF: Final = np.full(16, -1, np.int64)
+_ROLE_OF[[Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce]] = (GATHER, SCATTER, REDUCE)
+_ROLE_OF[[Collective.broadcast, Collective.reduce]] = ROOTED
+IS_SEEN: Final = _ROLE_OF >= 0
+"""By collective: whether NCCL asks a tuner about it; all others are left out of every sequence."""
+
+TINY_BYTES: Final = 2048
+MIN_ACTIVATIONS: Final = 4
+TINY_SHARE: Final = 1.0 / 4096
+MIN_ROUNDS: Final = 0.12
+"""Of coverage times novelty: below, the step is taken as one round."""
+MAX_RARE: Final = 4
+MAX_PLACES: Final = 48
+
+
+def encode(collectives: Ints, message_bytes: Ints) -> Ints:
+    """Each call as one number: two calls are the same when their numbers are."""
+    return np.minimum(message_bytes, MAX_BYTES) << 4 | collectives
+
+
+class Step:
+    """One step, turned to begin with its longest stretch without a reduction."""
+
+    def __init__(self, codes: Ints, gaps_us: Floats) -> None:
+        roles, n_bytes = _ROLE_OF[codes & 15], codes >> 4
+        # Activations may be small beside all parameters in one call, and still are what tensor parallelism sums.
+        share = np.where(roles == REDUCE, 0.0, TINY_SHARE)
+        tiny = n_bytes <= np.maximum(TINY_BYTES, share * int(n_bytes.max()))
+        self._turn(np.where(tiny, TINY, roles), n_bytes, gaps_us)
+        keep = _no_activations(self.roles, self.bytes)
+        self.activations: Step | None = None if keep.all() else self._kept(~keep)
+        keep &= ~((self.roles == TINY) & (np.roll(self.roles, 1) == TINY))
+        self.rest: Step = self if keep.all() or not keep.any() else self._kept(keep)
+        """The step without activations that tensor parallelism may have summed, and with one small call of many."""
+
+    def _turn(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> None:
+        begin, self.longest_stretch = _longest_stretch((roles == SCATTER) | (roles == REDUCE))
+        turn = np.roll(np.arange(len(roles)), -begin)
+        self.roles: Ints = roles[turn]
+        self.bytes: Ints = n_bytes[turn]
+        self._gaps_us: Floats = gaps_us[turn]
+        total_us = float(gaps_us.sum())
+        self.has_gaps = total_us > 0 and bool((gaps_us >= 0).all())
+        self.gaps: Floats = self._gaps_us / total_us if self.has_gaps else np.zeros(len(roles))
+        """Share of the step's time that passed before each call; zeros where times are unknown."""
+
+    def _kept(self, keep: npt.NDArray[np.bool_]) -> Step:
+        """Without some calls; the time before them is before the next."""
+        passed = np.cumsum(self._gaps_us)
+        gaps_us = np.diff(passed[keep], prepend=passed[keep][-1] - float(passed[-1]))
+        return self._new(self.roles[keep], self.bytes[keep], gaps_us)
+
+    def _new(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Step:
+        step = Step.__new__(Step)
+        step._turn(roles, n_bytes, gaps_us)
+        step.rest = step
+        return step
+
+    def part(self, where: Ints) -> Step:
+        """Some of the calls as a step of its own."""
+        return self._new(self.roles[where], self.bytes[where], self._gaps_us[where])
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """What it repeats within itself."""
+        return Rounds(self)
+
+
+class Rounds:
+    """What a step repeats within itself: its micro-steps, or blocks that are alike."""
+
+    def __init__(self, step: Step) -> None:
+        self.unit: Step = step
+        """One round; the step itself if nothing much is repeated."""
+        self.n = 1
+        self.coverage = 0.0
+        """Share of the step's calls that are in a row of rounds."""
+        self.share = 1.0
+        """Share of the step's calls that are in one round."""
+        self.novelty = 0.0
+        """Share of the step's kinds of calls that a round has."""
+        codes = step.bytes * N_ROLES + step.roles
+        n_kinds = len(np.unique(codes))
+        best, found = MIN_ROUNDS, None
+        n, around = len(codes), np.concatenate([codes, codes])
+        for lag in _inner_lags(codes):
+            start, matched = _longest_run(around[lag:] == around[:-lag])
+            if matched < lag:
+                continue
+            unit = np.arange(start, start + lag) % n
+            matched = min(matched, n - lag)
+            coverage, novelty = (matched + lag) / n, len(np.unique(codes[unit])) / n_kinds
+            if coverage * novelty > best:
+                best, found = coverage * novelty + 1e-9, unit
+                self.coverage, self.novelty, self.n = coverage, novelty, 1 + matched // lag
+        if found is not None:
+            self.unit = step.part(found)
+            self.share = len(self.unit.roles) / len(codes)
+
+
+def _inner_lags(codes: Ints) -> list[int]:
+    """Distances between places of the rarest calls that come again, shortest first."""
+    values, counts = np.unique(codes, return_counts=True)
+    again = np.argsort(counts, kind="stable")
+    lags: set[int] = set()
+    for value in values[again[counts[again] > 1][:MAX_RARE]].tolist():
+        places = np.flatnonzero(codes == value)[:MAX_PLACES]
+        lags.update((places[1:] - places[0]).tolist())
+        lags.update(np.diff(places[:MAX_RARE]).tolist())
+    return [lag for lag in sorted(lags) if 2 * lag <= len(codes)]
+
+
+def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """(start, length) of the longest stretch of True."""
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+    if not len(ends):
+        return 0, 0
+    lengths = ends[1::2] - ends[::2]
+    longest = int(lengths.argmax())
+    return int(ends[2 * longest]), int(lengths[longest])
+
+
+def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
+    """False for the commonest all-reduce, if it is common enough, and for gathers of the same size among them."""
+    values, counts = np.unique(n_bytes[roles == REDUCE], return_counts=True)
+    if not len(values) or counts.max() < MIN_ACTIVATIONS or 2 * counts.max() < counts.sum():
+        return np.ones(len(roles), np.bool_)
+    of_size = (n_bytes == values[counts.argmax()]) & ((roles == REDUCE) | (roles == GATHER))
+    is_gather = roles[of_size] == GATHER
+    if is_gather.any() and not _alternate(is_gather):
+        return np.ones(len(roles), np.bool_)  # gradients, and parameters in the same pieces
+    stays: npt.NDArray[np.bool_] = ~of_size
+    return stays
+
+
+def _alternate(is_gather: npt.NDArray[np.bool_]) -> bool:
+    """Whether gathers come one by one between all-reduces: stretches of them are updated parameters, no activations."""
+    return bool(2 * np.count_nonzero(is_gather & ~np.roll(is_gather, 1)) >= np.count_nonzero(is_gather))
+
+
+def _longest_stretch(is_reduction: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """(begin, length) of the longest run without a reduction, around the end; (0, 0) if there is none."""
+    at = np.flatnonzero(is_reduction)
+    n = len(is_reduction)
+    if not len(at):
+        return 0, n
+    lengths = np.diff(np.r_[at, at[0] + n]) - 1
+    longest = int(lengths.argmax())
+    return int(at[longest] + 1) % n, int(lengths[longest])
