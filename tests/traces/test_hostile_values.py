@@ -91,7 +91,7 @@ def test_any_value_of_a_document_may_be_wrong(tmp_path: Path, name: str) -> None
     document = DOCUMENTS[name]
     path = tmp_path / "trace_rank_1.json"
     n_places = sum(1 for _ in places(document))
-    for changed in changed_values(document, max(1, min(len(HOSTILE), 600 // n_places))):
+    for changed in changed_values(document, max(1, min(len(HOSTILE), 300 // n_places))):
         path.write_text(json.dumps(changed))
         check(path, name.removesuffix("_old").removesuffix("_short"))
 
@@ -111,7 +111,7 @@ def test_any_value_of_a_line_may_be_wrong(tmp_path: Path, name: str) -> None:
     lines = LINES[name]
     path = tmp_path / "log.jsonl"
     n_places = sum(1 for _ in places(lines))
-    for changed in changed_values(lines, max(1, min(len(HOSTILE), 600 // n_places))):
+    for changed in changed_values(lines, max(1, min(len(HOSTILE), 300 // n_places))):
         path.write_text("\n".join(map(json.dumps, changed)) + "\n")
         check(path, name)
 
