@@ -30,6 +30,8 @@ BEGUN_SHARE: Final = 0.05
 """Share of a step that must have come again before it is waited for."""
 SEARCH_GROWTH: Final = 0.2
 """A search is repeated when the history has grown by this share since the last one, or when it may have an end."""
+SHARE_LEFT: Final = 0.75
+"""Of a step that lost calls, at least."""
 FOREIGN_CALLS: Final = 16
 FOREIGN_SHARE: Final = 0.75
 """A step is over when so many calls of so great a share since it was put in question are none of its own."""
@@ -208,10 +210,15 @@ class StepCutter:
         return SEARCH_GROWTH * n_searched if n_searched < MAX_CALLS else MAX_CALLS / 2
 
     def _is_news(self, found: Found) -> bool:
-        """Parts of the old step repeat as long as it lasts: they replace it only when they go on for longer."""
+        """Parts of the old step repeat as long as it lasts: they replace it only when they go on for longer.
+
+        Two rounds of a part that the old step does not have in a row are news, but for a step that lost a few calls:
+        it repeats once beside the whole one before.
+        """
         if found.period >= self.period or found.span >= 2 * self.period + found.period:
             return True
-        return not _contains(self._step, self._codes[self._n - found.period : self._n])
+        n_rounds = 2 if found.period <= SHARE_LEFT * self.period else 1
+        return not _contains(self._step, self._codes[self._n - n_rounds * found.period : self._n])
 
 
 def _contains(codes: Ints, part: Ints) -> bool:
