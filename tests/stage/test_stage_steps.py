@@ -120,7 +120,7 @@ def test_a_short_step_after_a_long_one_just_found_is_noticed() -> None:
 def test_fewer_micro_steps_are_noticed_although_the_old_step_has_all_of_their_calls() -> None:
     cutter = StepCutter()
     feed(cutter, (MICRO * 4 + [9, 8, 7]) * 3)
-    assert 0 < feed(cutter, (MICRO + [9, 8, 7]) * 2, block=1) <= 2 * (len(MICRO) + 3) + 1
+    assert 0 < feed(cutter, [*MICRO, 9, 8, 7] * 2, block=1) <= 2 * (len(MICRO) + 3) + 1
     assert cutter.period == len(MICRO) + 3
 
 
