@@ -7,6 +7,7 @@ neither algorithm nor protocol nor data type; AMD's for RCCL tells `coll_algo`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -57,6 +58,7 @@ _TIMING: Final = {
 _IS_PER_RANK: Final = np.zeros(256, bool)
 _IS_PER_RANK[[Collective.all_gather, Collective.reduce_scatter]] = True
 _LIMIT: Final = 1 << 32
+_HEADER_COLUMNS: Final = ("comm_id", "n_ranks", "n_nodes", "rank")
 _algorithm: Final = attrgetter("coll_algo")
 Numbers = NDArray[np.float64]
 
@@ -144,14 +146,19 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
 
 def _headers(texts: list[bytes]) -> Block:
     """Rows that hold what their headers say. Raises what the decoder raises."""
-    known = {text: index for index, text in enumerate(dict.fromkeys(texts))}
-    rows = empty_block(len(known))
-    for row, text in zip(rows, known, strict=True):
-        header = _header_decoder.decode(text)
-        row["comm_id"] = _comm_id(header.id)
-        row["n_ranks"], row["n_nodes"], row["rank"] = _clipped([header.n_ranks, header.nnodes, header.rank])
-    picked: Block = rows[np.fromiter(map(known.__getitem__, texts), np.intp, len(texts))]
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    rows = empty_block(len(places))
+    for name, values in zip(_HEADER_COLUMNS, zip(*map(_header, places), strict=True), strict=False):
+        rows[name] = values
+    picked: Block = rows[np.fromiter(map(places.__getitem__, texts), np.intp, len(texts))]
     return picked
+
+
+@lru_cache(maxsize=4096)
+def _header(text: bytes) -> tuple[int, ...]:
+    header = _header_decoder.decode(text)
+    numbers = (header.n_ranks, header.nnodes, header.rank)
+    return (_comm_id(header.id), *(min(max(number, 0), _LIMIT - 1) for number in numbers))
 
 
 def _setting(algorithm: str, protocol: str, n_channels: int) -> tuple[int, int, int]:
