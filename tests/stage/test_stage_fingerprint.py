@@ -55,12 +55,12 @@ def ddp(n_buckets: int, n_bytes: int) -> list[tuple[Collective, int]]:
 def test_recorded_frameworks_are_recognised_within_two_steps(recordings: list[Sequence], lstm: Encoder) -> None:
     tally = total(recognised(lstm, recordings, 11))
     assert tally.stage_percent >= 99.0, tally.mistakes[:5]
-    assert tally.percent >= 97.0, tally.mistakes[:5]
+    assert tally.percent >= 99.0, tally.mistakes[:5]
 
 
 def test_a_change_is_noticed_within_two_steps(recordings: list[Sequence], lstm: Encoder) -> None:
     tally = changes_noticed(lstm, recordings, 100, 12)
-    assert tally.percent >= 97.0, tally.mistakes[:5]
+    assert tally.percent >= 99.0, tally.mistakes[:5]
 
 
 def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: Encoder) -> None:
@@ -70,7 +70,7 @@ def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: Encod
         fingerprint = StageFingerprint(lstm)
         feed(fingerprint, one.codes(), one.gaps_us(), np.random.default_rng(0))
         n_right += fingerprint.shown == one.shown()
-    assert n_right >= 0.97 * len(recordings[::4])
+    assert n_right >= 0.99 * len(recordings[::4])
 
 
 def test_both_rows_of_a_timed_collective_count_once(lstm: Encoder) -> None:
