@@ -5,7 +5,8 @@
 `settings_per_minute_ratio_relaunch`: settings per minute in one process group by switching plans, over one
 launch per setting as nccl-tests needs it (here: the same workers, started anew for each setting).
 `active_share_of_grid`, `active_regret`: samples that the active sweep takes over those of the full grid at the
-same precision, and what its choices cost in truth over the full grid's, mean over places; without processes.
+same precision, and what its choices cost in truth over the full grid's, mean over places; without processes. Beside
+it stands the regret of as many samples spread evenly, and that of a second full sweep: what no sweep could tell.
 Measurements are drawn from the truth of every shipped fabric with its noise and, with `--data`, from the repetitions
 of every grid recorded below that folder (benchmarks/recorded_grids.py) with 3 % noise on top.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -51,6 +52,10 @@ class Outcome:
     n_places: int
     share: float
     regrets: list[float]
+    even_regret: float
+    """Mean, of as many samples spread evenly over the cells."""
+    again_regret: float
+    """Mean, of a second full sweep: what the samples of this machine cannot tell."""
 
 
 @dataclass
@@ -69,25 +74,41 @@ class Machine:
         chance = np.random.default_rng(seed)
         grid, active = self.cells(), self.cells()
         self._run(FullGrid(grid, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
+        again = self.cells()
+        self._run(FullGrid(again, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
         strategy = Active(active, self.communicator, self.costs(), None, PRECISION, MAX_REPEATS)
         self._run(strategy, LOOK_REPEATS, chance)
-        best: dict[Place, Cell] = {}
-        for cell in grid:
-            if cell.place not in best or cell.median_us < best[cell.place].median_us:
-                best[cell.place] = cell
+        even = self.cells()
+        n_active = sum(len(cell.duration_us) for cell in active)
+        for cell in even:
+            cell.duration_us += self.sample_us(cell, max(1, round(n_active / len(even))), chance).tolist()
+        best = fastest(grid)
         by_setting = {(cell.place, cell.candidate): cell for cell in active}
         regrets = []
         for place, choice in strategy.choices().items():
             assert choice.candidate is not None
             chosen = by_setting[place, choice.candidate]
             regrets.append(self.truth_us(chosen) / self.truth_us(best[place]) - 1)
-        share = sum(len(cell.duration_us) for cell in active) / sum(len(cell.duration_us) for cell in grid)
-        return Outcome(self.name, len(best), share, regrets)
+        share = n_active / sum(len(cell.duration_us) for cell in grid)
+        others = (self._regret(fastest(cells), best) for cells in (even, again))
+        return Outcome(self.name, len(best), share, regrets, *others)
+
+    def _regret(self, chosen: dict[Place, Cell], best: dict[Place, Cell]) -> float:
+        return mean(self.truth_us(chosen[place]) / self.truth_us(cell) - 1 for place, cell in best.items())
 
     def _run(self, strategy: Strategy, n_repeats: int, chance: np.random.Generator) -> None:
         while visits := strategy.next_round():
             for cell in visits:
                 cell.duration_us += self.sample_us(cell, n_repeats, chance).tolist()
+
+
+def fastest(cells: Iterable[Cell]) -> dict[Place, Cell]:
+    """By place, the cell with the least median."""
+    best: dict[Place, Cell] = {}
+    for cell in cells:
+        if cell.place not in best or cell.median_us < best[cell.place].median_us:
+            best[cell.place] = cell
+    return best
 
 
 def emulated(name: str, communicator: CommunicatorClass) -> Machine:
@@ -229,7 +250,9 @@ def main() -> None:
     ]
     for of_machine, share, regret in zip(found, shares, regrets, strict=True):
         worst = max(max(outcome.regrets) for outcome in of_machine)
+        even, again = mean(one.even_regret for one in of_machine), mean(one.again_regret for one in of_machine)
         words = f"{of_machine[0].n_places} places, mean regret {regret:.4f}, worst place {worst:.3f}"
+        words += f", spread evenly {even:.4f}, second full sweep {again:.4f}"
         results.append(Result(f"share {of_machine[0].name}", share, "", "<= 0.15", words))
     report("sweep_speed", results, as_json=arguments.json)
 
