@@ -121,6 +121,26 @@ def test_an_outlier_among_two_samples_is_looked_into():
     assert cell in strategy.next_round()
 
 
+@pytest.mark.parametrize("outlier_share", [0.0, 0.4])
+def test_single_samples_are_doubted_where_samples_contradict_each_other(outlier_share: float):
+    sizes = [1 << exponent for exponent in range(12, 26)]
+    candidates = [BASELINE, Candidate(Algorithm.ring, Protocol.simple), Candidate(Algorithm.ring, Protocol.ll)]
+    cells = [Cell(Place(Collective.broadcast, size), one) for size in sizes for one in candidates]
+    strategy = Active(cells, CommunicatorClass(2, 2), CostPrior({"comm_channels": 4}), None, 0.03, 30)
+    chance = np.random.default_rng(2)
+    while visits := strategy.next_round():
+        for cell in visits:
+            usual_us = 50.0 + cell.place.message_bytes / 1e4 * (1 + 0.3 * candidates.index(cell.candidate))
+            factor = 4.0 if chance.random() < outlier_share else 1.0
+            cell.duration_us.append(usual_us * factor * chance.lognormal(0, 0.01))
+    taken = [len(cell.duration_us) for cell in cells]
+    assert sum(taken) <= BUDGET * 30 * len(cells)  # the full grid would take all it may where samples contradict
+    if outlier_share:
+        assert sum(n >= 2 for n in taken) > 0.5 * len(cells)
+    else:
+        assert sum(n >= 2 for n in taken) < 0.4 * len(cells)
+
+
 def test_what_a_baseline_ran_is_one_setting_with_that_candidate():
     """Two names of one setting cannot both need measuring."""
     known = Candidate(Algorithm.ring, Protocol.simple, 4)

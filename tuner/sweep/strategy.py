@@ -33,6 +33,10 @@ LEAST_WORTH: Final = 1e-4
 OWN_WORTH: Final = 3e-3
 """Of a look at NCCL's own choice, which changes no choice but tells what it gains."""
 OUTLIER_RATIO: Final = 1.3
+OUTLIER_WORTH: Final = 0.1
+"""Of a second look at a single sample, if it is an outlier; times the share of samples that are."""
+OUTLIER_DOUBT: Final = 5
+"""Cells whose samples agree, imagined until real ones tell how many do not."""
 EXPECTED_SHARE: Final = 0.3
 """Also settled: the expected loss is below this share of the precision (ties need no telling apart)."""
 _OWN: Final = 255
@@ -145,6 +149,7 @@ class Active:
             (found, Surrogate(found, self._prior_of(found), self._settings(found))) for found in self._cells_of.values()
         ]
         self._verdicts: dict[Place, Verdict] = {}
+        self._outlier_share = 0.0
 
     def next_round(self) -> list[Cell]:
         """Visits at places far enough apart that none tells about another's, in random order."""
@@ -170,7 +175,9 @@ class Active:
         """How many visits there are until `share` of what the full grid would take is taken."""
         cells = [cell for found in self._by_place.values() for cell in found]
         n_precise = (Z_MEDIAN * sample_noise([cell for cell in cells if cell.duration_us]) / self._precision) ** 2
-        n_grid = len(cells) * min(max(MIN_REPEATS, n_precise), self._max_repeats)
+        n_precise = min(max(MIN_REPEATS, n_precise), self._max_repeats)
+        # Where samples contradict each other, no interval closes before the cap.
+        n_grid = len(cells) * (n_precise + self._outlier_share * (self._max_repeats - n_precise))
         return max(0, int((share * n_grid - sum(len(cell.duration_us) for cell in cells)) / LOOK_REPEATS))
 
     def _looks(self) -> list[Cell]:
@@ -200,6 +207,9 @@ class Active:
         return {place: verdict.choice for place, verdict in self._verdicts.items()}
 
     def _judge(self) -> None:
+        repeated = [cell for cells in self._by_place.values() for cell in cells if len(cell.duration_us) > 1]
+        n_surprising = sum(_differ(cell.duration_us[:2]) for cell in repeated)
+        self._outlier_share = n_surprising / (len(repeated) + OUTLIER_DOUBT)
         for cells, surrogate in self._surrogates:
             surrogate.show(self._settings(cells))
             for place, opinion in surrogate.opinions().items():
@@ -222,7 +232,8 @@ class Active:
         doubt = float(np.mean(regret > self._precision))
         own_us = math.exp(opinion.mean[0]) if cells[0].candidate == BASELINE else math.nan
         choice = Choice(found[best].candidate, math.exp(mean[best]), own_us, 1 - doubt)
-        look = _look(found, best, gains, np.diagonal(difference) > self._precision**2)
+        is_vague = np.diagonal(difference) > self._precision**2
+        look = _look(found, best, gains, is_vague, OUTLIER_WORTH * self._outlier_share)
         if doubt <= 1 - CONFIDENCE or float(regret.mean()) <= self._precision * EXPECTED_SHARE:
             return Verdict(None, doubt, choice, look)
         pair = sorted((best, int(np.argmax(gains))), key=lambda at: -float(covariance[at, at]))
@@ -262,11 +273,14 @@ class Active:
         return cell.ran or default or BASELINE
 
 
-def _look(cells: Sequence[Cell], best: int, gains: Floats, is_vague: NDArray[np.bool_]) -> Look | None:
+def _look(
+    cells: Sequence[Cell], best: int, gains: Floats, is_vague: NDArray[np.bool_], again_worth: float
+) -> Look | None:
     """The choice if it was never measured here, then the rival of another kind that might gain most, then it again.
 
     Between rivals of much and of little promise comes NCCL's own choice where `is_vague` says that its distance to the
-    choice is not known: that distance is what the sweep is read for.
+    choice is not known: that distance is what the sweep is read for. Where samples often contradict each other, single
+    ones prove little, for and against: `again_worth` is what a second one is worth.
     """
     chosen = cells[best]
     if not chosen.duration_us:
@@ -281,6 +295,8 @@ def _look(cells: Sequence[Cell], best: int, gains: Floats, is_vague: NDArray[np.
         for cell, vague in zip(cells, is_vague, strict=True)
         if cell.candidate == BASELINE and not cell.duration_us and vague
     ]
+    if again_worth > LEAST_WORTH:
+        rivals += [Look(cell, again_worth) for cell in cells if len(cell.duration_us) == 1]
     again = Look(chosen, LEAST_WORTH) if len(chosen.duration_us) < 2 else None
     return max(rivals, key=lambda look: look.worth, default=again)
 
@@ -292,9 +308,11 @@ def _kind(cell: Cell) -> tuple[int | None, int | None]:
 
 def _contradicts_itself(cell: Cell) -> bool:
     """Two samples that differ like this: one is an outlier, and only more can tell which."""
-    if len(cell.duration_us) != 2 or cell.outcome is not Outcome.ok:
-        return False
-    return max(cell.duration_us) > OUTLIER_RATIO * min(cell.duration_us)
+    return len(cell.duration_us) == 2 and cell.outcome is Outcome.ok and _differ(cell.duration_us)
+
+
+def _differ(duration_us: Sequence[float]) -> bool:
+    return max(duration_us) > OUTLIER_RATIO * min(duration_us)
 
 
 def _are_apart(one: Place, other: Place) -> bool:
