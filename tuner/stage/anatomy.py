@@ -30,6 +30,8 @@ IS_SEEN: Final = _ROLE_OF >= 0
 
 TINY_BYTES: Final = 2048
 MIN_ACTIVATIONS: Final = 4
+NEARLY_ALL: Final = 0.9
+"""Of the calls of one size: records get lost, so a few may lack what belongs to them."""
 TINY_SHARE: Final = 1.0 / 4096
 MIN_ROUNDS: Final = 0.12
 """Of coverage times novelty: below, the step is taken as one round."""
@@ -47,10 +49,14 @@ class Step:
 
     def __init__(self, codes: Ints, gaps_us: Floats) -> None:
         roles, n_bytes = _ROLE_OF[codes & 15], codes >> 4
-        # Activations may be small beside all parameters in one call, and still are what tensor parallelism sums.
-        share = np.where(roles == REDUCE, 0.0, TINY_SHARE)
+        # Activations may be small beside all parameters in one call, and still are what tensor parallelism sums
+        # and P_a gathers.
+        summed = (roles == REDUCE) | ((roles == GATHER) & np.isin(n_bytes, n_bytes[roles == REDUCE]))
+        share = np.where(summed, 0.0, TINY_SHARE)
         tiny = n_bytes <= np.maximum(TINY_BYTES, share * int(n_bytes.max()))
-        self._turn(np.where(tiny, TINY, roles), n_bytes, gaps_us)
+        roles = np.where(tiny, TINY, roles)
+        sent = ~_replica_sums(roles, n_bytes)
+        self._turn(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
         keep = _no_activations(self.roles, self.bytes)
         self.activations: Step | None = None if keep.all() else self._kept(~keep)
         keep &= ~((self.roles == TINY) & (np.roll(self.roles, 1) == TINY))
@@ -69,10 +75,8 @@ class Step:
         """Share of the step's time that passed before each call; zeros where times are unknown."""
 
     def _kept(self, keep: npt.NDArray[np.bool_]) -> Step:
-        """Without some calls; the time before them is before the next."""
-        passed = np.cumsum(self._gaps_us)
-        gaps_us = np.diff(passed[keep], prepend=passed[keep][-1] - float(passed[-1]))
-        return self._new(self.roles[keep], self.bytes[keep], gaps_us)
+        """Without some calls."""
+        return self._new(self.roles[keep], self.bytes[keep], _gaps_without(self._gaps_us, keep))
 
     def _new(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Step:
         step = Step.__new__(Step)
@@ -144,17 +148,72 @@ def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
     return int(ends[2 * longest]), int(lengths[longest])
 
 
+def _gaps_without(gaps_us: Floats, keep: npt.NDArray[np.bool_]) -> Floats:
+    """Gaps of the calls that stay; the time before the others is before the next."""
+    if keep.all():
+        return gaps_us
+    passed = np.cumsum(gaps_us)
+    return np.diff(passed[keep], prepend=passed[keep][-1] - float(passed[-1]))
+
+
+def _replica_sums(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
+    """True for second halves of a send: shards that are summed over replicas as soon as they are scattered.
+
+    Activations are summed in forward too, where nothing is scattered, so sizes that ever come otherwise stay.
+    """
+    reduces = roles == REDUCE
+    follows: npt.NDArray[np.bool_] = reduces & (np.roll(roles, 1) == SCATTER) & (n_bytes <= np.roll(n_bytes, 1))
+    if not follows.any():
+        return follows
+    values, of = np.unique(n_bytes, return_inverse=True)
+    n_all, n_following = (np.bincount(of[some], minlength=len(values)) for some in (reduces, follows))
+    follows &= (n_following >= NEARLY_ALL * n_all)[of]
+    return follows
+
+
 def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
-    """False for the commonest all-reduce, if it is common enough, and for gathers of the same size among them."""
+    """False for activations: what is gathered and scattered again all over (sequence parallelism), else all-reduces
+    and gathers of one size among them (P_a), else the commonest all-reduce, if it is common enough.
+    """
+    pairs = _gathered_and_scattered(roles, n_bytes)
+    if pairs.any():
+        return ~pairs
     values, counts = np.unique(n_bytes[roles == REDUCE], return_counts=True)
+    partitioned, commonest = np.zeros(len(roles), np.bool_), 0
+    common = (counts >= MIN_ACTIVATIONS) & np.isin(values, n_bytes[roles == GATHER])
+    for value, count in zip(values[common].tolist(), counts[common].tolist(), strict=True):
+        of_size = (n_bytes == value) & ((roles == REDUCE) | (roles == GATHER))
+        if count > commonest and _alternate(roles[of_size] == GATHER):
+            partitioned, commonest = of_size, count
+    if commonest:
+        return ~partitioned  # however many buckets there are beside them
     if not len(values) or counts.max() < MIN_ACTIVATIONS or 2 * counts.max() < counts.sum():
         return np.ones(len(roles), np.bool_)
     of_size = (n_bytes == values[counts.argmax()]) & ((roles == REDUCE) | (roles == GATHER))
-    is_gather = roles[of_size] == GATHER
-    if is_gather.any() and not _alternate(is_gather):
+    if (roles[of_size] == GATHER).any():
         return np.ones(len(roles), np.bool_)  # gradients, and parameters in the same pieces
     stays: npt.NDArray[np.bool_] = ~of_size
     return stays
+
+
+def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
+    """True for gathers of the commonest size, if a scatter of it follows each, many pairs in a row, amid other calls.
+
+    Parameters are not: in forward they are gathered and nothing is scattered.
+    """
+    none = np.zeros(len(roles), np.bool_)
+    gathers = roles == GATHER
+    values, counts = np.unique(n_bytes[gathers], return_counts=True)
+    if not len(values) or counts.max() < MIN_ACTIVATIONS:
+        return none
+    of_size = n_bytes == values[counts.argmax()]
+    first, second = of_size & gathers, of_size & (roles == SCATTER)
+    pairs = first & np.roll(second, -1)
+    in_a_row = np.count_nonzero(pairs & np.roll(pairs, -2))
+    both = first | second
+    others = ~both & (roles != TINY)
+    enough = np.count_nonzero(pairs) >= NEARLY_ALL * max(np.count_nonzero(first), np.count_nonzero(second))
+    return both if enough and 3 * in_a_row >= np.count_nonzero(pairs) and others.any() else none
 
 
 def _alternate(is_gather: npt.NDArray[np.bool_]) -> bool:

@@ -14,12 +14,17 @@ import numpy.typing as npt
 
 from tuner.stage.anatomy import GATHER, N_ROLES, REDUCE, ROOTED, SCATTER, TINY, Floats, Ints, Rounds, Step
 
-FEATURES_VERSION: Final = 3
+FEATURES_VERSION: Final = 4
 N_FRAMES: Final = 16
-N_SUMMARY: Final = 214
+N_SUMMARY: Final = 243
 N_FRAME: Final = 16
 NEARLY: Final = 0.6
 MAX_ROUNDS: Final = 16
+SAME_PIECE: Final = 0.005
+"""Relative difference in size that padding may make between a piece gathered and the same piece sent."""
+FORWARD_STRETCH: Final = 1.75
+"""A block recomputes and sums once more in backward; with a forward of two blocks before, that is twice as long."""
+FINEST: Final = 1e-5
 ROUNDS_SHARE: Final = 0.97
 """Share of bytes that must come m times for m rounds to be believed: calls get lost."""
 
@@ -31,7 +36,9 @@ def summary(step: Step) -> Floats:
     rounds = step.rest.rounds
     once = rest if rounds.unit is step.rest else _summary(rounds.unit)
     activations = _profile(step.activations.rounds) if step.activations is not None else (0.0,) * 5
-    return np.concatenate([whole, rest, once, _profile(rounds), activations])
+    passes = _forward_passes(step.activations) if step.activations is not None else 0
+    shown = (float(np.log2(passes)) / 4.0, float(passes > 1)) if passes else (-0.25, 0.0)
+    return np.concatenate([whole, rest, once, _profile(rounds), activations, shown])
 
 
 def _profile(rounds: Rounds) -> tuple[float, ...]:
@@ -97,6 +104,8 @@ def _summary(step: Step) -> Floats:
             _log_ratio(volume[GATHER] - ahead, ahead),
             _log_ratio(volume[ROOTED], sent),
             *passes,
+            *_same_pieces(gathers, sizes_sent),
+            *_balance(float(volume[GATHER] + volume[ROOTED]), float(sent), gathers.n_rounds, sizes_sent.n_rounds),
             *_modal(roles, n_bytes, reduces),
             float(step.has_gaps),
             float(gaps[0]) if n > 1 else 0.0,
@@ -206,6 +215,58 @@ def _gathered_between(roles: Ints, n_bytes: Ints, sends: Ints) -> tuple[float, f
     return most, by_bytes, by_calls, np.count_nonzero(gathered) / len(sends)
 
 
+def _same_pieces(gathers: _Sizes, sends: _Sizes) -> tuple[float, float, float, float, float, float]:
+    """How often pieces are gathered for each time that they are sent, where they are the same pieces.
+
+    Elements have as many bytes, half or twice as many. Share of bytes gathered that have a counterpart, the type's
+    ratio; fewest, most and mean gathers per send (log2), and share of bytes that are gathered most often.
+    """
+    best = (0.0,) * 6
+    if not gathers.n or not sends.n:
+        return best
+    n_bytes = gathers.values * gathers.counts
+    for octave in (0, 1, -1):
+        sought = gathers.values * 2.0**octave
+        right = np.searchsorted(sends.values, sought).clip(max=len(sends.values) - 1)
+        left = (right - 1).clip(min=0)
+        nearest = np.where(np.abs(sends.values[left] - sought) < np.abs(sends.values[right] - sought), left, right)
+        found = np.abs(sends.values[nearest] - sought) <= SAME_PIECE * sought
+        share = float(n_bytes[found].sum()) / float(n_bytes.sum())
+        if share <= best[0]:
+            continue
+        ratios = np.log2(gathers.counts[found] / sends.counts[nearest[found]]) / 4.0
+        weights = gathers.values[found] / float(gathers.values[found].sum())
+        most = float(ratios.max())
+        often = float(weights[ratios >= most - 1e-9].sum())
+        best = (share, octave / 2.0, float(ratios.min()), most, float((ratios * weights).sum()), often)
+    return best
+
+
+def _balance(returned: float, sent: float, n_returns: int, n_sends: int) -> tuple[float, float, float]:
+    """How nearly volumes are what types and micro-steps make of one model: 0 = not at all, 1 = to the byte.
+
+    Parameters returned once are the gradients sent, or half or twice as many bytes; activations taken for one or the
+    other spoil it. Per round, bytes sent per returned, and returned per sent, in halves.
+    """
+    if returned <= 0 or sent <= 0:
+        return 0.0, 0.0, 0.0
+    octaves = float(np.log2(returned / n_returns * n_sends / sent))
+    return (
+        _nearness(abs(octaves - round(octaves)) if abs(octaves) < 1.5 else 1.0),
+        _nearness(_from_halves(sent / returned)),
+        _nearness(_from_halves(returned / sent)),
+    )
+
+
+def _from_halves(ratio: float) -> float:
+    """Relative distance to the next multiple of a half."""
+    return abs(2 * ratio - max(1, round(2 * ratio))) / max(1.0, 2 * ratio)
+
+
+def _nearness(error: float) -> float:
+    return float(np.clip(-np.log10(error + FINEST), 0.0, 5.0)) / 5.0
+
+
 def _modal(roles: Ints, n_bytes: Ints, reduces: _Sizes) -> tuple[float, ...]:
     """The commonest all-reduce among the other reductions: activations are summed in forward too, gradients not.
 
@@ -256,6 +317,19 @@ def _long_stretches(is_gather: npt.NDArray[np.bool_]) -> float:
         return 0.0
     lengths = np.diff(np.r_[at, at[0] + len(is_gather)]) - 1
     return float(np.log2(1 + np.count_nonzero(lengths > 1.5 * np.median(lengths) + 1))) / 4.0
+
+
+def _forward_passes(activations: Step) -> int:
+    """Micro-steps that P_a's gathers show, 0 without: before a pass's first gather, forward has summed as well."""
+    is_gather = activations.roles == GATHER
+    at = np.flatnonzero(is_gather & ~np.roll(is_gather, 1))
+    sums = np.cumsum(activations.roles == REDUCE)
+    if not len(at) or not sums[-1]:
+        return 0
+    lengths = np.diff(sums[at], prepend=sums[at[-1]] - sums[-1])
+    usual = float(np.quantile(lengths, 0.1, method="lower"))
+    n_long = int(np.count_nonzero(lengths > FORWARD_STRETCH * usual))
+    return n_long or len(at)  # all alike: one gather in each
 
 
 def _log_ratio(one: float, other: float) -> float:

@@ -120,7 +120,7 @@ def draw(rng: Rng) -> Run:
         int(rng.choice([1, 2, 2, 2, 3, 4])), int(rng.choice([1, 1, 1, 2])) if partitioned else 0,
         int(rng.choice([4096, 8192, 16384])) if tensor_parallel and rng.random() < 0.2 else 0,
         partitioned or rng.random() < 0.2,
-        tensor_parallel and not partitioned and kind != "alone" and send == AR and rng.random() < 0.2,
+        tensor_parallel and not partitioned and kind != "alone" and send in (AR, RS) and rng.random() < 0.2,
         bool(rng.random() < 0.15), Speed.draw(rng),
     )  # fmt: skip
 
