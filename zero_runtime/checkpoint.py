@@ -206,8 +206,9 @@ def _optimizer_shares(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[
     return shares
 
 
-def _shapes(engine: Engine) -> dict[str, list[int]]:
-    return {slot.name: list(slot.shape) for flat in engine.flats for slot in flat.layout.slots}
+def _shapes(shares: Mapping[str, Share]) -> dict[str, list[int]]:
+    """By name, of the model's tensors: the same in every stage, whoever holds them."""
+    return {name.removeprefix("model."): list(s.shape) for name, s in shares.items() if name.startswith("model.")}
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,7 +261,7 @@ def save(engine: Engine, folder: str | Path, step: int, extra: Mapping[str, Any]
         groups = [] if optimizer is None else [_plain(group) for group in optimizer.param_groups]
         manifest = {
             "step": step,
-            "shapes": _shapes(engine),
+            "shapes": _shapes(shares),
             "param_groups": groups,
             "extra": dict(extra or {}),
         }
@@ -286,17 +287,18 @@ def load(engine: Engine, folder: str | Path, step: int | None = None) -> dict[st
     """Resumes from `folder`, saved on any number of ranks, and returns {"step": …, "extra": …}.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is of another model; nothing was changed then.
+        CheckpointError: there is no such checkpoint, or it is of another model, and nothing was changed; or a file of
+            it is damaged.
     """
     path = latest(folder) if step is None else Path(folder) / f"step-{step:08d}"
     try:
         manifest = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a complete checkpoint ({error}); choose another step") from None
-    _compare(path, manifest["shapes"], _shapes(engine))
     engine.synchronize()
     reader = SafeReader(path)
     shares = _model_shares(engine)
+    _compare(path, manifest["shapes"], _shapes(shares))
     optimizer = engine.current_optimizer
     if optimizer is not None:
         _make_room(engine, optimizer, reader.read_metadata())
@@ -320,23 +322,33 @@ def load_weights(engine: Engine, path: str | Path) -> None:
         for name, entry in reader.read_metadata().state_dict_metadata.items()
         if name in shares and isinstance(entry, TensorStorageMetadata)
     }
-    _compare(Path(path), stored, {name.removeprefix("model."): list(s.shape) for name, s in shares.items()})
+    _compare(Path(path), stored, _shapes(shares))
     engine.synchronize()
     _read(engine, reader, shares)
 
 
 def _compare(path: Path, stored: Mapping[str, list[int]], own: Mapping[str, list[int]]) -> None:
     for name in [*own, *stored]:
-        if stored.get(name) != own.get(name):
-            raise CheckpointError(
-                f"{path} is of another model: {name} has shape {stored.get(name)} there and {own.get(name)} here; "
-                "build the model that was saved"
-            )
+        there, here = stored.get(name), own.get(name)
+        if there != here:
+            if there is None or here is None:
+                what = f"{name} is not {'there' if there is None else 'here'}"
+            else:
+                what = f"{name} has shape {there} there and {here} here"
+            raise CheckpointError(f"{path} is of another model: {what}; build the model that was saved")
 
 
 @torch.no_grad()
 def _read(engine: Engine, reader: SafeReader, shares: dict[str, Share]) -> None:
-    dcp.load(dict(shares), storage_reader=reader, planner=_LoadPlanner(), process_group=engine.world)
+    try:
+        dcp.load(dict(shares), storage_reader=reader, planner=_LoadPlanner(), process_group=engine.world)
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        reason = str(cause).partition("\n")[0] or type(cause).__name__
+        raise CheckpointError(
+            f"{reader.path} could not be read (rank {rank}: {reason}); a file is damaged or missing, and what was "
+            "read of the others is in the model now: load another checkpoint before training on"
+        ) from error
     engine.after_load()
 
 

@@ -63,9 +63,14 @@ def _entries(engine: Engine) -> dict[str, Tensor]:
 
 
 def unsharded_values(engine: Engine) -> dict[str, Tensor]:
-    """Entries of the state dict that no flat buffer holds."""
-    sharded = {id(p) for flat in engine.flats for p in flat.parameters}
-    return {name: tensor for name, tensor in _entries(engine).items() if id(tensor) not in sharded}
+    """Entries of the state dict that no flat buffer holds, tied ones under their first name."""
+    known = {id(p) for flat in engine.flats for p in flat.parameters}
+    found = {}
+    for name, tensor in _entries(engine).items():
+        if id(tensor) not in known:
+            known.add(id(tensor))
+            found[name] = tensor
+    return found
 
 
 @torch.no_grad()

@@ -98,6 +98,84 @@ def test_resume_under_another_stage(world: World, tmp_path: Path) -> None:
     assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
+class PartlyFrozen(torch.nn.Module):
+    """A frozen layer used under two names, one that trains, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.body, self.head = torch.nn.Linear(5, 5), torch.nn.Linear(5, 3)
+        self.again = self.body
+        self.body.weight.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.head(self.again(torch.tanh(self.body(x)))) * self.scale).square().mean()
+
+
+def save_partly_frozen(folder: str, settings: dict[str, Any]) -> dict[str, Tensor]:
+    engine, optimizer = partly_frozen(4, settings)
+    engine.save_checkpoint(folder, 2)
+    return train_on(engine, optimizer)
+
+
+def resume_partly_frozen(folder: str, settings: dict[str, Any]) -> dict[str, Tensor]:
+    engine, optimizer = partly_frozen(2, settings)
+    with torch.no_grad(), engine.full_parameters(write=True):
+        for p in engine.model.parameters():
+            p.add_(1)
+    engine.model.scale.add_(1)
+    engine.load_checkpoint(folder)
+    return train_on(engine, optimizer)
+
+
+def partly_frozen(n_ranks: int, settings: dict[str, Any]) -> tuple[Any, Any]:
+    engine = zero_runtime.shard(PartlyFrozen(), group=group_of(n_ranks), **settings)
+    optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-2)
+    train_on(engine, optimizer)
+    return engine, optimizer
+
+
+def train_on(engine: Any, optimizer: Any) -> dict[str, Tensor]:
+    engine.model(torch.arange(10.0).view(2, 5) / 10).backward()
+    optimizer.step()
+    values: dict[str, Tensor] = engine.state_dict()
+    return values
+
+
+@pytest.mark.parametrize(("saved_in", "resumed_in"), [(3, 1), (1, 3), (3, 2), (2, 3)])
+def test_frozen_parameters_and_buffers_move_between_stages(
+    world: World, tmp_path: Path, saved_in: int, resumed_in: int
+) -> None:
+    expected = world.run(4, save_partly_frozen, str(tmp_path), {"stage": saved_in})[0]
+    found = world.run(2, resume_partly_frozen, str(tmp_path), {"stage": resumed_in})[0]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+def load_damaged(folder: str) -> str:
+    engine, _, _ = build("gpt", 2, {"stage": 3})
+    try:
+        engine.load_checkpoint(folder)
+    except zero_runtime.CheckpointError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed"])
+def test_a_damaged_file_is_one_sentence_on_every_rank(world: World, tmp_path: Path, damage: str) -> None:
+    world.run(2, save_after, "gpt", 2, {"stage": 3}, str(tmp_path))
+    shard = max(tmp_path.glob("step-*/*.distcp"))
+    if damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:-500])
+    else:
+        shard.unlink()
+    for message in world.run(2, load_damaged, str(tmp_path)):
+        assert "could not be read" in message
+        assert "load another checkpoint" in message
+        assert len(message.splitlines()) == 1
+
+
 def interrupted(folder: str) -> str:
     engine, optimizer, batch = build("gpt", 2, {"stage": 3})
     step(engine, optimizer, batch, 0)
