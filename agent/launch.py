@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from agent import pinning, settings
 from agent.nccl import fabric as fabrics
 from agent.nccl import library, memory
@@ -97,10 +99,23 @@ def make_writable(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}", "choose another") from error
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """See that a file can be written in `folder`.
+
+    Raises:
+        UserError: it cannot, or there is no such folder.
+    """
+    try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
+        remedy = "choose another folder" if folder.is_dir() else "create the folder or name another"
+        raise UserError(f"cannot write to {folder}: {error.strerror}", remedy) from error
 
 
 def environment(request: LaunchRequest) -> dict[str, str]:
@@ -202,7 +217,7 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
         file = read_plan(path)
         library.load().stage_plan(file.plan)
     except PlanError as error:
-        return [Problem(error.problem, error.remedy, fatal=True)]
+        return [Problem(_plan_trouble(path, error), error.remedy, fatal=True)]
     except PluginError:
         return []  # said by the plugin's own check
     if file.emulated and file.emulated != fabric:
@@ -215,6 +230,14 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
             )
         ]
     return []
+
+
+def _plan_trouble(path: Path, error: PlanError) -> str:
+    """What is wrong with a plan file; of what is no JSON document at all, a JSON parser's words say nothing."""
+    cause = error.__cause__
+    if isinstance(cause, msgspec.ValidationError) or not isinstance(cause, (msgspec.DecodeError, UnicodeError)):
+        return error.problem
+    return f"{path} is empty" if not path.stat().st_size else f"{path} is no plan file: it is not JSON, or cut short"
 
 
 def _plugin_problems(request: LaunchRequest) -> list[Problem]:

@@ -46,9 +46,13 @@ class RunSummary:
                 for s in self._steps
             ],
         }
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(summary))
-        partial.replace(self._path)
+        partial = self._path.with_name(self._path.name + ".partial")
+        try:
+            partial.write_text(json.dumps(summary))
+            partial.replace(self._path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def _n_disagreements() -> int:

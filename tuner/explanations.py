@@ -21,7 +21,8 @@ from tuner.jobs import job_of
 MAX_UNSEEN = 4
 MEANINGS: Final = (
     "expected: foretold from the predictions and from what this job had measured until the key's last decision;"
-    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial. Medians are"
+    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial; what is"
+    " predicted to be slower goes on trial where its interval leaves enough to be gained. Medians are"
     " of what the store has now."
 )
 

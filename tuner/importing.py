@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
 from agent.nccl.catalog import parse_algorithm, parse_protocol
 from store.database import Store
-from store.errors import UserError
+from store.errors import TraceError, UserError
 from store.records import Candidate, Collective
+from store.trace_format import TRACE_SUFFIX
 from tuner.traces import Trace, read_trace
 from tuner.traces.files import CHUNK_BYTES
+from tuner.traces.formats import by_name
+from tuner.traces.records import Block, Summary
 
 
 def parse_setting(text: str) -> Candidate:
@@ -59,7 +65,7 @@ def import_measurements(
         TraceError: the file is of no known format, or broken.
         StoreError: the store cannot be written.
     """
-    trace = read_trace(path, format_name, collective=collective)
+    trace = _opened(path, format_name, collective)
     fabric = fabric_id or path.absolute().parent.name
     how = partial(trace.measurements, setting, is_default=is_default or None, n_nodes=n_nodes)
     n_rows = sum(len(block) for block in how())
@@ -80,6 +86,52 @@ def import_measurements(
             store.flush()  # the queue is bounded: a long file must not outrun the writer
         store.update_job(job_id, ended_at_s=time.time())
     return trace, n_rows - n_kept
+
+
+def _opened(path: Path, format_name: str | None, collective: Collective | None) -> Trace:
+    """The trace at `path`. What its name says is ours is ours: if its beginning does not, it is damaged."""
+    candidates = [path] if path.is_file() else path.glob(f"*{TRACE_SUFFIX}")
+    ours = [file for file in candidates if file.suffix == TRACE_SUFFIX and file.is_file()]
+    try:
+        trace = read_trace(path, format_name, collective=collective)
+    except TraceError:
+        if format_name is not None or not ours:
+            raise
+        return Trace([(file, BY_ITS_NAME) for file in sorted(ours)], collective)
+    damaged = sorted(set(ours) - set(trace.paths))
+    if not damaged:
+        return trace
+    known = [(file, by_name(trace.format_name)) for file in trace.paths]
+    used = {*trace.paths, *damaged}
+    others = [one.name for one in sorted(path.iterdir()) if one.is_file() and one.name[0] != "." and one not in used]
+    return Trace([*known, *((file, BY_ITS_NAME) for file in damaged)], collective, others)
+
+
+def _read_by_its_name(path: Path, summary: Summary) -> Iterator[Block]:
+    try:
+        yield from OWN.read(path, summary)
+    except TraceError as error:
+        remedy = "copy it again from where it was written"
+        raise TraceError(f"{path.name} is damaged ({error.problem})", remedy) from error
+
+
+OWN: Final = by_name("zerotune")
+BY_ITS_NAME: Final = replace(OWN, read=_read_by_its_name)
+DECISIONS: Final = "records of decisions, whose collectives have timed records of their own"
+
+
+def left_out(trace: Trace) -> dict[str, int]:
+    """Reason -> records that are no measurement, most first.
+
+    Our own traces have a record of each decision beside that of the timed collective; only what was decided more
+    often than timed can have been missed.
+    """
+    counts = trace.summary.unusable.copy()
+    if trace.format_name == OWN.name:
+        n_untimed = counts.pop("no duration", 0)
+        n_decisions = min(n_untimed, trace.summary.n_timed)
+        counts += Counter({DECISIONS: n_decisions, "no duration": n_untimed - n_decisions})
+    return dict(counts.most_common())
 
 
 def _fingerprint(paths: Sequence[Path], *how: object) -> str:
@@ -103,7 +155,7 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
         "n_settings": summary.n_settings,
         "n_measurements": n_rows,
         "recorded": not dry_run,
-        "left_out": dict(summary.unusable),
+        "left_out": left_out(trace),
         "notes": summary.notes,
         "facts": summary.facts,
     }
@@ -118,7 +170,10 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
         f"{summary.n_settings:,} say which setting ran"
     )
     console.print(f"{'usable' if dry_run else 'recorded'} as measurements: {n_rows:,}")
-    for reason, count in summary.unusable.most_common():
-        console.print(f"  left out: {count:,} ({reason})")
+    for reason, count in left_out(trace).items():
+        # Nothing is missed for want of a decision's record, and half of all would look as if it were.
+        console.print(
+            f"  beside them: {count:,} {reason}" if reason == DECISIONS else f"  left out: {count:,} ({reason})"
+        )
     for note in summary.notes:
         console.print(f"  note: {note}")

@@ -26,7 +26,9 @@ MISTAKES = {
     "daemon": [
         ["--endpoint", "nonsense"],
         ["--endpoint", "ipc:///tmp/zt-{pid}/d.sock", "--metrics", "nonsense"],
-        ["--idle-exit", "soon"],
+        *[["--idle-exit", value] for value in ("soon", "-1", "0", "nan", "inf")],
+        ["--retention-days", "nan"],
+        ["--curve-keys", "{none}"],
     ],
     "launch": [
         ["--fabric", "nope", "--", "true"],
@@ -35,6 +37,9 @@ MISTAKES = {
         ["--plan", "{junk}", "--", "true"],
         ["--plan", "{folder}", "--", "true"],
         ["--plan", "{huge}", "--", "true"],
+        ["--curve-keys", "{none}", "--", "true"],
+        ["--nccl-memory-mb", "inf", "--", "true"],
+        *[["--no-agent", "--summary", path, "--", "true"] for path in ("{folder}", "{none}/s.json", "/proc/s.json")],
         [],
     ],
     "status": [["--endpoint", "ipc:///nowhere/d.sock"], ["--endpoint", "nonsense"]],

@@ -11,6 +11,7 @@ import pytest
 from store.database import Store
 from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, size_class
 from tuner import cli
+from tuner.explain import why_tried
 
 
 @pytest.fixture
@@ -48,3 +49,10 @@ def test_a_size_without_decision_gets_those_there_are(store: Path, monkeypatch, 
     assert "No decision fits" in text
     assert "all_gather forward_gather: 1,048,576 to 1,246,974; " in text
     assert "guessed" not in text
+
+
+def test_a_trial_of_what_is_predicted_slower_says_what_it_may_gain():
+    assert "may gain within that interval, up to 20 % of the time" in why_tried(50.0, 60.0, 40.0)
+    assert "small chance" in why_tried(50.0, 60.0, 55.0)
+    assert why_tried(50.0, 45.0, 40.0) == "", "its prediction is reason enough"
+    assert why_tried(None, 60.0, 40.0) == why_tried(50.0, None, None) == ""

@@ -121,3 +121,21 @@ def test_the_demo_tells_its_phases_in_a_file_and_shows_what_was_not_decided(caps
     assert "the same: nothing better found" in text
     assert "all_reduce" in text
     assert "the same: nothing decided in this run" in text
+
+
+def test_a_trace_without_steps_is_told_where_its_timeline_is_missing(run: Path, monkeypatch, capsys):
+    columns = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric"
+    measurements = run / "m.csv"
+    measurements.write_text(
+        f"{columns},bandwidth_gbps,latency_us\nallgather,1048576,ring,simple,4,2,16,1,0,0,0,120.5\n"
+    )
+    with Store.open(run / "store.db") as store:
+        store.record_job("job", "f", {}, 2)
+        store.flush()
+    words = ("--store", run / "store.db", "--trace", measurements)
+    text = said(monkeypatch, capsys, "report", run / "r.html", *words)
+    assert "no timeline is shown: the trace has no steps" in text
+    assert "the trace has no steps" in (run / "r.html").read_text()
+    text = said(monkeypatch, capsys, "plot", "timeline", run / "t.png", *words)
+    assert "there is no timeline: the trace has no steps" in text
+    assert not (run / "t.png").exists()

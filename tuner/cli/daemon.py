@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.options import CurveKeys, Endpoint, StorePath, endpoint_or_default, store_path
+from tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number, endpoint_or_default, store_path
 
 
 def daemon(
@@ -18,14 +18,16 @@ def daemon(
         typer.Option(help="Also listen at tcp://HOST:PORT for the daemons of a job's other nodes (* is any host)."),
     ] = None,
     idle_exit: Annotated[
-        float | None, typer.Option(help="Leave after this many seconds without a rank; default: never.")
+        float | None,
+        typer.Option(help="Leave after this many seconds without a rank; default: never.", min=0.01, callback=a_number),
     ] = None,
     curve_keys: CurveKeys = None,
     metrics: Annotated[
         str | None, typer.Option(help="Serve Prometheus metrics at HOST:PORT, from a process of their own.")
     ] = None,
     retention_days: Annotated[
-        float, typer.Option(help="Forget jobs that began longer ago, with their measurements.", min=0.01)
+        float,
+        typer.Option(help="Forget jobs that began longer ago, with their measurements.", min=0.01, callback=a_number),
     ] = 365.0,
     retention_rows: Annotated[
         int, typer.Option(help="Measurements kept of each fabric, the newest.", min=1000)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from store.errors import UserError
-from tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, store_path
+from tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_number, output_file, store_path
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start leaves after so long without a rank: big models are loaded for minutes before they train."""
+
+
+EXCLUDING = (
+    ("--no-agent", "--plan", "without the agent no plan comes into force"),
+    ("--no-agent", "--log-trace", "without the agent no collective is logged"),
+    ("--no-agent", "--start-daemon", "without the agent nobody speaks to a daemon"),
+    ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
+)
+"""Options of which one makes the other useless, and why."""
 
 
 def launch(
@@ -29,7 +39,10 @@ def launch(
     plan: Annotated[Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write step times to this JSON file.")] = None,
     nccl_memory_mb: Annotated[
-        float | None, typer.Option(min=1, help="Limit channels so that a communicator's ring takes no more memory.")
+        float | None,
+        typer.Option(
+            min=1, help="Limit channels so that a communicator's ring takes no more memory.", callback=a_number
+        ),
     ] = None,
     agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
 ) -> None:
@@ -52,14 +65,27 @@ def launch(
     if command and os.sep in command[0] and Path(command[0]).is_dir():
         raise UserError(f"command {command[0]!r} is a folder", "name the program or script in it")
     where, store_file = launching.endpoint(request), store_path(store)
+    given = {
+        "--no-agent": not agent,
+        "--plan": plan is not None,
+        "--log-trace": log_trace is not None,
+        "--start-daemon": start_daemon,
+        "--store": store is not None and str(store) != os.environ.get("ZEROTUNE_STORE"),
+        "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
+    }  # what the environment sets holds for other commands, too
+    _refuse_contradictions(given)
     answers = False
     if agent and plan is None:
         check_endpoint(where)
         answers = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys) is not None
     problems = launching.check(request, daemon_answers=answers or start_daemon)
     launching.refuse_fatal(problems)
-    for folder in filter(None, (log_trace, summary.parent if summary else None)):
-        launching.make_writable(folder)
+    if summary is not None:
+        launching.check_writable(output_file(summary).parent)
+    if log_trace is not None:
+        launching.make_writable(log_trace)
+    if given["--plan"] and given["--endpoint"]:
+        print(f"zerotune: --endpoint {where} is not used: --plan heeds none; leave one of them out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
     if agent and plan is None and start_daemon and not answers:
@@ -77,3 +103,14 @@ def launch(
     except OSError as error:  # say, a script without a #! line
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
+
+
+def _refuse_contradictions(given: Mapping[str, bool]) -> None:
+    for one, other, why in EXCLUDING:
+        if given[one] and given[other]:
+            raise UserError(f"{one} makes {other} useless: {why}", "leave one of them out")
+    if given["--store"] and not given["--start-daemon"]:
+        raise UserError(
+            "--store is useless without --start-daemon: only a daemon that this command starts gets it from here",
+            "add --start-daemon, or give --store to `zerotune daemon`",
+        )

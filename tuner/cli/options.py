@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,20 @@ import typer
 
 from store.errors import UserError
 from tuner.cli import completion
+
+
+def _existing_keys(context: typer.Context, folder: Path | None) -> Path | None:
+    if folder is not None and not folder.is_dir() and not context.resilient_parsing:  # that is shell completion
+        raise UserError(f"there is no folder of keys at {folder}", f"make one with `zerotune keys {folder}`")
+    return folder
+
+
+def a_number(value: float | None) -> float | None:
+    """Refuses nan, which no minimum keeps out, and infinity; for an option's `callback`."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number")
+    return value
+
 
 Endpoint = Annotated[
     str | None,
@@ -42,6 +57,7 @@ CurveKeys = Annotated[
     typer.Option(
         "--curve-keys",
         help="Folder with the keys for tcp:// endpoints, see `zerotune keys`.",
+        callback=_existing_keys,
         envvar="ZEROTUNE_CURVE_KEYS",
     ),
 ]

@@ -11,7 +11,7 @@ import typer
 from store.errors import UserError
 from tuner.cli import completion
 from tuner.cli.options import AsJson, StorePath, output_file, store_path
-from tuner.cli.report import Summaries, Traces
+from tuner.cli.report import A_TRACE, Summaries, Traces
 
 NAMES = ("steps", "exposed", "timeline", "winners", "regret", "memory")
 
@@ -41,16 +41,19 @@ def plot(
 
     from tuner.plots import save
     from tuner.report.facts import gather
-    from tuner.report.page import pictures
+    from tuner.report.page import missing_timeline, pictures
 
-    found = {picture.name: picture for picture in pictures(gather(store_path(store), job, summary or (), trace or ()))}
+    facts = gather(store_path(store), job, summary or (), trace or ())
+    found = {picture.name: picture for picture in pictures(facts)}
     if name == "list":
         print(json.dumps(list(found)) if as_json else "\n".join(_line(one, found) for one in NAMES))
     elif name in found:
         save(found[name].figure, output_file(out))
         print(json.dumps({"picture": str(out)}) if as_json else out)
     elif name == "timeline" and not trace:
-        raise UserError("the timeline needs a trace", "name a folder of `launch --log-trace` with --trace")
+        raise UserError("the timeline needs a trace", A_TRACE)
+    elif name == "timeline":
+        raise UserError(f"there is no timeline: {missing_timeline(facts)}", A_TRACE)
     elif name in NAMES:
         raise UserError(f"this job has nothing for the picture {name!r}", f"use one of {', '.join(found) or 'none'}")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,8 @@ Summaries = Annotated[
     typer.Option("--summary", help="File of `launch --summary`; give two: before and after."),
 ]
 
+A_TRACE = "name a folder of `launch --log-trace` with --trace"
+
 
 def report(
     out: Annotated[Path, typer.Argument(help="HTML file to write.")] = Path("report.html"),
@@ -34,9 +37,13 @@ def report(
 
     Example: zerotune report report.html --trace traces/
     """
-    from tuner.report import write_report
+    from tuner.report import gather, write_page
+    from tuner.report.page import missing_timeline
 
-    written = write_report(store_path(store), output_file(out), job, summary or (), trace or ())
+    facts = gather(store_path(store), job, summary or (), trace or ())
+    written = write_page(facts, output_file(out))
+    if missing := missing_timeline(facts):
+        print(f"zerotune: no timeline is shown: {missing}; {A_TRACE}", file=sys.stderr)
     if as_json:
         import json
 

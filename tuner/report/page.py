@@ -63,6 +63,7 @@ def page(facts: Facts) -> str:
     )
     environment.filters["us"] = _us
     environment.filters["percent"] = lambda value: f"{value:+.1f} %".replace("-", "−")
+    missing = missing_timeline(facts)
     return environment.from_string(template).render(
         facts=facts,
         pictures=pictures(facts),
@@ -71,7 +72,7 @@ def page(facts: Facts) -> str:
         workload=workload(facts.job.stage, facts.n_steps),
         collectives=facts.collectives_us(),
         meanings=MEANINGS,
-        trust=trust(facts),
+        trust=[*trust(facts), *([("Timeline", f"None: {missing}.")] if missing else [])],
         written=time.strftime("%Y-%m-%d %H:%M", time.localtime()),
         started=time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.job.started_at_s)),
     )
@@ -130,6 +131,15 @@ def _timeline_picture(facts: Facts) -> Picture | None:
     if len(steps) == 1 and step_timeline.is_planned(facts.traced[0]):
         caption += " No step before is shown: too few ran under NCCL's own choice in this trace."
     return _picture(figure, "timeline", "One step before and after" if len(steps) > 1 else "One step", caption)
+
+
+def missing_timeline(facts: Facts) -> str:
+    """Why the traces that were given show no timeline; empty where there is one, or no trace."""
+    if not facts.traced or _timeline_picture(facts) is not None:
+        return ""
+    if not all(len(table.steps) for table in facts.traced):
+        return "the trace has no steps (measurements, or a format that does not tell them)"
+    return "the trace does not say when the collectives of a step began"
 
 
 def _bare_timeline_picture(facts: Facts, reason: str) -> Picture | None:

@@ -1,0 +1,81 @@
+"""What `zerotune import` says of our own traces: nothing to be frightened of, and nothing hidden."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.trace_log import TraceLog
+from store.wire import OBSERVATION_FIELDS
+from tuner import cli
+
+TIMED = 2
+
+
+def log_rank(folder: Path, rank: int, n_decisions: int, n_timed: int) -> Path:
+    block = np.zeros(n_decisions + n_timed, OBSERVATION_FIELDS)
+    block["message_bytes"], block["n_ranks"], block["n_nodes"], block["collective"] = 1 << 20, 2, 1, 2
+    block["duration_us"] = np.where(np.arange(len(block)) < n_decisions, -1.0, 50.0)
+    block["flags"] = np.where(block["duration_us"] > 0, TIMED, 0)
+    block["sequence"] = np.arange(len(block))
+    log = TraceLog(folder, job_id="j", rank=rank, n_ranks=2, fabric_id="f", fabric={}, version="0")
+    log.record(block)
+    log.close()
+    assert log.path is not None
+    return log.path
+
+
+def said(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["zerotune", "import", *map(str, words), "--dry-run"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(left.value.code or 0), " ".join(captured.out.split()), captured.err
+
+
+def test_decisions_are_no_loss_but_what_was_never_timed_is(tmp_path: Path, monkeypatch, capsys):
+    log_rank(tmp_path, 0, 100, 100)
+    _, text, _ = said(monkeypatch, capsys, tmp_path)
+    assert "usable as measurements: 100" in text
+    assert "beside them: 100 records of decisions" in text
+    assert "left out" not in text
+    log_rank(tmp_path, 1, 7, 0)
+    _, text, _ = said(monkeypatch, capsys, tmp_path)
+    assert "beside them: 100 records of decisions" in text
+    assert "left out: 7 (no duration)" in text
+    _, text, _ = said(monkeypatch, capsys, tmp_path, "--json")
+    counts = json.loads(text)["left_out"]
+    assert sorted(counts.values()) == [7, 100]
+    assert counts["no duration"] == 7
+
+
+@pytest.mark.parametrize("at", [0, 20, 400])
+def test_a_damaged_rank_of_ours_is_called_damaged(at: int, tmp_path: Path, monkeypatch, capsys):
+    log_rank(tmp_path, 0, 100, 100)
+    damaged = log_rank(tmp_path, 1, 100, 100)
+    (tmp_path / "README").write_text("hello")
+    content = bytearray(damaged.read_bytes())
+    content[at : at + 200] = (255 - byte for byte in content[at : at + 200])
+    damaged.write_bytes(content)
+    code, text, _ = said(monkeypatch, capsys, tmp_path)
+    assert code == 0
+    assert "usable as measurements: 100" in text
+    assert "left out: 1 (damaged file)" in text
+    assert f"{damaged.name} is damaged (" in text
+    assert "left out 1 file(s) that are no trace: README" in text
+    code, _, error = said(monkeypatch, capsys, damaged)
+    assert (code, error.count("\n")) == (2, 1)
+    assert "is damaged (" in error
+    assert "copy it again" in error
+
+
+def test_of_a_folder_with_nothing_but_damaged_ranks_the_reason_is_given(tmp_path: Path, monkeypatch, capsys):
+    for rank in range(2):
+        (tmp_path / f"j.rank0000{rank}.zttrace").write_bytes(b"\x1f\x8bnonsense")
+    code, _, error = said(monkeypatch, capsys, tmp_path)
+    assert code == 2
+    assert "is damaged (" in error

@@ -1,0 +1,111 @@
+"""`zerotune launch`: options that contradict each other or lead nowhere are refused before anything runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.summary import RunSummary
+from store.records import StepRecord
+from tuner import cli
+
+
+class Launched(Exception):
+    """In place of the training command."""
+
+
+def launch(monkeypatch, capsys, *words: object) -> tuple[int, str]:
+    """Exit code, 0 where the command would have run, and what was said."""
+
+    def run(*_: object) -> None:
+        raise Launched
+
+    monkeypatch.setattr(os, "execvpe", run)
+    monkeypatch.setattr("tuner.status.fetch_status", lambda *_, **__: None)
+    monkeypatch.setattr("agent.launch.library.build", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", "true"])
+    try:
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        code = int(left.value.code or 0)
+    except Launched:
+        code = 0
+    return code, capsys.readouterr().err
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    (tmp_path / "plan.json").write_text('{"zerotune_plan": 1, "rows": []}')
+    return tmp_path / "plan.json"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--no-agent", "--plan"),
+        ("--no-agent", "--log-trace"),
+        ("--no-agent", "--start-daemon"),
+        ("--plan", "--start-daemon"),
+        ("--store",),
+    ],
+)
+def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_path, monkeypatch, capsys):
+    values = {"--plan": plan, "--log-trace": tmp_path / "trace", "--store": tmp_path / "s.db"}
+    given = [part for word in words for part in ((word, values[word]) if word in values else (word,))]
+    code, error = launch(monkeypatch, capsys, *given)
+    assert (code, error.count("\n")) == (2, 1), error
+    for word in (*words, "leave one of them out" if len(words) > 1 else "add --start-daemon"):
+        assert word in error
+    assert not (tmp_path / "trace").exists()
+
+
+def test_what_is_documented_still_launches(plan, tmp_path, monkeypatch, capsys):
+    for words in (
+        ("--no-agent", "--summary", tmp_path / "before.json"),
+        ("--summary", tmp_path / "after.json", "--log-trace", tmp_path / "trace"),
+        ("--plan", plan, "--summary", tmp_path / "after.json"),
+        ("--no-agent", "--endpoint", "ipc:///nowhere/d.sock"),
+    ):
+        code, error = launch(monkeypatch, capsys, *words)
+        assert code == 0, error
+        assert "not used" not in error
+
+
+def test_an_endpoint_beside_a_plan_is_said_to_be_unused_unless_the_environment_names_it(plan, monkeypatch, capsys):
+    code, error = launch(monkeypatch, capsys, "--plan", plan, "--endpoint", "ipc:///nowhere/d.sock")
+    assert code == 0
+    assert "--endpoint ipc:///nowhere/d.sock is not used: --plan heeds none; leave one of them out" in error
+    monkeypatch.setenv("ZEROTUNE_ENDPOINT", "ipc:///nowhere/d.sock")
+    monkeypatch.setenv("ZEROTUNE_STORE", "/nowhere/s.db")
+    code, error = launch(monkeypatch, capsys, "--plan", plan)
+    assert code == 0
+    assert "not used" not in error
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty; name one that `zerotune export` wrote"),
+        ("junk", "is no plan file: it is not JSON, or cut short; name one"),
+        ('{"zerotune_plan": 1, "rows": [', "is no plan file: it is not JSON, or cut short; name one"),
+        ('{"rows": []}', "missing required field `zerotune_plan`"),
+    ],
+)
+def test_what_is_wrong_with_a_plan_file_is_said_in_words(content, words, plan, monkeypatch, capsys):
+    plan.write_text(content)
+    code, error = launch(monkeypatch, capsys, "--plan", plan)
+    assert code == 2
+    assert words in error
+
+
+def test_a_summary_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
+    (tmp_path / "s.json").mkdir()
+    summary = RunSummary(tmp_path / "s.json")
+    summary.describe(None, 2)
+    summary.add(StepRecord(1, 0, 10.0))
+    with pytest.raises(OSError, match="directory"):
+        summary.write()
+    assert [one.name for one in tmp_path.iterdir()] == ["s.json"]
