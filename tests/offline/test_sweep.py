@@ -79,6 +79,19 @@ def test_a_second_run_repeats_nothing(first: tuple[Path, SweepResult]):
     assert [row.setting for row in again.rows] == [row.setting for row in result.rows]
 
 
+def test_an_active_sweep_goes_beyond_what_a_full_one_measured(tmp_path: Path):
+    fields = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}
+    one_size = {"full": True, "max_bytes": 65536}
+    full = run_sweep(SweepRequest(**{**fields, **one_size}), tmp_path / "s.db", quiet)
+    wider = SweepRequest(**{**fields, "min_bytes": 32768})
+    active = run_sweep(wider, tmp_path / "s.db", quiet)
+    assert active.n_restored == full.n_samples
+    assert 0 < active.n_samples < full.n_samples
+    measured_at = {row.message_bytes for row in active.rows if row.n_samples}
+    assert measured_at == {32768, 65536, 131072}
+    assert run_sweep(wider, tmp_path / "s.db", quiet).n_samples == 0
+
+
 def test_fresh_starts_from_nothing_and_a_spent_budget_says_so(first: tuple[Path, SweepResult]):
     path, _ = first
     fields = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}

@@ -141,6 +141,29 @@ def test_single_samples_are_doubted_where_samples_contradict_each_other(outlier_
         assert sum(n >= 2 for n in taken) < 0.4 * len(cells)
 
 
+@pytest.mark.parametrize("n_full", [6, 30])
+def test_a_full_sweep_of_some_sizes_leaves_the_others_their_budget(n_full: int):
+    """However many samples it took there, each other place keeps its share; what was measured is not repeated."""
+    sweep = Simulated("ethernet_boxes", CommunicatorClass(2, 2))
+    gathers = {cell.place for cell in sweep.cells if cell.place.collective is Collective.all_gather}
+    full = sorted(gathers)[2:5]
+    for cell in sweep.cells:
+        if cell.place in full:
+            sweep.visit(cell, n_full)
+            cell.n_full_samples = n_full
+    strategy, n_looks = sweep.active(), 0
+    while visits := strategy.next_round():
+        for cell in visits:
+            sweep.visit(cell, LOOK_REPEATS)
+            n_looks += 1
+    places = {cell.place for cell in sweep.cells}
+    measured = {cell.place for cell in sweep.cells if cell.duration_us}
+    assert measured == places
+    assert sum(sweep.regrets(strategy)) / len(places) <= 0.02
+    assert n_looks <= 0.15 * 12 * len(sweep.cells), "twelve samples make a median precise at 3 % noise"
+    assert sweep.active().next_round() == [], "the same samples: nothing is left to do"
+
+
 def test_what_a_baseline_ran_is_one_setting_with_that_candidate():
     """Two names of one setting cannot both need measuring."""
     known = Candidate(Algorithm.ring, Protocol.simple, 4)
@@ -160,8 +183,11 @@ def test_choices_that_were_never_measured_are_rows_too():
         ("ring/simple/4ch", 0, None, 80.0),
         ("baseline", 0, None, 100.0),
     ]
-    assert [row.is_best for row in rows] == [True, False]
+    assert [row.is_best for row in rows] == [False, False], "neither was measured: a guess"
+    assert rows[0].confidence == 0.97
     assert rows[0].gain_percent == pytest.approx(20)
+    own = rows_of([Cell(PLACE, BASELINE, [100.0]), Cell(PLACE, known), Cell(PLACE, FAR)], 4, {PLACE: choice})
+    assert [row.is_best for row in own] == [True, False], "what it is compared with was measured"
 
 
 def test_nccls_own_choice_stands_at_every_place_of_an_active_sweep():
@@ -280,6 +306,17 @@ def test_restore_takes_samples_and_breakages():
     assert restore(cells, stored) == 2
     assert cells[0].duration_us == [50.0, 50.0]
     assert cells[1].outcome is Outcome.hung
+
+
+def test_restore_tells_a_full_sweeps_samples_from_looks():
+    cell = Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4))
+    stored = np.zeros(15, MEASUREMENT)
+    stored["collective"], stored["message_bytes"] = Collective.all_gather, 1 << 20
+    stored["algorithm"], stored["n_channels"] = 1, 4
+    stored["duration_us"], stored["source"] = 50.0, Source.sweep
+    stored["epoch"] = [3] * 6 + [9] * 6 + [10, 11, 12]
+    assert restore([cell], stored) == 15
+    assert cell.n_full_samples == 12
 
 
 def test_rows_rank_by_speed_and_know_nccl_tests_bandwidths():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Cell:
     reason: str = ""
     ran: Candidate | None = None
     """What a baseline was seen to run."""
+    n_full_samples: int = 0
+    """How many of the samples an earlier full sweep took."""
 
     @property
     def median_us(self) -> float:
@@ -145,9 +148,14 @@ def make_cells(
 
 
 def restore(cells: Iterable[Cell], measurements: Array) -> int:
-    """Put what an earlier sweep stored (MEASUREMENT, [n]) into `cells`; returns how many samples fitted."""
+    """Put what an earlier sweep stored (MEASUREMENT, [n]) into `cells`; returns how many samples fitted.
+
+    Rows are as they were stored: those of one visit stand together, under one epoch. Visits of several samples are a
+    full sweep's.
+    """
     by_key = {(cell.place, cell.candidate): cell for cell in cells}
     n_restored = 0
+    visits: list[tuple[Cell, int]] = []
     for row in measurements:
         place = Place(Collective(int(row["collective"])), int(row["message_bytes"]))
         unknown = row["is_default"] or row["algorithm"] == UNKNOWN
@@ -165,6 +173,11 @@ def restore(cells: Iterable[Cell], measurements: Array) -> int:
         else:
             cell.duration_us.append(float(row["duration_us"]))
             n_restored += 1
+            visits.append((cell, int(row["epoch"])))
             if candidate == BASELINE and row["algorithm"] != UNKNOWN:
                 cell.ran = Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
+    for _, visit in itertools.groupby(visits, key=lambda sample: (id(sample[0]), sample[1])):
+        sampled = [cell for cell, _ in visit]
+        if len(sampled) > 1:
+            sampled[0].n_full_samples += len(sampled)
     return n_restored

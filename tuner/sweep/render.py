@@ -129,5 +129,5 @@ def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[st
 
 def _verdict(row: SweepRow) -> str:
     if not row.is_best:
-        return ""
+        return "" if row.confidence is None else f"a guess, {100 * row.confidence:.0f} % sure"
     return "best" if row.confidence is None else f"best, {100 * row.confidence:.0f} % sure"

@@ -29,6 +29,7 @@ class SweepRow(msgspec.Struct, frozen=True):
     gain_percent: float | None
     """Over NCCL's own choice at the same place, which may be an expected one."""
     is_best: bool
+    """Nothing is where neither the choice nor NCCL's own was measured: the choice is a guess there."""
     outcome: str
     reason: str = ""
     expected_us: float | None = None
@@ -61,7 +62,7 @@ class SweepResult(msgspec.Struct, frozen=True):
 
     @property
     def n_compared(self) -> int:
-        """Places at which some setting is called the best: more than one was seen, or it follows from neighbours."""
+        """Places at which some setting is called the best: several were seen, or one, and neighbours tell the rest."""
         return sum(row.is_best for row in self.rows)
 
     def to_json(self) -> str:
@@ -86,12 +87,17 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
         own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
         # The fastest of one is no best.
         best = next((cell for cell in found if cell.outcome is Outcome.ok), None) if len(found) > 1 else None
+        chosen = None
         if choice is not None:
-            best = next((cell for cell in found if cell.candidate == choice.candidate), best)
+            chosen = next((cell for cell in found if cell.candidate == choice.candidate), None)
+            best = chosen or best
+        # Where neither it nor what it is compared with was measured, it is a guess.
+        is_guess = chosen is not None and not chosen.duration_us and baseline is None
         for cell in found:
             expected_us = None if choice is None else _expected_us(cell, choice)
             confidence = choice.confidence if choice is not None and cell is best else None
-            rows.append(_result_row(cell, own_us, expected_us, confidence, cell is best, n_ranks))
+            is_best = cell is best and not is_guess
+            rows.append(_result_row(cell, own_us, expected_us, confidence, is_best, n_ranks))
     return rows
 
 

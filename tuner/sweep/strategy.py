@@ -120,8 +120,9 @@ class Active:
     A place is settled when, with the given confidence, no setting is more than `precision` faster than the
     chosen one: in the opinion of a surrogate (tuner.sweep.surrogate) that knows NCCL's cost and all samples of
     all sizes. So most cells are never visited, and a place between two sizes that agree may be settled by them
-    alone. It ends early at its budget, a share of the grid's samples. Every choice is a pure function of the
-    samples: a resumed sweep goes on as if it had never ended.
+    alone. It ends early at its budget, a share of the grid's samples; what a full sweep took before at some places
+    costs no more of it than those places' own share. Every choice is a pure function of the samples: a resumed sweep
+    goes on as if it had never ended.
     """
 
     def __init__(
@@ -178,7 +179,13 @@ class Active:
         n_precise = min(max(MIN_REPEATS, n_precise), self._max_repeats)
         # Where samples contradict each other, no interval closes before the cap.
         n_grid = len(cells) * (n_precise + self._outlier_share * (self._max_repeats - n_precise))
-        return max(0, int((share * n_grid - sum(len(cell.duration_us) for cell in cells)) / LOOK_REPEATS))
+        n_looks = sum(len(cell.duration_us) - cell.n_full_samples for cell in cells)
+        # Of places that a full sweep measured, no more than their own share of the budget is spent.
+        n_spared = sum(
+            min(sum(cell.n_full_samples for cell in found), share * n_grid * len(found) / len(cells))
+            for found in self._by_place.values()
+        )
+        return max(0, int((share * n_grid - n_looks - n_spared) / LOOK_REPEATS))
 
     def _looks(self) -> list[Cell]:
         """What neighbours alone have settled, looked at after all, while the sweep stays a small part of the grid.
