@@ -16,6 +16,7 @@ from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, ShapeVerdict, judge
 from tuner.replay.evidence import MAD_TO_SIGMA, Evidence
+from tuner.replay.legality import is_known_to_sum, without_refused
 from tuner.replay.loading import load_table
 from tuner.replay.plans import plan_rows
 from tuner.replay.policies import DEFAULT_POLICIES, POLICIES, Context, named
@@ -137,6 +138,8 @@ def replay_table(
     costs = CostPrior(table.fabric) if _fabric(table) is not None else None
     shapes, shape_index = table.shapes()
     fabric = _fabric(table)
+    if costs is not None and fabric is not None and not is_known_to_sum(table):
+        without_refused(costs, fabric, shapes)
     predictor = None if costs is None or fabric is None else model_predictor(own_world, costs, fabric)
     evidence = Evidence(table, shapes, shape_index, statistics, predictor)
     counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []

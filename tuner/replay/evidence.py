@@ -30,7 +30,9 @@ from store.records import (
     DecisionKey,
     Phase,
     Protocol,
+    size_class_floor,
 )
+from tuner.replay.legality import in_effect, in_effect_at, is_known_to_sum, may_run
 from tuner.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
 
 Array = NDArray[Any]
@@ -48,6 +50,11 @@ MAD_TO_SIGMA: Final = 1.4826
 SAMPLES_THAT_SHOW_SPREAD: Final = 5
 MAX_INTERPOLATED_CLASSES: Final = SIZE_CLASSES_PER_OCTAVE
 """Sweeps measure each octave: a size between two measured ones, this near to either, is interpolated."""
+
+DOUBT_PER_OCTAVE: Final = 0.15
+"""Standard error of a prediction's logarithm for each doubling of bytes or channels away from what was measured."""
+UNSEEN_DOUBT: Final = math.log(2)
+"""Of an algorithm and protocol that was measured nowhere on the communicator, and at most."""
 
 
 class Grade(IntEnum):
@@ -91,6 +98,7 @@ class _Neighbour(NamedTuple):
 Prediction = tuple[float, float]
 """(cost_us, relative standard error)."""
 Place = tuple[CommunicatorClass, Collective, Phase, int]
+_Kind = tuple[CommunicatorClass, Collective, tuple[Algorithm | None, Protocol | None]]
 Predictor = Callable[[Shape, Candidate], Prediction | None]
 
 
@@ -104,23 +112,39 @@ class Evidence:
         shape_index: Array,
         statistics: Iterable[CandidateStatistics] = (),
         predictor: Predictor | None = None,
+        sums: bool = False,
     ) -> None:
+        self.sums = sums or is_known_to_sum(table)
+        """Whether the job's reduce-scatters are known to sum; else they may average."""
         self._here = _measured_here(table, shapes, shape_index)
         self._elsewhere = _by_key(statistics)
         self._predictor = predictor
         self._by_place: dict[Place, dict[Candidate, Estimate]] = {}
         self._known: dict[tuple[Shape, Candidate], Estimate | None] = {}
+        self._seen = self._points_seen()
+
+    def may_run(self, shape: Shape, candidate: Candidate) -> bool:
+        """False where NCCL may refuse the job that setting, and run its own choice instead."""
+        return may_run(shape.collective, candidate, self.sums)
 
     def estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        """The best estimate there is, or None: nothing is known."""
+        """The best estimate there is, or None: nothing is known, or NCCL may refuse the setting."""
         if (shape, candidate) not in self._known:
-            self._known[shape, candidate] = (
-                self._here.get((shape, candidate))
-                or self._from_other_phase(shape, candidate)
-                or self._from_elsewhere(shape, candidate)
-                or self._predicted(shape, candidate)
-            )
+            self._known[shape, candidate] = self._estimate(shape, candidate)
         return self._known[shape, candidate]
+
+    def _estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        if not self.may_run(shape, candidate):
+            return None
+        ran = in_effect(shape.collective, shape.message_bytes, candidate)
+        return (
+            self._here.get((shape, candidate))
+            or self._here.get((shape, ran))
+            or self._from_other_phase(shape, candidate)
+            or self._from_other_phase(shape, ran)
+            or self._from_elsewhere(shape, candidate)
+            or self._predicted(shape, ran)
+        )
 
     def predicted(self, shape: Shape, candidate: Candidate) -> Prediction | None:
         """The model's figure alone."""
@@ -133,14 +157,20 @@ class Evidence:
         return other
 
     def measured_candidates(self, shape: Shape) -> list[Candidate]:
-        """Candidates with measurements for `shape`, here or elsewhere; in a fixed order."""
+        """Candidates with measurements for `shape`, here or elsewhere; in a fixed order.
+
+        Of those from elsewhere that come to the same at this size, one.
+        """
         here = {candidate for known, candidate in self._here if known == shape}
-        near = {
-            candidate
-            for candidate in self._measured_at(shape) - here
-            if (found := self.estimate(shape, candidate)) is not None and found.grade is not Grade.predicted
-        }
-        return sorted(here | near, key=str)
+        effects = {in_effect(shape.collective, shape.message_bytes, candidate) for candidate in here}
+        near = []
+        for candidate in sorted(self._measured_at(shape) - here, key=lambda one: (str(_cell(one)), one.n_channels)):
+            effect = in_effect(shape.collective, shape.message_bytes, candidate)
+            found = None if effect in effects else self.estimate(shape, candidate)
+            if found is not None and found.grade is not Grade.predicted:
+                effects.add(effect)
+                near.append(candidate)
+        return sorted([*here, *near], key=str)
 
     def nearest_winner(self, shape: Shape) -> Candidate | None:
         """The fastest setting at the nearest size class measured elsewhere; None: none is known within an octave."""
@@ -148,8 +178,9 @@ class Evidence:
         for distance in range(MAX_INTERPOLATED_CLASSES + 1):
             for size_class in (own_class - distance, own_class + distance):
                 known = self._elsewhere_at(shape, size_class)
-                if known:
-                    return min(known, key=lambda candidate: known[candidate].cost_us)
+                usable = [candidate for candidate in known if self.may_run(shape, candidate)]
+                if usable:
+                    return min(usable, key=lambda candidate: known[candidate].cost_us)
         return None
 
     def _from_other_phase(self, shape: Shape, candidate: Candidate) -> Estimate | None:
@@ -182,9 +213,14 @@ class Evidence:
                 )
         return self._by_place[place]
 
+    def _elsewhere_as(self, shape: Shape, size_class: int, candidate: Candidate) -> Estimate | None:
+        """The store's estimate of `candidate`, or of what it comes to at that size."""
+        known = self._elsewhere_at(shape, size_class)
+        return known.get(candidate) or known.get(in_effect_at(shape.collective, size_class, candidate))
+
     def _from_elsewhere(self, shape: Shape, candidate: Candidate) -> Estimate | None:
         known = self._elsewhere_of(shape)
-        found = known.get(candidate)
+        found = self._elsewhere_as(shape, shape.key.size_class, candidate)
         if found is not None:
             return self._carried(shape, found, known.get(BASELINE))
         between = self._interpolated(shape, candidate)
@@ -223,7 +259,7 @@ class Evidence:
         ends: list[tuple[int, Estimate]] = []
         for direction in (-1, 1):
             classes = [own_class + direction * distance for distance in range(1, MAX_INTERPOLATED_CLASSES + 1)]
-            known = ((size_class, self._elsewhere_at(shape, size_class).get(candidate)) for size_class in classes)
+            known = ((size_class, self._elsewhere_as(shape, size_class, candidate)) for size_class in classes)
             ends += [(size_class, one) for size_class, one in known if one is not None][:1]
         if len(ends) < 2:
             return None
@@ -239,7 +275,7 @@ class Evidence:
         for distance in range(1, MAX_INTERPOLATED_CLASSES + 1):
             size_class = own_class + direction * distance
             known = self._elsewhere_at(shape, size_class)
-            found, baseline = known.get(candidate), known.get(BASELINE)
+            found, baseline = self._elsewhere_as(shape, size_class, candidate), known.get(BASELINE)
             if found is not None and baseline is not None:
                 ratio, error = found.cost_us / baseline.cost_us, math.hypot(found.error, baseline.error)
                 return _Neighbour(size_class, math.log(ratio), math.log(baseline.cost_us), error, found.n_samples)
@@ -258,13 +294,41 @@ class Evidence:
         if predicted is None:
             return None
         baseline = self._predictor(shape, BASELINE)
+        there = _as_prediction(predicted)
+        there = dataclasses.replace(there, error=math.hypot(there.error, self._doubt(shape, candidate)))
         if baseline is None:
-            return self._carried(shape, _as_prediction(predicted), None)
-        found = self._carried(shape, _as_prediction(predicted), _as_prediction(baseline))
+            return self._carried(shape, there, None)
+        found = self._carried(shape, there, _as_prediction(baseline))
         # As far as the model is off where it can be checked, at the very shape, it may be off for the candidate.
         known = self._here.get((shape, BASELINE))
         miss = 0.0 if known is None else abs(math.log(known.cost_us / baseline[0]))
         return dataclasses.replace(found, error=math.hypot(found.error, miss))
+
+    def _points_seen(self) -> dict[_Kind, set[tuple[float, float]]]:
+        """(log2 bytes, log2 channels) at which each algorithm and protocol was measured, here or elsewhere."""
+        seen: dict[_Kind, set[tuple[float, float]]] = {}
+        here = ((shape.communicator, shape.collective, shape.message_bytes, one) for shape, one in self._here)
+        elsewhere = (
+            (key.communicator, key.collective, size_class_floor(key.size_class), one)
+            for key, known in self._elsewhere.items()
+            for one in known
+        )
+        for communicator, collective, nbytes, one in (*here, *elsewhere):
+            if not one.is_baseline:
+                point = math.log2(nbytes), math.log2(max(1, one.n_channels))
+                seen.setdefault((communicator, collective, _cell(one)), set()).add(point)
+        return seen
+
+    def _doubt(self, shape: Shape, candidate: Candidate) -> float:
+        """Of a prediction, for its distance to anything measured of that algorithm and protocol."""
+        if candidate.is_baseline:
+            return 0.0
+        log_bytes, log_channels = math.log2(shape.message_bytes), math.log2(max(1, candidate.n_channels))
+        octaves = (
+            abs(log_bytes - nbytes) + abs(log_channels - channels)
+            for nbytes, channels in self._seen.get((shape.communicator, shape.collective, _cell(candidate)), ())
+        )
+        return min(UNSEEN_DOUBT, DOUBT_PER_OCTAVE * min(octaves, default=math.inf))
 
     def _carried(self, shape: Shape, there: Estimate, baseline_there: Estimate | None) -> Estimate:
         """`there` brought to this trace by way of the baseline, where both ends know that."""

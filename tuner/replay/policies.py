@@ -18,7 +18,8 @@ from store.errors import UserError
 from store.records import BASELINE, Candidate, CandidateStatistics, PlanRow
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
-from tuner.replay.evidence import Evidence
+from tuner.replay.evidence import Estimate, Evidence, Grade
+from tuner.replay.legality import in_effect
 from tuner.replay.online import Mixture, Thompson, Ucb, play_bandit, play_tuner
 from tuner.replay.table import Shape
 
@@ -93,7 +94,7 @@ def table(context: Context, shape: Shape) -> Candidate:
     """A static table: the plan given, else the setting that earlier runs showed to beat the baseline."""
     if context.plan is None:
         decided = context.knowledge.decided(shape.key)
-        return decided[0] if decided is not None else BASELINE
+        return decided[0] if decided is not None and context.evidence.may_run(shape, decided[0]) else BASELINE
     for row in context.plan:
         place = (row.communicator, row.collective, row.phase)
         is_for_shape = place == (shape.communicator, shape.collective, shape.phase)
@@ -107,7 +108,7 @@ def model(context: Context, shape: Shape) -> Candidate:
     """The setting predicted cheapest before this job measured anything, if its gain exceeds its doubt."""
     if context.costs is None:
         return BASELINE
-    candidates = context.costs.candidates(shape.communicator, shape.collective)
+    candidates = _offered(context, context.costs, shape)
     prior = context.knowledge.prior(shape.key, shape.message_bytes, candidates, context.costs)
     mean = np.where(np.isfinite(prior.mean), prior.mean, np.inf)
     at_baseline = candidates.index(BASELINE)
@@ -117,19 +118,34 @@ def model(context: Context, shape: Shape) -> Candidate:
     return candidates[int(np.argmin(np.where(sure, mean, np.inf)))]
 
 
+def _offered(context: Context, costs: CostPrior, shape: Shape) -> tuple[Candidate, ...]:
+    """What the job may run, the baseline first; of channel counts that come to the same, the least."""
+    found: dict[Candidate, Candidate] = {}
+    for candidate in costs.candidates(shape.communicator, shape.collective):
+        if context.evidence.may_run(shape, candidate):
+            found.setdefault(in_effect(shape.collective, shape.message_bytes, candidate), candidate)
+    return tuple(found.values())
+
+
 @register("oracle")
 def oracle(context: Context, shape: Shape) -> Candidate:
     """The best in hindsight of all measured settings and of what `table` and `model` name.
 
-    With few samples its gain is flattered by chance; where it rests on a prediction, by the model's error too.
+    A prediction counts by the high end of its interval: it wins where it would even so. With few samples the gain is
+    flattered by chance.
     """
     known = [BASELINE, *context.evidence.measured_candidates(shape), table(context, shape), model(context, shape)]
     judged = [
-        (estimate.cost_us, candidate)
+        (_sure_us(estimate, candidate), candidate)
         for candidate in known
         if (estimate := context.evidence.estimate(shape, candidate))
     ]
     return min(judged, key=lambda one: one[0])[1] if judged else BASELINE
+
+
+def _sure_us(estimate: Estimate, candidate: Candidate) -> float:
+    is_guess = estimate.grade is Grade.predicted and not candidate.is_baseline
+    return estimate.high_us if is_guess else estimate.cost_us
 
 
 @register("nearest")

@@ -24,6 +24,7 @@ from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, judge
 from tuner.replay.evidence import Evidence, Prediction, Predictor
+from tuner.replay.legality import without_refused
 from tuner.replay.policies import Context, Policy
 from tuner.replay.program import Program, steady_step
 from tuner.replay.reshape import with_buckets, with_ranks, with_stage
@@ -123,11 +124,14 @@ def what_if(
         fabric = fabric.with_nodes(_n_nodes(program, fabric))
     learned = World() if beyond else world
     costs = None if fabric is None else CostPrior(fabric.describe(), fabric)
+    if costs is not None and fabric is not None and not context.evidence.sums:
+        without_refused(costs, fabric, {call.shape for call in program.calls})
     elsewhere = change.fabric is not None
     if elsewhere:
         assumptions.append("computation takes as long as it was logged")
         assumptions.append("the trace's own measurements are of another fabric: they are not used")
-        evidence = Evidence(_EMPTY, (), np.empty(0, np.int64), world.statistics, _predictor(learned, costs, fabric))
+        predict = _predictor(learned, costs, fabric)
+        evidence = Evidence(_EMPTY, (), np.empty(0, np.int64), world.statistics, predict, sums=context.evidence.sums)
     else:
         scale = _calibration(model.program, program, context.evidence)
         evidence = context.evidence.with_predictor(_predictor(learned, costs, fabric, scale))
