@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_replay import FABRIC, RING_LL_4, records, table_of, verdict_of
 
 from agent.nccl import cost_model
 from agent.nccl import fabric as fabrics
@@ -24,7 +25,6 @@ from store.records import (
     Protocol,
     size_class,
 )
-from tests.offline.test_replay import FABRIC, RING_LL_4, records, table_of, verdict_of
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge, Prior
 from tuner.replay import replay_table
