@@ -140,6 +140,8 @@ def cases(folder: Path, chosen: Sequence[World] = WORLDS, plans: Sequence[str] =
         for name in plans:
             path = place / f"{name.replace(' ', '_')}.json"
             result = predicted(table, store, name, path, world.seed)
+            if not result.step_estimates:
+                raise SystemExit(f"{world}: replay refuses to judge {name}: {result.step_refusals}")
             estimate, facts = result.step_estimates[0], result.steps
             assert facts is not None
             total = result.totals[0]
