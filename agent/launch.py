@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from agent import pinning, settings
 from agent.nccl import fabric as fabrics
 from agent.nccl import library, memory
@@ -217,7 +215,7 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
         file = read_plan(path)
         library.load().stage_plan(file.plan)
     except PlanError as error:
-        return [Problem(_plan_trouble(path, error), error.remedy, fatal=True)]
+        return [Problem(error.problem, error.remedy, fatal=True)]
     except PluginError:
         return []  # said by the plugin's own check
     if file.emulated and file.emulated != fabric:
@@ -230,14 +228,6 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
             )
         ]
     return []
-
-
-def _plan_trouble(path: Path, error: PlanError) -> str:
-    """What is wrong with a plan file; of what is no JSON document at all, a JSON parser's words say nothing."""
-    cause = error.__cause__
-    if isinstance(cause, msgspec.ValidationError) or not isinstance(cause, (msgspec.DecodeError, UnicodeError)):
-        return error.problem
-    return f"{path} is empty" if not path.stat().st_size else f"{path} is no plan file: it is not JSON, or cut short"
 
 
 def _plugin_problems(request: LaunchRequest) -> list[Problem]:

@@ -20,6 +20,7 @@ from store.records import Algorithm, Candidate, Collective, CommunicatorClass, P
 
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20
+_NO_JSON: Final = "is no plan file: it is not JSON, or cut short"
 
 AnyEnum = TypeVar("AnyEnum", bound=IntEnum)
 
@@ -96,11 +97,15 @@ def read_plan(path: Path) -> PlanFile:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
-        file = msgspec.json.decode(path.read_bytes(), type=_Document)
+        text = path.read_bytes()
+        file = msgspec.json.decode(text, type=_Document)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}", "check the path") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PlanError(f"{path} is not a plan file: {error}", "name one that `zerotune export` wrote") from error
+        # Only where a field is wrong does the parser name something that helps.
+        reason = f"is not a plan file: {error}" if isinstance(error, msgspec.ValidationError) else _NO_JSON
+        problem = f"{path} {reason if text else 'is empty'}"
+        raise PlanError(problem, "name one that `zerotune export` wrote") from error
     if file.zerotune_plan != PLAN_FILE_VERSION:
         raise PlanError(
             f"{path} is of plan version {file.zerotune_plan}", f"this zerotune reads version {PLAN_FILE_VERSION}"
