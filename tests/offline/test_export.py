@@ -80,7 +80,7 @@ def test_plan_file_round_trip(store_path: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (b"", "not a plan file"),
+        (b"", "is empty; name one that `zerotune export` wrote"),
         (b"{}", "not a plan file"),
         (b'{"plan": {"epoch": 1, "rows": [{"candidate": {"algorithm": 99}}]}}', "not a plan file"),
         (b'{"zerotune_plan": 9, "rows": []}', "version 9"),
