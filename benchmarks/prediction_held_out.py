@@ -1,12 +1,14 @@
 """How good predictions are where nothing was measured: sizes, rank counts and fabrics left out.
 
-    python benchmarks/prediction_held_out.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N]
-        [--by size ranks fabric cost]
+    python benchmarks/prediction_held_out.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--grids N]
+        [--by size range ranks fabric cost] [--models NAME ...]
 
 Every registered model is fitted to a noisy sweep (three calls per setting and size) without the part left out,
 and asked for the best setting there. Per data set and model:
 
     regret_mean, regret_worst   chosen over best true time, minus 1, at the places left out
+    careful_regret_mean, _worst the same if NCCL's own choice stays unless the gain exceeds its doubt (as replay does)
+    nccl_regret_mean            the same of NCCL's own choice
     interval_coverage_90        share of left-out medians inside the model's 90 % interval
 
 Beside the models stands what no smooth prediction can do better, from true times of *all* other sizes:
@@ -14,10 +16,12 @@ Beside the models stands what no smooth prediction can do better, from true time
     interpolated_regret         the best setting after interpolating every setting between its two neighbouring sizes
     neighbours_regret           in hindsight the best of three: what wins below, what wins above, what wins interpolated
 
-Held out by size: every sixth size class at a time. By ranks: one of 16, 32, 64, 128 ranks at a time. By fabric:
+Held out by size: every sixth size class at a time. By range: the lower third of the sizes (`below`), then the
+upper one (`above`). By ranks: one of 16, 32, 64, 128 ranks at a time. By fabric:
 the model of all *other* fabrics against NCCL's own choice on this one (`loss_vs_nccl`). Cost: seconds and memory
 to fit 100,000 measurements in a fresh process, milliseconds to predict all candidates of 1,000 keys, and the
-regret on a machine whose best channel counts lie in two peaks far apart.
+regret on a machine whose best channel counts lie in two peaks far apart. `--grids N` adds N small random grids and
+N with isolated jumps (`generated_grids`), each group judged as one.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from data_sets import (
     shipped,
     sweep_block,
 )
+from generated_grids import generated_grids
 from regret_policies import Problem
 from reporting import Result, report
 
@@ -57,9 +62,11 @@ from tuner.knowledge import Knowledge
 from tuner.model.baked import Baked
 from tuner.model.estimators import MODELS, WINNER
 from tuner.model.training_set import TrainingSet, build, candidate_at
+from tuner.replay.policies import DOUBT_Z, MIN_GAIN
 
 N_FOLDS = 6
 RANKS = (16, 32, 64, 128)
+WAYS = ("size", "range", "ranks", "fabric", "cost")
 MANY_NODES = ("ethernet_boxes", "h100_ib_16")
 Truth = dict[tuple[CommunicatorClass, int, int], dict[Candidate, float]]
 """True us by candidate, at each communicator, collective and bytes."""
@@ -94,18 +101,27 @@ def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: F
     costs = CostPrior(facts)
     mean, std = MODELS[model]().fit(train).predict(test)
     inside = np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)
-    regrets, defaults = [], []
+    regrets, careful, defaults = [], [], []
     for place, collective, nbytes, rows in places(test):
         known = truth.get((place, collective, nbytes), {})
         options = [asked(test, row, known) for row in rows]
         true = [known.get(one, math.nan) for one in options]
         if BASELINE in options and not np.isnan(true).any():
             predicted = mean[rows] + costs.log_cost(place, Collective(collective), options, nbytes)[0]
+            baseline = options.index(BASELINE)
+            sure = predicted[baseline] - predicted > np.maximum(DOUBT_Z * std[rows], MIN_GAIN)
+            sure[baseline] = True
             regrets.append(true[int(np.argmin(predicted))] / min(true) - 1)
-            defaults.append(true[options.index(BASELINE)] / min(true) - 1)
+            careful.append(true[int(np.argmin(np.where(sure, predicted, np.inf)))] / min(true) - 1)
+            defaults.append(true[baseline] / min(true) - 1)
     return [
         Result(f"{name}:{model}", one, kind)
-        for kind, values in (("regret", regrets), ("default", defaults), ("inside", inside.tolist()))
+        for kind, values in (
+            ("regret", regrets),
+            ("careful", careful),
+            ("default", defaults),
+            ("inside", inside.tolist()),
+        )
         for one in values
     ]
 
@@ -115,35 +131,74 @@ def summed_up(found: Sequence[Result]) -> Iterator[Result]:
     for name in dict.fromkeys(one.metric for one in found):
         values = {
             kind: [100 * one.value for one in found if one.metric == name and one.unit == kind]
-            for kind in ("regret", "default", "inside")
+            for kind in ("regret", "careful", "default", "inside")
         }
         wins = name.endswith(WINNER)
+        aimed = wins and name.startswith("size:")
         if values["regret"]:
-            yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if wins else "")
-            yield Result(f"regret_worst@{name}", max(values["regret"]), "%", "<= 10" if wins else "")
+            yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if aimed else "")
+            yield Result(f"regret_worst@{name}", max(values["regret"]), "%", "<= 10" if aimed else "")
+            yield Result(f"careful_regret_mean@{name}", float(np.mean(values["careful"])), "%")
+            yield Result(f"careful_regret_worst@{name}", max(values["careful"]), "%")
             yield Result(f"nccl_regret_mean@{name}", float(np.mean(values["default"])), "%")
         if values["inside"]:
             coverage = float(np.mean(values["inside"]))
             yield Result(f"interval_coverage_90@{name}", coverage, "%", "85 to 95" if wins else "")
 
 
-def by_size(data: DataSet, models: Sequence[str]) -> Iterator[Result]:
-    points = build(sweep_block(data.problems), CostPrior(data.facts))
-    classes = np.unique(points.size_class)
-    truth = truth_of(data.problems)
+def by_size(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
+    """A group is judged as one, each of its data sets with models of its own."""
     found: list[Result] = []
-    n_folds = min(N_FOLDS, len(classes))
-    for fold in range(n_folds):  # neighbours of a size left out stay in
-        held = np.isin(points.size_class, classes[fold::n_folds])
-        if (~held).sum() >= 4:
-            for model in models:
-                found += judge(f"size:{data.name}", model, points.take(~held), points.take(held), data.facts, truth)
+    for data, points, classes in measured(group):
+        n_folds = min(N_FOLDS, len(classes))
+        for fold in range(n_folds):  # neighbours of a size left out stay in
+            found += without(f"size:{name}", data, points, classes[fold::n_folds], models)
     yield from summed_up(found)
-    yield from floors(data)
+    yield from floors(name, group)
 
 
-def floors(data: DataSet) -> Iterator[Result]:
+def by_range(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
+    """Sizes below and above all that was measured."""
+    found: list[Result] = []
+    for data, points, classes in measured(group):
+        n_left_out = len(classes) // 3
+        if n_left_out >= 2:
+            found += without(f"below:{name}", data, points, classes[:n_left_out], models)
+            found += without(f"above:{name}", data, points, classes[-n_left_out:], models)
+    yield from summed_up(found)
+
+
+def measured(group: Sequence[DataSet]) -> Iterator[tuple[DataSet, TrainingSet, Ints]]:
+    """Every data set with the points of a sweep and their size classes."""
+    for data in group:
+        points = build(sweep_block(data.problems), CostPrior(data.facts))
+        yield data, points, np.unique(points.size_class)
+
+
+def without(name: str, data: DataSet, points: TrainingSet, classes: Ints, models: Sequence[str]) -> list[Result]:
+    """Every model judged at the size classes that it has not seen."""
+    held = np.isin(points.size_class, classes)
+    if (~held).sum() < 4:
+        return []
+    train, test, truth = points.take(~held), points.take(held), truth_of(data.problems)
+    return [one for model in models for one in judge(name, model, train, test, data.facts, truth)]
+
+
+def floors(name: str, group: Sequence[DataSet]) -> Iterator[Result]:
     """Regrets of choices that see the true times of all other sizes: what is left lies in the data."""
+    interpolated, neighbours = [], []
+    for data in group:
+        between, beside = floor_regrets(data)
+        interpolated += between
+        neighbours += beside
+    for kind, regrets in (("interpolated", interpolated), ("neighbours", neighbours)):
+        if regrets:
+            yield Result(f"{kind}_regret_mean@size:{name}", 100 * float(np.mean(regrets)), "%")
+            yield Result(f"{kind}_regret_worst@size:{name}", 100 * max(regrets), "%")
+
+
+def floor_regrets(data: DataSet) -> tuple[list[float], list[float]]:
+    """Of interpolating, and of the best of three in hindsight."""
     interpolated, neighbours = [], []
     by_family: dict[tuple[CommunicatorClass, int], list[Problem]] = {}
     for problem in data.problems:
@@ -168,10 +223,7 @@ def floors(data: DataSet) -> Iterator[Result]:
                 guess = min(between, key=between.__getitem__)
                 interpolated.append(here[guess] / best_us - 1)
                 neighbours.append(min(here[one] for one in (guess, *winners) if one in here) / best_us - 1)
-    for name, regrets in (("interpolated", interpolated), ("neighbours", neighbours)):
-        if regrets:
-            yield Result(f"{name}_regret_mean@size:{data.name}", 100 * float(np.mean(regrets)), "%")
-            yield Result(f"{name}_regret_worst@size:{data.name}", 100 * max(regrets), "%")
+    return interpolated, neighbours
 
 
 def by_ranks(models: Sequence[str], n_per_octave: float) -> Iterator[Result]:
@@ -270,7 +322,7 @@ def two_peaks() -> Iterator[Result]:
             octaves = min(abs(math.log2(n_channels / 2)), abs(math.log2(n_channels / 16)) + 0.1)
             truth.append(us * (1.0 + 0.25 * min(octaves, 1.5)))
         problems.append(replace(problem, truth_us=tuple(truth)))
-    found = list(by_size(DataSet("two_peaks", problems, facts), [WINNER]))
+    found = list(by_size("two_peaks", [DataSet("two_peaks", problems, facts)], [WINNER]))
     yield from found
     keys = [DecisionKey(p.key.communicator, p.key.collective, Phase.other, p.key.size_class) for p in problems]
     assert len(keys) == len(problems)
@@ -283,7 +335,9 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
     parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
     parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
-    parser.add_argument("--by", nargs="+", choices=("size", "ranks", "fabric", "cost"))
+    parser.add_argument("--grids", type=int, default=0, metavar="N", help="judge on N small random grids of each kind")
+    parser.add_argument("--seed", type=int, default=1000, help="first seed of what is generated")
+    parser.add_argument("--by", nargs="+", choices=WAYS)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
     parser.add_argument("--fit-here", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -292,18 +346,27 @@ def main() -> None:
         fit_here(arguments.fit_here)
         return
     models = arguments.models or ([WINNER] if arguments.quick else list(MODELS))
-    asked_for = arguments.by or ("size", "ranks", "fabric", "cost")
+    asked_for = arguments.by or WAYS
     n_per_octave = 0.5 if arguments.quick else 1.0
-    known = [*shipped(n_per_octave), *generated(range(1000, 1000 + arguments.generated), n_per_octave)]
+    seeds = range(arguments.seed, arguments.seed + arguments.generated)
+    known = [*shipped(n_per_octave), *generated(seeds, n_per_octave)]
     if arguments.store is not None:
         known += of_store(arguments.store)
     if arguments.data is not None:
         known += of_folder(arguments.data)
+    groups = [(data.name, [data]) for data in known]
+    seeds = range(arguments.seed, arguments.seed + arguments.grids)
+    for name, jumpy in (("small_grids", False), ("jumpy_grids", True)):
+        if seeds:
+            groups.append((name, [DataSet(one, keys, {}) for one, keys in generated_grids(seeds, jumpy=jumpy)]))
     results: list[Result] = []
+    for name, group in groups:
+        print(f"{name}: {sum(len(data.problems) for data in group)} keys", file=sys.stderr, flush=True)
+        if "size" in asked_for:
+            results += by_size(name, group, models)
+        if "range" in asked_for:
+            results += by_range(name, group, models)
     if "size" in asked_for:
-        for data in known:
-            print(f"{data.name}: {len(data.problems)} keys", file=sys.stderr, flush=True)
-            results += by_size(data, models)
         results += two_peaks()
     if "ranks" in asked_for:
         results += by_ranks(models, n_per_octave)

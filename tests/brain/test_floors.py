@@ -28,7 +28,7 @@ def _floors(times_us: list[tuple[float, float]]) -> dict[str, float]:
         )
         for at, us in enumerate(times_us, 12)
     ]
-    return {one.metric.split("@")[0]: one.value for one in floors(DataSet("grid", problems, {}))}
+    return {one.metric.split("@")[0]: one.value for one in floors("grid", [DataSet("grid", problems, {})])}
 
 
 def test_smooth_times_can_be_foretold_and_an_isolated_jump_cannot() -> None:

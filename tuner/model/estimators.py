@@ -19,7 +19,12 @@ COVERAGE: Final = 0.9
 SCALE_LIMITS: Final = (0.2, 6.0)
 UNCALIBRATED: Final = 1.5
 """Factor on the spread with too few sizes to hold any out."""
+BEYOND: Final = 2.0
+"""Factor on the spread beyond the measured sizes, before anything was held out; it weighs as much as six sizes."""
+_BEYOND_WEIGHT: Final = 6.0
 _Z: Final = 1.645
+_SAME_SIZE: Final = 0.25
+"""Octaves within which two sizes are of one class."""
 _SEED: Final = 7
 
 
@@ -131,7 +136,9 @@ class Kriging:
     """A Gaussian process on logs: smooth in bytes, channels, ranks and nodes, one surface per cell.
 
     Two Matern terms: what all cells share, and what belongs to one cell. The surface of a cell may have
-    several minima over channels. Length scales are fitted by marginal likelihood on a sample of the points.
+    several minima over channels. Whether there are more than two nodes is an input of its own, as NCCL's cost
+    counts with another bandwidth up to two. Length scales are the most probable ones on a sample of the points,
+    given that they are usually near the starting values: a grid of eight sizes says little about them.
     """
 
     name = "kriging"
@@ -145,20 +152,22 @@ class Kriging:
         self._cells = _known_cells(points)
         design = self._design(points)
         n_columns = design.shape[1]
-        n_flags = n_columns - 4
+        n_flags = n_columns - 5
         shared = ConstantKernel(0.1, (1e-3, 4.0)) * Matern(
-            [6.0, 4.0, 4.0, 4.0, *[1e3] * n_flags],
-            [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), *[(999.0, 1001.0)] * n_flags],
+            [6.0, 4.0, 4.0, 4.0, 2.0, *[1e3] * n_flags],
+            [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), (0.4, 100.0), *[(999.0, 1001.0)] * n_flags],
             nu=1.5,
         )
         own = ConstantKernel(0.1, (1e-3, 4.0)) * Matern(
-            [4.0, 2.0, 3.0, 3.0, *[0.4] * n_flags],
-            [(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), *[(0.399, 0.401)] * n_flags],
+            [4.0, 2.0, 3.0, 3.0, 2.0, *[0.4] * n_flags],
+            [(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), (0.4, 100.0), *[(0.399, 0.401)] * n_flags],
             nu=1.5,
         )
-        kernel: Any = shared + own + WhiteKernel(1e-4, (1e-6, 1e-2))
+        kernel: Any = shared + own + WhiteKernel(1e-3, (1e-6, 0.5))
         sample = _sample(points, 220)
-        tuned = GaussianProcessRegressor(kernel, alpha=points.noise[sample] ** 2, random_state=_SEED)
+        tuned = GaussianProcessRegressor(
+            kernel, alpha=points.noise[sample] ** 2, optimizer=_most_probable, random_state=_SEED
+        )
         with warnings.catch_warnings():
             # The flags' scales are pinned by tight bounds on purpose; being at them is no news.
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -168,8 +177,10 @@ class Kriging:
         inverse = np.linalg.inv(self._process.L_)
         self._precision, self._alpha = inverse.T @ inverse, np.asarray(self._process.alpha_).reshape(-1)
         self._known_ranks = np.unique(points.n_ranks)
+        self._known_bytes = {kind: _bytes_per_rank(points)[_is_kind(points, kind)] for kind in _kinds(points)}
         self._scale = self._calibrate(points.size_class, UNCALIBRATED)
         self._scale_elsewhere = max(self._scale, self._calibrate(points.n_ranks, 2.0 * self._scale))
+        self._scale_beyond = max(self._scale, self._calibrate_beyond(points.size_class))
         return self
 
     def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
@@ -182,6 +193,7 @@ class Kriging:
         mean = np.concatenate([part[0] for part in parts]) if parts else np.zeros(0)
         std = np.concatenate([part[1] for part in parts]) if parts else np.zeros(0)
         scale = np.where(np.isin(points.n_ranks, self._known_ranks), self._scale, self._scale_elsewhere)
+        scale = np.where(self._is_beyond(points), np.maximum(scale, self._scale_beyond), scale)
         return mean, np.maximum(std * scale, 0.003)
 
     def left_out(self, index: Ints) -> Floats:
@@ -190,19 +202,60 @@ class Kriging:
         errors: Floats = block @ self._alpha[index]
         return errors
 
+    def _scores(self, index: Ints) -> Floats:
+        """`left_out` over the spread that the process would have had."""
+        block = np.linalg.inv(self._precision[np.ix_(index, index)])
+        scores: Floats = np.abs(block @ self._alpha[index]) / np.sqrt(np.maximum(np.diag(block), 1e-12))
+        return scores
+
     def _calibrate(self, groups: Ints, fallback: float) -> float:
         """Factor on the spread so that 90 % intervals hold 90 % of groups left out, exactly (conformal)."""
         if len(np.unique(groups)) < (4 if fallback == UNCALIBRATED else 2):
             return fallback
-        scores = []
-        for held in np.unique(groups):
-            index = np.flatnonzero(groups == held)
-            block = np.linalg.inv(self._precision[np.ix_(index, index)])
-            scores.append(np.abs(block @ self._alpha[index]) / np.sqrt(np.maximum(np.diag(block), 1e-12)))
+        scores = [self._scores(np.flatnonzero(groups == held)) for held in np.unique(groups)]
         return float(np.clip(np.quantile(np.concatenate(scores), COVERAGE) / _Z, *SCALE_LIMITS))
 
+    def _calibrate_beyond(self, size_classes: Ints) -> float:
+        """The same for sizes below or above all measured ones, from the lower and the upper third left out.
+
+        Two ends are few, so what is found leans on what is usual.
+        """
+        known = np.unique(size_classes)
+        usual = BEYOND * max(self._scale, 1.0)
+        if len(known) < 4:
+            return usual
+        n_left_out = max(1, len(known) // 3)
+        ends = (known[:n_left_out], known[-n_left_out:])
+        scores = [self._scores(np.flatnonzero(np.isin(size_classes, end))) for end in ends]
+        found = float(np.quantile(np.concatenate(scores), COVERAGE)) / _Z
+        leaning = (len(known) * found + _BEYOND_WEIGHT * usual) / (len(known) + _BEYOND_WEIGHT)
+        return float(np.clip(leaning, *SCALE_LIMITS))
+
+    def _is_beyond(self, points: TrainingSet) -> Any:
+        """True where nothing as small, or nothing as large, was measured of the same collective and cell."""
+        asked, beyond = _bytes_per_rank(points), np.ones(len(points), dtype=np.bool_)
+        for kind in _kinds(points):
+            known = self._known_bytes.get(kind)
+            if known is not None:
+                here = _is_kind(points, kind)
+                beyond[here] = (asked[here] < known.min() - _SAME_SIZE) | (asked[here] > known.max() + _SAME_SIZE)
+        return beyond
+
     def _design(self, points: TrainingSet) -> Floats:
-        return np.column_stack([_numeric(points), _one_hot(points, self._cells)])
+        few_nodes = (points.n_nodes <= 2).astype(np.float64)
+        return np.column_stack([_numeric(points), few_nodes, _one_hot(points, self._cells)])
+
+
+def _most_probable(objective: Any, start: Floats, bounds: Floats) -> tuple[Floats, float]:
+    """Log hyperparameters of least `objective` (minus log likelihood, with gradient) and distance from `start`."""
+    from scipy.optimize import minimize
+
+    def penalised(theta: Floats) -> tuple[float, Floats]:
+        value, gradient = objective(theta)
+        return value + 0.5 * float(np.sum((theta - start) ** 2)), gradient + (theta - start)
+
+    found = minimize(penalised, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return found.x, float(found.fun)
 
 
 MODELS: Final[dict[str, type[Any]]] = {model.name: model for model in (Uncorrected, Ridge, Neighbour, Forest, Kriging)}
@@ -211,10 +264,14 @@ WINNER: Final = Kriging.name
 
 def _numeric(points: TrainingSet) -> Floats:
     """log2 of bytes per rank, channels, ranks, nodes: shape [n, 4]."""
-    ranks = np.log2(points.n_ranks)
-    return np.column_stack(
-        [points.log2_bytes - ranks, np.log2(points.n_channels), ranks, np.log2(np.maximum(points.n_nodes, 1))]
-    )
+    nodes = np.log2(np.maximum(points.n_nodes, 1))
+    return np.column_stack([_bytes_per_rank(points), np.log2(points.n_channels), np.log2(points.n_ranks), nodes])
+
+
+def _bytes_per_rank(points: TrainingSet) -> Floats:
+    """log2 of the bytes per rank."""
+    logs: Floats = points.log2_bytes - np.log2(points.n_ranks)
+    return logs
 
 
 def _kinds(points: TrainingSet) -> list[tuple[int, int, int]]:
