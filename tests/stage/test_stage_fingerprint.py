@@ -69,7 +69,7 @@ def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: Encod
     for one in recordings[::4]:
         fingerprint = StageFingerprint(lstm)
         feed(fingerprint, one.codes(), one.gaps_us(), np.random.default_rng(0))
-        n_right += fingerprint.shown == one.shown()
+        n_right += fingerprint.shown == one.shown
     assert n_right >= 0.99 * len(recordings[::4])
 
 

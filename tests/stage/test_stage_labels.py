@@ -7,9 +7,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from store.records import Stage
-from tuner.stage.anatomy import TINY_BYTES
-from tuner.stage.dataset import SETTLED_STEP, Sequence, recorded
+from store.records import Collective, Stage
+from tuner.stage.ambiguity import told
+from tuner.stage.anatomy import TINY_BYTES, encode
+from tuner.stage.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
 from tuner.stage.labels import Shown, Training, visible
 
 
@@ -34,14 +35,92 @@ def test_recordings_with_the_same_sequence_have_the_same_label(recordings: list[
     shared = [group for group in by_sequence.values() if len({one.training for one in group}) > 1]
     assert len(shared) > 20, "there is nothing to compare"
     for group in shared:
-        shown = {one.shown() for one in group}
-        assert len(shown) <= 1, [(one.name, str(one.shown())) for one in group]
+        shown = {one.shown for one in group}
+        assert len(shown) <= 1, [(one.name, str(one.shown)) for one in group]
+
+
+def scaled(one: Sequence) -> list[int]:
+    """A step with sizes in thousandths of the largest and small calls in a row as one: neither scale nor flags tell."""
+    codes = one.codes()[one.step(SETTLED_STEP)]
+    n_bytes = codes >> 4
+    relative = np.rint(1000 * n_bytes / n_bytes.max()).astype(np.int64)
+    calls = np.where(n_bytes <= TINY_BYTES, -1, relative << 4 | codes & 15)
+    return calls[(calls != -1) | (np.roll(calls, 1) != -1)].tolist() or [-1]
+
+
+def test_runs_of_any_origin_with_the_same_sequence_have_the_same_label(recordings: list[Sequence]) -> None:
+    by_sequence = defaultdict(list)
+    for one in [*recordings, *generated(20, 9), *hypothetical(1500, 9)]:
+        by_sequence[turned(scaled(one))].append(one)
+    shared = [group for group in by_sequence.values() if len({visible(one.training) for one in group}) > 1]
+    assert len(shared) > 3, "there is nothing to compare"
+    for group in shared:
+        assert len({one.shown for one in group}) == 1, [(one.origin, one.name, str(one.shown)) for one in group]
+
+
+E = pytest.param
+AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
+KiB, MiB = 1 << 10, 1 << 20
+Calls = list[tuple[Collective, int]]
+
+
+def codes_of(calls: Calls) -> np.ndarray:
+    kinds, n_bytes = (np.array(column, np.int64) for column in zip(*calls, strict=True))
+    return encode(kinds, n_bytes)
+
+
+@pytest.mark.parametrize(
+    ("calls", "kinds", "shown"),
+    [
+        E(
+            [(AR, MiB)] * 8 + [(AR, 3 * MiB)],
+            [Shown(Stage.ddp), Shown(Stage.ddp, tensor_parallel=True)],
+            Shown(Stage.ddp, tensor_parallel=None), id="equal buckets, or activations and one bucket",
+        ),
+        E(
+            [(AR, MiB)] * 8 + [(AR, 4)],
+            [Shown(Stage.ddp), Shown(Stage.ddp, True), Shown(tensor_parallel=True)],
+            Shown(tensor_parallel=None), id="equal buckets, one per micro-step, or activations alone",
+        ),
+        E(
+            [(RS, MiB)] * 4 + [(AG, MiB)] * 2,
+            [Shown(Stage.zero1_or_2), Shown(Stage.zero2, True)],
+            Shown(Stage.zero1_or_2), id="wider elements, or two micro-steps",
+        ),
+        E(
+            [(AG, MiB)] * 4 + [(RS, MiB)] * 2,
+            [Shown(Stage.zero1, True), Shown(Stage.zero3)], Shown(), id="two micro-steps, or gathered again",
+        ),
+        E(
+            [(AR, MiB)] * 40 + [(AG, 20 * MiB)],
+            [Shown(tensor_parallel=True), Shown(Stage.zero1_or_2)], Shown(tensor_parallel=None), id="or inference",
+        ),
+    ],
+)  # fmt: skip
+def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], shown: Shown) -> None:
+    for shift in (0, 1, 5):
+        assert {told(kind, np.roll(codes_of(calls), shift)) for kind in kinds} == {shown}
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"),
+    [
+        E([(AR, MiB)] * 7 + [(AR, 3 * MiB)], Shown(Stage.ddp), id="an odd number"),
+        E([*[(AR, MiB)] * 6, (AR, 3 * MiB)] * 2 + [*[(AR, MiB)] * 2, (AR, 3 * MiB)] * 3,
+          Shown(Stage.ddp, tensor_parallel=True), id="buckets amid activations"),
+        E([(AR, 2 * MiB), (AR, MiB), (AR, 4 * MiB), (AR, MiB)], Shown(Stage.ddp), id="few are alike"),
+        E([(RS, MiB)] * 8 + [(AG, MiB)] * 2, Shown(Stage.zero2, True), id="four times what returns"),
+        E([(RS, MiB), (RS, 2 * MiB)] * 2 + [(AG, 3 * MiB)], Shown(Stage.zero2, True), id="the same series twice"),
+    ],
+)  # fmt: skip
+def test_what_a_sequence_tells_is_not_taken_back(calls: Calls, shown: Shown) -> None:
+    assert told(shown, codes_of(calls)) == shown
 
 
 def test_what_is_called_zero1_or_2_was_recorded_from_both(recordings: list[Sequence]) -> None:
     seen = defaultdict(set)
     for one in recordings:
-        if one.shown().stage is Stage.zero1_or_2:
+        if one.shown.stage is Stage.zero1_or_2:
             seen[turned(one.codes()[one.step(SETTLED_STEP)].tolist())].add(one.training.stage)
     assert any(stages == {Stage.zero1, Stage.zero2} for stages in seen.values())
 
@@ -53,7 +132,7 @@ def test_no_sync_is_recorded_as_what_no_accumulation_is(recordings: list[Sequenc
         pairs[turned(one.codes()[one.step(SETTLED_STEP)].tolist())].append(one)
     for group in pairs.values():
         assert {one.training.n_micro > 1 for one in group} == {False, True}
-        assert {one.shown().accumulation for one in group} == {None}
+        assert {one.shown.accumulation for one in group} == {None}
 
 
 def test_recordings_cover_what_is_claimed(recordings: list[Sequence]) -> None:
@@ -63,9 +142,6 @@ def test_recordings_cover_what_is_claimed(recordings: list[Sequence]) -> None:
         assert len(one.step_starts) >= 5, one.name
         assert (np.diff(one.start_us) >= 0).all() or one.group == "zero_redundancy", one.name
         assert int(one.message_bytes.max()) > TINY_BYTES, one.name
-
-
-E = pytest.param
 
 
 @pytest.mark.parametrize(
@@ -83,7 +159,11 @@ E = pytest.param
         E(Training(Stage.zero3, 1, True, True, True), Shown(Stage.zero3, False), id="zero3 marked"),
         E(Training(Stage.zero3, 4, True, True), Shown(Stage.zero3), id="zero3 each, unmarked"),
         E(Training(Stage.zero3, 4, False, True), Shown(Stage.zero3, True), id="zero3 last only"),
+        E(Training(Stage.zero3, 4, True, True, False, True, True), Shown(Stage.zero3, None, True, True),
+          id="micro-steps that show, but no step"),
+        E(Training(Stage.zero3, 4, True, True, True, True, True), Shown(Stage.zero3, True, True, True),
+          id="micro-steps that P_a shows"),
     ],
-)
+)  # fmt: skip
 def test_what_is_visible(training: Training, shown: Shown) -> None:
     assert visible(training) == shown

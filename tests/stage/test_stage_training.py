@@ -30,7 +30,7 @@ def test_the_same_seed_gives_the_same_sequences(sequences: list[Sequence]) -> No
 def test_every_framework_and_other_workload_is_generated(sequences: list[Sequence]) -> None:
     seen = {one.name.split()[0] for one in sequences}
     assert set(FRAMEWORKS) | set(OTHERS) <= seen
-    assert {one.shown().stage for one in sequences} == set(Stage)
+    assert {one.shown.stage for one in sequences} == set(Stage)
     assert all(one.origin == "generated" for one in sequences)
 
 
@@ -112,6 +112,44 @@ def test_one_step_is_the_primitive_period(sequences: list[Sequence]) -> None:
         assert len(gaps_us) == len(codes)
         if not one.group.startswith("other_random"):
             assert Counter(np.tile(codes, len(step) // len(codes)).tolist()) == Counter(step.tolist())
+
+
+def test_what_is_left_out_is_not_learned(sequences: list[Sequence], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the framework's sequences nor the family's, in any fold; hypothetical ones always are."""
+    pytest.importorskip("torch")
+    from tuner.stage import held_out
+    from tuner.stage.encoders import LstmEncoder, encoder_from_bytes
+    from tuner.stage.training import Examples
+    from tuner.stage.weights import shipped_blob
+
+    groups: dict[int, tuple[str, str]] = {}
+    learned: list[set[int]] = []
+
+    def of_one_part(ones: list[Sequence], seed: int) -> Examples:
+        (part,) = {(one.group, one.family) for one in ones}
+        groups[len(groups)] = part
+        return rows(len(groups) - 1)
+
+    def rows(number: int) -> Examples:
+        return Examples(
+            np.zeros((3, 1, 1), np.float32), np.ones(3, np.int64), np.zeros((3, 1)), np.full((3, 4), number)
+        )
+
+    def noting(data: Examples, seed: int, n_epochs: int, start: LstmEncoder, rate: float) -> LstmEncoder:
+        learned.append(set(data.labels[:, 0].tolist()))
+        return start
+
+    start = encoder_from_bytes(shipped_blob("lstm"))
+    assert isinstance(start, LstmEncoder)
+    monkeypatch.setattr(held_out, "train_lstm", noting)
+    monkeypatch.setattr(held_out, "examples", of_one_part)
+    parts = held_out.parts_of(sequences, 0)
+    assert len(parts) == len(groups) > 40
+    for at, (key, names) in enumerate((("group", ("ddp", "ours")), ("family", ("gpt", "moe")))):
+        learned.clear()
+        assert [name for name, _ in held_out.one_left_out(parts, start, rows(-1), key, 0, names)] == [*names]
+        for name, known in zip(names, learned, strict=True):
+            assert known == {-1, *(number for number, part in groups.items() if part[at] != name)}
 
 
 @pytest.mark.slow

@@ -32,6 +32,9 @@ TINY_BYTES: Final = 2048
 MIN_ACTIVATIONS: Final = 4
 NEARLY_ALL: Final = 0.9
 """Of the calls of one size: records get lost, so a few may lack what belongs to them."""
+MIN_IN_A_ROW: Final = 3
+"""Activations between two other reductions: all of forward, and of the first unit in backward, before its gradients."""
+WHOLE: Final = 0.01
 TINY_SHARE: Final = 1.0 / 4096
 MIN_ROUNDS: Final = 0.12
 """Of coverage times novelty: below, the step is taken as one round."""
@@ -183,17 +186,45 @@ def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
     common = (counts >= MIN_ACTIVATIONS) & np.isin(values, n_bytes[roles == GATHER])
     for value, count in zip(values[common].tolist(), counts[common].tolist(), strict=True):
         of_size = (n_bytes == value) & ((roles == REDUCE) | (roles == GATHER))
-        if count > commonest and _alternate(roles[of_size] == GATHER):
+        if count > commonest and _alternate(roles[of_size] == GATHER) and _may_be_partitioned(roles, of_size):
             partitioned, commonest = of_size, count
     if commonest:
         return ~partitioned  # however many buckets there are beside them
+    all_stay = np.ones(len(roles), np.bool_)
     if not len(values) or counts.max() < MIN_ACTIVATIONS or 2 * counts.max() < counts.sum():
-        return np.ones(len(roles), np.bool_)
+        return all_stay
     of_size = (n_bytes == values[counts.argmax()]) & ((roles == REDUCE) | (roles == GATHER))
-    if (roles[of_size] == GATHER).any():
-        return np.ones(len(roles), np.bool_)  # gradients, and parameters in the same pieces
-    stays: npt.NDArray[np.bool_] = ~of_size
-    return stays
+    if (roles[of_size] == GATHER).any() or _are_the_model(roles, n_bytes, int(values[counts.argmax()])):
+        return all_stay  # gradients, and parameters in the same pieces or in as many bytes
+    others = (roles == SCATTER) | (roles == REDUCE) & ~of_size
+    return ~of_size if most_between(of_size, others) >= MIN_IN_A_ROW else all_stay
+
+
+def _may_be_partitioned(roles: Ints, of_size: npt.NDArray[np.bool_]) -> bool:
+    """One gather after the only reductions returns what they reduced; activations are gathered in every block."""
+    reduced = (roles == SCATTER) | (roles == REDUCE)
+    return bool(np.count_nonzero(of_size & (roles == GATHER)) > 1 or (reduced & ~of_size).any())
+
+
+def _are_the_model(roles: Ints, n_bytes: Ints, chunk_bytes: int) -> bool:
+    """Whether all reductions together are what is returned, a whole number of times: equal chunks of gradients."""
+    sent = n_bytes[(roles == SCATTER) | (roles == REDUCE)]
+    returned = n_bytes[(roles == GATHER) | (roles == ROOTED)]
+    if not len(returned) or 2 * chunk_bytes < sent.max():
+        return False
+    times = float(sent.sum()) / float(returned.sum())
+    # One or two gathers that are larger than a chunk may be a result, and happen to be a part of all activations.
+    most = 2 if len(returned) <= 2 and returned.sum() > (1 + WHOLE) * chunk_bytes else times
+    return 1 - WHOLE < times < most + WHOLE and abs(times - round(times)) < WHOLE
+
+
+def most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) -> int:
+    """The most of the counted calls between two bounds, around the end."""
+    at = np.flatnonzero(bounds)
+    n_counted = int(np.count_nonzero(counted))
+    if not len(at) or not n_counted:
+        return n_counted
+    return int(np.bincount(np.searchsorted(at, np.flatnonzero(counted)) % len(at)).max())
 
 
 def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:

@@ -43,17 +43,17 @@ def train(
     folder: Path | None, store_path: Path | None, n_hypothetical: int, n_each: int, n_epochs: int, seed: int
 ) -> list[tuple[str, Path, int]]:
     """Train both encoders; their weights go to `folder` and, if a store is named, there too."""
-    from tuner.stage.dataset import generated, hypothetical, recorded
-    from tuner.stage.held_out import train_both
-    from tuner.stage.training import examples
+    from tuner.stage.dataset import generated, recorded
+    from tuner.stage.held_out import on_hypothetical, train_both
+    from tuner.stage.training import Examples, examples
 
     folder = folder or weights.SHIPPED
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
-    sequences = chain(hypothetical(n_hypothetical, seed), recorded(), generated(n_each, seed))
-    encoders = train_both(examples(sequences, seed), seed, n_epochs)
+    named = examples(chain(recorded(), generated(n_each, seed)), seed)
+    encoders = train_both(Examples.joined([on_hypothetical(n_hypothetical, seed), named]), seed, n_epochs)
     written = []
     for kind, encoder in encoders.items():
         blob = encoder.to_bytes()

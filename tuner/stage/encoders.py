@@ -16,7 +16,7 @@ from store.records import Stage
 from tuner.stage import arrays
 from tuner.stage.anatomy import N_ROLES, Floats, Step
 from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, summary
-from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
+from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
@@ -24,6 +24,7 @@ N_TOKENS: Final = 2 * N_ROLES
 N_NGRAM: Final = N_SUMMARY + N_TOKENS + N_TOKENS**2
 MIN_CONFIDENCE: Final = 0.5
 """A stage less probable than this is not claimed."""
+MAX_DEVIATION: Final = 6.0
 
 
 class Encoder(Protocol):
@@ -57,12 +58,12 @@ class LstmEncoder:
         _shape(weights, "output", (N_OUTPUTS, hidden))
         _shape(weights, "output_bias", (N_OUTPUTS,))
         self._n = n
-        self._weights = weights
+        self.weights = weights
         self._recurrent = np.ascontiguousarray(weights["recurrent"])
 
     def scores(self, step: Step) -> Floats:
         """See `Encoder`."""
-        weights, n = self._weights, self._n
+        weights, n = self.weights, self._n
         inputs = frames(step) @ weights["input"].T + weights["bias"]
         state, memory = np.zeros(n), np.zeros(n)
         for row in inputs:
@@ -71,14 +72,14 @@ class LstmEncoder:
             opened = 0.5 + 0.5 * np.tanh(0.5 * gates)
             memory = opened[n : 2 * n] * memory + opened[:n] * np.tanh(gates[2 * n : 3 * n])
             state = opened[3 * n :] * np.tanh(memory)
-        known = (summary(step) - weights["mean"]) * weights["scale"]
+        known = standardised(summary(step), weights["mean"], weights["scale"])
         hidden = np.tanh(weights["hidden"] @ np.concatenate([state, known]) + weights["hidden_bias"])
         result: Floats = weights["output"] @ hidden + weights["output_bias"]
         return result
 
     def to_bytes(self) -> bytes:
         """See `Encoder`."""
-        return arrays.to_bytes(self.kind, FEATURES_VERSION, self._weights)
+        return arrays.to_bytes(self.kind, FEATURES_VERSION, self.weights)
 
 
 class NgramEncoder:
@@ -91,18 +92,18 @@ class NgramEncoder:
         _shape(weights, "scale", (N_NGRAM,))
         _shape(weights, "output", (N_OUTPUTS, N_NGRAM))
         _shape(weights, "output_bias", (N_OUTPUTS,))
-        self._weights = weights
+        self.weights = weights
 
     def scores(self, step: Step) -> Floats:
         """See `Encoder`."""
-        weights = self._weights
-        known = (ngrams(step) - weights["mean"]) * weights["scale"]
-        result: Floats = weights["output"] @ np.clip(known, -6.0, 6.0) + weights["output_bias"]
+        weights = self.weights
+        known = standardised(ngrams(step), weights["mean"], weights["scale"])
+        result: Floats = weights["output"] @ known + weights["output_bias"]
         return result
 
     def to_bytes(self) -> bytes:
         """See `Encoder`."""
-        return arrays.to_bytes(self.kind, FEATURES_VERSION, self._weights)
+        return arrays.to_bytes(self.kind, FEATURES_VERSION, self.weights)
 
 
 def ngrams(step: Step) -> Floats:
@@ -123,17 +124,44 @@ def ngrams(step: Step) -> Floats:
     )
 
 
-def decide(scores: Floats) -> Shown:
-    """What scores say; a stage that is not probable enough is unknown."""
+def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
+    """As deviations from what training saw; nothing counts as further than MAX_DEVIATION."""
+    result: Floats = np.clip((features - mean) * scale, -MAX_DEVIATION, MAX_DEVIATION)
+    return result
+
+
+def decide(scores: Floats, n_micro_steps: int = 0) -> Shown:
+    """The likeliest of all that can be shown; a stage that is not probable enough is unknown.
+
+    `n_micro_steps`: those that partitioned activations show, so that accumulation is counted; 0 = none do.
+    """
+    chances = np.exp(_PARTS @ _log_chances(scores))
+    if n_micro_steps and POSSIBLE[int(chances.argmax())].partitioned_activations:
+        guesses = [one.accumulation is (n_micro_steps == 1) for one in POSSIBLE]
+        chances = np.where(guesses, 0.0, chances)
+    by_stage = chances @ _OF_STAGE
+    best = int(by_stage.argmax())
+    if by_stage[best] < MIN_CONFIDENCE * by_stage.sum():
+        best = STAGES.index(Stage.unknown)
+    return POSSIBLE[int(np.where(_OF_STAGE[:, best], chances, -1.0).argmax())]
+
+
+def _log_chances(scores: Floats) -> Floats:
+    """Of every answer to every question, in the order of _ANSWERS."""
     n_stages, n_accumulations = len(STAGES), len(ACCUMULATIONS)
-    stages = np.exp(scores[:n_stages] - scores[:n_stages].max())
-    best = int(stages.argmax())
-    partitioned, tensor = (bool(score > 0) for score in scores[n_stages + n_accumulations :])
-    partitioned &= tensor  # there is nothing to share activations among otherwise
-    if STAGES[best] is Stage.unknown or stages[best] < MIN_CONFIDENCE * stages.sum():
-        return Shown(partitioned_activations=partitioned, tensor_parallel=tensor)
-    accumulation = ACCUMULATIONS[int(scores[n_stages : n_stages + n_accumulations].argmax())]
-    return Shown(STAGES[best], accumulation, partitioned, tensor)
+    stages, accumulations, flags = np.split(scores, [n_stages, n_stages + n_accumulations])
+    choices = [stages, accumulations, *(np.array([0.0, flag]) for flag in flags)]
+    return np.concatenate([one - np.logaddexp.reduce(one) for one in choices])
+
+
+def _parts(shown: Shown) -> list[bool]:
+    given = (shown.stage, shown.accumulation, shown.partitioned_activations, shown.tensor_parallel)
+    return [value is answer for values, answer in zip(_ANSWERS, given, strict=True) for value in values]
+
+
+_ANSWERS: Final = (STAGES, ACCUMULATIONS, (False, True), (False, True))
+_PARTS: Final = np.array([_parts(one) for one in POSSIBLE], np.float64)
+_OF_STAGE: Final = np.array([[one.stage is stage for stage in STAGES] for one in POSSIBLE])
 
 
 def encoder_from_bytes(blob: bytes) -> Encoder:

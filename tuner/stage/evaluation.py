@@ -67,22 +67,28 @@ def recognised(
         if rate:
             codes, gaps_us = disturbed(codes, gaps_us, rng, rate)
         feed(fingerprint, codes, gaps_us, rng)
-        tallies[sequence.group].add(sequence.name, sequence.shown(), fingerprint.shown)
+        tallies[sequence.group].add(sequence.name, sequence.shown, fingerprint.shown)
     return dict(tallies)
 
 
-def changes_noticed(encoder: Encoder | None, sequences: Many[Sequence], n_pairs: int, seed: int) -> Tally:
-    """Two runs one after the other: is the second one shown after two of its steps?"""
+def changes_noticed(
+    encoder: Encoder | None,
+    sequences: Many[Sequence],
+    n_pairs: int,
+    seed: int,
+    after: Many[Sequence] | None = None,
+) -> Tally:
+    """Two runs one after the other, the second one of `after` if given: is it shown after two of its steps?"""
     rng = np.random.default_rng(seed)
     tally = Tally()
     while tally.n < n_pairs:
-        first, second = (sequences[int(rng.integers(len(sequences)))] for _ in range(2))
-        if first.shown() == second.shown():
+        first, second = (ones[int(rng.integers(len(ones)))] for ones in (sequences, after or sequences))
+        if first.shown == second.shown:
             continue
         fingerprint = StageFingerprint(encoder)
         feed(fingerprint, *middle(first, rng, 2.5), rng)
         feed(fingerprint, *middle(second, rng, STEPS_ALLOWED), rng)
-        tally.add(f"{first.name} -> {second.name}", second.shown(), fingerprint.shown)
+        tally.add(f"{first.name} -> {second.name}", second.shown, fingerprint.shown)
     return tally
 
 

@@ -12,11 +12,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.stage.anatomy import GATHER, N_ROLES, REDUCE, ROOTED, SCATTER, TINY, Floats, Ints, Rounds, Step
+from tuner.stage.anatomy import (
+    GATHER,
+    N_ROLES,
+    REDUCE,
+    ROOTED,
+    SCATTER,
+    TINY,
+    Floats,
+    Ints,
+    Rounds,
+    Step,
+    most_between,
+)
 
-FEATURES_VERSION: Final = 4
+FEATURES_VERSION: Final = 5
 N_FRAMES: Final = 16
-N_SUMMARY: Final = 243
+N_SUMMARY: Final = 246
 N_FRAME: Final = 16
 NEARLY: Final = 0.6
 MAX_ROUNDS: Final = 16
@@ -36,7 +48,7 @@ def summary(step: Step) -> Floats:
     rounds = step.rest.rounds
     once = rest if rounds.unit is step.rest else _summary(rounds.unit)
     activations = _profile(step.activations.rounds) if step.activations is not None else (0.0,) * 5
-    passes = _forward_passes(step.activations) if step.activations is not None else 0
+    passes = micro_steps_shown(step)
     shown = (float(np.log2(passes)) / 4.0, float(passes > 1)) if passes else (-0.25, 0.0)
     return np.concatenate([whole, rest, once, _profile(rounds), activations, shown])
 
@@ -103,6 +115,7 @@ def _summary(step: Step) -> Floats:
             _log_ratio(float(gathers.n_rounds), float(sizes_sent.n_rounds)),
             _log_ratio(volume[GATHER] - ahead, ahead),
             _log_ratio(volume[ROOTED], sent),
+            _log_ratio(sizes_sent.largest_bytes, gathers.largest_bytes),
             *passes,
             *_same_pieces(gathers, sizes_sent),
             *_balance(float(volume[GATHER] + volume[ROOTED]), float(sent), gathers.n_rounds, sizes_sent.n_rounds),
@@ -161,6 +174,11 @@ class _Sizes:
             return 0.0, 0.0, 0.0, 0.0
         fewest, most = float(self.counts.min()), float(self.modal_count)
         return np.log2(fewest) / 2.0, np.log2(self.counts[-1]) / 3.0, np.log2(most) / 5.0, len(self.values) / self.n
+
+    @property
+    def largest_bytes(self) -> float:
+        """A piece that is gathered whole leaves whole, in elements of its own type, unless buckets cut it."""
+        return float(self.values[-1]) if self.n else 0.0
 
     @property
     def unique_bytes(self) -> float:
@@ -280,23 +298,14 @@ def _modal(roles: Ints, n_bytes: Ints, reduces: _Sizes) -> tuple[float, ...]:
     large = roles != TINY
     is_gather = roles[n_bytes == reduces.modal_bytes] == GATHER
     return (
-        _most_between(modal, others),
-        _most_between(modal, large & ~modal),
+        most_between(modal, others) / reduces.modal_count,
+        most_between(modal, large & ~modal) / reduces.modal_count,
         _log_ratio(float(reduces.modal_bytes), float(n_bytes[others].mean()) if others.any() else 0.0),
         float(reduces.modal_count % 2 == 0),
         float(reduces.modal_count % 4 == 0),
         (np.count_nonzero(is_gather) / reduces.modal_count) ** 0.5,
         np.count_nonzero(is_gather & ~np.roll(is_gather, 1)) / max(1, int(np.count_nonzero(is_gather))),
     )
-
-
-def _most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) -> float:
-    """The largest share of the counted calls between two bounds, around the end."""
-    at = np.flatnonzero(bounds)
-    if not len(at):
-        return 1.0
-    stretch = np.searchsorted(at, np.flatnonzero(counted)) % len(at)
-    return float(np.bincount(stretch).max()) / max(1, int(np.count_nonzero(counted)))
 
 
 def _rounds(n_bytes: Ints) -> float:
@@ -319,8 +328,11 @@ def _long_stretches(is_gather: npt.NDArray[np.bool_]) -> float:
     return float(np.log2(1 + np.count_nonzero(lengths > 1.5 * np.median(lengths) + 1))) / 4.0
 
 
-def _forward_passes(activations: Step) -> int:
+def micro_steps_shown(step: Step) -> int:
     """Micro-steps that P_a's gathers show, 0 without: before a pass's first gather, forward has summed as well."""
+    activations = step.activations
+    if activations is None:
+        return 0
     is_gather = activations.roles == GATHER
     at = np.flatnonzero(is_gather & ~np.roll(is_gather, 1))
     sums = np.cumsum(activations.roles == REDUCE)

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from store.records import Stage
 from tuner.stage import rules
+from tuner.stage.ambiguity import told
 from tuner.stage.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
 from tuner.stage.encoders import Encoder, decide
+from tuner.stage.features import micro_steps_shown
 from tuner.stage.labels import UNKNOWN, Shown
 from tuner.stage.steps import StepCutter
 from tuner.stage.weights import default_encoder
@@ -80,7 +82,7 @@ class StageFingerprint:
         else:
             gaps_us = np.zeros(len(start_us))
         if self._cutter.add(encode(collectives, message_bytes), gaps_us):
-            self._judged = self._judge(Step(*self._cutter.window))
+            self._judged = told(self._judge(Step(*self._cutter.window)), self._cutter.window[0])
         elif not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
             self._judged_uncut_at = 2 * len(self._cutter.codes)
             self._judged = self._judge(Step(self._cutter.codes, np.zeros(len(self._cutter.codes))))
@@ -89,7 +91,9 @@ class StageFingerprint:
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2 or (step.roles == TINY).all():
             return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
-        return decide(self._encoder.scores(step)) if self._encoder is not None else rules.classify(step)
+        if self._encoder is None:
+            return rules.classify(step)
+        return decide(self._encoder.scores(step), micro_steps_shown(step))
 
     def _show(self, shown: Shown) -> bool:
         if shown == self.shown:

@@ -21,10 +21,10 @@ from tuner.stage.timeline import AG, AR, BROADCAST, REDUCE, RS, Speed, Timeline
 
 Rng = np.random.Generator
 
-KINDS: Final = ("reduce", "update", "ahead", "twice", "twice", "alone")
+KINDS: Final = ("reduce", "update", "update", "ahead", "ahead", "twice", "twice", "twice", "alone")
 """Gradients summed everywhere; parameters back after the step; gathered before forward and kept; gathered for forward
 and again for backward; tensor parallelism alone."""
-MIN_SHARE_TWICE: Final = 0.15
+MIN_SHARE_TWICE: Final = 0.04
 """Of all parameters: what is gathered a second time at least, or there is nothing to see of ZeRO-3."""
 
 
@@ -59,6 +59,7 @@ class Run:
     recomputes: bool
     scatters_activations: bool
     sends_late: bool
+    """Whole gradients wait for the end of backward, which nobody does who frees parameters."""
     speed: Speed
 
     @property
@@ -74,7 +75,8 @@ def draw(rng: Rng) -> Run:
     pieces = draw_pieces(rng)
     n_micro = int(rng.choice([1, 2, 3, 4, 5, 6, 8, 12, 16], p=[0.42, 0.14, 0.1, 0.12, 0.05, 0.05, 0.06, 0.03, 0.03]))
     tensor_parallel = kind == "alone" or rng.random() < 0.35
-    partitioned = tensor_parallel and rng.random() < 0.5
+    # One unit alone that gathers its activations once does what one bucket does that is sent over and over.
+    partitioned = tensor_parallel and (kind != "alone" or len(pieces) > 1) and rng.random() < 0.5
     parameter_bytes = int(rng.choice([2, 4]))
     gradient_bytes = int(rng.choice([parameter_bytes, parameter_bytes, 4]))
     n_ranks = int(rng.choice([2, 4, 8, 16, 64, 256]))
@@ -87,12 +89,16 @@ def draw(rng: Rng) -> Run:
         send = AR if kind == "reduce" else Collective(rng.choice([RS, RS, AR, REDUCE], p=[0.35, 0.25, 0.3, 0.1]))
         sends = packed([unit[::-1] for unit in pieces[::-1]], gradient_bytes, align, rng, even=kind != "reduce")
     forward, backward, leftover = _gathers(kind, pieces, parameter_bytes, align, rng)
+    if kind == "twice" and len(forward) < 2:
+        return draw(rng)  # all parameters at once: nothing would be saved by freeing them
     updates, update = leftover, AG
     if kind == "update":
-        update = BROADCAST if send == AR and rng.random() < 0.2 else AG
+        update = BROADCAST if send == AR and rng.random() < 0.5 else AG
         order = pieces if rng.random() < 0.6 else pieces[::-1]
-        updates = tuple(n_bytes for _, n_bytes in packed(order, parameter_bytes, align, rng))
-        if rng.random() < 0.4:  # as they were sent
+        # Tensors that have one owner each need no common buffer.
+        how = How("piece", 1.0) if update == BROADCAST and rng.random() < 0.6 else None
+        updates = tuple(n_bytes for _, n_bytes in packed(order, parameter_bytes, align, rng, how))
+        if how is None and rng.random() < 0.4:  # as they were sent
             updates = tuple(n_bytes * parameter_bytes // gradient_bytes for _, n_bytes in sends)
             updates = updates if rng.random() < 0.5 else updates[::-1]
     if kind == "alone" and not small and not partitioned:
@@ -103,7 +109,7 @@ def draw(rng: Rng) -> Run:
             kind, Stage.unknown
         ),
         n_micro,
-        n_micro == 1 or rng.random() < (0.3 if kind == "reduce" else 0.6 if kind == "update" else 0.8),
+        n_micro == 1 or rng.random() < (0.3 if kind == "reduce" else 0.6 if kind == "update" else 0.7),
         gathers_each or n_micro == 1,
         bool(small) or bool(leftover),
         partitioned,
@@ -113,7 +119,7 @@ def draw(rng: Rng) -> Run:
     return Run(
         training, tuple(sum(unit) for unit in pieces), send, sends,
         int(rng.choice([2, 4, 8])) if send == RS and rng.random() < 0.12 else 0,
-        forward, backward, int(rng.choice([0, 0, 1, 1, 2, 4, 100])), updates, update,
+        forward, backward, int(rng.choice([0, 0, 1, 1, 2, 4, 100 if kind == "ahead" else 3])), updates, update,
         tuple(int(n) for n in rng.integers(48, 65536, 2)) if kind == "reduce" and rng.random() < 0.12 else (),
         small[:n_before], small[n_before:],
         rounded(float(np.exp(rng.uniform(np.log(4096), np.log(2e8)))), 512) if tensor_parallel else 0,
@@ -121,7 +127,7 @@ def draw(rng: Rng) -> Run:
         int(rng.choice([4096, 8192, 16384])) if tensor_parallel and rng.random() < 0.2 else 0,
         partitioned or rng.random() < 0.2,
         tensor_parallel and not partitioned and kind != "alone" and send in (AR, RS) and rng.random() < 0.2,
-        bool(rng.random() < 0.15), Speed.draw(rng),
+        kind != "twice" and bool(rng.random() < 0.15), Speed.draw(rng),
     )  # fmt: skip
 
 
@@ -212,7 +218,7 @@ def _gathers(
     if kind not in ("ahead", "twice"):
         return (), (), ()
     leftover: tuple[int, ...] = ()
-    if rng.random() < 0.35:  # small tensors stay whole, and are gathered once they are updated
+    if rng.random() < 0.45:  # small tensors stay whole, and are gathered once they are updated
         limit = float(rng.choice([1000, 10_000, 100_000]))
         small = [n for unit in pieces for n in unit if n < limit]
         large = [[n for n in unit if n >= limit] for unit in pieces]
@@ -220,7 +226,7 @@ def _gathers(
             pieces = large
             each = rng.random() < 0.6
             leftover = tuple(n * n_bytes for n in small) if each else (sum(small) * n_bytes,)
-            leftover = leftover[:MAX_CALLS_PER_PASS]
+            leftover = leftover[: 3 * MAX_CALLS_PER_PASS]
     how = How.draw(rng)
     forward = packed(pieces, n_bytes, align, rng, how, starts=True)
     if kind == "ahead":
@@ -239,5 +245,5 @@ def _gathers(
         again = [unit[::-1] for unit in again]
     if rng.random() < 0.25:  # a group that holds both ends of the model is needed first
         again.insert(0, again.pop())
-    backward = packed(again, n_bytes, align, rng, how if rng.random() < 0.75 else How.draw(rng), starts=True)
+    backward = packed(again, n_bytes, align, rng, how if rng.random() < 0.88 else How.draw(rng), starts=True)
     return forward, backward, leftover

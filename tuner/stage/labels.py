@@ -1,12 +1,14 @@
 """What a sequence of collectives can show of the training behind it, and what it cannot.
 
 Where two kinds of training enqueue the same sequence, no recogniser can tell them apart, so the label is the
-set of both: `zero1_or_2` for a stage, None ("cannot tell") for accumulation. docs/stage-fingerprint.md lists
-which are the same, and `tests/stage/test_labels.py` checks it on recordings.
+set of both: `zero1_or_2` for a stage, None ("cannot tell") for accumulation and tensor parallelism. This is what a
+kind of training shows in general; `ambiguity.py` has single sequences that show less. docs/stage-fingerprint.md lists
+which are the same, and `tests/stage/test_stage_labels.py` checks it on recordings and on generated runs.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Final
 
 import msgspec
@@ -20,19 +22,19 @@ N_OUTPUTS: Final = len(STAGES) + len(ACCUMULATIONS) + 2
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What is recognised. `accumulation` None: the sequence would be the same with and without."""
+    """What is recognised. None, for accumulation or tensor parallelism: it would be the same with and without."""
 
     stage: Stage = Stage.unknown
     accumulation: bool | None = None
     partitioned_activations: bool = False
-    tensor_parallel: bool = False
+    tensor_parallel: bool | None = False
 
     def __str__(self) -> str:
         parts = [self.stage.name]
         if self.accumulation is not None:
             parts.append("accumulating" if self.accumulation else "not accumulating")
-        if self.tensor_parallel:
-            parts.append("tensor parallel")
+        if self.tensor_parallel is not False:
+            parts.append("tensor parallel" if self.tensor_parallel else "perhaps tensor parallel")
         if self.partitioned_activations:
             parts.append("partitioned activations")
         return ", ".join(parts)
@@ -62,15 +64,16 @@ def visible(training: Training) -> Shown:
     """What an ideal observer of the sequence can know of `training`.
 
     Micro-steps show if each of them leaves a mark (gradients sent, parameters or activations gathered) and
-    something else comes once per step. A long gap before the first gradient is no proof: it may be a data loader.
-    Gradients that leave once per gather of parameters may be ZeRO-1's or ZeRO-2's; if micro-steps show, sending
-    in each of them is ZeRO-2, in the last only ZeRO-1.
+    something else comes once per step; else a step is as long as one of them. A long gap before the first gradient
+    is no proof: it may be a data loader. Gradients that leave once per gather of parameters may be ZeRO-1's or
+    ZeRO-2's; if micro-steps show, sending in each of them is ZeRO-2, in the last only ZeRO-1.
     """
     stage, accumulates = training.stage, training.n_micro > 1
     leaves_marks = training.sends_each or training.gathers_each
-    shows = training.partitioned_activations
+    returns = stage not in (Stage.ddp, Stage.unknown)  # else nothing is gathered, in no micro-step nor after
+    does_all = training.sends_each and (training.gathers_each or not returns) and not training.broadcasts
+    shows = training.partitioned_activations and (training.has_marker or not does_all)
     if accumulates:
-        returns = stage not in (Stage.ddp, Stage.unknown)  # else nothing is gathered, in no micro-step nor after
         shows |= returns and training.sends_each != training.gathers_each
         shows |= leaves_marks and training.has_marker
         shows |= training.broadcasts and training.sends_each
@@ -87,3 +90,20 @@ def visible(training: Training) -> Shown:
             stage = Stage.zero2 if training.sends_each else Stage.zero1
     accumulation = accumulates if shows else None
     return Shown(stage, accumulation, training.partitioned_activations, training.tensor_parallel)
+
+
+def _possible() -> tuple[Shown, ...]:
+    flags = product((False, True), repeat=6)
+    found = {
+        visible(Training(stage, n_micro, *some))
+        for some in flags
+        for stage in (Stage.unknown, Stage.ddp, Stage.zero1, Stage.zero2, Stage.zero3)
+        for n_micro in (1, 2)
+        if some[4] >= some[3]  # activations are partitioned among those who compute them together
+        and (stage is Stage.zero1) >= some[5]
+    }
+    return tuple(sorted(found, key=str))
+
+
+POSSIBLE: Final = _possible()
+"""All that a kind of training can show: not every accumulation goes with every stage."""

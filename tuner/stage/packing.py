@@ -61,8 +61,8 @@ class How:
     @classmethod
     def draw(cls, rng: Rng) -> How:
         """By piece, by unit, in buckets that fill up, capped or equal, or all in one."""
-        by = str(rng.choice(["piece", "unit", "unit", "full", "full", "capped", "even", "one"]))
-        return cls(by, float(np.exp(rng.uniform(np.log(0.7), np.log(40)))))
+        by = str(rng.choice(["piece", "unit", "unit", "full", "full", "capped", "even", "even", "one", "one"]))
+        return cls(by, float(np.exp(rng.uniform(np.log(0.7), np.log(MAX_CALLS_PER_PASS)))))
 
 
 def packed(

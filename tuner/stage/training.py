@@ -11,13 +11,15 @@ import numpy.typing as npt
 
 from tuner.stage.anatomy import TINY, Step
 from tuner.stage.dataset import Sequence, one_step
-from tuner.stage.encoders import LstmEncoder, NgramEncoder, ngrams
+from tuner.stage.encoders import LstmEncoder, NgramEncoder, ngrams, standardised
 from tuner.stage.features import N_FRAME, N_FRAMES, N_SUMMARY, frames
-from tuner.stage.labels import ACCUMULATIONS, STAGES, Shown
+from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
 
 N_HIDDEN: Final = 32
 N_DENSE: Final = 64
 N_EPOCHS: Final = 25
+RATE: Final = 4e-3
+CANNOT_TELL: Final = -1
 VIEWS: Final = {"recorded": 12, "generated": 4, "hypothetical": 1}
 BATCH: Final = 96
 SMOOTHING: Final = 0.02
@@ -36,11 +38,23 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def some(self, n: int, seed: int) -> Examples:
+        """At most `n` of them, drawn at random."""
+        rows = np.random.default_rng(seed).permutation(len(self))[:n]
+        return Examples(self.frames[rows], self.n_frames[rows], self.ngrams[rows], self.labels[rows])
+
+    @classmethod
+    def joined(cls, parts: Iterable[Examples]) -> Examples:
+        """All of several."""
+        columns = zip(*((one.frames, one.n_frames, one.ngrams, one.labels) for one in parts if len(one)), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
 
 def label(shown: Shown) -> list[int]:
-    """Class numbers: stage, accumulation, partitioned activations, tensor parallelism."""
+    """Class numbers: stage, accumulation, partitioned activations, tensor parallelism; CANNOT_TELL teaches nothing."""
+    tensor = CANNOT_TELL if shown.tensor_parallel is None else int(shown.tensor_parallel)
     return [STAGES.index(shown.stage), ACCUMULATIONS.index(shown.accumulation),
-            int(shown.partitioned_activations), int(shown.tensor_parallel)]  # fmt: skip
+            int(shown.partitioned_activations), tensor]  # fmt: skip
 
 
 def examples(sequences: Iterable[Sequence], seed: int) -> Examples:
@@ -56,7 +70,7 @@ def examples(sequences: Iterable[Sequence], seed: int) -> Examples:
             step = Step(codes, gaps_us)
             if (step.roles == TINY).all():
                 continue
-            rows.append((frames(step).astype(np.float32), ngrams(step), label(sequence.shown())))
+            rows.append((frames(step).astype(np.float32), ngrams(step), label(sequence.shown)))
     table = np.zeros((len(rows), 2 * N_FRAMES, N_FRAME), np.float32)
     for index, row in enumerate(rows):
         table[index, : len(row[0])] = row[0]
@@ -75,10 +89,11 @@ def train_ngram(data: Examples) -> NgramEncoder:
 
     warnings.simplefilter("ignore", ConvergenceWarning)
     mean, scale = _standard(data.ngrams)
-    inputs = np.clip((data.ngrams - mean) * scale, -6.0, 6.0)
+    inputs = standardised(data.ngrams, mean, scale)
     outputs, biases = [], []
     for question, n_classes in enumerate((len(STAGES), len(ACCUMULATIONS), 2, 2)):
-        fitted = LogisticRegression(C=3.0, max_iter=200).fit(inputs, data.labels[:, question])
+        told = data.labels[:, question] != CANNOT_TELL
+        fitted = LogisticRegression(C=3.0, max_iter=200).fit(inputs[told], data.labels[told, question])
         weights, bias = np.zeros((n_classes, inputs.shape[1])), np.full(n_classes, -30.0)
         if n_classes == 2:
             outputs.append(fitted.coef_)
@@ -91,21 +106,25 @@ def train_ngram(data: Examples) -> NgramEncoder:
     return NgramEncoder(arrays)
 
 
-def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncoder:
-    """By Adam with a falling rate; the same seed gives the same weights on the same machine."""
+def train_lstm(
+    data: Examples, seed: int, n_epochs: int = N_EPOCHS, start: LstmEncoder | None = None, rate: float = RATE
+) -> LstmEncoder:
+    """By Adam with a falling rate, from `start` on if there is one; the same seed gives the same weights."""
     import torch
     from torch import nn
 
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     mean, scale = _standard(data.ngrams[:, :N_SUMMARY])
+    if start:
+        mean, scale = start.weights["mean"], start.weights["scale"]
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.lstm = nn.LSTM(N_FRAME, N_HIDDEN, batch_first=True)
             self.hidden = nn.Linear(N_HIDDEN + N_SUMMARY, N_DENSE)
-            self.output = nn.Linear(N_DENSE, len(STAGES) + len(ACCUMULATIONS) + 2)
+            self.output = nn.Linear(N_DENSE, N_OUTPUTS)
 
         def forward(self, x: torch.Tensor, last: torch.Tensor, known: torch.Tensor) -> Any:
             states, _ = self.lstm(x)
@@ -113,23 +132,27 @@ def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncod
             return self.output(torch.tanh(self.hidden(torch.cat([state, known], 1))))
 
     net = Net()
+    if start:
+        net.load_state_dict(_state(start))
     x = torch.tensor(data.frames, dtype=torch.float32)
     last = torch.tensor(data.n_frames - 1)
-    known = torch.tensor((data.ngrams[:, :N_SUMMARY] - mean) * scale, dtype=torch.float32)
+    known = torch.tensor(standardised(data.ngrams[:, :N_SUMMARY], mean, scale), dtype=torch.float32)
     y = torch.tensor(data.labels)
     n_batches = -(-len(x) // BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=4e-3, weight_decay=1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=n_epochs * n_batches)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=n_epochs * n_batches)
     draw = torch.Generator().manual_seed(seed)
-    a, b = len(STAGES), len(STAGES) + len(ACCUMULATIONS)
+    sizes = [len(STAGES), len(ACCUMULATIONS), 2]
     for _ in range(n_epochs):
         order = torch.randperm(len(x), generator=draw)
         for batch in torch.split(order, BATCH):
             scores = net(x[batch], last[batch], known[batch])
             truth = y[batch]
-            loss = nn.functional.cross_entropy(scores[:, :a], truth[:, 0], label_smoothing=SMOOTHING)
-            loss = loss + nn.functional.cross_entropy(scores[:, a:b], truth[:, 1], label_smoothing=SMOOTHING)
-            loss = loss + 0.5 * nn.functional.binary_cross_entropy_with_logits(scores[:, b:], truth[:, 2:].float())
+            stages, accumulations, flags = torch.split(scores, sizes, 1)
+            loss = nn.functional.cross_entropy(stages, truth[:, 0], label_smoothing=SMOOTHING)
+            loss = loss + nn.functional.cross_entropy(accumulations, truth[:, 1], label_smoothing=SMOOTHING)
+            told = (truth[:, 2:] != CANNOT_TELL).float()
+            loss = loss + 0.5 * nn.functional.binary_cross_entropy_with_logits(flags, truth[:, 2:].float(), told)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
@@ -141,6 +164,19 @@ def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncod
         "hidden": state["hidden.weight"], "hidden_bias": state["hidden.bias"],
         "output": state["output.weight"], "output_bias": state["output.bias"],
     })  # fmt: skip
+
+
+def _state(encoder: LstmEncoder) -> dict[str, Any]:
+    """torch's names for an encoder's weights; it has two biases where one is enough."""
+    import torch
+
+    weights = {name: torch.tensor(value, dtype=torch.float32) for name, value in encoder.weights.items()}
+    return {
+        "lstm.weight_ih_l0": weights["input"], "lstm.weight_hh_l0": weights["recurrent"],
+        "lstm.bias_ih_l0": weights["bias"], "lstm.bias_hh_l0": torch.zeros_like(weights["bias"]),
+        "hidden.weight": weights["hidden"], "hidden.bias": weights["hidden_bias"],
+        "output.weight": weights["output"], "output.bias": weights["output_bias"],
+    }  # fmt: skip
 
 
 def _standard(table: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

@@ -1,0 +1,93 @@
+"""What a step's calls leave open, whatever training they came from: without gaps, equal sequences mean the same.
+
+`labels.visible` says what a kind of training shows in general; here are the sequences that other kinds enqueue too,
+so that neither is claimed. docs/stage-fingerprint.md lists them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Collective, Stage
+from tuner.stage.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints
+from tuner.stage.labels import UNKNOWN, Shown
+
+PERHAPS_TENSOR_PARALLEL: Final = Shown(tensor_parallel=None)
+PADDING: Final = 0.02
+"""Relative difference that padding makes between volumes that are the same."""
+SUMS_PER_BUCKET: Final = 2
+"""At least: a unit sums activations once in forward and once in backward before its gradients can leave."""
+
+
+def told(shown: Shown, codes: Ints) -> Shown:
+    """What remains of `shown` once it is asked who else enqueues these calls of one step."""
+    calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # a flag is a flag
+    calls = calls[(calls > 0) | (np.roll(calls, 1) > 0)]
+    calls = calls[: _period(calls)]  # what repeats within a step is all that is seen of it
+    large = calls[calls > 0]
+    if not len(large) or len(calls) == 1:
+        return UNKNOWN
+    kinds = large & 15
+    if (kinds == Collective.all_reduce).all():
+        return _all_reduces(shown, large)
+    returns = (kinds == Collective.all_gather) | (kinds == Collective.broadcast)
+    if returns.all():
+        return UNKNOWN  # nothing is ever reduced
+    if _n_rows(returns) != 1:
+        return shown
+    return _sent_and_returned(shown, large[~returns], large[returns])
+
+
+def _all_reduces(shown: Shown, large: Ints) -> Shown:
+    """Equal buckets, or activations: the same, if those that are alike stand in one row."""
+    round_ = large[: _period(large)]
+    if len(round_) == 1:
+        return PERHAPS_TENSOR_PARALLEL if len(large) > 1 else msgspec.structs.replace(shown, accumulation=None)
+    values, counts = np.unique(round_, return_counts=True)
+    n_alike = int(counts.max())
+    in_a_row = _n_rows(round_ == values[counts.argmax()]) == 1
+    if in_a_row and _may_be_activations(n_alike) and n_alike >= SUMS_PER_BUCKET * (len(round_) - n_alike):
+        return msgspec.structs.replace(shown, tensor_parallel=None)
+    return shown
+
+
+def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
+    """All reductions in one row, then all that is gathered or broadcast."""
+    ratio = float((sent >> 4).sum()) / float((returned >> 4).sum())
+    is_once, is_twice = (abs(ratio / n - 1) < PADDING for n in (1, 2))
+    if (sent == sent[0]).all():
+        may_be_activations = sent[0] & 15 == Collective.all_reduce and _may_be_activations(len(sent))
+        if may_be_activations and len(returned) <= 2 and (is_once or is_twice):
+            return PERHAPS_TENSOR_PARALLEL  # activations, and a result as large as all of them
+        if is_twice and len(sent) % 2 == 0 and shown.stage is not Stage.unknown:
+            # One micro-step's gradients in elements of twice the size, or two micro-steps'.
+            from_gathers = bool((returned & 15 == Collective.all_gather).all())
+            return msgspec.structs.replace(
+                shown, stage=Stage.zero1_or_2 if from_gathers else shown.stage, accumulation=None
+            )
+    if len(returned) > 1 and (returned == returned[0]).all():
+        if ratio < 1 / 1.5:
+            return UNKNOWN  # gathered in several micro-steps, or for forward and again for backward
+        if is_once and shown.stage is Stage.zero1 and returned[0] & 15 == Collective.all_gather:
+            return msgspec.structs.replace(shown, stage=Stage.zero1_or_2, accumulation=None)
+    return shown
+
+
+def _may_be_activations(n: int) -> bool:
+    """Sums in forward and backward are as many; forward's come three times if it is recomputed."""
+    return n >= MIN_ACTIVATIONS and (n % 2 == 0 or n % 3 == 0)
+
+
+def _period(codes: Ints) -> int:
+    """Of the cycle that `codes` are whole rounds of."""
+    n = len(codes)
+    return next((p for p in range(1, n) if n % p == 0 and np.array_equal(codes[p:], codes[: n - p])), n)
+
+
+def _n_rows(is_one: npt.NDArray[np.bool_]) -> int:
+    """Unbroken rows of True, around the end."""
+    return int(np.count_nonzero(is_one & ~np.roll(is_one, 1)))
