@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from store.records import Candidate, Collective, CommunicatorClass
+from store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, Collective, CommunicatorClass
 from tuner.features import DEFAULT_CELL, N_SIZE_CLASSES, Floats, Ints, cell_of
 
 BAKED_VERSION: Final = 1
@@ -24,6 +24,8 @@ UNKNOWN_STD: Final = 0.5
 """Standard deviation (log) of NCCL's cost as a prediction, where nothing corrected it yet."""
 FOREIGN_STD: Final = 0.25
 """Added per octave of ranks or nodes between the asked communicator and the nearest one baked."""
+FAR_STD: Final = 0.05
+"""Added per octave beyond the sizes that the model was asked for or fitted on."""
 _MAX_BLOB_BYTES = 256 << 20
 
 
@@ -98,8 +100,10 @@ class Baked:
         weight = share[known][None, :]
         shift[:, known] = self.mean[lower] * (1.0 - weight) + self.mean[upper] * weight
         spread[:, known] = self.std[lower] * (1.0 - weight) + self.std[upper] * weight
+        outside = (size_classes - self.first_class) - classes
+        spread[:, known] = np.hypot(spread[:, known], FAR_STD * np.abs(outside[:, None]) / SIZE_CLASSES_PER_OCTAVE)
         if octaves > 0:
-            spread = np.minimum(np.hypot(spread, FOREIGN_STD * octaves), UNKNOWN_STD)
+            spread = np.minimum(np.hypot(spread, FOREIGN_STD * octaves), np.maximum(spread, UNKNOWN_STD))
         return shift, spread
 
     def to_bytes(self) -> bytes:

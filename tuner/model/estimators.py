@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from tuner.features import DEFAULT_CELL, Floats, Ints
-from tuner.model.baked import UNKNOWN_STD
+from tuner.model.baked import FAR_STD, UNKNOWN_STD
 from tuner.model.training_set import TrainingSet
 
 COVERAGE: Final = 0.9
@@ -23,6 +23,8 @@ BEYOND: Final = 2.0
 """Factor on the spread beyond the measured sizes, before anything was held out; it weighs as much as six sizes."""
 _BEYOND_WEIGHT: Final = 6.0
 _Z: Final = 1.645
+NEVER_MEASURED_OCTAVES: Final = 1.0
+"""What was never measured at any size counts as so far away."""
 _SAME_SIZE: Final = 0.25
 """Octaves within which two sizes are of one class."""
 _SEED: Final = 7
@@ -153,13 +155,13 @@ class Kriging:
         design = self._design(points)
         n_columns = design.shape[1]
         n_flags = n_columns - 5
-        shared = ConstantKernel(0.1, (1e-3, 4.0)) * Matern(
-            [6.0, 4.0, 4.0, 4.0, 2.0, *[1e3] * n_flags],
+        shared = ConstantKernel(0.5, (1e-3, 4.0)) * Matern(
+            [20.0, 4.0, 4.0, 4.0, 2.0, *[1e3] * n_flags],
             [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), (0.4, 100.0), *[(999.0, 1001.0)] * n_flags],
             nu=1.5,
         )
-        own = ConstantKernel(0.1, (1e-3, 4.0)) * Matern(
-            [4.0, 2.0, 3.0, 3.0, 2.0, *[0.4] * n_flags],
+        own = ConstantKernel(0.2, (1e-3, 4.0)) * Matern(
+            [8.0, 2.0, 3.0, 3.0, 2.0, *[0.4] * n_flags],
             [(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), (0.4, 100.0), *[(0.399, 0.401)] * n_flags],
             nu=1.5,
         )
@@ -177,7 +179,10 @@ class Kriging:
         inverse = np.linalg.inv(self._process.L_)
         self._precision, self._alpha = inverse.T @ inverse, np.asarray(self._process.alpha_).reshape(-1)
         self._known_ranks = np.unique(points.n_ranks)
-        self._known_bytes = {kind: _bytes_per_rank(points)[_is_kind(points, kind)] for kind in _kinds(points)}
+        self._known_bytes = {}
+        for kind in _kinds(points):
+            known = _bytes_per_rank(points)[_is_kind(points, kind)]
+            self._known_bytes[kind] = float(known.min()), float(known.max())
         self._scale = self._calibrate(points.size_class, UNCALIBRATED)
         self._scale_elsewhere = max(self._scale, self._calibrate(points.n_ranks, 2.0 * self._scale))
         self._scale_beyond = max(self._scale, self._calibrate_beyond(points.size_class))
@@ -193,8 +198,9 @@ class Kriging:
         mean = np.concatenate([part[0] for part in parts]) if parts else np.zeros(0)
         std = np.concatenate([part[1] for part in parts]) if parts else np.zeros(0)
         scale = np.where(np.isin(points.n_ranks, self._known_ranks), self._scale, self._scale_elsewhere)
-        scale = np.where(self._is_beyond(points), np.maximum(scale, self._scale_beyond), scale)
-        return mean, np.maximum(std * scale, 0.003)
+        octaves = self._octaves_beyond(points)
+        scale = np.where(octaves > 0, np.maximum(scale, self._scale_beyond), scale)
+        return mean, np.maximum(np.hypot(std * scale, FAR_STD * octaves), 0.003)
 
     def left_out(self, index: Ints) -> Floats:
         """Measured minus predicted residual of the points at `index`, had none of them been known: exact."""
@@ -231,15 +237,15 @@ class Kriging:
         leaning = (len(known) * found + _BEYOND_WEIGHT * usual) / (len(known) + _BEYOND_WEIGHT)
         return float(np.clip(leaning, *SCALE_LIMITS))
 
-    def _is_beyond(self, points: TrainingSet) -> Any:
-        """True where nothing as small, or nothing as large, was measured of the same collective and cell."""
-        asked, beyond = _bytes_per_rank(points), np.ones(len(points), dtype=np.bool_)
+    def _octaves_beyond(self, points: TrainingSet) -> Floats:
+        """How far below the smallest or above the largest size measured of the same collective and cell; 0 between."""
+        asked, octaves = _bytes_per_rank(points), np.zeros(len(points))
         for kind in _kinds(points):
-            known = self._known_bytes.get(kind)
-            if known is not None:
-                here = _is_kind(points, kind)
-                beyond[here] = (asked[here] < known.min() - _SAME_SIZE) | (asked[here] > known.max() + _SAME_SIZE)
-        return beyond
+            lowest, highest = self._known_bytes.get(kind, (np.inf, -np.inf))
+            here = _is_kind(points, kind)
+            gaps = np.maximum(lowest - asked[here], asked[here] - highest)
+            octaves[here] = np.where(np.isfinite(gaps), np.maximum(gaps - _SAME_SIZE, 0.0), NEVER_MEASURED_OCTAVES)
+        return octaves
 
     def _design(self, points: TrainingSet) -> Floats:
         few_nodes = (points.n_nodes <= 2).astype(np.float64)
