@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.records import Stage
+from store.records import Collective, Stage
+from tuner.stage.anatomy import Step, encode
 from tuner.stage.encoders import decide
 from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
 
+AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 SCORES = st.lists(st.floats(-50, 50), min_size=N_OUTPUTS, max_size=N_OUTPUTS).map(np.array)
+
+
+def step_of(*calls: tuple[Collective, int]) -> Step:
+    kinds, n_bytes = (np.array(column, np.int64) for column in zip(*calls, strict=True))
+    return Step(encode(kinds, n_bytes), np.zeros(len(calls)))
+
+
+def partitioned(n_micro_steps: int) -> Step:
+    """Two blocks under tensor parallelism with P_a, and one bucket that leaves in the last micro-step."""
+    act, part = (AR, 1 << 15), (AG, 1 << 15)
+    micro = [*[act] * 4, part, *[act] * 4, part, *[act] * 4]
+    return step_of(*micro * n_micro_steps, (RS, 1 << 24), (AR, 4), (AG, 1 << 24))
+
+
+PLAIN = step_of((RS, 1 << 20), (RS, 1 << 21), (AR, 4), (AG, 3 << 20))
 
 
 def scores(stage: float, accumulation: float, tensor: float, partitioned: float, of: Shown) -> np.ndarray:
@@ -21,26 +39,29 @@ def scores(stage: float, accumulation: float, tensor: float, partitioned: float,
     return result
 
 
-@given(SCORES, st.integers(0, 8))
+@given(SCORES, st.integers(0, 3))
 def test_only_what_can_be_shown_is(values: np.ndarray, n_micro_steps: int) -> None:
-    shown = decide(values, n_micro_steps)
+    shown = decide(values, partitioned(n_micro_steps) if n_micro_steps else PLAIN)
     assert shown in POSSIBLE
-    if shown.partitioned_activations and n_micro_steps:
+    if not n_micro_steps:
+        assert not shown.partitioned_activations
+        assert not shown.tensor_parallel
+    elif shown.partitioned_activations:
         assert shown.accumulation is not (n_micro_steps == 1)
 
 
 def test_an_accumulation_that_the_stage_cannot_show_gives_way() -> None:
     """ZeRO-1 or 2 without partitioned activations never shows that it does not accumulate."""
     sure = scores(9.0, 1.0, -5.0, -5.0, Shown(Stage.zero1_or_2, False))
-    assert decide(sure) == Shown(Stage.zero1_or_2)
+    assert decide(sure, PLAIN) == Shown(Stage.zero1_or_2)
 
 
-def test_micro_steps_that_were_counted_overrule() -> None:
-    for counted, scored in ((1, True), (4, False)):
-        values = scores(5.0, 2.0, 5.0, 5.0, Shown(Stage.zero3, scored, True, True))
-        assert decide(values) == Shown(Stage.zero3, scored, True, True)
-        assert decide(values, counted).accumulation is not scored
+@pytest.mark.parametrize("n_micro_steps", [1, 2, 5])
+def test_micro_steps_that_can_be_counted_are_not_guessed(n_micro_steps: int) -> None:
+    for guessed in (False, True):
+        values = scores(5.0, 2.0, 5.0, 5.0, Shown(Stage.zero3, guessed))
+        assert decide(values, partitioned(n_micro_steps)) == Shown(Stage.zero3, n_micro_steps > 1, True, True)
 
 
 def test_what_is_not_probable_enough_is_unknown() -> None:
-    assert decide(np.zeros(N_OUTPUTS)).stage is Stage.unknown
+    assert decide(np.zeros(N_OUTPUTS), PLAIN).stage is Stage.unknown

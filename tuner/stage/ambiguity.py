@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Collective, Stage
-from tuner.stage.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints
+from tuner.stage.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints, has_nearly_equal
 from tuner.stage.labels import UNKNOWN, Shown
 
 PERHAPS_TENSOR_PARALLEL: Final = Shown(tensor_parallel=None)
@@ -48,8 +48,8 @@ def _all_reduces(shown: Shown, large: Ints) -> Shown:
     if len(round_) == 1:
         return PERHAPS_TENSOR_PARALLEL if len(large) > 1 else msgspec.structs.replace(shown, accumulation=None)
     values, counts = np.unique(round_, return_counts=True)
-    n_alike = int(counts.max())
-    in_a_row = _n_rows(round_ == values[counts.argmax()]) == 1
+    n_alike, commonest = int(counts.max()), values[counts.argmax()]
+    in_a_row = _n_rows(round_ == commonest) == 1 and not has_nearly_equal(values >> 4, int(commonest >> 4))
     if in_a_row and _may_be_activations(n_alike) and n_alike >= SUMS_PER_BUCKET * (len(round_) - n_alike):
         return msgspec.structs.replace(shown, tensor_parallel=None)
     return shown

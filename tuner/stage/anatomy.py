@@ -35,6 +35,7 @@ NEARLY_ALL: Final = 0.9
 MIN_IN_A_ROW: Final = 3
 """Activations between two other reductions: all of forward, and of the first unit in backward, before its gradients."""
 WHOLE: Final = 0.01
+NEARLY_EQUAL: Final = 0.01
 TINY_SHARE: Final = 1.0 / 4096
 MIN_ROUNDS: Final = 0.12
 """Of coverage times novelty: below, the step is taken as one round."""
@@ -182,22 +183,31 @@ def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
     if pairs.any():
         return ~pairs
     values, counts = np.unique(n_bytes[roles == REDUCE], return_counts=True)
-    partitioned, commonest = np.zeros(len(roles), np.bool_), 0
+    partitioned, most = np.zeros(len(roles), np.bool_), 0
     common = (counts >= MIN_ACTIVATIONS) & np.isin(values, n_bytes[roles == GATHER])
     for value, count in zip(values[common].tolist(), counts[common].tolist(), strict=True):
         of_size = (n_bytes == value) & ((roles == REDUCE) | (roles == GATHER))
-        if count > commonest and _alternate(roles[of_size] == GATHER) and _may_be_partitioned(roles, of_size):
-            partitioned, commonest = of_size, count
-    if commonest:
+        if count > most and _alternate(roles[of_size] == GATHER) and _may_be_partitioned(roles, of_size):
+            partitioned, most = of_size, count
+    if most:
         return ~partitioned  # however many buckets there are beside them
     all_stay = np.ones(len(roles), np.bool_)
     if not len(values) or counts.max() < MIN_ACTIVATIONS or 2 * counts.max() < counts.sum():
         return all_stay
-    of_size = (n_bytes == values[counts.argmax()]) & ((roles == REDUCE) | (roles == GATHER))
-    if (roles[of_size] == GATHER).any() or _are_the_model(roles, n_bytes, int(values[counts.argmax()])):
+    commonest = int(values[counts.argmax()])
+    of_size = (n_bytes == commonest) & ((roles == REDUCE) | (roles == GATHER))
+    if (roles[of_size] == GATHER).any() or _are_the_model(roles, n_bytes, commonest):
         return all_stay  # gradients, and parameters in the same pieces or in as many bytes
+    if has_nearly_equal(values, commonest):
+        return all_stay
     others = (roles == SCATTER) | (roles == REDUCE) & ~of_size
     return ~of_size if most_between(of_size, others) >= MIN_IN_A_ROW else all_stay
+
+
+def has_nearly_equal(values: Ints, n_bytes: int) -> bool:
+    """Whether others are nearly of this size: buckets are, whose last pieces differ; activations have one size."""
+    distance = np.abs(values - n_bytes)
+    return bool(((distance > 0) & (distance < NEARLY_EQUAL * n_bytes)).any())
 
 
 def _may_be_partitioned(roles: Ints, of_size: npt.NDArray[np.bool_]) -> bool:

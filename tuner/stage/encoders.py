@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from store.records import Stage
 from tuner.stage import arrays
-from tuner.stage.anatomy import N_ROLES, Floats, Step
-from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, summary
+from tuner.stage.anatomy import N_ROLES, REDUCE, Floats, Step
+from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, micro_steps_shown, summary
 from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
@@ -130,20 +130,26 @@ def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
     return result
 
 
-def decide(scores: Floats, n_micro_steps: int = 0) -> Shown:
-    """The likeliest of all that can be shown; a stage that is not probable enough is unknown.
-
-    `n_micro_steps`: those that partitioned activations show, so that accumulation is counted; 0 = none do.
-    """
-    chances = np.exp(_PARTS @ _log_chances(scores))
-    if n_micro_steps and POSSIBLE[int(chances.argmax())].partitioned_activations:
-        guesses = [one.accumulation is (n_micro_steps == 1) for one in POSSIBLE]
-        chances = np.where(guesses, 0.0, chances)
+def decide(scores: Floats, step: Step) -> Shown:
+    """The likeliest of all that `step` can show; a stage that is not probable enough is unknown."""
+    chances = np.where(_can_be(step), np.exp(_PARTS @ _log_chances(scores)), 0.0)
     by_stage = chances @ _OF_STAGE
     best = int(by_stage.argmax())
     if by_stage[best] < MIN_CONFIDENCE * by_stage.sum():
         best = STAGES.index(Stage.unknown)
     return POSSIBLE[int(np.where(_OF_STAGE[:, best], chances, -1.0).argmax())]
+
+
+def _can_be(step: Step) -> list[bool]:
+    """For all of POSSIBLE: tensor parallelism sums, P_a gathers what is summed, and its micro-steps can be counted."""
+    n_micro_steps = micro_steps_shown(step)
+    sums = step.activations is not None or bool((step.roles == REDUCE).any())
+    return [
+        n_micro_steps > 0 and one.accumulation is not (n_micro_steps == 1)
+        if one.partitioned_activations
+        else sums or not one.tensor_parallel
+        for one in POSSIBLE
+    ]
 
 
 def _log_chances(scores: Floats) -> Floats:

@@ -13,7 +13,6 @@ from tuner.stage import rules
 from tuner.stage.ambiguity import told
 from tuner.stage.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
 from tuner.stage.encoders import Encoder, decide
-from tuner.stage.features import micro_steps_shown
 from tuner.stage.labels import UNKNOWN, Shown
 from tuner.stage.steps import StepCutter
 from tuner.stage.weights import default_encoder
@@ -91,9 +90,7 @@ class StageFingerprint:
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2 or (step.roles == TINY).all():
             return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
-        if self._encoder is None:
-            return rules.classify(step)
-        return decide(self._encoder.scores(step), micro_steps_shown(step))
+        return decide(self._encoder.scores(step), step) if self._encoder is not None else rules.classify(step)
 
     def _show(self, shown: Shown) -> bool:
         if shown == self.shown:

@@ -24,7 +24,7 @@ Rng = np.random.Generator
 KINDS: Final = ("reduce", "update", "update", "ahead", "ahead", "twice", "twice", "twice", "alone")
 """Gradients summed everywhere; parameters back after the step; gathered before forward and kept; gathered for forward
 and again for backward; tensor parallelism alone."""
-MIN_SHARE_TWICE: Final = 0.04
+MIN_SHARE_TWICE: Final = 0.1
 """Of all parameters: what is gathered a second time at least, or there is nothing to see of ZeRO-3."""
 
 
@@ -86,7 +86,8 @@ def draw(rng: Rng) -> Run:
     send = AR
     sends: tuple[Call, ...] = ()
     if kind != "alone":
-        send = AR if kind == "reduce" else Collective(rng.choice([RS, RS, AR, REDUCE], p=[0.35, 0.25, 0.3, 0.1]))
+        ways = {"reduce": [0.0, 1.0, 0.0], "update": [0.4, 0.5, 0.1]}.get(kind, [0.6, 0.3, 0.1])
+        send = Collective(rng.choice([RS, AR, REDUCE], p=ways))
         sends = packed([unit[::-1] for unit in pieces[::-1]], gradient_bytes, align, rng, even=kind != "reduce")
     forward, backward, leftover = _gathers(kind, pieces, parameter_bytes, align, rng)
     if kind == "twice" and len(forward) < 2:
@@ -245,5 +246,5 @@ def _gathers(
         again = [unit[::-1] for unit in again]
     if rng.random() < 0.25:  # a group that holds both ends of the model is needed first
         again.insert(0, again.pop())
-    backward = packed(again, n_bytes, align, rng, how if rng.random() < 0.88 else How.draw(rng), starts=True)
+    backward = packed(again, n_bytes, align, rng, how if rng.random() < 0.94 else How.draw(rng), starts=True)
     return forward, backward, leftover

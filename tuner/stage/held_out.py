@@ -23,7 +23,7 @@ N_HYPOTHETICAL: Final = 40_000
 N_MORE_EPOCHS: Final = 4
 MORE_RATE: Final = 1.5e-3
 """Of learning what has a name, from weights that learned hypothetical runs: a fraction of the time, at a lower rate."""
-N_KEPT: Final = 20_000
+N_KEPT: Final = 12_000
 """Hypothetical examples among what is learned then."""
 N_CHANGES: Final = 100
 """Per fold: from any run to one of those left out."""
