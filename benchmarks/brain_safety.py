@@ -30,6 +30,7 @@ from tuner import trainer
 from tuner.brain import Brain
 from tuner.guard import Guard
 from tuner.knowledge import Knowledge
+from tuner.policy.oversight import FIRST_STEPS
 from tuner.regime import ChangeDetector
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
@@ -53,7 +54,7 @@ def guard(n_runs: int) -> Iterator[Result]:
     """Steps until a slowdown is noticed, and false alarms over a whole watch, at 1 % noise; beside them what no
     test can do better.
     """
-    for n_known, job in ((40, ""), (8, "_young_job")):
+    for n_known, job in ((40, ""), (FIRST_STEPS, "_young_job")):
         false_alarms = float(np.mean(_steps_to_alarm(n_runs, 10_000, n_known, 1.0) <= WATCH_STEPS))
         for slowdown in (1.02, 1.05, 1.10) if n_known == 40 else (1.02,):
             delays = _steps_to_alarm(n_runs, 0, n_known, slowdown)
@@ -90,10 +91,11 @@ def least_steps(n_known: int, slowdown_log: float, false_alarms: float, power: f
     return math.ceil(1.0 / left) if left > 0 else math.inf
 
 
-def guard_in_a_job(n_runs: int) -> Iterator[Result]:
+def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
     """Two promotions come together, one of them slows steps down by 2 %: steps until the first withdrawal, slow
     steps in all (withdrawn settings come back one by one), and whether the good one is there in the end.
     """
+    noise = f"at_{100 * step_noise:g}_percent_noise"
     delays, kept, good = [], [], 0
     for seed in range(n_runs):
         world = World(
@@ -101,7 +103,7 @@ def guard_in_a_job(n_runs: int) -> Iterator[Result]:
             fabric.load("ethernet_boxes").communicator(range(16)),
             zero_calls((17,)),
             seed=seed,
-            step_noise=0.005,
+            step_noise=step_noise,
             compute_us=100_000.0,
         )
         brain = make_brain(world)
@@ -124,10 +126,10 @@ def guard_in_a_job(n_runs: int) -> Iterator[Result]:
             delays.append(120)
         kept.append(n_slow)
         good += any(s.incumbent != BASELINE for s in brain._states if s.key.collective is SCATTER)
-    yield Result("slow_promotion_withdrawn_after_median", median(delays), "steps", "<= 10")
-    yield Result("slow_promotion_withdrawn_after_p90", float(np.quantile(delays, 0.9)), "steps")
-    yield Result("slow_steps_in_all_median", median(kept), "of 120 steps")
-    yield Result("good_promotion_kept_beside_it", 100 * good / n_runs, "% of runs")
+    yield Result(f"slow_promotion_withdrawn_after_median_{noise}", median(delays), "steps", "<= 10")
+    yield Result(f"slow_promotion_withdrawn_after_p90_{noise}", float(np.quantile(delays, 0.9)), "steps", "<= 10")
+    yield Result(f"slow_steps_in_all_median_{noise}", median(kept), "of 120 steps")
+    yield Result(f"good_promotion_kept_beside_it_{noise}", 100 * good / n_runs, "% of runs")
 
 
 def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
@@ -267,7 +269,8 @@ def main() -> None:
     n_runs = 5 if arguments.quick else 30
     results = [
         *guard(100 * n_runs),
-        *guard_in_a_job(n_runs),
+        *guard_in_a_job(n_runs, 0.005),
+        *guard_in_a_job(n_runs, 0.01),
         *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
         *in_training(150 if arguments.quick else 300),
         *warm_start(),

@@ -236,7 +236,13 @@ class Brain:
         self._policy.rates = self._keys.rates(self._step)
         self._policy.may_promote = not self._intake.is_suspicious
         evidence = self._regimes.evidence
-        changes = self._policy.next_window(self._states, evidence, self._step, may_start=not self._oversight.is_busy)
+        changes = self._policy.next_window(
+            self._states,
+            evidence,
+            self._step,
+            may_start=not self._oversight.is_busy,
+            may_lead=not self._oversight.is_comparing,
+        )
         if self.settings.explore and not self.memory.is_short:
             self._oversight.consider_variants(self._states, evidence, self._step)
         variant = self._oversight.variant

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +21,13 @@ OTHER_PHASE_STD: Final = 0.08
 MIN_COUNT: Final = 4
 DECISIVE_Z: Final = 3.0
 MIN_PRIOR_GAIN: Final = 0.01
+JOBS_COMPARED: Final = 8
+"""So many of a fabric's newest jobs say what leads."""
+BETWEEN_JOBS_STD: Final = 0.003
+"""How far (log) the gain of one setting over another at a key moves from one job to the next."""
+LEAD_Z: Final = 1.0
+MIN_LEAD_GAIN: Final = 0.002
+"""A candidate that earlier jobs measured faster by this much (log), and by so many standard errors, leads."""
 
 
 class Learned(Protocol):
@@ -41,6 +48,15 @@ class Prior(NamedTuple):
     std: Floats
 
 
+class OpenLead(NamedTuple):
+    """A candidate that earlier jobs measured to be faster than the baseline, but not beyond doubt."""
+
+    candidate: Candidate
+    hope: tuple[float, float]
+    """By how much (log), and the standard deviation of that."""
+    reason: str
+
+
 class Knowledge:
     """Immutable once built; a job's Brain swaps it for a newer one when the trainer has finished."""
 
@@ -49,6 +65,7 @@ class Knowledge:
         statistics: Sequence[Learned | CandidateStatistics] = (),
         correction: Correction | None = None,
         model_id: str = "",
+        by_job: Iterable[Sequence[Learned | CandidateStatistics]] = (),
     ) -> None:
         self.correction = correction
         self.model_id = model_id
@@ -66,6 +83,7 @@ class Knowledge:
             ):
                 if candidate not in known or known[candidate][2] < line.count:
                     known[candidate] = entry
+        self._gains = _gains_by_key(by_job)
 
     @classmethod
     def empty(cls) -> Knowledge:
@@ -78,7 +96,9 @@ class Knowledge:
         from tuner.trainer import load_correction
 
         correction, model_id = load_correction(store, fabric_id)
-        return cls(store.statistics(fabric_id), correction, model_id)
+        jobs = [job.job_id for job in store.jobs() if job.fabric_id == fabric_id][-JOBS_COMPARED:]
+        by_job = (store.statistics(fabric_id, job_id) for job_id in jobs)
+        return cls(store.statistics(fabric_id), correction, model_id, by_job)
 
     @property
     def n_keys(self) -> int:
@@ -146,6 +166,41 @@ class Knowledge:
         saved = 100.0 * (1.0 - math.exp(-best[0]))
         count = known[best[1]][2]
         return best[1], f"earlier runs measured it {saved:.1f} % faster than the baseline in {count} calls"
+
+    def open_lead(self, key: DecisionKey) -> OpenLead | None:
+        """The candidate that earlier jobs, each compared within itself, believe to gain most, if it is any."""
+        best: OpenLead | None = None
+        for candidate, (weight, total) in self._gains.get(key, {}).items():
+            gain, doubt = total / weight, 1.0 / math.sqrt(weight)
+            if gain > max(MIN_LEAD_GAIN, LEAD_Z * doubt, best.hope[0] if best is not None else 0.0):
+                saved, unsure = -100.0 * math.expm1(-gain), 100.0 * doubt
+                reason = f"earlier runs measured it {saved:.1f} % faster than the baseline (give or take {unsure:.1f})"
+                best = OpenLead(candidate, (gain, doubt), reason)
+        return best
+
+
+def _gains_by_key(
+    by_job: Iterable[Sequence[Learned | CandidateStatistics]],
+) -> dict[DecisionKey, dict[Candidate, tuple[float, float]]]:
+    """Per key and candidate, sums over jobs of the weights (inverse variances) of gains over the baseline (log), and
+    of the gains so weighed. Durations of different jobs are not compared: the network may have been another.
+    """
+    found: dict[DecisionKey, dict[Candidate, tuple[float, float]]] = {}
+    for statistics in by_job:
+        lines = [line for line in statistics if line.count >= MIN_COUNT and line.median_us > 0]
+        baselines = {line.key: line for line in lines if line.is_default}
+        for line in lines:
+            base = baselines.get(line.key)
+            if line.is_default or base is None:
+                continue
+            variance = BETWEEN_JOBS_STD**2
+            for side in (line, base):
+                variance += max(side.std_us / side.median_us, 0.01) ** 2 / side.count
+            of_key = found.setdefault(line.key, {})
+            weight, total = of_key.get(line.candidate, (0.0, 0.0))
+            gain = math.log(base.median_us / line.median_us)
+            of_key[line.candidate] = weight + 1.0 / variance, total + gain / variance
+    return found
 
 
 def _place(key: DecisionKey) -> tuple[object, ...]:

@@ -232,32 +232,35 @@ def test_exploration_that_nobody_waits_for_is_charged_by_what_is_waited_for() ->
     assert 0.0 < spent[0.2] < 0.7 * spent[1.0]
 
 
-def _small_gain_world() -> World:
+def _small_gain_world(seed: int = 0) -> World:
     """Gains of a few percent under 5 % noise: too little to be proven within a hundred calls."""
     calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in (14, 19, 20, 24)]
     place = fabric.load("h100_ib_16").communicator(range(16))
-    return World("h100_ib_16", place, calls, noise=0.05, compute_us=20_000.0)
+    return World("h100_ib_16", place, calls, noise=0.05, compute_us=20_000.0, seed=seed)
 
 
 def test_what_leads_runs_long_before_it_is_proven() -> None:
-    world = _small_gain_world()
-    brain = make_brain(world)
-    play(world, brain, 70)
-    leading = [state for state in brain._states if state.lead is not None]
-    assert leading
-    decided = brain.decisions()
-    for state in leading:
-        assert state.lead not in [d.candidate for d in decided if d.kind == "promote" and d.key == state.key]
     saved = possible = 0.0
-    for _ in range(30):
-        for call in world.calls:
-            options = brain._costs.candidates(world.communicator, call.collective)
-            default_us = world.truth(call, BASELINE)[0]
-            saved += default_us - world.truth(call, world.chosen(call))[0]
-            possible += default_us - world.best(call, options)
-        play(world, brain, 1)
-    assert saved > 0.8 * possible
-    assert brain.spent_percent <= 1.0
+    n_leading = 0
+    for seed in range(6):
+        world = _small_gain_world(seed)
+        brain = make_brain(world)
+        play(world, brain, 70)
+        leading = [state for state in brain._states if state.lead is not None]
+        n_leading += len(leading)
+        decided = brain.decisions()
+        for state in leading:
+            assert state.lead not in [d.candidate for d in decided if d.kind == "promote" and d.key == state.key]
+        for _ in range(30):
+            for call in world.calls:
+                options = brain._costs.candidates(world.communicator, call.collective)
+                default_us = world.truth(call, BASELINE)[0]
+                saved += default_us - world.truth(call, world.chosen(call))[0]
+                possible += default_us - world.best(call, options)
+            play(world, brain, 1)
+        assert brain.spent_percent <= 1.0
+    assert n_leading >= 6
+    assert saved > 0.6 * possible
 
 
 def test_what_leads_and_becomes_catastrophically_slow_is_dropped_at_once() -> None:

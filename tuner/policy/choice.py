@@ -31,7 +31,7 @@ from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.posterior import expected_improvement
 from tuner.policy.step_trial import Variant
-from tuner.policy.trial import MAX_TRIAL_UNITS, KeyState, Verdict, judge, judge_lead, odds
+from tuner.policy.trial import MAX_TRIAL_UNITS, NO_HOPE, KeyState, Verdict, judge, judge_lead, odds
 
 MIN_BASELINE_UNITS: Final = 2
 MAX_NEW_TRIALS: Final = 8
@@ -52,6 +52,10 @@ SURPRISE_QUANTILE: Final = 2.33
 MOST_SURPRISE: Final = 10.0
 """One trial in a hundred is slower than predicted by so many standard deviations: what that would cost, up to so many
 times the present duration, must have been earned, too.
+"""
+CREDIT_STEPS: Final = 2000
+"""A trial that takes the most time that is reckoned with may overdraw the budget by what so many steps earn. Where
+steps are short and a key is most of them, that is little beside what passes until a trial is withdrawn.
 """
 RETRY_STEPS: Final = 25
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
@@ -133,11 +137,17 @@ class Policy:
         self._next_key = 0
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
+        self._waits_for_credit: set[int] = set()
 
     @property
     def charged_share(self) -> float:
         """Share of a collective's extra time that the budget pays for: what is waited for, and a little more."""
         return min(1.0, self.exposed_share + 0.1)
+
+    @property
+    def waits_for_credit(self) -> bool:
+        """A key has something to try that would fit the budget, but might overdraw it by too much."""
+        return bool(self._waits_for_credit)
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
@@ -149,11 +159,24 @@ class Policy:
             candidate, reason = decided
             self.begin_trial(state, candidate, reason, TRUSTED_HOPE, is_trusted=True)
             self._report(Event(state, candidate, "prior", reason))
+            return
+        open_lead = self.outlook.fields.knowledge.open_lead(state.key)
+        if open_lead is not None and self.budget.fraction > 0 and self._may_try(state, open_lead.candidate):
+            self._number(state, open_lead.candidate)
+            state.ties[open_lead.candidate] = open_lead.reason
+            self.begin_lead(state, open_lead.candidate, open_lead.hope)
+            self._report(Event(state, open_lead.candidate, "prior", open_lead.reason))
 
     # ---- one window ---------------------------------------------------------------------------------
 
     def next_window(
-        self, states: list[KeyState], evidence: Evidence, step: int, *, may_start: bool = True
+        self,
+        states: list[KeyState],
+        evidence: Evidence,
+        step: int,
+        *,
+        may_start: bool = True,
+        may_lead: bool = True,
     ) -> dict[int, Candidate]:
         """Settings that differ from the last window's, by key index."""
         for state in list(islice(self.trials.values(), MAX_JUDGED)):
@@ -182,7 +205,7 @@ class Policy:
         self._lead_due[runs_lead] -= 1.0
         if self.budget.remaining_us < 0:
             runs_trial &= self._is_trusted  # paused until the budget has recovered
-        if self.budget.remaining_us < 0 or not may_start:
+        if self.budget.remaining_us < 0 or not may_lead:
             runs_lead[:] = False  # steps are compared now: what is not proven stays out
         differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
         changed = self._changed | set(np.flatnonzero(differs).tolist())
@@ -224,9 +247,12 @@ class Policy:
         self._share[state.index] = self._due[state.index] = 0.0
         self._changed.add(state.index)
 
-    def begin_lead(self, state: KeyState, candidate: Candidate) -> None:
-        """Let `candidate` run in nearly all windows without a trial; the incumbent shows itself in the others."""
-        state.lead = candidate
+    def begin_lead(self, state: KeyState, candidate: Candidate, hope: tuple[float, float] = NO_HOPE) -> None:
+        """Let `candidate` run in nearly all windows without a trial; the incumbent shows itself in the others.
+
+        `hope` is what earlier jobs measured, as in `begin_trial`.
+        """
+        state.lead, state.lead_hope = candidate, hope
         self.leads[state.index] = state
         self._has_lead[state.index] = True
         self._changed.add(state.index)
@@ -242,6 +268,7 @@ class Policy:
         """What runs at a key from the next window on, unless a trial does."""
         state.previous, state.incumbent = state.incumbent, candidate
         state.incumbent_kind, state.incumbent_reason = kind, reason
+        self._waits_for_credit.discard(state.index)
         self.end_lead(state)
 
     def reopen(self, states: list[KeyState]) -> None:
@@ -252,6 +279,7 @@ class Policy:
             if state.lead is not None:
                 self.end_lead(state)
             state.reopen()
+        self._waits_for_credit.clear()
 
     def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
         """End a trial, or what leads, and do not try it again in this regime."""
@@ -304,6 +332,13 @@ class Policy:
         return extra_us <= self._affordable_us()
 
     # ---- inside ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _number(state: KeyState, candidate: Candidate) -> None:
+        """The how-manieth candidate of its key it is says how much error its verdict may have."""
+        if candidate not in state.numbers:
+            state.n_tried += 1
+            state.numbers[candidate] = state.n_tried
 
     def _postpone(self, risks_us: dict[int, float], runs_trial: npt.NDArray[np.bool_]) -> None:
         """Trials that one more window of would cost more than is left wait until that has been earned."""
@@ -414,9 +449,7 @@ class Policy:
                 continue
             risk_left_us -= found.risk_us
             room_us -= found.risk_us
-            if found.candidate not in state.numbers:
-                state.n_tried += 1
-                state.numbers[found.candidate] = state.n_tried
+            self._number(state, found.candidate)
             self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
             slot = evidence.find(state.index, found.candidate)
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
@@ -441,6 +474,9 @@ class Policy:
         log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
         least, most = math.log(self.settings.catastrophic_ratio), math.log(MOST_SURPRISE)
         surprise = np.expm1(np.clip(log_surprise, least, most)) * duration_us * n_calls
+        most_us = (MOST_SURPRISE - 1.0) * duration_us * n_calls
+        most_us -= self.budget.earned_in_us(CREDIT_STEPS)
+        self._waits_for_credit.discard(state.index)
         likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
         options = self.outlook.fields.of(state).options
         order = [int(index) for index in np.argsort(-improvement) if improvement[index] >= self.settings.worthwhile]
@@ -450,12 +486,15 @@ class Policy:
                 continue
             if not self._may_try(state, candidate):
                 continue
+            if most_us > room_us:
+                self._waits_for_credit.add(state.index)
+                break
             log_us, std = float(mean[index]), float(spread[index])
             low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)
             return _Option(
                 worth_us=float(improvement[index]) * duration_us * float(self.rates[state.index]),
                 risk_us=float(risk[index]),
-                surprise_us=float(surprise[index]),
+                surprise_us=max(float(surprise[index]), most_us),
                 candidate=candidate,
                 reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
                 f" against {duration_us:.1f} us of {state.usual}",

@@ -18,6 +18,8 @@ Family = tuple[CommunicatorClass, Collective]
 
 MAX_TRIAL_UNITS: Final = 40
 """A trial that is still open after so many more steps of evidence is a tie: others come first now."""
+NO_HOPE: Final = (0.0, math.inf)
+"""Nothing is known of a lead but what this job measures."""
 WORTH_GOING_ON: Final = 0.001
 """A trial ends when what it may still gain (log, expected) is less."""
 
@@ -48,6 +50,7 @@ class KeyState:
         "is_trusted",
         "key",
         "lead",
+        "lead_hope",
         "max_channels",
         "message_bytes",
         "n_tried",
@@ -76,6 +79,10 @@ class KeyState:
         self.trial_reason = ""
         self.lead: Candidate | None = None
         """Believed to be faster than the incumbent, but not beyond doubt: runs while that is being found out."""
+        self.lead_hope = NO_HOPE
+        """By how much (log) earlier jobs measured the lead to be faster than the incumbent, and the standard
+        deviation of that.
+        """
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
         self.is_trusted = False
@@ -161,7 +168,10 @@ def judge(
 def judge_lead(
     evidence: Evidence, state: KeyState, *, false_promotion: float, min_gain: float
 ) -> tuple[Verdict, float, float]:
-    """Verdict on the lead of `state` against its incumbent, with the measured gain (log) and its half width."""
+    """Verdict on the lead of `state` against its incumbent, with the measured gain (log) and its half width.
+
+    What earlier jobs measured may keep a lead, but only what this job measures promotes it.
+    """
     if state.lead is None:
         raise ValueError("no lead to judge")
     lead, incumbent = evidence.find(state.index, state.lead), evidence.find(state.index, state.incumbent)
@@ -170,7 +180,8 @@ def judge_lead(
     gain, half = compare(evidence, incumbent, lead, level(false_promotion, state.numbers.get(state.lead, 1)))
     if gain - half > 0 and gain > min_gain:
         return Verdict.better, gain, half
-    return Verdict.open if gain > 0 else Verdict.not_better, gain, half
+    believed, _ = weighed(state.lead_hope, evidence, incumbent, lead)
+    return Verdict.open if believed > 0 else Verdict.not_better, gain, half
 
 
 def odds(evidence: Evidence | None, state: KeyState, min_gain: float) -> float:
@@ -184,17 +195,27 @@ def belief(evidence: Evidence | None, state: KeyState) -> tuple[float, float]:
 
     What was hoped for and what was measured so far, weighed by their precisions.
     """
-    hoped, std = state.hope
-    weight, total = 1.0 / std**2, hoped / std**2
-    trial = evidence.find(state.index, state.trial) if evidence is not None and state.trial is not None else None
-    usual = evidence.find(state.index, state.usual) if evidence is not None else None
-    if evidence is not None and trial is not None and usual is not None:
-        n_trial, n_usual = evidence.units(trial), evidence.units(usual)
-        if n_trial and n_usual:
-            variance = float(evidence.sigma(evidence.key[[trial]])[0]) ** 2 * (1.0 / n_trial + 1.0 / n_usual)
-            weight += 1.0 / variance
-            total += (evidence.log_us(usual) - evidence.log_us(trial)) / variance
-    return total / weight, 1.0 / math.sqrt(weight)
+    if evidence is None or state.trial is None:
+        return state.hope
+    trial, usual = evidence.find(state.index, state.trial), evidence.find(state.index, state.usual)
+    return weighed(state.hope, evidence, usual, trial)
+
+
+def weighed(
+    hope: tuple[float, float], evidence: Evidence, first: int | None, second: int | None
+) -> tuple[float, float]:
+    """By how much (log) the second slot is faster than the first, and the standard deviation of that: what was hoped
+    for and what was measured, weighed by their precisions.
+    """
+    hoped, std = hope
+    n_first = evidence.units(first) if first is not None else 0.0
+    n_second = evidence.units(second) if second is not None else 0.0
+    if first is None or second is None or not n_first or not n_second:
+        return hope
+    variance = float(evidence.sigma(evidence.key[[second]])[0]) ** 2 * (1.0 / n_first + 1.0 / n_second)
+    weight = 1.0 / std**2 + 1.0 / variance
+    measured = evidence.log_us(first) - evidence.log_us(second)
+    return (hoped / std**2 + measured / variance) / weight, 1.0 / math.sqrt(weight)
 
 
 def expected_gain(edge: float, std: float) -> float:
