@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, size_class
 from tuner.features import CostPrior, Floats
 from tuner.model.baked import Correction
+from tuner.sweep import outliers
 from tuner.sweep.cells import CONFIDENCE, MIN_REPEATS, Cell, Place
 from tuner.sweep.surrogate import Opinion, Surrogate, sample_noise
 
 LOOK_REPEATS: Final = 1
 """Samples of one visit of the active sweep: settings differ by far more than samples do, until few are left."""
-BUDGET: Final = 0.12
+BUDGET: Final = 0.13
 """Samples that an active sweep may take, as a share of those that the full grid would take."""
 VISIT_OCTAVES: Final = 2.0
 """Places of one round are this far apart: nearer ones tell about each other."""
@@ -32,11 +33,8 @@ LOOKS_PER_ROUND: Final = 8
 LEAST_WORTH: Final = 1e-4
 OWN_WORTH: Final = 3e-3
 """Of a look at NCCL's own choice, which changes no choice but tells what it gains."""
-OUTLIER_RATIO: Final = 1.3
 OUTLIER_WORTH: Final = 0.1
-"""Of a second look at a single sample, if it is an outlier; times the share of samples that are."""
-OUTLIER_DOUBT: Final = 5
-"""Cells whose samples agree, imagined until real ones tell how many do not."""
+"""Of a second look at a single sample, if it is an outlier; times the share of samples near it that are."""
 EXPECTED_SHARE: Final = 0.3
 """Also settled: the expected loss is below this share of the precision (ties need no telling apart)."""
 _OWN: Final = 255
@@ -151,11 +149,14 @@ class Active:
         ]
         self._verdicts: dict[Place, Verdict] = {}
         self._outlier_share = 0.0
+        self._roughness: dict[Place, float] = {}
 
     def next_round(self) -> list[Cell]:
         """Visits at places far enough apart that none tells about another's, in random order."""
         self._judge()
-        visits = [cell for cells in self._by_place.values() for cell in cells if _contradicts_itself(cell)]
+        cells = [cell for found in self._by_place.values() for cell in found]
+        visits = outliers.contradictions(cells) + outliers.leaps(cells)
+        visits = visits or outliers.rough_looks(self._by_place, self._roughness)
         open_places = [place for place, verdict in self._verdicts.items() if verdict.visit is not None]
         for place in sorted(open_places, key=lambda place: (-self._verdicts[place].doubt, place)):
             cell = self._verdicts[place].visit
@@ -214,10 +215,9 @@ class Active:
         return {place: verdict.choice for place, verdict in self._verdicts.items()}
 
     def _judge(self) -> None:
-        repeated = [cell for cells in self._by_place.values() for cell in cells if len(cell.duration_us) > 1]
-        n_surprising = sum(_differ(cell.duration_us[:2]) for cell in repeated)
-        self._outlier_share = n_surprising / (len(repeated) + OUTLIER_DOUBT)
+        self._outlier_share = outliers.outlier_share(cell for cells in self._cells_of.values() for cell in cells)
         for cells, surrogate in self._surrogates:
+            self._roughness |= outliers.roughness(cells)
             surrogate.show(self._settings(cells))
             for place, opinion in surrogate.opinions().items():
                 self._verdicts[place] = self._verdict(self._by_place[place], opinion)
@@ -226,6 +226,7 @@ class Active:
         usable = [index for index, cell in enumerate(cells) if cell.outcome is Outcome.ok]
         if not usable:
             return Verdict(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
+        rough = self._roughness[cells[0].place]
         found = [cells[index] for index in usable]
         mean, covariance = opinion.mean[usable], opinion.covariance[np.ix_(usable, usable)]
         best = int(np.argmin(mean))
@@ -239,8 +240,11 @@ class Active:
         doubt = float(np.mean(regret > self._precision))
         own_us = math.exp(opinion.mean[0]) if cells[0].candidate == BASELINE else math.nan
         choice = Choice(found[best].candidate, math.exp(mean[best]), own_us, 1 - doubt)
+        leader = outliers.leader(found) if rough > outliers.ROUGH_SHARE else None
+        if leader is not None:
+            choice = choice._replace(candidate=leader.candidate, expected_us=leader.median_us)
         is_vague = np.diagonal(difference) > self._precision**2
-        look = _look(found, best, gains, is_vague, OUTLIER_WORTH * self._outlier_share)
+        look = _look(found, best, gains, is_vague, OUTLIER_WORTH * rough)
         if doubt <= 1 - CONFIDENCE or float(regret.mean()) <= self._precision * EXPECTED_SHARE:
             return Verdict(None, doubt, choice, look)
         pair = sorted((best, int(np.argmax(gains))), key=lambda at: -float(covariance[at, at]))
@@ -303,7 +307,9 @@ def _look(
         if cell.candidate == BASELINE and not cell.duration_us and vague
     ]
     if again_worth > LEAST_WORTH:
-        rivals += [Look(cell, again_worth) for cell in cells if len(cell.duration_us) == 1]
+        rivals += [
+            Look(cell, again_worth / len(cell.duration_us)) for cell in outliers.contenders(cells) if cell.duration_us
+        ]
     again = Look(chosen, LEAST_WORTH) if len(chosen.duration_us) < 2 else None
     return max(rivals, key=lambda look: look.worth, default=again)
 
@@ -311,15 +317,6 @@ def _look(
 def _kind(cell: Cell) -> tuple[int | None, int | None]:
     shown = cell.ran or cell.candidate
     return shown.algorithm, shown.protocol
-
-
-def _contradicts_itself(cell: Cell) -> bool:
-    """Two samples that differ like this: one is an outlier, and only more can tell which."""
-    return len(cell.duration_us) == 2 and cell.outcome is Outcome.ok and _differ(cell.duration_us)
-
-
-def _differ(duration_us: Sequence[float]) -> bool:
-    return max(duration_us) > OUTLIER_RATIO * min(duration_us)
 
 
 def _are_apart(one: Place, other: Place) -> bool:
