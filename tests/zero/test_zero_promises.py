@@ -166,19 +166,22 @@ def tensor_bytes(device: str = "cpu") -> int:
 
 def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
     """Bytes of tensors alive between backward and step, parameters, padding."""
-    before = tensor_bytes()
-    model = make_gpt()
-    engine = zero_runtime.shard(model, group=group_of(4), **settings)
-    optimizer = engine.optimizer(torch.optim.AdamW)
-    for n in range(2):
-        model(*gpt_batch(0, n)).backward()
-        if n == 0:
-            optimizer.step()
-    engine._flights.land_all()
-    found = tensor_bytes() - before
-    for _ in range(5):  # a thread of gloo's holds what it sent for a moment after it is done
-        time.sleep(0.02)
-        found = min(found, tensor_bytes() - before)
+    gc.freeze()  # what was there before is neither counted nor searched
+    try:
+        model = make_gpt()
+        engine = zero_runtime.shard(model, group=group_of(4), **settings)
+        optimizer = engine.optimizer(torch.optim.AdamW)
+        for n in range(2):
+            model(*gpt_batch(0, n)).backward()
+            if n == 0:
+                optimizer.step()
+        engine._flights.land_all()
+        found = tensor_bytes()
+        for _ in range(5):  # a thread of gloo's holds what it sent for a moment after it is done
+            time.sleep(0.02)
+            found = min(found, tensor_bytes())
+    finally:
+        gc.unfreeze()
     layouts = [flat.layout for flat in engine.flats]
     return found, sum(x.n_parameters for x in layouts), sum(x.padding for x in layouts)
 
