@@ -195,6 +195,7 @@ def test_kill_9_loses_at_most_one_visit_and_leaves_no_worker(tmp_path: Path):
         ({"n_ranks": 4096}, "has 16 ranks, not 4096"),
         ({"min_bytes": 100, "max_bytes": 10}, "are no range"),
         ({"fabric": "nowhere"}, "no fabric"),
+        ({"max_bytes": 1 << 40}, "does not fit into"),
         ({"fabric": None, "n_ranks": 64}, "GPUs for 64 ranks"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from agent.nccl import catalog, library
@@ -105,13 +106,22 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
             library.build()
         except PluginError as error:
             raise UserError(str(error), "the emulated NCCL cannot run without it") from error
+        # Every rank holds the whole message once at least, and they all share this machine's memory.
+        _check_fits(request.max_bytes, psutil.virtual_memory().total // request.n_ranks, "of this machine's memory")
         return collectives
     from torch import cuda
 
     if cuda.device_count() < request.n_ranks:
         problem = f"this machine has {cuda.device_count()} GPUs for {request.n_ranks} ranks"
         raise UserError(problem, "use fewer --n-ranks, or --fabric NAME for the emulated NCCL")
+    _check_fits(request.max_bytes, cuda.get_device_properties(0).total_memory, "of the GPU's memory")
     return collectives
+
+
+def _check_fits(max_bytes: int, most_bytes: int, what: str) -> None:
+    if max_bytes > most_bytes:
+        problem = f"a message of {max_bytes} bytes does not fit into the {most_bytes} bytes {what} that a rank can have"
+        raise UserError(problem, "give a smaller --max-bytes")
 
 
 class _Sweep:
