@@ -32,6 +32,7 @@ PAT = Candidate(Algorithm.pat, Protocol.simple)
 COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
 RECORDING_NOISE, PLAYED_NOISE = 0.02, 0.03
 JUMP_SHARE = 0.06
+PLATEAU_OCTAVES = 4.0
 
 
 def generated_grids(seeds: Iterable[int], *, jumpy: bool) -> Iterator[tuple[str, list[Problem]]]:
@@ -79,8 +80,9 @@ def _settings(rng: np.random.Generator, collective: Collective) -> list[Candidat
 def _truth(rng: np.random.Generator, settings: list[Candidate], log2_bytes: np.ndarray) -> Truth:
     nbytes = 2.0**log2_bytes
     latency_us, bandwidth_gbs = math.exp(rng.uniform(2.0, 5.5)), math.exp(rng.uniform(-0.5, 5.0))
-    plateau_us = latency_us + 2.0 ** rng.uniform(log2_bytes[0], log2_bytes[-1]) / (1000.0 * bandwidth_gbs)
-    plateau = log2_bytes > rng.uniform(log2_bytes[0] - 4, log2_bytes[-1]) if rng.random() < 0.4 else log2_bytes > 99
+    start = rng.uniform(log2_bytes[0] - 4, log2_bytes[-1])
+    plateau_us = latency_us + 2.0 ** (start + rng.uniform(0, PLATEAU_OCTAVES)) / (1000.0 * bandwidth_gbs)
+    plateau = (log2_bytes > start) & (rng.random() < 0.4)
     by_setting = {}
     for one in settings:
         faster_start, slower_rest = _PROTOCOLS[one.protocol or Protocol.simple]
