@@ -147,6 +147,10 @@ class Knowledge:
                 if known_std < std[index]:
                     mean[index], std[index] = log_us, known_std
 
+    def has_measured(self, key: DecisionKey) -> bool:
+        """Whether earlier runs measured more than one setting at `key`."""
+        return len(self._by_key.get(key, {})) > 1
+
     def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
         """The candidate that earlier runs showed to beat the baseline at `key`, with the evidence."""
         known: Mapping[Candidate, tuple[float, float, int]] = self._by_key.get(key, {})

@@ -12,16 +12,16 @@ class Budget:
         self.fraction = fraction
         self.training_us = 0.0
         self.spent_us = 0.0
-        self._n_steps = 0
+        self.n_steps = 0
 
     def earn(self, step_us: float) -> None:
         """A training step of `step_us` microseconds has finished."""
         self.training_us += step_us
-        self._n_steps += 1
+        self.n_steps += 1
 
     def earned_in_us(self, n_steps: float) -> float:
         """What so many steps earn, as long as they have been so far."""
-        return self.fraction * self.training_us * n_steps / max(1, self._n_steps)
+        return self.fraction * self.training_us * n_steps / max(1, self.n_steps)
 
     def spend(self, extra_us: float) -> None:
         """Exploration cost `extra_us` over the incumbents; negative corrects an earlier charge."""

@@ -154,6 +154,7 @@ class Policy:
         self.outlook.fields.register(state)
         if state.index >= len(self._share):
             self._grow(max(64, state.index))
+        state.is_known = self.outlook.fields.knowledge.has_measured(state.key)
         decided = self.outlook.fields.knowledge.decided(state.key)
         if decided is not None:
             candidate, reason = decided
@@ -479,7 +480,10 @@ class Policy:
         self._waits_for_credit.discard(state.index)
         likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
         options = self.outlook.fields.of(state).options
-        order = [int(index) for index in np.argsort(-improvement) if improvement[index] >= self.settings.worthwhile]
+        is_worth_it = improvement >= self.settings.worthwhile
+        if state.is_known:  # nothing is urgent: what may be gained in as many steps as the job has run pays for a trial
+            is_worth_it &= improvement * self.budget.n_steps >= np.maximum(mean - log_now, 0.0) * self.steps_at_risk
+        order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
         for index in sorted(order, key=lambda index: options[index] in state.ties):
             candidate = options[index]
             if likely_slow[index] or risk[index] > risk_left_us or surprise[index] > room_us:
