@@ -61,6 +61,10 @@ RETRY_STEPS: Final = 25
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
 LOOK_EVERY: Final = 4
 """With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
+PAYS_WITHIN: Final = 3.0
+"""Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within so many times the
+steps that the job has run.
+"""
 NEVER_STEP: Final = 2**62
 
 
@@ -481,8 +485,9 @@ class Policy:
         likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
         options = self.outlook.fields.of(state).options
         is_worth_it = improvement >= self.settings.worthwhile
-        if state.is_known:  # nothing is urgent: what may be gained in as many steps as the job has run pays for a trial
-            is_worth_it &= improvement * self.budget.n_steps >= np.maximum(mean - log_now, 0.0) * self.steps_at_risk
+        if state.is_known:
+            n_steps = PAYS_WITHIN * self.budget.n_steps
+            is_worth_it &= improvement * n_steps >= np.maximum(mean - log_now, 0.0) * self.steps_at_risk
         order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
         for index in sorted(order, key=lambda index: options[index] in state.ties):
             candidate = options[index]
