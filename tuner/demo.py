@@ -34,7 +34,7 @@ from tuner.scratch import ScratchFolder
 
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
-N_STEPS = 200
+N_STEPS = 400
 SETTLED_SHARE = 0.25
 """The last quarter of the steps is compared: by then the tuner has made up its mind."""
 RUN_TIMEOUT_S = 170
@@ -145,6 +145,8 @@ def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, a
         "3",
         "--batch",
         "2",
+        "--layers",
+        "3",
         "--steps",
         str(n_steps),
         "--losses",
