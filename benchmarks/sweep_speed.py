@@ -6,7 +6,8 @@
 launch per setting as nccl-tests needs it (here: the same workers, started anew for each setting).
 `active_share_of_grid`, `active_regret`: samples that the active sweep takes over those of the full grid at the
 same precision, and what its choices cost in truth over the full grid's, mean over places; without processes. Beside
-it stands the regret of as many samples spread evenly, and that of a second full sweep: what no sweep could tell.
+it stands the regret of as many samples spread evenly, of a second full sweep, and (`told`) of a sweep that is told the
+two best settings of every size and spends the aim's share on these alone: what no sweep could tell.
 Measurements are drawn from the truth of every shipped fabric with its noise and, with `--data`, from the repetitions
 of every grid recorded below that folder (benchmarks/recorded_grids.py) with 3 % noise on top. Of those a single draw
 may decide a whole place, so they are drawn more often, and the mean's standard error is printed.
@@ -44,6 +45,7 @@ SIZES = [1 << exponent for exponent in range(12, 27)]
 RECORDED_SIGMA = 0.03
 RECORDED_CHANNELS = 4
 N_DRAWS, N_RECORDED_DRAWS = 3, 40
+SHARE_AIM = 0.15
 
 
 @dataclass
@@ -58,6 +60,8 @@ class Outcome:
     """Mean, of as many samples spread evenly over the cells."""
     again_regret: float
     """Mean, of a second full sweep: what the samples of this machine cannot tell."""
+    told_regret: float
+    """Mean, of all samples that the aim allows, spent on the two truly best settings of each place alone."""
 
 
 @dataclass
@@ -93,8 +97,20 @@ class Machine:
             chosen = by_setting[place, choice.candidate]
             regrets.append(self.truth_us(chosen) / self.truth_us(best[place]) - 1)
         share = n_active / sum(len(cell.duration_us) for cell in grid)
-        others = (self._regret(fastest(cells), best) for cells in (even, again))
+        told = self._told(SHARE_AIM * sum(len(cell.duration_us) for cell in grid), chance)
+        others = (self._regret(fastest(cells), best) for cells in (even, again, told))
         return Outcome(self.name, len(best), share, regrets, *others)
+
+    def _told(self, n_samples: float, chance: np.random.Generator) -> list[Cell]:
+        """The two best cells of every place, with `n_samples` among all of them."""
+        by_place: dict[Place, list[Cell]] = {}
+        for cell in self.cells():
+            by_place.setdefault(cell.place, []).append(cell)
+        found = [cell for cells in by_place.values() for cell in sorted(cells, key=self.truth_us)[:2]]
+        for number, cell in enumerate(found):
+            share = n_samples * (number + 1) / len(found) // 1 - n_samples * number / len(found) // 1
+            cell.duration_us += self.sample_us(cell, max(1, int(share)), chance).tolist()
+        return found
 
     def _regret(self, chosen: dict[Place, Cell], best: dict[Place, Cell]) -> float:
         return mean(self.truth_us(chosen[place]) / self.truth_us(cell) - 1 for place, cell in best.items())
@@ -246,8 +262,8 @@ def main() -> None:
     shares = [mean(outcome.share for outcome in of_machine) for of_machine in found]
     regrets = [mean(mean(outcome.regrets) for outcome in of_machine) for of_machine in found]
     results += [
-        Result("active_share_of_grid", mean(shares), "", "<= 0.15"),
-        Result("active_share_of_grid_worst_machine", max(shares), "", "<= 0.15"),
+        Result("active_share_of_grid", mean(shares), "", f"<= {SHARE_AIM}"),
+        Result("active_share_of_grid_worst_machine", max(shares), "", f"<= {SHARE_AIM}"),
         Result("active_regret", mean(regrets), "", "<= 0.02"),
         Result("active_regret_worst_machine", max(regrets), "", "<= 0.02"),
         Result("active_regret_worst_place", max(max(outcome.regrets) for outcome in outcomes), ""),
@@ -255,10 +271,11 @@ def main() -> None:
     for of_machine, share, regret in zip(found, shares, regrets, strict=True):
         worst = max(max(outcome.regrets) for outcome in of_machine)
         even, again = mean(one.even_regret for one in of_machine), mean(one.again_regret for one in of_machine)
+        told = mean(one.told_regret for one in of_machine)
         error = stdev(mean(outcome.regrets) for outcome in of_machine) / len(of_machine) ** 0.5
         words = f"{of_machine[0].n_places} places, mean regret {regret:.4f} +- {error:.4f}, worst place {worst:.3f}"
-        words += f", spread evenly {even:.4f}, second full sweep {again:.4f}"
-        results.append(Result(f"share {of_machine[0].name}", share, "", "<= 0.15", words))
+        words += f", spread evenly {even:.4f}, second full sweep {again:.4f}, told {told:.4f}"
+        results.append(Result(f"share {of_machine[0].name}", share, "", f"<= {SHARE_AIM}", words))
     report("sweep_speed", results, as_json=arguments.json)
 
 
