@@ -34,7 +34,7 @@ from tuner.scratch import ScratchFolder
 
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
-N_STEPS = 400
+N_STEPS = 500
 SETTLED_SHARE = 0.25
 """The last quarter of the steps is compared: by then the tuner has made up its mind."""
 RUN_TIMEOUT_S = 170
