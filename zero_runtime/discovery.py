@@ -45,7 +45,11 @@ def default_layers(model: nn.Module) -> list[nn.Module]:
     return layers or [m for m in model.children() if next(m.parameters(), None) is not None]
 
 
-def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[str, nn.Module, list[Managed]]]:
+Part = tuple[str, nn.Module, list[Managed]]
+"""A name, the module, the parameters that it owns."""
+
+
+def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[Part]:
     """(name, module, its parameters) for the root and each layer; what two layers share goes to the root.
 
     Raises:
@@ -77,12 +81,24 @@ def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.dev
     Raises:
         SettingsError: on every rank, naming those that differ from rank 0.
     """
-    digest = torch.tensor(list(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8, device=device)
-    everyone = [torch.empty_like(digest) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, digest, group=group)
+    everyone = _digests(description, group, device)
     odd = [rank for rank, other in enumerate(everyone) if not torch.equal(other, everyone[0])]
     if odd:
         raise SettingsError(
             f"ranks {odd} hold another model or other settings than rank 0; build the same model, with the same "
             "names, shapes, dtypes and frozen parameters, and the same zero_runtime settings on every rank"
         )
+
+
+def tell_others(mistake: SettingsError, model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Takes part in what the others compare, so that a mistake of this rank alone does not leave them waiting."""
+    parameter = next(model.parameters(), None)
+    if parameter is not None:
+        _digests(f"mistake: {mistake}", group, parameter.device)
+
+
+def _digests(description: str, group: dist.ProcessGroup, device: torch.device) -> list[torch.Tensor]:
+    digest = torch.tensor(list(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8, device=device)
+    everyone = [torch.empty_like(digest) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, digest, group=group)
+    return everyone

@@ -24,7 +24,7 @@ from zero_runtime import checkpoint, phases
 from zero_runtime import collectives as backends
 from zero_runtime.backward import BackwardPass
 from zero_runtime.clipping import counted, global_norm
-from zero_runtime.discovery import agree_on_model, assign, default_layers
+from zero_runtime.discovery import Part, agree_on_model, assign, default_layers, tell_others
 from zero_runtime.errors import LifecycleError, SettingsError
 from zero_runtime.flat import Flat, Managed
 from zero_runtime.gradients import FlatGradients, Flights, ReduceSettings, Schedule
@@ -50,7 +50,8 @@ class Engine:
         self,
         model: nn.Module,
         settings: Settings,
-        layers: Sequence[nn.Module] | None,
+        layers: Sequence[nn.Module],
+        parts: Sequence[Part],
         world: dist.ProcessGroup,
         model_parallel_group: dist.ProcessGroup | None,
     ) -> None:
@@ -58,15 +59,11 @@ class Engine:
         self.settings = settings
         self.world = world
         self.model_parallel_group = model_parallel_group
+        self._agree(parts)  # before groups are made: that takes all ranks, too
         self.group, self.replicate_group = hybrid_groups(world, settings.n_ranks_per_shard)
         beside = [] if model_parallel_group is None else [model_parallel_group]
         self.disjoint_groups = [self.group, *beside]  # over these, one after another, every element is met once
         self.collectives = backends.for_group(self.group)
-        chosen = default_layers(model) if layers is None else list(layers)
-        parts = assign(model, chosen)
-        if not parts:
-            raise SettingsError(f"{type(model).__name__} has no parameters; there is nothing to shard")
-        self._agree(parts)
         self._flights = Flights(settings.n_buckets_in_flight)
         self._positions = {id(p): position for position, p in enumerate(model.parameters())}
         if settings.stage < 3:
@@ -86,7 +83,7 @@ class Engine:
             )
         else:
             self._parameters = ReplicatedParameters(
-                model, self.units[0], chosen, settings.overlap_post_step_gather, roll_call
+                model, self.units[0], layers, settings.overlap_post_step_gather, roll_call
             )
         self._backward = BackwardPass(self.units, self._flights, self._parameters, roll_call)
         self._parameters.backward = self._backward
@@ -118,7 +115,7 @@ class Engine:
         self.model.register_load_state_dict_pre_hook(before_load)  # type: ignore[no-untyped-call]
         self.model.register_state_dict_pre_hook(before_save)  # type: ignore[no-untyped-call]
 
-    def _agree(self, parts: Sequence[tuple[str, nn.Module, list[Managed]]]) -> None:
+    def _agree(self, parts: Sequence[Part]) -> None:
         lines = [repr(sorted(asdict(self.settings).items()))]
         for name, _, part in parts:
             for managed in part:
@@ -360,16 +357,28 @@ def shard(
     Raises:
         SettingsError: on every rank, when settings, model and world do not fit, or ranks differ.
     """
-    if getattr(model, _MARK, None) is not None:
-        raise SettingsError("this model is sharded already; build a new one to shard it differently")
     if not dist.is_initialized():
         raise SettingsError("there is no process group; call torch.distributed.init_process_group() first")
-    try:
-        chosen = Settings(**settings)
-    except TypeError as error:
-        raise SettingsError(f"unknown setting ({error}); see zero_runtime.Settings") from None
     world = dist.group.WORLD if group is None else group
     assert world is not None
-    engine = Engine(model, chosen, layers, world, model_parallel_group)
+    try:
+        chosen = _checked(model, settings)
+        named = default_layers(model) if layers is None else list(layers)
+        parts = assign(model, named)
+        if not parts:
+            raise SettingsError(f"{type(model).__name__} has no parameters; there is nothing to shard")
+    except SettingsError as error:
+        tell_others(error, model, world)
+        raise
+    engine = Engine(model, chosen, named, parts, world, model_parallel_group)
     object.__setattr__(model, _MARK, engine)
     return engine
+
+
+def _checked(model: nn.Module, settings: dict[str, Any]) -> Settings:
+    if getattr(model, _MARK, None) is not None:
+        raise SettingsError("this model is sharded already; build a new one to shard it differently")
+    try:
+        return Settings(**settings)
+    except TypeError as error:
+        raise SettingsError(f"unknown setting ({error}); see zero_runtime.Settings") from None

@@ -83,6 +83,8 @@ def test_both_rows_of_a_timed_collective_count_once(lstm: Encoder) -> None:
     for step in range(4):
         timed["start_ns"][n:] = 1 + 1_000_000 * (n * step + np.arange(n))
         fingerprint.add_records(timed)
+        assert not fingerprint.add_records(timed[:1]), "a decision whose time is on its way"
+    assert fingerprint.n_calls == 4 * n
     assert fingerprint.calls_per_step == n
     assert fingerprint.stage is Stage.zero3
     untimed = StageFingerprint(lstm)

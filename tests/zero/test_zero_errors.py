@@ -210,6 +210,27 @@ def test_mistake(world: World, index: int) -> None:
     assert len(set(messages)) == 1
 
 
+def alone(settings: dict[str, object]) -> str:
+    """Rank 1 alone asks for `settings`."""
+    mine = settings if torch.distributed.get_rank() == 1 else {}
+    return message_of(lambda: zero_runtime.shard(make_gpt(), group=group_of(2), **mine))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"stage": 7}, "SettingsError: stage is 7; it must be 1, 2 or 3"),
+        ({"stages": 3}, "SettingsError: unknown setting"),
+        ({"layers": [nn.Linear(2, 2)]}, "SettingsError: the layer Linear is not part of the model"),
+        ({"n_ranks_per_shard": 1}, "SettingsError: ranks [1] hold another model or other settings"),
+    ],
+)
+def test_a_mistake_of_one_rank_leaves_nobody_waiting(world: World, settings: dict[str, object], told: str) -> None:
+    other, mine = world.run(2, alone, settings)
+    assert mine.startswith(told)
+    assert other.startswith("SettingsError: ranks [1] hold another model or other settings than rank 0")
+
+
 def heard_behind() -> list[str]:
     """What each pass's end raises on a device that runs behind; rank 1 reports before the second of five."""
     call = RollCall(["a", "b"], [group_of(2)], torch.device("cpu"), runs_behind=True)

@@ -108,16 +108,18 @@ def read(path: Path, rank: int | None = None) -> Reading:
 
     fingerprint = StageFingerprint()
     changes: list[tuple[int, Shown]] = []
-    n_calls = 0
+    ranks: set[int] = set()
     for block in read_trace(path).blocks():
         if rank is None:
             rank = int(block["rank"][0])
+        ranks |= set(np.unique(block["rank"]).tolist())
         mine = block[block["rank"] == rank]
         # Imported formats know what ran, with times; a decision is what a file without times is made of.
         for start in range(0, len(mine), 64):
             part = mine[start : start + 64].copy()
             part["flags"] = np.where(part["start_ns"] > 0, part["flags"] | FLAG_TIMED, part["flags"])
-            n_calls += len(part)
             if fingerprint.add_records(part):
-                changes.append((n_calls, fingerprint.shown))
-    return Reading(tuple(changes), n_calls, fingerprint.calls_per_step, fingerprint.shown)
+                changes.append((fingerprint.n_calls, fingerprint.shown))
+    if rank is not None and rank not in ranks:
+        raise UserError(f"{path} holds nothing of rank {rank}", f"use one of {', '.join(map(str, sorted(ranks)))}")
+    return Reading(tuple(changes), fingerprint.n_calls, fingerprint.calls_per_step, fingerprint.shown)

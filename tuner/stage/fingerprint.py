@@ -24,6 +24,10 @@ UNCUT_CALLS: Final = 256
 """A sequence without a period is judged as a whole when it has so many calls."""
 
 
+MAX_UNTIMED: Final = 4096
+"""So many decisions in a row without a time, and times are no longer waited for."""
+
+
 class StageFingerprint:
     """One job's stage; nothing is told but the sequence of (collective, message_bytes, start).
 
@@ -38,6 +42,10 @@ class StageFingerprint:
         self._judged = UNKNOWN
         self._last_start_us = 0.0
         self._judged_uncut_at = UNCUT_CALLS
+        self._n_untimed: int | None = None
+        """Decisions since the last timed record; None: there are no times, decisions are the sequence."""
+        self.n_calls = 0
+        """Taken in so far."""
 
     @property
     def stage(self) -> Stage:
@@ -58,12 +66,19 @@ class StageFingerprint:
         """Take in rank 0's records (OBSERVATION_FIELDS) in order; True when what is shown has changed.
 
         While collectives are timed, each comes twice: as the decision and, later, as what ran. The latter knows
-        its start; where there is none, the decisions are the sequence.
+        its start; where there is none, the decisions are the sequence. A block of decisions alone, among timed ones, is
+        of calls whose times are on their way.
         """
         timed = (block["flags"] & FLAG_TIMED) != 0
         if timed.any():
+            self._n_untimed = 0
             block = block[timed]
             block = block[np.argsort(block["start_ns"], kind="stable")]
+        elif self._n_untimed is not None and self._n_untimed + len(block) <= MAX_UNTIMED:
+            self._n_untimed += len(block)
+            return False
+        else:
+            self._n_untimed = None
         return self.add(
             block["collective"].astype(np.int64), block["message_bytes"].astype(np.int64), block["start_ns"] / 1e3
         )
@@ -75,6 +90,7 @@ class StageFingerprint:
             collectives, message_bytes, start_us = collectives[seen], message_bytes[seen], start_us[seen]
         if not len(collectives):
             return False
+        self.n_calls += len(collectives)
         if start_us[0] > 0:
             gaps_us = np.diff(start_us, prepend=self._last_start_us or start_us[0])
             self._last_start_us = float(start_us[-1])

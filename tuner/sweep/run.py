@@ -84,7 +84,9 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
         if collective not in SWEEPABLE:
             names = ", ".join(one.name for one in SWEEPABLE)
             raise UserError(f"{collective.name} cannot be swept", f"use one of {names}")
-    if not 0 < request.min_bytes <= request.max_bytes:
+    if request.min_bytes < 1:
+        raise UserError(f"messages of {request.min_bytes} bytes are none", "use --min-bytes 1 or more")
+    if request.min_bytes > request.max_bytes:
         raise UserError(f"sizes {request.min_bytes} to {request.max_bytes} are no range", "give a smaller --min-bytes")
     if request.max_bytes > MAX_BYTES:
         raise UserError(f"messages of {request.max_bytes} bytes cannot be sent", f"use --max-bytes {MAX_BYTES} or less")
