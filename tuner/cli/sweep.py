@@ -32,7 +32,7 @@ def sweep(
     timeout: Annotated[float, typer.Option(help="Seconds after which a setting counts as hung.")] = 30.0,
     budget: Annotated[
         float, typer.Option(help="Without --full: samples to take at most, as a share of the grid's.")
-    ] = 0.13,
+    ] = 0.125,
     check: Annotated[bool, typer.Option(help="Verify the result of each setting once; --no-check trusts it.")] = True,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again what earlier sweeps of this fabric recorded.")

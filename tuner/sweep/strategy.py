@@ -20,7 +20,7 @@ from tuner.sweep.surrogate import Opinion, Surrogate, sample_noise
 
 LOOK_REPEATS: Final = 1
 """Samples of one visit of the active sweep: settings differ by far more than samples do, until few are left."""
-BUDGET: Final = 0.13
+BUDGET: Final = 0.125
 """Samples that an active sweep may take, as a share of those that the full grid would take."""
 VISIT_OCTAVES: Final = 2.0
 """Places of one round are this far apart: nearer ones tell about each other."""
