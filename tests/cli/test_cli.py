@@ -42,6 +42,8 @@ def test_paper_tables():
     ("words", "named"),
     [
         (("memory", "--model", "7B", "--precision", "int3"), "int3"),
+        (("memory", "--overlap", "--model", "7B"), "--overlap"),
+        (("sweep", "--full", "--budget", "0.5"), "--budget"),
         (("sweep", "--compare", "a", "b", "--store", "/nowhere/s.db"), "/nowhere/s.db"),
         (("launch", "--fabric", "nope", "--", sys.executable, "-c", "0"), "nope"),
     ],

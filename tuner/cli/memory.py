@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from store.errors import UserError
 from tuner.cli import completion
 from tuner.cli.options import AsJson, console, print_json
 
@@ -32,6 +33,8 @@ def memory(
     """
     from tuner import memory_report, overlap_report
 
+    if overlap and model is not None:
+        raise UserError(f"--overlap asks nothing about model {model}", "leave --model out, or --overlap")
     if overlap:
         found = overlap_report.overlaps(fabric, memory_report.parse_parameters(layer), tokens, group)
         if as_json:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from store.errors import UserError
 from tuner.cli import completion
 from tuner.cli.options import AsJson, FabricName, StorePath, console, progress_console, sigterm_like_ctrl_c, store_path
 
@@ -31,8 +32,9 @@ def sweep(
     max_repeats: Annotated[int, typer.Option(help="Most samples of one setting at one size.")] = 30,
     timeout: Annotated[float, typer.Option(help="Seconds after which a setting counts as hung.")] = 30.0,
     budget: Annotated[
-        float, typer.Option(help="Without --full: samples to take at most, as a share of the grid's.")
-    ] = 0.125,
+        float | None,
+        typer.Option(help="Without --full: samples to take at most, as a share of the grid's; 0.125 by default."),
+    ] = None,
     check: Annotated[bool, typer.Option(help="Verify the result of each setting once; --no-check trusts it.")] = True,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again what earlier sweeps of this fabric recorded.")
@@ -58,6 +60,10 @@ def sweep(
         else:
             sweeping.render_comparison(comparison, console())
         return
+    if full and budget is not None:
+        raise UserError(
+            f"a full sweep takes all samples, whatever the budget of {budget:g}", "leave --budget or --full out"
+        )
     request = sweeping.SweepRequest(
         fabric=fabric,
         n_ranks=n_ranks,
@@ -68,7 +74,7 @@ def sweep(
         precision=precision,
         max_repeats=max_repeats,
         timeout_s=timeout,
-        budget=budget,
+        budget=sweeping.BUDGET if budget is None else budget,
         check=check,
         fresh=fresh,
     )

@@ -10,8 +10,10 @@ from tuner.sweep.compare import Comparison, compare, render_comparison
 from tuner.sweep.render import progress_bar, render
 from tuner.sweep.result import SweepResult, SweepRow
 from tuner.sweep.run import SweepRequest, check, run_sweep
+from tuner.sweep.strategy import BUDGET
 
 __all__ = [
+    "BUDGET",
     "Comparison",
     "SweepRequest",
     "SweepResult",

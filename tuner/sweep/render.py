@@ -59,6 +59,13 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
             f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
             "larger --budget goes on from here; --full measures every setting."
         )
+    if n_hidden := sum(not shown for _, shown in _shown(result, max_per_place)):
+        console.print(f"[dim]{n_hidden} slower settings are left out; --json has all.[/]")
+    if _is_beaten(result):
+        console.print(
+            "[dim]A best may stand beside one that few samples show as faster: neighbouring sizes count, too, and "
+            "differences within --precision are ties.[/]"
+        )
     if any(row.n_samples == 0 and row.outcome == "ok" for row in result.rows):
         console.print(
             "[dim]~: not measured there; follows from NCCL's cost and from what neighbouring sizes showed.[/]"
@@ -77,17 +84,37 @@ def _table(result: SweepResult, max_per_place: int) -> Table:
         for row in result.rows
         if row.setting == "baseline" and row.median_us is None
     }
-    place = None
-    n_shown = 0
+    last = None
+    for row, shown in _shown(result, max_per_place):
+        place = (row.collective, row.message_bytes)
+        if shown:
+            table.add_row(*_cells(row, is_first=place != last, is_gain_expected=place in own_expected))
+        last = place
+    return table
+
+
+def _shown(result: SweepResult, max_per_place: int) -> Iterator[tuple[SweepRow, bool]]:
+    """Every row, and whether it is shown: the first ones of a size, NCCL's own, and what broke."""
+    place, n_shown = None, 0
     for row in result.rows:
         if (row.collective, row.message_bytes) != place:
             place, n_shown = (row.collective, row.message_bytes), 0
-        is_own = row.setting == "baseline"
-        if n_shown >= max_per_place and not is_own and row.outcome == "ok":
-            continue
-        table.add_row(*_cells(row, is_first=n_shown == 0, is_gain_expected=place in own_expected))
-        n_shown += 1
-    return table
+        shown = n_shown < max_per_place or row.setting == "baseline" or row.outcome != "ok"
+        n_shown += shown
+        yield row, shown
+
+
+def _is_beaten(result: SweepResult) -> bool:
+    """Whether some best was measured to be slower than another setting of its size."""
+    fastest_us: dict[tuple[str, int], float] = {}
+    for row in result.rows:
+        if row.median_us is not None and row.outcome == "ok":
+            place = (row.collective, row.message_bytes)
+            fastest_us[place] = min(row.median_us, fastest_us.get(place, row.median_us))
+    return any(
+        row.is_best and row.median_us is not None and row.median_us > fastest_us[row.collective, row.message_bytes]
+        for row in result.rows
+    )
 
 
 def _how_far(result: SweepResult) -> str:

@@ -81,7 +81,8 @@ def detect(path: Path) -> Format:
             return candidate
     raise TraceError(
         f"{path} is no trace of a known format",
-        f"use one of {', '.join(one.name for one in FORMATS)}; --format names it where its beginning does not",
+        f"use one of {', '.join(one.name for one in FORMATS)}; where its beginning does not tell it, `import` and "
+        "`replay` take --format",
     )
 
 
