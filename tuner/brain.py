@@ -25,13 +25,14 @@ from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
 from tuner.policy.ahead import Ahead, covering
 from tuner.policy.budget import Budget
-from tuner.policy.choice import TRUSTED_HOPE, Event, Policy, PolicySettings
+from tuner.policy.choice import TRUSTED_HOPE, Event, Policy
 from tuner.policy.intake import Intake
 from tuner.policy.keys import KeyTable
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.oversight import Oversight
 from tuner.policy.plans import PlanBook, PlanInForce
+from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import KeyState
 from tuner.policy.withdrawal import Withdrawal
 from tuner.regime import Regimes

@@ -12,8 +12,8 @@ from agent.nccl import fabric
 from store.measurements import MEASUREMENT
 from store.records import BASELINE, Candidate, Collective, Phase, Plan, StepRecord
 from tuner.brain import Brain
-from tuner.policy.choice import comparison
 from tuner.policy.withdrawal import Withdrawal
+from tuner.policy.words import comparison
 
 CALL = Call(Collective.all_reduce, Phase.other, 1 << 20)
 

@@ -24,14 +24,16 @@ import numpy.typing as npt
 
 from store.records import Candidate
 from tuner.features import Floats
+from tuner.policy.admission import CREDIT_STEPS, PAYS_WITHIN, RISK_QUANTILE, Option, Room, Stakes, best_option
 from tuner.policy.budget import Budget
 from tuner.policy.channel_caps import CapSearch, Fallback, cheapest_within
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
-from tuner.policy.posterior import expected_improvement
+from tuner.policy.settings import PolicySettings
 from tuner.policy.step_trial import Variant
 from tuner.policy.trial import MAX_TRIAL_UNITS, NO_HOPE, KeyState, Verdict, judge, judge_lead, odds
+from tuner.policy.words import comparison, saved
 
 MIN_BASELINE_UNITS: Final = 2
 MAX_NEW_TRIALS: Final = 8
@@ -45,38 +47,13 @@ LEAD_SHARE: Final = 0.92
 """Share of the windows without a trial that a lead gets."""
 TRUSTED_SHARE: Final = 0.75
 TRUSTED_HOPE: Final = (0.03, 0.03)
-RISK_QUANTILE: Final = 1.3
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
-SURPRISE_QUANTILE: Final = 2.33
-MOST_SURPRISE: Final = 10.0
-"""One trial in a hundred is slower than predicted by so many standard deviations: what that would cost, up to so many
-times the present duration, must have been earned, too.
-"""
-CREDIT_STEPS: Final = 2000
-"""A trial that takes the most time that is reckoned with may overdraw the budget by what so many steps earn. Where
-steps are short and a key is most of them, that is little beside what passes until a trial is withdrawn.
-"""
 RETRY_STEPS: Final = 25
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
 LOOK_EVERY: Final = 4
 """With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
-PAYS_WITHIN: Final = 3.0
-"""Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within so many times the
-steps that the job has run.
-"""
 NEVER_STEP: Final = 2**62
-
-
-class PolicySettings(NamedTuple):
-    """What a user may want to change about how bold the policy is."""
-
-    false_promotion: float = 0.01
-    min_gain: float = 0.005
-    worthwhile: float = 0.003
-    catastrophic_ratio: float = 2.0
-    steps_per_window: float = 3.0
-    """A setting on trial is believed to run for no fewer steps before it can be withdrawn."""
 
 
 class Event(NamedTuple):
@@ -86,17 +63,6 @@ class Event(NamedTuple):
     candidate: Candidate
     kind: str
     reason: str
-
-
-class _Option(NamedTuple):
-    worth_us: float
-    """Expected gain per step."""
-    risk_us: float
-    surprise_us: float
-    """What it may cost at the very worst."""
-    candidate: Candidate
-    reason: str
-    hope: tuple[float, float]
 
 
 class Policy:
@@ -419,7 +385,7 @@ class Policy:
         """Proven to be faster: by `gain` (log), at least by `gain - half`."""
         reason = (
             f"measured {comparison(gain)} than {state.incumbent}"
-            f" (at least {_saved(max(gain - half, 0.0))}, all looks counted)"
+            f" (at least {saved(max(gain - half, 0.0))}, all looks counted)"
         )
         self.set_incumbent(state, candidate, "promote", reason)
         self._report(Event(state, candidate, "promote", reason))
@@ -428,7 +394,7 @@ class Policy:
         self, states: list[KeyState], evidence: Evidence, step: int, risk_left_us: float, room_us: float
     ) -> None:
         """Begin the most promising trials whose risks together fit `risk_left_us`; `room_us` is there for surprises."""
-        picked: list[tuple[KeyState, _Option]] = []
+        picked: list[tuple[KeyState, Option]] = []
         n_looked_at = n_quiet = 0
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
         for offset in range(len(states)):
@@ -462,54 +428,27 @@ class Policy:
 
     def _best_option(
         self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float, room_us: float
-    ) -> _Option | None:
+    ) -> Option | None:
         """The best trial that fits, if any."""
-        mean, spread = self.outlook.posterior(state, states, evidence)
+        opinion = self.outlook.posterior(state, states, evidence)
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None:
             return None
         usual = evidence.find(state.index, state.usual)
-        log_now = evidence.log_us(incumbent if usual is None else usual)
-        duration_us = math.exp(log_now)
-        edge = log_now - mean - self.settings.min_gain
-        improvement = expected_improvement(edge, spread)
-        worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
-        n_calls = float(self.rates[state.index]) * self.steps_at_risk * self.charged_share
-        risk = worst * duration_us * n_calls
-        log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
-        least, most = math.log(self.settings.catastrophic_ratio), math.log(MOST_SURPRISE)
-        surprise = np.expm1(np.clip(log_surprise, least, most)) * duration_us * n_calls
-        most_us = (MOST_SURPRISE - 1.0) * duration_us * n_calls
-        most_us -= self.budget.earned_in_us(CREDIT_STEPS)
-        self._waits_for_credit.discard(state.index)
-        likely_slow = mean + 0.5 * spread - log_now > math.log(self.settings.catastrophic_ratio)
-        options = self.outlook.fields.of(state).options
-        is_worth_it = improvement >= self.settings.worthwhile
-        if state.is_known:
-            n_steps = PAYS_WITHIN * self.budget.n_steps
-            is_worth_it &= improvement * n_steps >= np.maximum(mean - log_now, 0.0) * self.steps_at_risk
-        order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
-        for index in sorted(order, key=lambda index: options[index] in state.ties):
-            candidate = options[index]
-            if likely_slow[index] or risk[index] > risk_left_us or surprise[index] > room_us:
-                continue
-            if not self._may_try(state, candidate):
-                continue
-            if most_us > room_us:
-                self._waits_for_credit.add(state.index)
-                break
-            log_us, std = float(mean[index]), float(spread[index])
-            low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)
-            return _Option(
-                worth_us=float(improvement[index]) * duration_us * float(self.rates[state.index]),
-                risk_us=float(risk[index]),
-                surprise_us=max(float(surprise[index]), most_us),
-                candidate=candidate,
-                reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
-                f" against {duration_us:.1f} us of {state.usual}",
-                hope=(log_now - log_us, std),
-            )
-        return None
+        pays_within_steps = PAYS_WITHIN * self.budget.n_steps if state.is_known else math.inf
+        found, waits_for_credit = best_option(
+            self.outlook.fields.of(state).options,
+            opinion,
+            state.usual,
+            evidence.log_us(incumbent if usual is None else usual),
+            Stakes(float(self.rates[state.index]), self.charged_share, self.steps_at_risk, pays_within_steps),
+            Room(risk_left_us, room_us, self.budget.earned_in_us(CREDIT_STEPS)),
+            self.settings,
+            lambda candidate: self._may_try(state, candidate),
+            state.ties,
+        )
+        (self._waits_for_credit.add if waits_for_credit else self._waits_for_credit.discard)(state.index)
+        return found
 
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
         if candidate in (state.incumbent, state.lead) or candidate in state.banned or candidate in state.retired:
@@ -530,14 +469,3 @@ class Policy:
 
 def _share(odds_of_gain: float, *, is_trusted: bool) -> float:
     return min(max(odds_of_gain, TRUSTED_SHARE if is_trusted else LEAST_SHARE), MOST_SHARE)
-
-
-def comparison(gain: float) -> str:
-    """A gain (log ratio of durations) in words: how much less time than the other it takes, or how much more."""
-    if gain < 0:
-        return f"{100.0 * math.expm1(-gain):.1f} % slower"
-    return f"{_saved(gain)} faster"
-
-
-def _saved(gain: float) -> str:
-    return f"{-100.0 * math.expm1(-gain):.1f} %"

@@ -1,0 +1,128 @@
+"""Which trial of a key, if any, may begin: worth it by expected improvement, and covered by what has been earned.
+
+Three bounds on what a trial may cost until it can be withdrawn, in microseconds of training time: its *risk* (the 90 %
+bound), which the trials of one window share; its *surprise* (the 99 % bound, within limits), which must have been
+earned; and the most that is reckoned with, which may overdraw the budget by a limited credit only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from store.records import Candidate
+from tuner.features import Floats
+from tuner.policy.posterior import expected_improvement
+from tuner.policy.settings import PolicySettings
+
+RISK_QUANTILE: Final = 1.3
+SURPRISE_QUANTILE: Final = 2.33
+MOST_SURPRISE: Final = 10.0
+"""One trial in a hundred is slower than predicted by so many standard deviations: what that would cost, up to so many
+times the present duration, must have been earned, too.
+"""
+CREDIT_STEPS: Final = 2000
+"""A trial that takes the most time that is reckoned with may overdraw the budget by what so many steps earn. Where
+steps are short and a key is most of them, that is little beside what passes until a trial is withdrawn.
+"""
+PAYS_WITHIN: Final = 3.0
+"""Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within so many times the
+steps that the job has run.
+"""
+
+
+class Option(NamedTuple):
+    """A trial that may begin."""
+
+    worth_us: float
+    """Expected gain per step."""
+    risk_us: float
+    surprise_us: float
+    """What it may cost at the very worst."""
+    candidate: Candidate
+    hope: tuple[float, float]
+    """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
+    reason: str
+
+
+class Room(NamedTuple):
+    """What there is to lose."""
+
+    risk_us: float
+    """For all trials of one window together."""
+    budget_us: float
+    """For surprises: all that is left."""
+    credit_us: float
+    """By so much the most that is reckoned with may overdraw the budget."""
+
+
+class Stakes(NamedTuple):
+    """What depends on one key."""
+
+    calls_per_step: float
+    charged_share: float
+    """Share of a call's extra time that the budget pays for."""
+    steps_at_risk: float
+    """Steps that a trial runs before it can be withdrawn."""
+    pays_within_steps: float
+    """A trial must be expected to pay within so many; infinite where nothing is known of the key."""
+
+
+def best_option(
+    options: Sequence[Candidate],
+    opinion: tuple[Floats, Floats],
+    usual: Candidate,
+    log_now: float,
+    stakes: Stakes,
+    room: Room,
+    settings: PolicySettings,
+    may_try: Callable[[Candidate], bool],
+    ties: Container[Candidate],
+) -> tuple[Option | None, bool]:
+    """The best trial that fits, if any; and whether there is one that only waits for more credit.
+
+    Args:
+        options: candidates; `opinion` is the mean and standard deviation of the log duration of each.
+        usual: what mostly runs at the key; `log_now` is its log duration.
+        may_try: whether a candidate is allowed at all.
+        ties: candidates that were on trial without a verdict; others go first.
+    """
+    mean, spread = opinion
+    duration_us = math.exp(log_now)
+    log_catastrophe = math.log(settings.catastrophic_ratio)
+    improvement = expected_improvement(log_now - mean - settings.min_gain, spread)
+    exposed_us = duration_us * stakes.calls_per_step * stakes.steps_at_risk * stakes.charged_share
+    worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
+    risk_us = worst * exposed_us
+    log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
+    surprise_us = np.expm1(np.clip(log_surprise, log_catastrophe, math.log(MOST_SURPRISE))) * exposed_us
+    overdrawn_us = (MOST_SURPRISE - 1.0) * exposed_us - room.credit_us
+    likely_slow = mean + 0.5 * spread - log_now > log_catastrophe
+    is_worth_it = improvement >= settings.worthwhile
+    if math.isfinite(stakes.pays_within_steps):
+        cost = np.maximum(mean - log_now, 0.0) * stakes.steps_at_risk
+        is_worth_it &= improvement * stakes.pays_within_steps >= cost
+    order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
+    for index in sorted(order, key=lambda index: options[index] in ties):
+        if likely_slow[index] or risk_us[index] > room.risk_us or surprise_us[index] > room.budget_us:
+            continue
+        if not may_try(options[index]):
+            continue
+        if overdrawn_us > room.budget_us:
+            return None, True
+        log_us, std = float(mean[index]), float(spread[index])
+        low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)
+        found = Option(
+            worth_us=float(improvement[index]) * duration_us * stakes.calls_per_step,
+            risk_us=float(risk_us[index]),
+            surprise_us=max(float(surprise_us[index]), overdrawn_us),
+            candidate=options[index],
+            hope=(log_now - log_us, std),
+            reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
+            f" against {duration_us:.1f} us of {usual}",
+        )
+        return found, False
+    return None, False
