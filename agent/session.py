@@ -67,6 +67,8 @@ class Session:
         self._step = 0
         self._epoch = 0
         self._highest_epoch = 0
+        self._is_closing = False
+        self._has_told_silence = False
         self._boundary_us = 0.0
         self._boundary_exposed_us: float | None = None
         self._observe_steps = 0
@@ -262,8 +264,7 @@ class Session:
         except RuntimeError as error:
             logger.debug("the job's store is gone, so is the job: %s", error)
             return False
-        is_first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
-        self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node)
+        self._leader = LeaderAddress(store, self._rank, is_first_of_node=_is_first_of_node())
         return True
 
     def _on_message(self, message: wire.DaemonMessage) -> None:
@@ -285,14 +286,19 @@ class Session:
             logger.warning("zerotune: the daemon refused a message: %s: %s", message.code, message.text)
 
     def _on_alive(self, alive: bool) -> None:
-        logger.info("zerotune: daemon at %s %s", self._settings.endpoint, "answers" if alive else "is silent")
+        endpoint = self._settings.endpoint
+        logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
         if not alive and self._agreement is not None:
             self._agreement.withdraw()
+        if not (alive or self._is_closing or self._has_told_silence) and _is_first_of_node():
+            self._has_told_silence = True
+            logger.warning("zerotune: the daemon at %s is silent: NCCL's own choice runs until one answers", endpoint)
 
     # ---- end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """At exit: say goodbye, leave nothing running."""
+        self._is_closing = True
         try:
             if self._channel is not None:
                 self._channel.close(wire.Goodbye(self._job_id, self._rank))
@@ -309,6 +315,10 @@ class Session:
         self.n_errors += 1
         if self.n_errors == 1:
             logger.warning("zerotune: the agent met an error, training goes on: %s", error, exc_info=True)
+
+
+def _is_first_of_node() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _group_timeout_s() -> float:

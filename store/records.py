@@ -145,6 +145,10 @@ class CommunicatorClass(msgspec.Struct, frozen=True, order=True):
     n_ranks: int
     n_nodes: int
 
+    def __str__(self) -> str:
+        ranks = "1 rank" if self.n_ranks == 1 else f"{self.n_ranks:,} ranks"
+        return f"{ranks} on 1 node" if self.n_nodes == 1 else f"{ranks} on {self.n_nodes:,} nodes"
+
 
 SIZE_CLASSES_PER_OCTAVE: Final = 4
 

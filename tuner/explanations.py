@@ -142,10 +142,9 @@ def render(explanations: list[Explanation], console: Console) -> None:
         return
     for explained in explanations:
         key, decision = explained.key, explained.decision
-        communicator = key.communicator
         console.print(
             f"\n[bold]{key.collective.name}[/] {key.phase.name}, {explained.min_bytes:,} to {explained.max_bytes:,} "
-            f"bytes, {communicator.n_ranks} ranks on {communicator.n_nodes} nodes: [bold cyan]{decision.candidate}[/]"
+            f"bytes, {key.communicator}: [bold cyan]{decision.candidate}[/]"
         )
         guesses = f"model {decision.model_id}" if decision.model_id else "NCCL's cost, no model yet"
         console.print(f"  {decision.kind}, {_when(decision)}: {decision.reason}")

@@ -92,9 +92,10 @@ def _stage_needs(stage: int, n_parameters: float, n_ranks: int, precision: str, 
 
 def render_model(needs: ModelNeeds, console: Console) -> None:
     """Print what a model needs."""
+    ranks = "1 rank" if needs.n_ranks == 1 else f"{needs.n_ranks:,} ranks"
     table = Table(
         "stage", "parameters", "gradients", "optimizer", "total per rank", "sent per step",
-        title=f"{needs.model} parameters, {needs.n_ranks} ranks, {needs.precision}, {needs.optimizer} "
+        title=f"{needs.model} parameters, {ranks}, {needs.precision}, {needs.optimizer} "
         f"(K = {needs.optimizer_bytes_per_parameter}); GB = 10^9 bytes",
     )  # fmt: skip
     for one in needs.stages:

@@ -104,8 +104,7 @@ class Fabric:
         n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
         if not (1 <= n_nodes <= min(n_ranks, self.max_nodes) and n_ranks <= n_nodes * self.ranks_per_node):
             raise FabricError(
-                f"fabric {self.name} has {self.max_nodes} nodes of {self.ranks_per_node} ranks, "
-                f"not {n_ranks} ranks on {n_nodes} nodes",
+                f"fabric {self.name} has {self.max_nodes} nodes of {self.ranks_per_node} ranks, not {communicator}",
                 "use fewer ranks or a larger fabric (`zerotune fabrics` lists them)",
             )
         span = self._believed_span(n_nodes)

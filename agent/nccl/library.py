@@ -344,7 +344,7 @@ def _taken(drain: Any, into: NDArray[np.void], max_records: int) -> NDArray[np.v
 def _describe(row: PlanRow) -> str:
     return (
         f"{row.candidate} for {row.collective.name} in {row.phase.name}, {row.min_bytes}..{row.max_bytes} bytes, "
-        f"{row.communicator.n_ranks} ranks on {row.communicator.n_nodes} nodes"
+        f"{row.communicator}"
     )
 
 
@@ -360,7 +360,7 @@ def _plan_rows(rows: Sequence[PlanRow]) -> NDArray[np.void]:
         if not 0 <= row.min_bytes <= row.max_bytes < 2**64:
             raise PlanError(f"range {row.min_bytes}..{row.max_bytes} of {_describe(row)}", "give 0 <= min <= max")
         if not (0 < shape.n_nodes <= shape.n_ranks < 2**32):
-            raise PlanError(f"{shape.n_ranks} ranks on {shape.n_nodes} nodes", "give 1 <= n_nodes <= n_ranks")
+            raise PlanError(str(shape), "give 1 <= n_nodes <= n_ranks")
         candidate = row.candidate
         table[i] = (
             *(row.min_bytes, row.max_bytes, shape.n_ranks, shape.n_nodes, row.collective, row.phase),

@@ -95,12 +95,14 @@ def test_an_active_sweep_goes_beyond_what_a_full_one_measured(tmp_path: Path):
 def test_fresh_starts_from_nothing_and_a_spent_budget_says_so(first: tuple[Path, SweepResult]):
     path, _ = first
     fields = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}
-    result = run_sweep(SweepRequest(**{**fields, "fresh": True, "budget": 0.001}), path, quiet)
-    assert (result.n_restored, result.n_samples) == (0, 0)
+    result = run_sweep(SweepRequest(**{**fields, "fresh": True, "budget": 0.01}), path, quiet)
+    assert (result.n_restored, result.n_samples) == (0, 5)
     assert result.n_unsettled == 2
     console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
     render(result, console)
     assert "2 choices are not sure" in console.export_text()
+    with pytest.raises(UserError, match=r"budget of 1e-09 allows no sample of these 24 settings"):
+        run_sweep(SweepRequest(**{**fields, "fresh": True, "budget": 1e-9}), path, quiet)
 
 
 def test_workers_report_what_the_fabric_file_says():

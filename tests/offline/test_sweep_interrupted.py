@@ -42,7 +42,14 @@ def text_of(cells: list[Cell]) -> str:
 def test_a_single_measured_setting_is_not_the_best():
     text = text_of([Cell(PLACE, RING, [10.0]), Cell(OTHER, BASELINE, [20.0]), Cell(OTHER, RING, [15.0])])
     assert text.count("best") == 2, "the verdict at the size that has two, and the explanation"
-    assert "2 of 8 sizes have measurements, 1 of more than one setting; where one alone was measured" in text
+    assert "2 of 8 sizes have measurements, 1 of NCCL's own choice and another setting;" in text
+
+
+def test_without_nccls_own_choice_nothing_is_the_best():
+    other = Candidate(Algorithm.tree, Protocol.simple, 2)
+    rows = rows_of([Cell(PLACE, BASELINE), Cell(PLACE, RING, [10.0]), Cell(PLACE, other, [15.0])], 2)
+    assert len(rows) == 2
+    assert not any(row.is_best for row in rows)
 
 
 def test_the_one_that_works_is_the_best_of_those_seen():

@@ -249,7 +249,7 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
         rows.append(
             {
                 "place": (key.collective.name, key.phase.name),
-                "ranks": f"{key.communicator.n_ranks} ranks on {_nodes(key.communicator.n_nodes)}",
+                "ranks": str(key.communicator),
                 "bytes": (decimal(one.min_bytes), decimal(one.max_bytes)),
                 "decision": one.decision,
                 "against_own": facts.against_own(one.decision),
@@ -274,10 +274,6 @@ def _undecided(facts: Facts) -> list[str]:
 
 def _octave(key: DecisionKey) -> int:
     return size_class_floor(key.size_class).bit_length() - 1
-
-
-def _nodes(n_nodes: int) -> str:
-    return "1 node" if n_nodes == 1 else f"{n_nodes} nodes"
 
 
 def _us(value: float | None) -> str:

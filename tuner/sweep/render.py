@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from store.records import CommunicatorClass
 from tuner.sweep.result import SweepResult, SweepRow
 from tuner.sweep.run import Progress as Callback
 
@@ -53,7 +54,7 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         words += f"; {result.n_restored:,} samples of earlier sweeps were not measured again"
     if result.n_broken:
         words += f"; [red]{result.n_broken} settings hung or failed[/]"
-    console.print(words + ".")
+    console.print(f"{words}. Recorded as {result.job_id}.")
     if result.n_unsettled and not result.interrupted:
         console.print(
             f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
@@ -77,7 +78,7 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
 def _table(result: SweepResult, max_per_place: int) -> Table:
     table = Table(
         "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "change of time", "n", "verdict",
-        title=f"{result.n_ranks} ranks on {result.n_nodes} node(s); bandwidths in GB/s as nccl-tests computes them",
+        title=f"{CommunicatorClass(result.n_ranks, result.n_nodes)}; bandwidths in GB/s as nccl-tests computes them",
     )  # fmt: skip
     own_expected = {
         (row.collective, row.message_bytes)
@@ -123,9 +124,9 @@ def _how_far(result: SweepResult) -> str:
     if not result.rows:
         return f" before anything was measured. {goes_on}"
     n_begun = len({(row.collective, row.message_bytes) for row in result.rows})
-    words = f": {n_begun} of {result.n_places} sizes have measurements, {result.n_compared} of more than one setting"
+    words = f": {n_begun} of {result.n_places} sizes have measurements"
     if result.n_compared < n_begun:
-        words += "; where one alone was measured, none is called the best"
+        words += f", {result.n_compared} of NCCL's own choice and another setting; elsewhere none is called the best"
     return f"{words}. All of it is kept. {goes_on}"
 
 

@@ -62,7 +62,7 @@ class SweepResult(msgspec.Struct, frozen=True):
 
     @property
     def n_compared(self) -> int:
-        """Places at which some setting is called the best: several were seen, or one, and neighbours tell the rest."""
+        """Places at which some setting is called the best: it was compared with NCCL's own choice."""
         return sum(row.is_best for row in self.rows)
 
     def to_json(self) -> str:
@@ -85,8 +85,9 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
         found = sorted(by_place[place], key=partial(_order_us, choice=choice))
         baseline = next((cell for cell in found if cell.candidate == BASELINE and cell.duration_us), None)
         own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
-        # The fastest of one is no best.
-        best = next((cell for cell in found if cell.outcome is Outcome.ok), None) if len(found) > 1 else None
+        # The fastest of one is no best, nor is what nobody compared with NCCL's own choice.
+        is_compared = len(found) > 1 and any(cell.candidate == BASELINE and cell.is_seen for cell in found)
+        best = next((cell for cell in found if cell.outcome is Outcome.ok), None) if is_compared else None
         chosen = None
         if choice is not None:
             chosen = next((cell for cell in found if cell.candidate == choice.candidate), None)

@@ -87,9 +87,11 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
     if request.min_bytes < 1:
         raise UserError(f"messages of {request.min_bytes} bytes are none", "use --min-bytes 1 or more")
     if request.min_bytes > request.max_bytes:
-        raise UserError(f"sizes {request.min_bytes} to {request.max_bytes} are no range", "give a smaller --min-bytes")
+        problem = f"sizes {request.min_bytes:,} to {request.max_bytes:,} are no range"
+        raise UserError(problem, "give a smaller --min-bytes")
     if request.max_bytes > MAX_BYTES:
-        raise UserError(f"messages of {request.max_bytes} bytes cannot be sent", f"use --max-bytes {MAX_BYTES} or less")
+        problem = f"messages of {request.max_bytes:,} bytes cannot be sent"
+        raise UserError(problem, f"use --max-bytes {MAX_BYTES} or less")
     for name, value, example in (("precision", request.precision, 0.03), ("budget", request.budget, 0.15)):
         if not 0 < value <= 1:
             raise UserError(f"a {name} of {value:g} is none", f"use a share such as {example}")
@@ -122,7 +124,7 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
 
 def _check_fits(max_bytes: int, most_bytes: int, what: str) -> None:
     if max_bytes > most_bytes:
-        problem = f"a message of {max_bytes} bytes does not fit into the {most_bytes} bytes {what} that a rank can have"
+        problem = f"a message of {max_bytes:,} bytes does not fit into what a rank can have {what}: {most_bytes:,}"
         raise UserError(problem, "give a smaller --max-bytes")
 
 
@@ -156,6 +158,9 @@ class _Sweep:
             n_restored = 0 if request.fresh else restore(self._cells, _of(self._store, ready.fabric_id, communicator))
             self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, request.n_ranks)
             strategy = self._strategy(communicator, ready)
+            if not any(strategy.progress()):
+                problem = f"a budget of {request.budget:g} allows no sample of these {len(self._cells):,} settings"
+                raise UserError(problem, "use a larger --budget")
             self._visit_all(strategy, ready, communicator)
         except KeyboardInterrupt:
             interrupted = True
@@ -273,8 +278,9 @@ class _Sweep:
 
 
 def _is_compared(cells: Sequence[Cell], place: Place) -> bool:
-    """Whether more than one setting was seen at a place."""
-    return sum(cell.is_seen for cell in cells if cell.place == place) > 1
+    """Whether NCCL's own choice and another setting were seen at a place."""
+    seen = [cell.candidate for cell in cells if cell.place == place and cell.is_seen]
+    return BASELINE in seen and len(seen) > 1
 
 
 def _free_name(name: str, taken: set[str]) -> str:
