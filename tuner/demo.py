@@ -20,7 +20,6 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 
 from agent.launch import make_writable
@@ -31,6 +30,7 @@ from store.records import BASELINE, Candidate, Decision, size_class_range
 from tuner.background import start_in_background
 from tuner.comparison import Comparison, Measured, Medians, compare, medians
 from tuner.scratch import ScratchFolder
+from tuner.wording import rounded_range
 
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
@@ -227,7 +227,7 @@ def _print_decisions(console: Console, decisions: list[Decision], here: Medians,
         low, high = size_class_range(key.size_class)
         own, chosen = _undecided(here[key]) if key not in settled else _decided(settled[key], here, everywhere)
         place = f"{key.collective.name}\n{key.phase.name}"
-        table.add_row(place, f"{decimal(low)} to\n{decimal(high)}", own, chosen, end_section=True)
+        table.add_row(place, rounded_range(low, high, " to\n"), own, chosen, end_section=True)
     console.print(table)
 
 

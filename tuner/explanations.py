@@ -17,6 +17,7 @@ from store.errors import UserError
 from store.records import Candidate, Decision, DecisionKey, Phase, size_class, size_class_range
 from tuner.comparison import Measured, Medians, alternatives_of, medians
 from tuner.jobs import job_of
+from tuner.wording import exact_range
 
 MAX_UNSEEN = 4
 MEANINGS: Final = (
@@ -142,9 +143,10 @@ def render(explanations: list[Explanation], console: Console) -> None:
         return
     for explained in explanations:
         key, decision = explained.key, explained.decision
+        sizes = exact_range(explained.min_bytes, explained.max_bytes)
         console.print(
-            f"\n[bold]{key.collective.name}[/] {key.phase.name}, {explained.min_bytes:,} to {explained.max_bytes:,} "
-            f"bytes, {key.communicator}: [bold cyan]{decision.candidate}[/]"
+            f"\n[bold]{key.collective.name}[/] {key.phase.name}, {sizes} bytes, {key.communicator}:"
+            f" [bold cyan]{decision.candidate}[/]"
         )
         guesses = f"model {decision.model_id}" if decision.model_id else "NCCL's cost, no model yet"
         console.print(f"  {decision.kind}, {_when(decision)}: {decision.reason}")
@@ -183,7 +185,7 @@ def render_none(known: list[Explanation], console: Console) -> None:
     sizes: dict[str, list[str]] = {}
     for one in known:
         place = f"{one.key.collective.name} {one.key.phase.name}"
-        sizes.setdefault(place, []).append(f"{one.min_bytes:,} to {one.max_bytes:,}")
+        sizes.setdefault(place, []).append(exact_range(one.min_bytes, one.max_bytes))
     for place, ranges in sizes.items():
         console.print(f"  {place}: {'; '.join(ranges)} bytes", highlight=False)
 

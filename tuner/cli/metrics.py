@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +60,8 @@ def metrics(
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector(where, path, from_start=True, curve_dir=curve_keys))
+    if registry.get_sample_value("zerotune_up") == 0:
+        print(f"zerotune: no daemon answers at {where}; these are the store's measurements alone", file=sys.stderr)
     if as_json:
         samples = [
             {"name": sample.name, "labels": sample.labels, "value": sample.value}

@@ -59,7 +59,8 @@ def _render_steps(result: ReplayResult, console: Console) -> None:
     console.print(table)
     if facts.method == OVERLAP:
         console.print(
-            f"[dim]{facts.n_steps:,} like steps; compute gaps are kept; the program misses logged steps by"
+            f"[dim]{facts.n_steps:,} of {result.n_steps:,} steps, consecutive ones of like calls; compute gaps are"
+            " kept; the program misses logged steps by"
             f" {facts.model_error_percent:.2f} %. Taken to be waited for:[/]"
         )
         for kind, rule in facts.waits.items():

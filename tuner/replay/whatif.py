@@ -52,7 +52,7 @@ class Change:
         if self.n_ranks is not None and not 2 <= self.n_ranks <= MAX_RANKS:
             raise UserError(f"{self.n_ranks} ranks cannot be judged", f"ask for 2 to {MAX_RANKS:,}")
         if self.bucket_bytes is not None and self.bucket_bytes < MIN_BUCKET_BYTES:
-            raise UserError(f"buckets of {self.bucket_bytes} bytes are none", f"ask for {MIN_BUCKET_BYTES} or more")
+            raise UserError(f"buckets of {self.bucket_bytes:,} bytes are none", f"ask for {MIN_BUCKET_BYTES:,} or more")
 
     @property
     def is_none(self) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.filesize import decimal
 
 from store.errors import UserError
 from store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
@@ -24,6 +23,7 @@ from tuner.report import step_timeline
 from tuner.report.facts import Facts, trust
 from tuner.report.groups import groups_of
 from tuner.status import workload
+from tuner.wording import rounded_range
 
 Array = NDArray[Any]
 
@@ -184,7 +184,7 @@ def _winners_picture(facts: Facts) -> Picture | None:
         if known is None or winner.rank < known.rank:
             cells[row][column] = winner
     labels = [f"{collective.name}\n{phase.name}" for collective, phase, _ in rows]
-    sizes = [f"{decimal(1 << octave)} to\n{decimal((2 << octave) - 1)}" for octave in octaves]
+    sizes = [rounded_range(1 << octave, (2 << octave) - 1, " to\n") for octave in octaves]
     figure = plots.winners(labels, sizes, cells)
     caption = (
         "Percentages are the change of time against NCCL's own choice, below zero: faster. They are measured;"
@@ -250,7 +250,7 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
             {
                 "place": (key.collective.name, key.phase.name),
                 "ranks": str(key.communicator),
-                "bytes": (decimal(one.min_bytes), decimal(one.max_bytes)),
+                "bytes": rounded_range(one.min_bytes, one.max_bytes, "\nto ").splitlines(),
                 "decision": one.decision,
                 "against_own": facts.against_own(one.decision),
                 "explained": one,
@@ -266,8 +266,7 @@ def _undecided(facts: Facts) -> list[str]:
     found = []
     for key in sorted(facts.here):
         if key not in settled:
-            low, high = (decimal(size) for size in size_class_range(key.size_class))
-            sizes = low if low == high else f"{low} to {high}"
+            sizes = rounded_range(*size_class_range(key.size_class))
             found.append(f"{key.collective.name}, {key.phase.name}, {sizes}")
     return found
 

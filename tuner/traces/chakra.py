@@ -100,7 +100,7 @@ def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
             if shift > 35:
                 raise TraceError(f"{path} has a message of impossible length", "it is no Chakra trace")
         if n_bytes > MAX_MESSAGE_BYTES:
-            raise TraceError(f"{path} has a message of {n_bytes} bytes", "it is no Chakra trace")
+            raise TraceError(f"{path} has a message of {n_bytes:,} bytes", "it is no Chakra trace")
         message = read_some(file, n_bytes) if n_bytes else b""
         if len(message) < n_bytes:
             summary.note(f"{path.name} ends early")
