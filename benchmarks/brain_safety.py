@@ -28,9 +28,8 @@ from store.database import Store
 from store.records import BASELINE, Collective, Phase
 from tuner import trainer
 from tuner.brain import Brain
-from tuner.guard import Guard
+from tuner.guard import Guard, steps_to_know
 from tuner.knowledge import Knowledge
-from tuner.policy.oversight import FIRST_STEPS
 from tuner.regime import ChangeDetector
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
@@ -54,7 +53,7 @@ def guard(n_runs: int) -> Iterator[Result]:
     """Steps until a slowdown is noticed, and false alarms over a whole watch, at 1 % noise; beside them what no
     test can do better.
     """
-    for n_known, job in ((40, ""), (FIRST_STEPS, "_young_job")):
+    for n_known, job in ((40, ""), (steps_to_know(STEP_NOISE), "_young_job")):
         false_alarms = float(np.mean(_steps_to_alarm(n_runs, 10_000, n_known, 1.0) <= WATCH_STEPS))
         for slowdown in (1.02, 1.05, 1.10) if n_known == 40 else (1.02,):
             delays = _steps_to_alarm(n_runs, 0, n_known, slowdown)
@@ -269,8 +268,8 @@ def main() -> None:
     n_runs = 5 if arguments.quick else 30
     results = [
         *guard(100 * n_runs),
-        *guard_in_a_job(n_runs, 0.005),
-        *guard_in_a_job(n_runs, 0.01),
+        *guard_in_a_job(3 * n_runs, 0.005),
+        *guard_in_a_job(3 * n_runs, 0.01),
         *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
         *in_training(150 if arguments.quick else 300),
         *warm_start(),

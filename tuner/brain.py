@@ -257,12 +257,12 @@ class Brain:
         latest = self._plans.get(self._active if self._offered is None else self._offered)
         gathers_after_step = self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
+            self._go_on(latest, overlay)
             return None
         epoch = self._next_epoch
         self._next_epoch += 1
         candidates, plan = self._plans.make(epoch, gathers_after_step, self._ahead.rows)
-        is_trial = self._policy.explored(len(candidates))
-        is_trial[list(overlay)] = False
+        is_trial = self._explored(len(candidates), overlay)
         entry = PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
         self._plans.add(entry, self._active)
         self._offered, self._offered_at_step = epoch, self._step
@@ -295,6 +295,19 @@ class Brain:
         if waiting and self._step - self._offered_at_step < patience_steps:
             return False
         return self._steps_in_epoch >= self.settings.window_steps and self._step != self._planned_at_step
+
+    def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
+        is_trial = self._policy.explored(n_keys)
+        is_trial[[index for index in overlay if index < n_keys]] = False
+        return is_trial
+
+    def _go_on(self, latest: PlanInForce, overlay: Mapping[int, Candidate]) -> None:
+        """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
+        is_trial = self._explored(len(latest.candidates), overlay)
+        latest = latest._replace(is_trial=is_trial, n_changes=self._oversight.n_promotions)
+        self._plans.add(latest, self._active)
+        if self._offered is None:
+            self._oversight.adopted(latest, self._step + 1, len(self._states), self._regimes.evidence)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event, self._next_epoch))

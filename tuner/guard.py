@@ -37,7 +37,23 @@ CLIPPED_LESS: Final = 1.03
 """Steps before the change further off than this many noise scales are pulled in; what variance that takes."""
 WATCH_STEPS: Final = 60
 """Steps after a change for which it is still held responsible."""
+MOST_PROMISED: Final = 0.0025
+"""So much (log) of a promised gain is expected of steps: of a hidden collective's they show nothing."""
 RECOVERY_STEPS: Final = 8
+NOTICED_WITHIN_STEPS: Final = 9
+"""A slowdown must be noticed within so many steps in nine cases of ten, ..."""
+NINE_IN_TEN: Final = 1.28
+LEFT_OF_SLOWDOWN: Final = 0.9
+"""... though what was adopted may save a part of it as it promised."""
+LEAST_KNOWN_STEPS: Final = 14
+MOST_KNOWN_STEPS: Final = 40
+
+
+def steps_to_know(noise: float) -> int:
+    """Steps of such noise (log) that must be known before a change, or a slowdown by it would go unnoticed too long."""
+    needed = (LIMIT + NINE_IN_TEN) * noise / (LEFT_OF_SLOWDOWN * SLOWDOWN)
+    left = 1.0 / needed**2 - 1.0 / NOTICED_WITHIN_STEPS
+    return max(LEAST_KNOWN_STEPS, math.ceil(min(1.0 / left, MOST_KNOWN_STEPS))) if left > 0 else MOST_KNOWN_STEPS
 
 
 class Alarm(NamedTuple):
@@ -54,6 +70,7 @@ class Guard:
         self._slowdown = slowdown
         self._centre: float | None = None
         self._sigma = PRIOR_SIGMA
+        self._promised = 0.0
         self._n_reference = 0
         self._watch_steps = WATCH_STEPS
         self._n_watched = 0
@@ -74,19 +91,25 @@ class Guard:
         return self._centre is not None
 
     def changed(
-        self, reference_us: Sequence[float], watch_steps: int = WATCH_STEPS, tried_us: Sequence[float] = ()
+        self,
+        reference_us: Sequence[float],
+        watch_steps: int = WATCH_STEPS,
+        tried_us: Sequence[float] = (),
+        promised: float = 0.0,
     ) -> None:
         """From the next step on a newly promoted plan is in force.
 
         `reference_us` are recent steps that ran without what was promoted, the newest last. Steps of its
         trial windows must not be among them, or a slow candidate would be its own yardstick: those that ran
-        all of it are `tried_us`.
+        all of it are `tried_us`. `promised` is by how much (log) steps should be shorter from now on: the less is
+        kept of that, the likelier is a harm.
         """
         self.settled()
         values = np.log([one for one in reference_us[-REFERENCE_STEPS:] if one > 0])
         if len(values) < MIN_REFERENCE:
             return
         self._watch_steps = watch_steps
+        self._promised = min(max(promised, 0.0), MOST_PROMISED)
         self._n_reference = len(values)
         middle = float(np.median(values))
         spread = 1.4826 * float(np.median(np.abs(values - middle)))
@@ -125,7 +148,7 @@ class Guard:
         excess = (np.array(self._watched[::-1]) - self._centre) / self._sigma
         lengths = np.arange(1, len(excess) + 1)
         means = np.cumsum(np.minimum(excess, MOST_OF_ONE)) / lengths
-        ratios = means / np.sqrt(1.0 / lengths + 1.0 / self._n_reference)
+        ratios = (means + self._promised / self._sigma) / np.sqrt(1.0 / lengths + 1.0 / self._n_reference)
         ratios[means * self._sigma < 0.5 * self._slowdown] = 0.0
         limits = np.full(len(ratios), LIMIT_IN_BETWEEN)
         limits[len(ratios) - 1 - np.array(self._adopted_at, dtype=np.int64)] = LIMIT

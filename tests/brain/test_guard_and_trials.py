@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from brain_world import Call, World, make_brain, play
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.nccl import fabric
 from store.records import Algorithm, Candidate, Collective, Phase, Plan, Protocol, StepRecord
 from tuner.brain import Brain, BrainSettings
+from tuner.guard import LEAST_KNOWN_STEPS, MOST_KNOWN_STEPS, Guard, steps_to_know
 from tuner.policy.plans import PlanInForce
+from tuner.policy.step_trial import AUDIT_EVERY_STEPS
 
 PROMOTED = Candidate(Algorithm.ring, Protocol.simple, 4)
 TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)
@@ -87,3 +91,75 @@ def test_what_followed_a_slow_promotion_at_its_key_is_withdrawn_with_it(seed: in
     assert n_slow <= 60
     by_kind = {state.key.collective: state.incumbent for state in brain._states}
     assert not by_kind[Collective.reduce_scatter].is_baseline
+
+
+def _young_job(seed: int, step_noise: float, settings: BrainSettings | None = None) -> tuple[World, Brain]:
+    """Gathers and scatters of one size, which both have something to gain."""
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [
+        call
+        for kind, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+        for call in [Call(kind, phase, 1 << 17)] * 2
+    ]
+    world = World("ethernet_boxes", place, calls, seed=seed, compute_us=100_000.0, step_noise=step_noise)
+    return world, make_brain(world, settings=settings)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_ran_on_trial_and_is_promoted_is_watched_though_no_new_plan_comes(seed: int) -> None:
+    """The plan with the trial goes on as the plan with the promotion: nothing tells of its adoption."""
+    world, brain = _young_job(seed, 0.005, BrainSettings(budget_fraction=0.0))
+    play(world, brain, 20)
+    state = next(state for state in brain._states if state.key.collective is Collective.all_gather)
+    faster = Candidate(Algorithm.pat, Protocol.simple, 4)
+    brain._policy.begin_trial(state, faster, "earlier runs", (0.1, 0.05), is_trusted=True)
+    while state.incumbent != faster:
+        play(world, brain, 1)
+    usual_us = world.compute_us
+    for step in range(20):
+        world.compute_us = usual_us * (1.03 if world.plan.rows else 1.0)
+        plans = play(world, brain, 1)
+        assert plans == [] or step > 0, "nothing else is to be tried here"
+        if state.incumbent.is_baseline:
+            break
+    assert state.incumbent.is_baseline
+    assert step <= 10
+
+
+def test_a_key_whose_promotion_made_steps_slower_rests_and_an_innocent_one_does_not() -> None:
+    world, brain = _young_job(1, 0.003)
+    compute_us, n_slow = world.compute_us, 0
+    for _ in range(200):
+        is_slow = any(row.collective is Collective.all_gather for row in world.plan.rows)
+        world.compute_us = compute_us * (1.03 if is_slow else 1.0)
+        n_slow += is_slow
+        play(world, brain, 1)
+    by_kind = {state.key.collective: state for state in brain._states}
+    assert by_kind[Collective.all_gather].incumbent.is_baseline
+    assert by_kind[Collective.all_gather].quiet_until > AUDIT_EVERY_STEPS
+    assert by_kind[Collective.reduce_scatter].quiet_until < AUDIT_EVERY_STEPS
+    assert not by_kind[Collective.reduce_scatter].incumbent.is_baseline
+    assert n_slow <= 20
+
+
+@given(st.floats(1e-4, 1.0), st.floats(1.0, 10.0))
+def test_the_noisier_steps_are_the_more_of_them_must_be_known(noise: float, factor: float) -> None:
+    few, many = steps_to_know(noise), steps_to_know(noise * factor)
+    assert LEAST_KNOWN_STEPS <= few <= many <= MOST_KNOWN_STEPS
+    assert steps_to_know(0.005) == LEAST_KNOWN_STEPS
+    assert LEAST_KNOWN_STEPS < steps_to_know(0.01) < steps_to_know(0.02) == MOST_KNOWN_STEPS
+
+
+def test_a_gain_that_steps_do_not_show_speaks_against_a_promotion() -> None:
+    noticed: dict[float, list[int]] = {0.0: [], 0.0025: []}
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        known, after = 10_000 * np.exp(rng.normal(0, 0.01, 20)), 10_175 * np.exp(rng.normal(0, 0.01, 60))
+        for promised, found in noticed.items():
+            guard = Guard()
+            guard.changed(known.tolist(), promised=promised)
+            found.append(next((at for at, us in enumerate(after, 1) if guard.step(us)), 61))
+    assert np.quantile(noticed[0.0025], 0.9) <= 10 < np.quantile(noticed[0.0], 0.9)

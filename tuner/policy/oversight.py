@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from store.records import Candidate, StepRecord
-from tuner.guard import WATCH_STEPS, Alarm, Guard
+from tuner.guard import WATCH_STEPS, Alarm, Guard, steps_to_know
 from tuner.policy import step_trial
 from tuner.policy.call_savings import CallSavings, OfPlan
 from tuner.policy.channel_caps import CapSearch
@@ -24,10 +24,6 @@ from tuner.policy.step_trial import StepTrials, Variant
 from tuner.policy.trial import KeyState
 
 RECENT_STEPS: Final = 120
-FIRST_STEPS: Final = 14
-"""Steps that must be known before anything is tried: trials leave few more to compare with. With so many the guard
-notices a slowdown of 2 % under 1 % noise within 10 steps in nine jobs of ten.
-"""
 RETURN_WATCH_STEPS: Final = 20
 """How long settings that were withdrawn together are watched when they come back, one group after the other."""
 GUARD_WAITS_STEPS: Final = 3
@@ -103,7 +99,7 @@ class Oversight:
     @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.is_comparing or len(self._recent) < FIRST_STEPS
+        return self.is_comparing or len(self._recent) < steps_to_know(self._gains.noise)
 
     def reset(self) -> None:
         """The regime changed: variants may all be asked for anew, and steps of before are no yardstick."""
@@ -126,6 +122,8 @@ class Oversight:
             return
         self._n_adopted = in_force.n_changes
         new = [one for one in self._promotions if one.since_step is None and one.number <= in_force.n_changes]
+        if not new:
+            return  # withdrawn before it came into force
         for promotion in new:
             promotion.since_step = step
         self._promotions = [
@@ -139,7 +137,8 @@ class Oversight:
             watch_steps = RETURN_WATCH_STEPS if any(one.returns for one in new) else WATCH_STEPS
             self._watch_from_step = step
             without_us, with_us = self._steps_by(new, n_keys, evidence)
-            self._guard.changed(without_us, watch_steps, () if any(one.returns for one in new) else with_us)
+            tried_us = () if any(one.returns for one in new) else with_us
+            self._guard.changed(without_us, watch_steps, tried_us, self._promised(new, without_us, evidence))
 
     def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: Evidence) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
@@ -193,7 +192,8 @@ class Oversight:
                 trials.postpone(step)
             return
         may_begin = self._policy.has_settled or self._cap_search is not None
-        if not may_begin or not trials.is_due(step) or self._guard.is_watching:
+        is_guarding = self._guard.is_watching or self.n_promotions > self._n_adopted
+        if not may_begin or not trials.is_due(step) or is_guarding:
             return
         if self._policy.budget.remaining_us <= 0:
             return
@@ -283,6 +283,17 @@ class Oversight:
                 with_us.append(duration_us)
         return without_us, with_us
 
+    def _promised(self, promoted: list[Promotion], without_us: list[float], evidence: Evidence) -> float:
+        """By how much (log) steps should be shorter with `promoted`, as calls say."""
+        saved_us = 0.0
+        for one in promoted:
+            before, now = (evidence.find(one.state.index, setting) for setting in (one.previous, one.candidate))
+            if before is not None and now is not None:
+                per_call_us = math.exp(evidence.log_us(before)) - math.exp(evidence.log_us(now))
+                saved_us += np.nan_to_num(per_call_us) * float(self._policy.rates[one.state.index])
+        step_us = float(np.median(without_us)) if without_us else math.inf
+        return self._policy.exposed_share * saved_us / step_us
+
     def _judge_variant(self, in_force: PlanInForce, duration_us: float, step: int, states: list[KeyState]) -> bool:
         trials = self._trials
         if in_force.is_trial.any() or in_force.variant not in (None, trials.variant):
@@ -333,6 +344,8 @@ class Oversight:
             self._policy.end_trial(state)
             self._policy.set_incumbent(state, promotion.previous, "rollback", words)
             state.banned[promotion.candidate] = reason
+            state.n_withdrawn += 1
+            state.quiet_until = step + step_trial.AUDIT_EVERY_STEPS * 2 ** (state.n_withdrawn - 1)
             self._report(Event(state, promotion.previous, "rollback", words))
         keys = {one.state.index for one in guilty}
         self._promotions = [
@@ -351,6 +364,8 @@ class Oversight:
         for promotion in promotions:
             state = promotion.state
             state.banned.pop(promotion.candidate, None)
+            state.n_withdrawn -= 1
+            state.quiet_until = 0
             if state.incumbent == promotion.previous:
                 self._policy.end_trial(state)
                 self._policy.set_incumbent(state, promotion.candidate, "promote", reason)

@@ -55,6 +55,7 @@ class KeyState:
         "max_channels",
         "message_bytes",
         "n_tried",
+        "n_withdrawn",
         "numbers",
         "opinion",
         "previous",
@@ -92,6 +93,8 @@ class KeyState:
         """The trial comes from earlier runs: it runs at once and is verified on the side."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
+        self.n_withdrawn = 0
+        """How often steps spoke against what was promoted here."""
         self.n_tried = 0
         """Different candidates that were on trial."""
         self.numbers: dict[Candidate, int] = {}
@@ -119,7 +122,7 @@ class KeyState:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
         self.trial = self.lead = None
         self.is_trusted = False
-        self.n_tried = 0
+        self.n_tried = self.n_withdrawn = 0
         self.max_channels = 64
         self.banned.clear()
         self.retired.clear()
