@@ -27,8 +27,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import psutil
@@ -70,7 +72,7 @@ class EagerBrain:
         self._proposed = self._epoch
         return Plan(self._epoch)
 
-    def decisions(self) -> list:
+    def decisions(self) -> list[Any]:
         return []
 
     def ignore(self, *_: object) -> None:
@@ -85,7 +87,7 @@ def serve(endpoint: str, store_path: str) -> int:
     from tuner.daemon import run_daemon
     from tuner.knowledge import Knowledge
 
-    def brains(job_id, fabric_id, fabric, knowledge):
+    def brains(job_id: str, fabric_id: str, fabric: Mapping[str, Any], knowledge: object) -> Any:
         if job_id == "probe":
             return EagerBrain()
         return Brain(job_id, fabric_id, fabric, Knowledge.empty(), BrainSettings(), time.time)
@@ -114,7 +116,7 @@ def serve_raw(endpoint: str) -> int:
 class Load:
     """64 connected ranks in one thread; ranks of a job tell the same collectives."""
 
-    def __init__(self, context: zmq.Context, endpoint: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.sequence = 0
         self.epochs = [0] * N_JOBS
         self._rng = np.random.default_rng(0)
@@ -129,7 +131,7 @@ class Load:
                 self.hello(job, rank)
 
     def hello(self, job: int, rank: int) -> None:
-        facts = {"gpu": "none", "benchmark": "daemon_load"}
+        facts: dict[str, str | int | float | bool] = {"gpu": "none", "benchmark": "daemon_load"}
         message = wire.Hello(f"job-{job}", rank, N_RANKS, rank, "node", os.getpid(), f"fabric-{job}", facts, 0, 5)
         self.sockets[job][rank].send_multipart(wire.encode(message))
 
@@ -185,7 +187,7 @@ class Load:
                     socket.recv_multipart()
 
 
-def start(mode: str, *arguments: str, core: int) -> subprocess.Popen:
+def start(mode: str, *arguments: str, core: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, __file__, mode, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}), env=environment)
@@ -203,12 +205,14 @@ def n_stored(path: Path) -> int:
         return int(store._reader().execute("SELECT coalesce(max(id), 0) FROM measurements").fetchone()[0])
 
 
-def cpu_s(process: subprocess.Popen) -> float:
+def cpu_s(process: subprocess.Popen[bytes]) -> float:
     times = psutil.Process(process.pid).cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
-def throughput(context: zmq.Context, folder: Path, core: int, n_rounds: int) -> tuple[float, float, int]:
+def throughput(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int
+) -> tuple[float, float, int]:
     """Observations per second, per second of CPU, both durable; resident bytes with 64 ranks connected."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
@@ -238,7 +242,7 @@ def throughput(context: zmq.Context, folder: Path, core: int, n_rounds: int) -> 
     return expected * N_RANKS / elapsed_s, expected * N_RANKS / used_cpu_s, status.resident_bytes
 
 
-def raw_throughput(context: zmq.Context, folder: Path, core: int, n_rounds: int) -> float:
+def raw_throughput(context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int) -> float:
     endpoint = f"ipc://{folder}/raw.sock"
     peer = start("--serve-raw", endpoint, core=core)
     load = Load(context, endpoint)
@@ -257,7 +261,9 @@ def raw_throughput(context: zmq.Context, folder: Path, core: int, n_rounds: int)
     return expected / elapsed_s
 
 
-def latency(context: zmq.Context, folder: Path, core: int, duration_s: float) -> tuple[list[float], float]:
+def latency(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, duration_s: float
+) -> tuple[list[float], float]:
     """Milliseconds from a step to its plan, one by one, and the load really sent per second."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
@@ -316,7 +322,7 @@ def probe(endpoint: str, duration_s: float) -> int:
     return 0
 
 
-def finish(process: subprocess.Popen, load: Load) -> None:
+def finish(process: subprocess.Popen[bytes], load: Load) -> None:
     process.terminate()
     process.wait()
     for ranks in load.sockets:

@@ -78,6 +78,7 @@ def fabric_problems(
                 n_channels = min(setting.n_channels, topology.comm_channels)
                 us = machine.truth_us(place, kind, setting.algorithm, setting.protocol, n_channels, nbytes)
                 if surface is not None:
+                    assert setting.protocol is not None, "NCCL's own choice says what ran"
                     used = cost_model.channels_used(kind, setting.protocol, nbytes, n_channels)
                     us *= surface.factor(int(kind), Candidate(setting.algorithm, setting.protocol, used), nbytes)
                 truth.append(us)
@@ -193,7 +194,7 @@ def sweep_block(problems: Sequence[Problem], seed: int = 3, n_each: int = 3) -> 
             cell = (255, 255) if ran.algorithm is None else (int(ran.algorithm), int(ran.protocol or 0))
             for _ in range(n_each):
                 noisy_us = us * math.exp(rng.normal(0, problem.noise))
-                row = (place.n_ranks, place.n_nodes, problem.message_bytes, noisy_us, 0, 0, math.nan)
-                row += (int(problem.key.collective), 0, *cell, ran.n_channels, arm == 0, 1, 0, 4)
-                rows.append(row)
+                where = place.n_ranks, place.n_nodes, problem.message_bytes, noisy_us, 0, 0, math.nan
+                what = int(problem.key.collective), 0, *cell, ran.n_channels, arm == 0, 1, 0, 4
+                rows.append((*where, *what))
     return np.array(rows, MEASUREMENT)

@@ -60,8 +60,8 @@ def _grid(rng: np.random.Generator, jumpy: bool) -> list[Problem]:
     for at, size in enumerate(2.0**log2_bytes):
         found = [one for one in settings if one.protocol is not Protocol.ll or at < missing]
         key = DecisionKey(place, collective, Phase.other, size_class(int(size)))
-        times = tuple(float(truth[one][at]) for one in (BASELINE, *found))
-        problems.append(Problem(key, int(size), (BASELINE, *found), BASELINE, times, PLAYED_NOISE))
+        truth_us = tuple(float(truth[one][at]) for one in (BASELINE, *found))
+        problems.append(Problem(key, int(size), (BASELINE, *found), BASELINE, truth_us, PLAYED_NOISE))
     return problems
 
 
@@ -108,4 +108,5 @@ def _nccls_choice(rng: np.random.Generator, times_us: list[np.ndarray], log2_byt
     shift = int(rng.integers(-2, 3))
     best = np.argmin(np.stack(wrong), axis=0)
     best = best[np.clip(np.arange(len(log2_bytes)) + shift, 0, len(log2_bytes) - 1)]
-    return np.stack(times_us)[best, np.arange(len(log2_bytes))]
+    taken: np.ndarray = np.stack(times_us)[best, np.arange(len(log2_bytes))]
+    return taken

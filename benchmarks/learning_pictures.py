@@ -20,6 +20,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
 from data_sets import shipped
+from matplotlib.figure import Figure
 
 from store.records import Collective
 
@@ -88,7 +89,7 @@ def winners(out: Path) -> None:
     _save(figure, out / "winners.svg")
 
 
-def _save(figure: plt.Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

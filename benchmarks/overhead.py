@@ -43,7 +43,8 @@ def run(folder: Path, endpoint: str, *, agent: bool, n_steps: int) -> dict[str, 
     )
     if done.returncode != 0:
         raise SystemExit(done.stderr)
-    return json.loads(out.read_text())
+    found: dict[str, float] = json.loads(out.read_text())
+    return found
 
 
 def main() -> None:
@@ -52,7 +53,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     n_pairs, n_steps = (1, 70) if arguments.quick else (7, 200)
-    on, off = [], []
+    on: list[dict[str, float]] = []
+    off: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         endpoint = f"ipc://{folder}/d.sock"

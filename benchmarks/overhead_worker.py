@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -25,19 +26,20 @@ def main() -> None:
     from zero_runtime import phases
 
     agent_on = os.environ.get("ZEROTUNE_AGENT") == "1"
-    spent_ns, boundaries_us = [0], []
+    spent_ns = [0]
+    boundaries_us: list[float] = []
     installed = activate.installed
     if agent_on:
         assert installed is not None
         hooks = installed.hooks
         region, boundary = hooks._on_region, hooks._on_boundary
 
-        def timed_region(word):
+        def timed_region(word: int) -> None:
             began = time.perf_counter_ns()
             region(word)
             spent_ns[0] += time.perf_counter_ns() - began
 
-        def timed_boundary():
+        def timed_boundary() -> None:
             began = time.perf_counter_ns()
             boundary()
             took = time.perf_counter_ns() - began
@@ -47,8 +49,9 @@ def main() -> None:
         hooks._on_region, hooks._on_boundary = timed_region, timed_boundary
         set_listener = phases.set_listener
 
-        def set_timed_listener(listener):
-            def timed_listener(name):
+        def set_timed_listener(listener: Callable[[str], None] | None) -> None:
+            def timed_listener(name: str) -> None:
+                assert listener is not None
                 began = time.perf_counter_ns()
                 listener(name)
                 spent_ns[0] += time.perf_counter_ns() - began

@@ -164,7 +164,7 @@ def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> 
     assert last_epoch == (1 if "--plan" in options else 0)
     settled = [step["duration_us"] for step in steps if step["epoch"] == last_epoch][1:]
     assert len(settled) >= 5, f"the plan came into force too late: {len(settled)} steps"
-    return median(settled)
+    return float(median(settled))
 
 
 def sweep(world: World, table: CollectiveTable, store: Path) -> None:

@@ -44,7 +44,9 @@ def train(
     torch.set_num_threads(1)
     dist.init_process_group()
     torch.manual_seed(0)
-    model: nn.Module = GPT(GPTShape(n_layers=n_layers, width=width, n_context=n_context))
+    gpt = GPT(GPTShape(n_layers=n_layers, width=width, n_context=n_context))
+    model: nn.Module = gpt
+    optimizer: torch.optim.Optimizer
     clip = None
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=(bucket_kb or 1024) / 1024)
@@ -52,7 +54,7 @@ def train(
     elif kind == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 
-        for block in model.blocks:
+        for block in gpt.blocks:
             fully_shard(block)
         fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -99,21 +99,21 @@ def free_port() -> int:
 
 def soak(n_collectives: int, n_ranks: int, fabric: str) -> list[dict[str, float]]:
     port = str(free_port())
-    ranks = []
+    processes = []
     for rank in range(n_ranks):
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(n_ranks),
             "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ZEROTUNE_FABRIC": fabric,
         }  # fmt: skip
         command = [sys.executable, str(Path(__file__)), "--rank-of", str(n_collectives)]
-        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
     try:
-        printed = [rank.communicate()[0] for rank in ranks]
+        printed = [process.communicate()[0] for process in processes]
     finally:
-        for rank in ranks:
-            rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"a rank failed: exit codes {[rank.returncode for rank in ranks]}")
+        for process in processes:
+            process.kill()
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"a rank failed: exit codes {[process.returncode for process in processes]}")
     return [json.loads(lines.strip().splitlines()[-1]) for lines in printed]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -31,7 +31,7 @@ from reporting import Result, report
 
 from agent.nccl import cost_model, fabric
 from store.errors import FabricError
-from store.records import BASELINE, Candidate, Collective, CommunicatorClass
+from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from tuner.features import CostPrior
 from tuner.sweep.cells import MIN_REPEATS, Cell, Place, make_cells
 from tuner.sweep.protocol import Measure
@@ -235,7 +235,7 @@ def command(number: int) -> Measure:
     return Measure(number + 1, Collective.all_gather, size_bytes, ladder[number % len(ladder)], 1, 6, check=False)
 
 
-def fabric_cells() -> tuple:
+def fabric_cells() -> Sequence[tuple[Algorithm, Protocol]]:
     return fabric.load(FABRIC).cells(CommunicatorClass(2, 2), Collective.all_gather)
 
 

@@ -47,7 +47,7 @@ def agent_percent(place: Path, n_steps: int, *options: object) -> float:
     world = replay_check.World("ethernet_boxes", "zero3")
     replay_check.run(world, place, *options, n_steps=n_steps)
     found = json.loads(spent.read_text())
-    return 100 * found["agent_ns"] / found["wall_ns"]
+    return float(100 * found["agent_ns"] / found["wall_ns"])
 
 
 def main() -> None:

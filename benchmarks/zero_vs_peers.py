@@ -271,7 +271,6 @@ def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float,
     Timed on one rank with no peer to wait for, where every wait is immediate.
     """
     import cProfile
-    import pstats
 
     import torch.distributed as dist
 
@@ -290,7 +289,8 @@ def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float,
         for _ in range(n):
             step(batch)
     own = 0.0
-    for (file, _, _), (_, _, total, _, _) in pstats.Stats(profile).stats.items():
+    profile.create_stats()
+    for (file, _, _), (_, _, total, _, _) in profile.stats.items():
         if f"{os.sep}zero_runtime{os.sep}" in file and "examples" not in file:
             own += total  # own time only: what torch does on our behalf is not Python's
     out.put(100 * own / n / statistics.median(plain))

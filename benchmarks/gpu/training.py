@@ -141,7 +141,9 @@ def _step_times(context: Context, endpoint: str | None) -> dict[str, Any]:
     # Sockets that move a gigabyte per second make this a tenth of a second per step: four runs should fit.
     big = ("--width", "512", "--blocks", "4") if context.machine.fabric is None else ()
     words = ("--steps", str(2 * context.n_steps), *big)
-    on_us, off_us, epoch = [], [], 0
+    on_us: list[float] = []
+    off_us: list[float] = []
+    epoch = 0
     for pair in range(context.n_pairs):
         for agent in (True, False) if pair % 2 else (False, True):
             job = Training(context, f"{pair}-{'on' if agent else 'off'}", "fsdp2.py", words, endpoint, agent)
