@@ -12,8 +12,8 @@ from agent.nccl import fabric
 from store.records import Algorithm, Candidate, Collective, Phase, Plan, Protocol, StepRecord
 from tuner.brain import Brain, BrainSettings
 from tuner.guard import LEAST_KNOWN_STEPS, MOST_KNOWN_STEPS, Guard, steps_to_know
+from tuner.policy.oversight import REST_STEPS
 from tuner.policy.plans import PlanInForce
-from tuner.policy.step_trial import AUDIT_EVERY_STEPS
 
 PROMOTED = Candidate(Algorithm.ring, Protocol.simple, 4)
 TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)
@@ -132,15 +132,15 @@ def test_what_ran_on_trial_and_is_promoted_is_watched_though_no_new_plan_comes(s
 def test_a_key_whose_promotion_made_steps_slower_rests_and_an_innocent_one_does_not() -> None:
     world, brain = _young_job(1, 0.003)
     compute_us, n_slow = world.compute_us, 0
-    for _ in range(200):
+    for _ in range(REST_STEPS):
         is_slow = any(row.collective is Collective.all_gather for row in world.plan.rows)
         world.compute_us = compute_us * (1.03 if is_slow else 1.0)
         n_slow += is_slow
         play(world, brain, 1)
     by_kind = {state.key.collective: state for state in brain._states}
     assert by_kind[Collective.all_gather].incumbent.is_baseline
-    assert by_kind[Collective.all_gather].quiet_until > AUDIT_EVERY_STEPS
-    assert by_kind[Collective.reduce_scatter].quiet_until < AUDIT_EVERY_STEPS
+    assert by_kind[Collective.all_gather].quiet_until > REST_STEPS
+    assert [by_kind[kind].n_withdrawn for kind in (Collective.all_gather, Collective.reduce_scatter)] == [1, 0]
     assert not by_kind[Collective.reduce_scatter].incumbent.is_baseline
     assert n_slow <= 20
 

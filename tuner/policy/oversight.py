@@ -32,6 +32,8 @@ DOUBTFUL_SHARE: Final = 0.05
 """A step that lost more of its time to exploration says nothing about promotions: what it would have taken
 otherwise is not known to the percent. The budget keeps such steps few.
 """
+REST_STEPS: Final = 100
+"""A key whose promotion made steps slower tries nothing for so long, and for twice as long after each further time."""
 REFRESH_STEPS: Final = 20
 """How often it is worked out anew what plans save as calls say."""
 
@@ -345,7 +347,7 @@ class Oversight:
             self._policy.set_incumbent(state, promotion.previous, "rollback", words)
             state.banned[promotion.candidate] = reason
             state.n_withdrawn += 1
-            state.quiet_until = step + step_trial.AUDIT_EVERY_STEPS * 2 ** (state.n_withdrawn - 1)
+            state.quiet_until = step + REST_STEPS * 2 ** (state.n_withdrawn - 1)
             self._report(Event(state, promotion.previous, "rollback", words))
         keys = {one.state.index for one in guilty}
         self._promotions = [

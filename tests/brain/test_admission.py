@@ -1,0 +1,96 @@
+"""Which trial may begin: what it may cost, and where earlier jobs have measured, how soon it must pay."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.nccl import fabric
+from store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol, size_class
+from tuner.knowledge import Knowledge
+from tuner.policy import choice
+from tuner.policy.admission import Option, Room, Stakes, best_option
+from tuner.policy.settings import PolicySettings
+
+TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)
+STEPS_AT_RISK = 3.0
+
+
+def _option(slower: float, doubt: float, *, pays_within_steps: float = math.inf, room_us: float = 1e9) -> Option | None:
+    """What may begin where the only candidate is believed to be slower by so much (log), give or take `doubt`."""
+    found, _ = best_option(
+        (BASELINE, TRIED),
+        (np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])),
+        BASELINE,
+        math.log(100.0),
+        Stakes(1.0, 1.0, STEPS_AT_RISK, pays_within_steps),
+        Room(room_us, room_us, room_us),
+        PolicySettings(),
+        lambda candidate: candidate == TRIED,
+        (),
+    )
+    return found
+
+
+def test_what_is_believed_slower_pays_only_in_a_longer_job() -> None:
+    """0.2 slower, give or take 0.2: it may gain 1.6 % of the time, and costs 0.6 calls' time to see."""
+    assert _option(0.2, 0.2) is not None, "where nothing is known there is no hurry either"
+    assert _option(0.2, 0.2, pays_within_steps=30.0) is None
+    assert _option(0.2, 0.2, pays_within_steps=60.0) is not None
+    assert _option(-0.01, 0.05, pays_within_steps=1.0) is not None, "what is believed faster costs nothing"
+
+
+@given(st.floats(-0.1, 0.5), st.floats(0.01, 0.5), st.floats(1.0, 1e4), st.floats(1.0, 100.0))
+def test_what_may_begin_may_begin_in_a_longer_job(slower: float, doubt: float, steps: float, factor: float) -> None:
+    if _option(slower, doubt, pays_within_steps=steps) is not None:
+        assert _option(slower, doubt, pays_within_steps=steps * factor) is not None
+        assert _option(slower, doubt) is not None
+
+
+@pytest.mark.parametrize("room_us", [100.0, 1e5])
+def test_the_worst_of_a_hundred_must_have_been_earned(room_us: float) -> None:
+    found = _option(0.0, 0.3, room_us=room_us)
+    least_us = 100.0 * STEPS_AT_RISK  # twice the present duration, for as long as it runs
+    assert (found is not None) == (room_us > least_us)
+    assert found is None or found.surprise_us >= least_us
+
+
+class _Line:
+    """What an earlier job left of one setting."""
+
+    def __init__(self, key: DecisionKey, candidate: Candidate, median_us: float, *, is_default: bool) -> None:
+        self.key, self.candidate, self.is_default = key, candidate, is_default
+        self.median_us, self.std_us, self.count = median_us, 0.02 * median_us, 50
+
+
+def _n_slow_trials(n_known_keys: int) -> int:
+    """Trials of settings that are believed to be slower, in twenty steps of a job with eight keys, so many of which an
+    earlier job has measured.
+    """
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in range(14, 22)]
+    world = World("ethernet_boxes", place, calls, seed=4, compute_us=100_000.0)
+    slower = Candidate(Algorithm.ring, Protocol.simple, 1)
+    lines = []
+    for call in calls[:n_known_keys]:
+        key = DecisionKey(place, call.collective, call.phase, size_class(call.message_bytes))
+        own_us, ran = world.truth(call, BASELINE)
+        lines += [_Line(key, ran, own_us, is_default=True), _Line(key, slower, 1.5 * own_us, is_default=False)]
+    brain = make_brain(world, Knowledge(lines, by_job=[lines]))
+    play(world, brain, 20)
+    begun = [decision for decision in brain.decisions() if decision.kind == "explore"]
+    return sum((one.predicted_us or 0.0) > 1.02 * (one.baseline_us or 0.0) for one in begun)
+
+
+def test_only_where_earlier_jobs_have_measured_must_a_trial_pay_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for pays_within in (math.inf, 0.1):
+        monkeypatch.setattr(choice, "PAYS_WITHIN", pays_within)
+        found[pays_within] = [_n_slow_trials(n_known_keys) for n_known_keys in (0, 8)]
+    assert found[0.1][0] == found[math.inf][0]
+    assert found[0.1][1] < 0.5 * found[math.inf][1]
