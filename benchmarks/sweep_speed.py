@@ -6,11 +6,11 @@
 launch per setting as nccl-tests needs it (here: the same workers, started anew for each setting).
 `active_share_of_grid`, `active_regret`: samples that the active sweep takes over those of the full grid at the
 same precision, and what its choices cost in truth over the full grid's, mean over places; without processes. Beside
-it stands the regret of as many samples spread evenly, of a second full sweep, and (`told`) of a sweep that is told the
-two best settings of every size and spends the aim's share on these alone: what no sweep could tell.
+it stands the regret of as many samples spread evenly, of a second full sweep, and (`floor`) of a sweep that is told the
+two best settings of every size and what samples are worth there (sweep_floor.py): what so few samples cannot tell.
 Measurements are drawn from the truth of every shipped fabric with its noise and, with `--data`, from the repetitions
-of every grid recorded below that folder (benchmarks/recorded_grids.py) with 3 % noise on top. Of those a single draw
-may decide a whole place, so they are drawn more often, and the mean's standard error is printed.
+of every grid recorded below that folder (benchmarks/recorded_grids.py) with 3 % noise on top. Of those a single
+sample may decide a whole place, so small ones are drawn more often, and the mean's standard error is printed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import recorded_grids
+import sweep_floor
 from reporting import Result, report
 
 from agent.nccl import cost_model, fabric
@@ -44,7 +45,9 @@ COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_
 SIZES = [1 << exponent for exponent in range(12, 27)]
 RECORDED_SIGMA = 0.03
 RECORDED_CHANNELS = 4
-N_DRAWS, N_RECORDED_DRAWS = 3, 40
+N_DRAWS = 3
+RECORDED_PLACES = 1600
+"""Of recorded grids so many places are swept in all: the fewer a grid has, the more draws."""
 SHARE_AIM = 0.15
 
 
@@ -60,8 +63,8 @@ class Outcome:
     """Mean, of as many samples spread evenly over the cells."""
     again_regret: float
     """Mean, of a second full sweep: what the samples of this machine cannot tell."""
-    told_regret: float
-    """Mean, of all samples that the aim allows, spent on the two truly best settings of each place alone."""
+    n_grid: int
+    """Samples of the full sweep."""
 
 
 @dataclass
@@ -96,21 +99,27 @@ class Machine:
             assert choice.candidate is not None
             chosen = by_setting[place, choice.candidate]
             regrets.append(self.truth_us(chosen) / self.truth_us(best[place]) - 1)
-        share = n_active / sum(len(cell.duration_us) for cell in grid)
-        told = self._told(SHARE_AIM * sum(len(cell.duration_us) for cell in grid), chance)
-        others = (self._regret(fastest(cells), best) for cells in (even, again, told))
-        return Outcome(self.name, len(best), share, regrets, *others)
+        n_grid = sum(len(cell.duration_us) for cell in grid)
+        even_regret, again_regret = (self._regret(fastest(cells), best) for cells in (even, again))
+        return Outcome(self.name, len(best), n_active / n_grid, regrets, even_regret, again_regret, n_grid)
 
-    def _told(self, n_samples: float, chance: np.random.Generator) -> list[Cell]:
-        """The two best cells of every place, with `n_samples` among all of them."""
+    def floor(self, n_samples: float) -> float:
+        """What a sweep would lose that is told the two best settings of each place and what samples are worth there."""
         by_place: dict[Place, list[Cell]] = {}
         for cell in self.cells():
             by_place.setdefault(cell.place, []).append(cell)
-        found = [cell for cells in by_place.values() for cell in sorted(cells, key=self.truth_us)[:2]]
-        for number, cell in enumerate(found):
-            share = n_samples * (number + 1) / len(found) // 1 - n_samples * number / len(found) // 1
-            cell.duration_us += self.sample_us(cell, max(1, int(share)), chance).tolist()
-        return found
+        chance = np.random.default_rng(0)
+        curves = []
+        for cells in by_place.values():
+            best, *others = sorted(cells, key=self.truth_us)
+            if not others:
+                curves.append(np.zeros(1))
+                continue
+            size = sweep_floor.N_DRAWS, sweep_floor.MOST_SAMPLES
+            drawn = [self.sample_us(cell, size[0] * size[1], chance).reshape(size) for cell in (best, others[0])]
+            gap = self.truth_us(others[0]) / self.truth_us(best) - 1
+            curves.append(sweep_floor.curve((drawn[0], drawn[1]), gap))
+        return sweep_floor.least_regret(curves, n_samples)
 
     def _regret(self, chosen: dict[Place, Cell], best: dict[Place, Cell]) -> float:
         return mean(self.truth_us(chosen[place]) / self.truth_us(cell) - 1 for place, cell in best.items())
@@ -181,7 +190,9 @@ def recorded(grid: recorded_grids.Grid) -> Machine:
     label = f"{grid.name.split('/')[-1]} {grid.collective.name} {grid.n_ranks}x{grid.n_nodes}"
     communicator = CommunicatorClass(grid.n_ranks, grid.n_nodes)
     costs = CostPrior({"comm_channels": RECORDED_CHANNELS})
-    return Machine(label, communicator, lambda: costs, cells, truth_us, sample_us, N_RECORDED_DRAWS)
+    return Machine(
+        label, communicator, lambda: costs, cells, truth_us, sample_us, max(10, RECORDED_PLACES // len(places))
+    )
 
 
 def machines(data: Path | None, *, quick: bool) -> Iterator[Machine]:
@@ -254,10 +265,8 @@ def main() -> None:
             Result("settings_per_minute", one_group, "1/min"),
             Result("settings_per_minute_ratio_relaunch", one_group / relaunched, "", ">= 10", "one launch per setting"),
         ]
-    found = [
-        [machine.compare(seed) for seed in range(2 if arguments.quick else machine.n_draws)]
-        for machine in machines(arguments.data, quick=arguments.quick)
-    ]
+    swept = list(machines(arguments.data, quick=arguments.quick))
+    found = [[one.compare(seed) for seed in range(2 if arguments.quick else one.n_draws)] for one in swept]
     outcomes = [outcome for of_machine in found for outcome in of_machine]
     shares = [mean(outcome.share for outcome in of_machine) for of_machine in found]
     regrets = [mean(mean(outcome.regrets) for outcome in of_machine) for of_machine in found]
@@ -268,13 +277,13 @@ def main() -> None:
         Result("active_regret_worst_machine", max(regrets), "", "<= 0.02"),
         Result("active_regret_worst_place", max(max(outcome.regrets) for outcome in outcomes), ""),
     ]
-    for of_machine, share, regret in zip(found, shares, regrets, strict=True):
+    for machine, of_machine, share, regret in zip(swept, found, shares, regrets, strict=True):
         worst = max(max(outcome.regrets) for outcome in of_machine)
         even, again = mean(one.even_regret for one in of_machine), mean(one.again_regret for one in of_machine)
-        told = mean(one.told_regret for one in of_machine)
+        floor = machine.floor(SHARE_AIM * mean(one.n_grid for one in of_machine))
         error = stdev(mean(outcome.regrets) for outcome in of_machine) / len(of_machine) ** 0.5
         words = f"{of_machine[0].n_places} places, mean regret {regret:.4f} +- {error:.4f}, worst place {worst:.3f}"
-        words += f", spread evenly {even:.4f}, second full sweep {again:.4f}, told {told:.4f}"
+        words += f", spread evenly {even:.4f}, second full sweep {again:.4f}, floor {floor:.4f}"
         results.append(Result(f"share {of_machine[0].name}", share, "", f"<= {SHARE_AIM}", words))
     report("sweep_speed", results, as_json=arguments.json)
 
