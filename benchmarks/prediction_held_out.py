@@ -1,12 +1,13 @@
 """How good predictions are where nothing was measured: sizes, rank counts and fabrics left out.
 
     python benchmarks/prediction_held_out.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--grids N]
-        [--by size range ranks fabric cost] [--models NAME ...]
+        [--by size range ranks cell fabric cost] [--models NAME ...]
 
 Every registered model is fitted to a noisy sweep (three calls per setting and size) without the part left out,
 and asked for the best setting there. Per data set and model:
 
     regret_mean, regret_worst   chosen over best true time, minus 1, at the places left out
+    bounded_regret_mean, _worst the same of the setting whose 90 % bound is least: the bound that trials have to keep
     careful_regret_mean, _worst the same if NCCL's own choice stays unless the gain exceeds its doubt (as replay does)
     nccl_regret_mean            the same of NCCL's own choice
     interval_coverage_90        share of left-out medians inside the model's 90 % interval
@@ -17,7 +18,8 @@ Beside the models stands what no smooth prediction can do better, from true time
     neighbours_regret           in hindsight the best of three: what wins below, what wins above, what wins interpolated
 
 Held out by size: every sixth size class at a time. By range: the lower third of the sizes (`below`), then the
-upper one (`above`). By ranks: one of 16, 32, 64, 128 ranks at a time. By fabric:
+upper one (`above`). By ranks: one of 16, 32, 64, 128 ranks at a time. By cell: one algorithm and
+protocol of one collective at a time, never measured, as baked arrays tell of it; chosen among all. By fabric:
 the model of all *other* fabrics against NCCL's own choice on this one (`loss_vs_nccl`). Cost: seconds and memory
 to fit 100,000 measurements in a fresh process, milliseconds to predict all candidates of 1,000 keys, and the
 regret on a machine whose best channel counts lie in two peaks far apart. `--grids N` adds N small random grids and
@@ -57,16 +59,17 @@ from reporting import Result, report
 from agent.nccl import fabric
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from tuner import trainer
-from tuner.features import CostPrior, Ints
+from tuner.features import DEFAULT_CELL, CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
 from tuner.model.baked import Baked
 from tuner.model.estimators import MODELS, WINNER
 from tuner.model.training_set import TrainingSet, build, candidate_at
+from tuner.policy.admission import RISK_QUANTILE
 from tuner.replay.policies import DOUBT_Z, MIN_GAIN
 
 N_FOLDS = 6
 RANKS = (16, 32, 64, 128)
-WAYS = ("size", "range", "ranks", "fabric", "cost")
+WAYS = ("size", "range", "ranks", "cell", "fabric", "cost")
 MANY_NODES = ("ethernet_boxes", "h100_ib_16")
 Truth = dict[tuple[CommunicatorClass, int, int], dict[Candidate, float]]
 """True us by candidate, at each communicator, collective and bytes."""
@@ -98,10 +101,18 @@ def asked(points: TrainingSet, row: int, known: Collection[Candidate]) -> Candid
 
 def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: Facts, truth: Truth) -> list[Result]:
     """Regrets at the places of `test` and coverage of its points, for one fold."""
+    opinion = MODELS[model]().fit(train).predict(test)
+    return verdicts(f"{name}:{model}", test, opinion, np.arange(len(test)), facts, truth)
+
+
+def verdicts(
+    name: str, test: TrainingSet, opinion: tuple[Floats, Floats], left_out: Ints, facts: Facts, truth: Truth
+) -> list[Result]:
+    """Regrets of `opinion`, mean and spread of every point, at the places of `test`; coverage of those left out."""
     costs = CostPrior(facts)
-    mean, std = MODELS[model]().fit(train).predict(test)
+    mean, std = opinion
     inside = np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)
-    regrets, careful, defaults = [], [], []
+    regrets, bounded, careful, defaults = [], [], [], []
     for place, collective, nbytes, rows in places(test):
         known = truth.get((place, collective, nbytes), {})
         options = [asked(test, row, known) for row in rows]
@@ -112,15 +123,17 @@ def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: F
             sure = predicted[baseline] - predicted > np.maximum(DOUBT_Z * std[rows], MIN_GAIN)
             sure[baseline] = True
             regrets.append(true[int(np.argmin(predicted))] / min(true) - 1)
+            bounded.append(true[int(np.argmin(predicted + RISK_QUANTILE * std[rows]))] / min(true) - 1)
             careful.append(true[int(np.argmin(np.where(sure, predicted, np.inf)))] / min(true) - 1)
             defaults.append(true[baseline] / min(true) - 1)
     return [
-        Result(f"{name}:{model}", one, kind)
+        Result(name, one, kind)
         for kind, values in (
             ("regret", regrets),
+            ("bounded", bounded),
             ("careful", careful),
             ("default", defaults),
-            ("inside", inside.tolist()),
+            ("inside", inside[left_out].tolist()),
         )
         for one in values
     ]
@@ -131,13 +144,15 @@ def summed_up(found: Sequence[Result]) -> Iterator[Result]:
     for name in dict.fromkeys(one.metric for one in found):
         values = {
             kind: [100 * one.value for one in found if one.metric == name and one.unit == kind]
-            for kind in ("regret", "careful", "default", "inside")
+            for kind in ("regret", "bounded", "careful", "default", "inside")
         }
         wins = name.endswith(WINNER)
         aimed = wins and name.startswith("size:")
         if values["regret"]:
             yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if aimed else "")
             yield Result(f"regret_worst@{name}", max(values["regret"]), "%", "<= 10" if aimed else "")
+            yield Result(f"bounded_regret_mean@{name}", float(np.mean(values["bounded"])), "%")
+            yield Result(f"bounded_regret_worst@{name}", max(values["bounded"]), "%")
             yield Result(f"careful_regret_mean@{name}", float(np.mean(values["careful"])), "%")
             yield Result(f"careful_regret_worst@{name}", max(values["careful"]), "%")
             yield Result(f"nccl_regret_mean@{name}", float(np.mean(values["default"])), "%")
@@ -166,6 +181,44 @@ def by_range(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iter
             found += without(f"below:{name}", data, points, classes[:n_left_out], models)
             found += without(f"above:{name}", data, points, classes[-n_left_out:], models)
     yield from summed_up(found)
+
+
+def by_cell(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
+    """An algorithm and protocol that one collective was never measured with, beside all others."""
+    found: list[Result] = []
+    for data, points, _ in measured(group):
+        truth = truth_of(data.problems)
+        kinds = np.stack([points.collective, points.algorithm, points.protocol], axis=1)
+        for kind in np.unique(kinds, axis=0):
+            held = np.all(kinds == kind, axis=1)
+            if (int(kind[1]), int(kind[2])) == DEFAULT_CELL or (~held).sum() < 4:
+                continue
+            # Places where it could have been chosen.
+            there = np.flatnonzero(np.isin(place_names(points), place_names(points)[held]))
+            test, left_out = points.take(there), np.flatnonzero(held[there])
+            for model in models:
+                baked = trainer.bake(MODELS[model]().fit(points.take(~held)), points.take(~held))
+                opinion = looked_up(baked, test)
+                found += verdicts(f"cell:{name}:{model}", test, opinion, left_out, data.facts, truth)
+    yield from summed_up(found)
+
+
+def place_names(points: TrainingSet) -> Ints:
+    """A number for each communicator, collective and size."""
+    table = np.stack([points.n_ranks, points.n_nodes, points.collective, points.size_class], axis=1)
+    return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def looked_up(baked: Baked, points: TrainingSet) -> tuple[Floats, Floats]:
+    """Mean and spread of every point, as the daemon finds them."""
+    mean, std = np.zeros(len(points)), np.zeros(len(points))
+    classes = points.size_class
+    for place, collective, _, rows in places(points):
+        settings = zip(points.algorithm[rows], points.protocol[rows], points.n_channels[rows], strict=True)
+        options = [candidate_at(int(a), int(p), int(n)) or BASELINE for a, p, n in settings]
+        found = baked.predict(place, Collective(collective), options, classes[rows[:1]])
+        mean[rows], std[rows] = found[0][0], found[1][0]
+    return mean, std
 
 
 def measured(group: Sequence[DataSet]) -> Iterator[tuple[DataSet, TrainingSet, Ints]]:
@@ -366,6 +419,8 @@ def main() -> None:
             results += by_size(name, group, models)
         if "range" in asked_for:
             results += by_range(name, group, models)
+        if "cell" in asked_for:
+            results += by_cell(name, group, models)
     if "size" in asked_for:
         results += two_peaks()
     if "ranks" in asked_for:

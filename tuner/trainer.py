@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from store.records import ModelRecord
+from agent.nccl.catalog import legal_cells
+from store.records import Collective, CommunicatorClass, ModelRecord
 from tuner.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
-from tuner.model.baked import BAKED_VERSION, RUNGS, Baked, grid_classes
+from tuner.model.baked import BAKED_VERSION, RUNGS, UNKNOWN_STD, Baked, grid_classes
 from tuner.model.estimators import MODELS, WINNER, Estimator, Kriging
 from tuner.model.training_set import TrainingSet, build, training_hash
 
@@ -135,29 +136,42 @@ def model_error(store: Store, fabric_id: str, model_id: str) -> float | None:
 
 
 def bake(estimator: Estimator, points: TrainingSet) -> Baked:
-    """Evaluate a fitted model over the grid of what it was fitted on."""
+    """Evaluate a fitted model over the grid of what it was fitted on, and of what else NCCL offers there.
+
+    Cells that were never measured are asked for as well: next to cells that are slower than believed, one that kept
+    NCCL's cost would pass for fast.
+    """
     shapes, counts = np.unique(np.stack([points.n_ranks, points.n_nodes], axis=1), axis=0, return_counts=True)
     shapes = shapes[np.argsort(-counts, kind="stable")[:MAX_COMMUNICATORS]]
     collectives = np.unique(points.collective)
-    cells = np.unique(np.stack([points.algorithm, points.protocol], axis=1), axis=0)
+    offered = {
+        (m, c): _cells(points, CommunicatorClass(int(n_ranks), max(1, int(n_nodes))), collective)
+        for m, (n_ranks, n_nodes) in enumerate(shapes.tolist())
+        for c, collective in enumerate(collectives.tolist())
+    }
+    cells = sorted(set().union(*offered.values()))
     classes = grid_classes(int(points.size_class.min()), int(points.size_class.max()))
     rungs = np.array(RUNGS, dtype=np.int64)
     shape = (len(shapes), len(collectives), len(cells), len(rungs), len(classes))
-    mean, std = np.zeros(shape, np.float32), np.full(shape, 0.5, np.float32)
-    for m, (n_ranks, n_nodes) in enumerate(shapes.tolist()):
-        for c, collective in enumerate(collectives.tolist()):
-            for k, cell in enumerate(cells.tolist()):
-                here = points.collective == collective
-                here &= (points.algorithm == cell[0]) & (points.protocol == cell[1])
-                if not here.any():
-                    continue
-                # The baseline's channels are NCCL's choice: one rung stands for all.
-                asked = rungs if tuple(cell) != DEFAULT_CELL else rungs[-1:]
-                grid = _grid(int(n_ranks), int(n_nodes), int(collective), cell, asked, classes)
-                shift, spread = estimator.predict(grid)
-                mean[m, c, k] = shift.reshape(len(asked), len(classes))
-                std[m, c, k] = np.clip(spread.reshape(len(asked), len(classes)), 1e-3, 2.0)
-    return Baked(shapes, collectives, cells, int(classes[0]), mean, std)
+    mean, std = np.zeros(shape, np.float32), np.full(shape, UNKNOWN_STD, np.float32)
+    for (m, c), cells_there in offered.items():
+        for cell in cells_there:
+            # The baseline's channels are NCCL's choice: one rung stands for all.
+            asked = rungs if cell != DEFAULT_CELL else rungs[-1:]
+            grid = _grid(int(shapes[m, 0]), int(shapes[m, 1]), int(collectives[c]), cell, asked, classes)
+            shift, spread = estimator.predict(grid)
+            at = m, c, cells.index(cell)
+            mean[at] = shift.reshape(len(asked), len(classes))
+            std[at] = np.clip(spread.reshape(len(asked), len(classes)), 1e-3, 2.0)
+    return Baked(shapes, collectives, np.array(cells, dtype=np.int64), int(classes[0]), mean, std)
+
+
+def _cells(points: TrainingSet, place: CommunicatorClass, collective: int) -> set[tuple[int, int]]:
+    """Cells of `collective` that were measured anywhere or that NCCL offers at `place`, and NCCL's own choice."""
+    here = points.collective == collective
+    measured = np.unique(np.stack([points.algorithm[here], points.protocol[here]], axis=1), axis=0)
+    legal = legal_cells(Collective(collective), n_nodes=place.n_nodes, n_ranks=place.n_ranks)
+    return {DEFAULT_CELL, *((int(a), int(p)) for a, p in (*measured, *legal))}
 
 
 def held_out_error(estimator: Estimator, points: TrainingSet) -> float | None:
@@ -177,7 +191,9 @@ def held_out_error(estimator: Estimator, points: TrainingSet) -> float | None:
     return float(np.median(np.abs(errors)))
 
 
-def _grid(n_ranks: int, n_nodes: int, collective: int, cell: list[int], rungs: Ints, classes: Ints) -> TrainingSet:
+def _grid(
+    n_ranks: int, n_nodes: int, collective: int, cell: tuple[int, int], rungs: Ints, classes: Ints
+) -> TrainingSet:
     n_points = len(rungs) * len(classes)
     ones = np.ones(n_points, dtype=np.int64)
     # Middle of each class, a quarter octave wide.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, Collective, CommunicatorClass
 from tuner.features import DEFAULT_CELL, N_SIZE_CLASSES, Floats, Ints, cell_of
 
-BAKED_VERSION: Final = 1
+BAKED_VERSION: Final = 2
 RUNGS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 48, 64)
 UNKNOWN_STD: Final = 0.5
 """Standard deviation (log) of NCCL's cost as a prediction, where nothing corrected it yet."""
@@ -47,8 +47,8 @@ class Baked:
     """A correction on its grid; implements `Correction`.
 
     Arrays: `communicators` [m, 2] (ranks, nodes), `collectives` [c], `cells` [k, 2], `first_class`,
-    `mean` and `std` float32 [m, c, k, n_rungs, n_classes]. A cell that no measurement informed has std 0
-    entries replaced by `UNKNOWN_STD` when baking.
+    `mean` and `std` float32 [m, c, k, n_rungs, n_classes]. A cell that its communicator does not offer has mean 0
+    and std `UNKNOWN_STD`.
     """
 
     def __init__(

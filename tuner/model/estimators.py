@@ -23,15 +23,19 @@ BEYOND: Final = 2.0
 """Factor on the spread beyond the measured sizes, before anything was held out; it weighs as much as six sizes."""
 _BEYOND_WEIGHT: Final = 6.0
 _Z: Final = 1.645
-NEVER_MEASURED_OCTAVES: Final = 1.0
-"""What was never measured at any size counts as so far away."""
+NEVER_MEASURED: Final = 1.5
+"""Factor on the spread of cells that were never measured, before any were held out; it weighs as much as four cells."""
+_NEVER_MEASURED_WEIGHT: Final = 4.0
 _SAME_SIZE: Final = 0.25
 """Octaves within which two sizes are of one class."""
 _SEED: Final = 7
 
 
 class Estimator(Protocol):
-    """A model of `TrainingSet.residual`. Predictions ignore the residual, noise and count of their input."""
+    """A model of `TrainingSet.residual`. Predictions ignore the residual, noise and count of their input.
+
+    It is also asked about cells that were never measured: these must be doubted more than others.
+    """
 
     name: str
 
@@ -75,7 +79,7 @@ class Ridge:
     def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
         """Posterior predictive of the regression."""
         mean, std = self._regression.predict(self._design(points), return_std=True)
-        return np.asarray(mean), np.maximum(np.asarray(std), 0.005)
+        return np.asarray(mean), _doubted(points, self._cells, np.maximum(np.asarray(std), 0.005))
 
     def _design(self, points: TrainingSet) -> Floats:
         scaled = _numeric(points) / np.array([10.0, 3.0, 4.0, 4.0])
@@ -128,7 +132,7 @@ class Forest:
         """Mean and spread over the trees."""
         design = self._design(points)
         votes = np.stack([tree.predict(design) for tree in self._trees.estimators_])
-        return votes.mean(axis=0), np.maximum(votes.std(axis=0), 0.01)
+        return votes.mean(axis=0), _doubted(points, self._cells, np.maximum(votes.std(axis=0), 0.01))
 
     def _design(self, points: TrainingSet) -> Floats:
         return np.column_stack([_numeric(points), _one_hot(points, self._cells)])
@@ -137,9 +141,11 @@ class Forest:
 class Kriging:
     """A Gaussian process on logs: smooth in bytes, channels, ranks and nodes, one surface per cell.
 
-    Two Matern terms: what all cells share, and what belongs to one cell. The surface of a cell may have
-    several minima over channels. Whether there are more than two nodes is an input of its own, as NCCL's cost
-    counts with another bandwidth up to two. Length scales are the most probable ones on a sample of the points,
+    Two Matern terms: what all cells share, and what belongs to one cell; how much of the latter a collective has in
+    common with the others is learned. So cells that were never measured get what all share and what they show in
+    other collectives, and the doubt that cells left out ask for. The surface of a cell may have several minima over
+    channels. Whether there are more than two nodes is an input of its own, as NCCL's cost counts with another
+    bandwidth up to two. Length scales are the most probable ones on a sample of the points,
     given that they are usually near the starting values: a grid of eight sizes says little about them.
     """
 
@@ -155,14 +161,20 @@ class Kriging:
         design = self._design(points)
         n_columns = design.shape[1]
         n_flags = n_columns - 5
+        n_collectives = len(np.unique(points.collective))
+        n_others = n_flags - n_collectives
         shared = ConstantKernel(0.5, (1e-3, 4.0)) * Matern(
-            [20.0, 4.0, 4.0, 4.0, 2.0, *[1e3] * n_flags],
+            [20.0, 4.0, 4.0, 4.0, 1.0, *[1e3] * n_flags],
             [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), (0.4, 100.0), *[(999.0, 1001.0)] * n_flags],
             nu=1.5,
         )
         own = ConstantKernel(0.2, (1e-3, 4.0)) * Matern(
-            [8.0, 2.0, 3.0, 3.0, 2.0, *[0.4] * n_flags],
-            [(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), (0.4, 100.0), *[(0.399, 0.401)] * n_flags],
+            [8.0, 2.0, 3.0, 3.0, 1.0, *[1.5] * n_collectives, *[0.4] * n_others],
+            [
+                *[(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), (0.4, 100.0)],
+                *[(0.4, 20.0)] * n_collectives,
+                *[(0.399, 0.401)] * n_others,
+            ],
             nu=1.5,
         )
         kernel: Any = shared + own + WhiteKernel(1e-3, (1e-6, 0.5))
@@ -171,7 +183,7 @@ class Kriging:
             kernel, alpha=points.noise[sample] ** 2, optimizer=_most_probable, random_state=_SEED
         )
         with warnings.catch_warnings():
-            # The flags' scales are pinned by tight bounds on purpose; being at them is no news.
+            # Most flags' scales are pinned by tight bounds on purpose; being at them is no news.
             warnings.simplefilter("ignore", ConvergenceWarning)
             tuned.fit(design[sample], points.residual[sample])
         self._process = GaussianProcessRegressor(tuned.kernel_, alpha=points.noise**2, optimizer=None)
@@ -179,13 +191,16 @@ class Kriging:
         inverse = np.linalg.inv(self._process.L_)
         self._precision, self._alpha = inverse.T @ inverse, np.asarray(self._process.alpha_).reshape(-1)
         self._known_ranks = np.unique(points.n_ranks)
-        self._known_bytes = {}
-        for kind in _kinds(points):
-            known = _bytes_per_rank(points)[_is_kind(points, kind)]
-            self._known_bytes[kind] = float(known.min()), float(known.max())
+        all_known, owner = _bytes_per_rank(points), np.zeros(len(points), dtype=np.int64)
+        self._known_bytes, self._all_bytes = {}, (float(all_known.min()), float(all_known.max()))
+        for at, kind in enumerate(self._cells):
+            here = _is_kind(points, kind)
+            owner[here] = at
+            self._known_bytes[kind] = float(all_known[here].min()), float(all_known[here].max())
         self._scale = self._calibrate(points.size_class, UNCALIBRATED)
         self._scale_elsewhere = max(self._scale, self._calibrate(points.n_ranks, 2.0 * self._scale))
         self._scale_beyond = max(self._scale, self._calibrate_beyond(points.size_class))
+        self._scale_unmeasured = max(self._scale, self._calibrate_unmeasured(owner))
         return self
 
     def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
@@ -200,6 +215,7 @@ class Kriging:
         scale = np.where(np.isin(points.n_ranks, self._known_ranks), self._scale, self._scale_elsewhere)
         octaves = self._octaves_beyond(points)
         scale = np.where(octaves > 0, np.maximum(scale, self._scale_beyond), scale)
+        scale = np.where(_is_known(points, self._cells), scale, np.maximum(scale, self._scale_unmeasured))
         return mean, np.maximum(np.hypot(std * scale, FAR_STD * octaves), 0.003)
 
     def left_out(self, index: Ints) -> Floats:
@@ -237,14 +253,28 @@ class Kriging:
         leaning = (len(known) * found + _BEYOND_WEIGHT * usual) / (len(known) + _BEYOND_WEIGHT)
         return float(np.clip(leaning, *SCALE_LIMITS))
 
+    def _calibrate_unmeasured(self, owner: Ints) -> float:
+        """The same for cells that were never measured, from each cell left out; few cells lean on what is usual."""
+        n_cells = len(self._cells)
+        usual = NEVER_MEASURED * max(self._scale, 1.0)
+        if n_cells < 3:
+            return usual
+        scores = [self._scores(np.flatnonzero(owner == held)) for held in range(n_cells)]
+        found = float(np.quantile(np.concatenate(scores), COVERAGE)) / _Z
+        leaning = (n_cells * found + _NEVER_MEASURED_WEIGHT * usual) / (n_cells + _NEVER_MEASURED_WEIGHT)
+        return float(np.clip(leaning, *SCALE_LIMITS))
+
     def _octaves_beyond(self, points: TrainingSet) -> Floats:
-        """How far below the smallest or above the largest size measured of the same collective and cell; 0 between."""
+        """How far below the smallest or above the largest size measured of the same collective and cell; 0 between.
+
+        Cells that were never measured are as far as the nearest cell.
+        """
         asked, octaves = _bytes_per_rank(points), np.zeros(len(points))
         for kind in _kinds(points):
-            lowest, highest = self._known_bytes.get(kind, (np.inf, -np.inf))
+            lowest, highest = self._known_bytes.get(kind, self._all_bytes)
             here = _is_kind(points, kind)
             gaps = np.maximum(lowest - asked[here], asked[here] - highest)
-            octaves[here] = np.where(np.isfinite(gaps), np.maximum(gaps - _SAME_SIZE, 0.0), NEVER_MEASURED_OCTAVES)
+            octaves[here] = np.maximum(gaps - _SAME_SIZE, 0.0)
         return octaves
 
     def _design(self, points: TrainingSet) -> Floats:
@@ -287,6 +317,20 @@ def _kinds(points: TrainingSet) -> list[tuple[int, int, int]]:
 
 def _is_kind(points: TrainingSet, kind: tuple[int, int, int]) -> Any:
     return (points.collective == kind[0]) & (points.algorithm == kind[1]) & (points.protocol == kind[2])
+
+
+def _is_known(points: TrainingSet, kinds: list[tuple[int, int, int]]) -> Any:
+    """Whether each point's collective and cell are among `kinds`."""
+    found = np.zeros(len(points), dtype=np.bool_)
+    for kind in kinds:
+        found |= _is_kind(points, kind)
+    return found
+
+
+def _doubted(points: TrainingSet, kinds: list[tuple[int, int, int]], std: Floats) -> Floats:
+    """`std`, but at least that of no knowledge where the cell was never measured."""
+    result: Floats = np.where(_is_known(points, kinds), std, np.maximum(std, UNKNOWN_STD))
+    return result
 
 
 def _known_cells(points: TrainingSet) -> list[tuple[int, int, int]]:

@@ -1,0 +1,97 @@
+"""What measured cells tell of cells that were never measured: algorithms and protocols nobody has tried here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
+from tuner import trainer
+from tuner.features import CostPrior
+from tuner.model.baked import UNKNOWN_STD
+from tuner.model.estimators import MODELS, WINNER, Kriging
+from tuner.model.training_set import TrainingSet, build
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from data_sets import sweep_block
+from generated_grids import generated_grids
+
+PLACE = CommunicatorClass(8, 8)
+LL = Candidate(Algorithm.ring, Protocol.ll, 0)
+SLOWER = 1.5
+"""How much (log) slower than believed everything is."""
+
+
+def _points(collective: Collective, protocols: tuple[Protocol, ...], shift: float = SLOWER) -> TrainingSet:
+    """Rings of some protocols at eight sizes, all `shift` slower than believed."""
+    log2_bytes = np.tile(np.arange(16.0, 24.0), len(protocols))
+    ones = np.ones(len(log2_bytes), dtype=np.int64)
+    noise = np.full(len(log2_bytes), 0.02)
+    residual = shift + np.random.default_rng(4).normal(0, 0.02, len(log2_bytes))
+    return TrainingSet(
+        8 * ones,
+        8 * ones,
+        int(collective) * ones,
+        int(Algorithm.ring) * ones,
+        np.repeat([int(protocol) for protocol in protocols], 8),
+        64 * ones,
+        log2_bytes,
+        residual,
+        noise,
+        3 * ones,
+    )
+
+
+def _joined(*parts: TrainingSet) -> TrainingSet:
+    return TrainingSet(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+
+
+def _asked_of_ll(points: TrainingSet, model: str = WINNER) -> tuple[float, float]:
+    baked = trainer.bake(MODELS[model]().fit(points), points)
+    mean, std = baked.predict(PLACE, Collective.all_gather, (LL,), np.array([size_class(1 << 20)]))
+    return float(mean[0, 0]), float(std[0, 0])
+
+
+def test_a_cell_that_nobody_tried_follows_those_beside_it() -> None:
+    shift, doubt = _asked_of_ll(_points(Collective.all_gather, (Protocol.simple, Protocol.ll128)))
+    assert 0.6 * SLOWER < shift < 1.2 * SLOWER
+    assert doubt > 0.1, "it may still be an exception"
+
+
+def test_what_another_collective_showed_of_the_cell_is_nearer() -> None:
+    here = _points(Collective.all_gather, (Protocol.simple, Protocol.ll128), shift=0.0)
+    elsewhere = _joined(
+        _points(Collective.reduce_scatter, (Protocol.simple, Protocol.ll128), shift=0.0),
+        _points(Collective.reduce_scatter, (Protocol.ll,)),
+    )
+    assert _asked_of_ll(_joined(here, elsewhere))[0] > _asked_of_ll(here)[0] + 0.3 * SLOWER
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_every_model_doubts_what_was_never_measured(model: str) -> None:
+    protocols = (Protocol.simple, Protocol.ll128)
+    _, doubt = _asked_of_ll(_points(Collective.all_gather, protocols), model)
+    _, measured = _asked_of_ll(_points(Collective.all_gather, (*protocols, Protocol.ll)), model)
+    assert doubt >= measured
+    if model not in (WINNER, "cost"):
+        assert doubt >= UNKNOWN_STD
+
+
+def test_intervals_hold_for_cells_left_out() -> None:
+    inside, gaps, kept = [], [], []
+    for _, problems in generated_grids(range(300, 310), jumpy=False):
+        points = build(sweep_block(problems), CostPrior({}))
+        for protocol in np.unique(points.protocol[points.algorithm == int(Algorithm.ring)]):
+            held = (points.algorithm == int(Algorithm.ring)) & (points.protocol == protocol)
+            left_out = points.take(held)
+            mean, std = Kriging().fit(points.take(~held)).predict(left_out)
+            gap = np.abs(left_out.residual - mean)
+            inside.append(np.mean(gap <= 1.645 * np.hypot(std, left_out.noise)))
+            gaps.append(np.median(gap))
+            kept.append(np.median(np.abs(left_out.residual)))
+    assert np.mean(inside) > 0.8
+    assert np.median(gaps) < 0.5 * np.median(kept), "NCCL's cost alone would be much further off"
