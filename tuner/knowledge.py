@@ -25,7 +25,7 @@ JOBS_COMPARED: Final = 8
 """So many of a fabric's newest jobs say what leads."""
 BETWEEN_JOBS_STD: Final = 0.003
 """How far (log) the gain of one setting over another at a key moves from one job to the next."""
-LEAD_Z: Final = 1.0
+LEAD_Z: Final = 0.5
 MIN_LEAD_GAIN: Final = 0.002
 """A candidate that earlier jobs measured faster by this much (log), and by so many standard errors, leads."""
 
