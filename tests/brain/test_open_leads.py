@@ -54,8 +54,9 @@ def test_evidence_adds_up_from_job_to_job() -> None:
     assert first.candidate == third.candidate == LEADING
     assert third.hope[0] == pytest.approx(0.007)
     assert third.hope[1] == pytest.approx(first.hope[1] / math.sqrt(3))
-    assert _lead(_job(0.0025)) is None, "one job's noise is as large"
-    assert _lead(*[_job(0.0025)] * 8) is not None
+    hardly = _job(0.0025, n_default=25, n_leading=25)
+    assert _lead(hardly) is None, "one job's noise is more than twice as large"
+    assert _lead(*[hardly] * 8) is not None
 
 
 @given(st.floats(0.2, 5.0), st.integers(10, 1000), st.integers(10, 1000))
