@@ -31,11 +31,11 @@ class Fallback(NamedTuple):
 class CapSearch:
     """Goes over all keys once; `advance` until `is_done`, then ask for `variants`."""
 
-    def __init__(self, states: list[KeyState], n_channels: Callable[[KeyState], int]) -> None:
-        self._running = [(state, n_channels(state)) for state in states]
-        most = max((running for _, running in self._running), default=0)
+    def __init__(self, states: list[KeyState]) -> None:
+        most = max((state.n_channels for state in states), default=0)
         self.caps = [rung for rung in reversed(CHANNEL_LADDER) if rung < most]
-        self._waiting: Iterator[tuple[KeyState, int]] = iter(self._running if self.caps else ())
+        running = [(state, state.n_channels) for state in states]
+        self._waiting: Iterator[tuple[KeyState, int]] = iter(running if self.caps else ())
         self._found: dict[int, dict[int, Fallback]] = {cap: {} for cap in self.caps}
         self.is_done = not self.caps
 

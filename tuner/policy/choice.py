@@ -24,14 +24,12 @@ import numpy.typing as npt
 
 from store.records import Candidate
 from tuner.features import Floats
-from tuner.policy.admission import CREDIT_STEPS, PAYS_WITHIN, RISK_QUANTILE, Option, Room, Stakes, best_option
+from tuner.policy.admission import CREDIT_STEPS, PAYS_WITHIN, Option, Room, Stakes, best_option
 from tuner.policy.budget import Budget
-from tuner.policy.channel_caps import CapSearch, Fallback, cheapest_within
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.settings import PolicySettings
-from tuner.policy.step_trial import Variant
 from tuner.policy.trial import MAX_TRIAL_UNITS, NO_HOPE, KeyState, Verdict, judge, judge_lead, odds
 from tuner.policy.words import comparison, saved
 
@@ -261,47 +259,6 @@ class Policy:
             self.end_lead(state)
         self._report(Event(state, state.incumbent, "rollback" if ban else "keep", f"{candidate}: {reason}"))
 
-    # ---- fewer channels everywhere ----------------------------------------------------------------------
-
-    def cap_search(self, states: list[KeyState]) -> CapSearch:
-        """Begin to look for whole-plan variants with fewer channels."""
-        return CapSearch(states, self._channels)
-
-    def advance_caps(self, search: CapSearch, states: list[KeyState], evidence: Evidence) -> None:
-        """Go on with the search for a bounded number of keys."""
-
-        def fallbacks(state: KeyState, caps: list[int]) -> dict[int, Fallback]:
-            incumbent = evidence.find(state.index, state.incumbent)
-            if incumbent is None:
-                return {}
-            mean, spread = state.opinion or self.outlook.posterior(state, states, evidence)
-            worst = np.minimum(mean + RISK_QUANTILE * spread, mean + 6.0)
-            now_us = math.exp(evidence.log_us(incumbent))
-            found = {}
-            options = self.outlook.fields.of(state).options
-            for cap, at in cheapest_within(options, mean, self._may_cap(state), caps).items():
-                extra_us = (math.exp(worst[at]) - now_us) * float(self.rates[state.index])
-                if math.isfinite(extra_us):
-                    found[cap] = Fallback(options[at], extra_us)
-            return found
-
-        search.advance(fallbacks)
-
-    def fitting_caps(self, search: CapSearch) -> tuple[list[Variant], bool]:
-        """Variants whose risk fits the budget; and whether all of them do."""
-        return search.variants(self._affordable_us())
-
-    def fits(self, variant: Variant, states: list[KeyState], evidence: Evidence) -> bool:
-        """Whether the budget has room for a variant of settings that were all measured before."""
-        extra_us = 0.0
-        for index, candidate in variant.changes.items():
-            now = evidence.find(index, states[index].incumbent)
-            then = evidence.find(index, candidate)
-            if now is not None and then is not None:
-                extra = math.exp(evidence.log_us(then)) - math.exp(evidence.log_us(now))
-                extra_us += max(0.0, extra) * float(self.rates[index])
-        return extra_us <= self._affordable_us()
-
     # ---- inside ---------------------------------------------------------------------------------------
 
     @staticmethod
@@ -327,20 +284,6 @@ class Policy:
         for name in ("_runs_trial", "_runs_lead", "_has_lead", "_lead_due", "_share", "_due", "_is_trusted"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
-
-    def _affordable_us(self) -> float:
-        """What a variant may cost per step: only what computation waits for can cost training time."""
-        n_steps = 2.0 * self.steps_at_risk * self.charged_share
-        return RISK_SHARE * max(0.0, self.budget.remaining_us) / n_steps
-
-    def _channels(self, state: KeyState) -> int:
-        if state.incumbent.n_channels:
-            return state.incumbent.n_channels
-        return state.default_setting.n_channels if state.default_setting is not None else 0
-
-    def _may_cap(self, state: KeyState) -> Callable[[Candidate], bool]:
-        now = self._channels(state)
-        return lambda option: option not in state.banned and self.memory.allows(option, now, state.key.communicator)
 
     def _settle(self, state: KeyState, evidence: Evidence) -> None:
         trial = state.trial
@@ -455,7 +398,7 @@ class Policy:
             return False
         if candidate.n_channels > state.max_channels:
             return False
-        return self.memory.allows(candidate, self._channels(state), state.key.communicator)
+        return self.memory.allows(candidate, state.n_channels, state.key.communicator)
 
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
         """What one more window of a running trial may cost, from what it has cost so far."""

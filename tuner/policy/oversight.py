@@ -22,6 +22,7 @@ from tuner.policy.plans import PlanBook, PlanInForce
 from tuner.policy.step_gains import SIDE_EFFECT, StepGains, steps_worth
 from tuner.policy.step_trial import StepTrials, Variant
 from tuner.policy.trial import KeyState
+from tuner.policy.variant_costs import VariantCosts
 
 RECENT_STEPS: Final = 120
 RETURN_WATCH_STEPS: Final = 20
@@ -73,6 +74,7 @@ class Oversight:
         self._savings = CallSavings()
         self._of_plan: dict[int, OfPlan] = {}
         self._refresh_at_step = 0
+        self._costs = VariantCosts(policy)
         self._cap_search: CapSearch | None = None
         self._promotions: list[Promotion] = []
         self._withdrawn: list[Promotion] = []
@@ -201,15 +203,15 @@ class Oversight:
             return
         audits = trials.untried(step_trial.audits(states, self._savings.group_us), step)
         worth = (one for one in audits if self._is_worth_it(one, states, evidence, step))
-        variant = next((one for one in worth if self._policy.fits(one, states, evidence)), None)
+        variant = next((one for one in worth if self._costs.fits(one, states, evidence)), None)
         if variant is None and not trials.has_capped and not self._policy.waits_for_credit:
-            search = self._cap_search = self._cap_search or self._policy.cap_search(states)
+            search = self._cap_search = self._cap_search or CapSearch(states)
             if not search.is_done:
-                self._policy.advance_caps(search, states, evidence)
+                self._costs.advance(search, states, evidence)
             if not search.is_done:
                 return
             self._cap_search = None
-            caps, all_fit = self._policy.fitting_caps(search)
+            caps, all_fit = self._costs.fitting(search)
             untried = [*trials.untried(caps, step)]
             variant = next((one for one in untried if self._is_worth_it(one, states, evidence, step)), None)
             trials.has_capped = not untried and all_fit

@@ -118,6 +118,13 @@ class KeyState:
         """What runs here when nothing is on trial."""
         return self.incumbent if self.lead is None else self.lead
 
+    @property
+    def n_channels(self) -> int:
+        """What the incumbent runs with, as far as that is known; else 0."""
+        if self.incumbent.n_channels or self.default_setting is None:
+            return self.incumbent.n_channels
+        return self.default_setting.n_channels
+
     def reopen(self) -> None:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
         self.trial = self.lead = None
