@@ -137,6 +137,9 @@ def test_settings_that_hang_or_fail_are_recorded_and_not_tried_again(tmp_path: P
     again = run_sweep(request, tmp_path / "s.db", quiet)
     assert again.n_visited == 0
     assert again.n_broken == 2
+    assert again.job_id == ""
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        assert [job.job_id for job in store.jobs()] == [result.job_id], "what found nothing new leaves no job"
     assert time.monotonic() - began_s < 2, "nothing is left to do: no process is started"
     assert n_workers() == 0
     console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -145,6 +148,35 @@ def test_settings_that_hang_or_fail_are_recorded_and_not_tried_again(tmp_path: P
     assert "hung: no answer within 2 s" in text
     assert "2 settings hung or failed" in text
     assert "Emulated fabric ethernet_boxes" in text
+    assert f"Recorded as {result.job_id}." in text
+
+
+def test_a_setting_that_keeps_failing_is_not_tried_at_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ZEROTUNE_FAULTS", "fail:ring/simple/1")
+    request = SweepRequest(
+        fabric="ethernet_boxes", collectives=("all_gather",), min_bytes=4096, max_bytes=65536, full=True,
+        max_repeats=1, check=False,
+    )  # fmt: skip
+    result = run_sweep(request, tmp_path / "s.db", quiet)
+    assert (result.n_broken, result.n_left_out, result.gave_up) == (2, 3, False)
+    again = run_sweep(request, tmp_path / "s.db", quiet)
+    assert (again.n_visited, again.n_broken, again.n_left_out) == (0, 2, 3)
+
+
+def test_too_many_failures_end_it_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ZEROTUNE_FAULTS", "fail:ring/simple/1,fail:ring/ll/1")
+    monkeypatch.setattr("tuner.sweep.run.MAX_STARTS", 3)
+    request = SweepRequest(
+        fabric="ethernet_boxes", collectives=("all_gather",), min_bytes=4096, max_bytes=65536, full=True,
+        max_repeats=1, check=False,
+    )  # fmt: skip
+    result = run_sweep(request, tmp_path / "s.db", quiet)
+    assert result.gave_up
+    assert result.n_broken == 3
+    assert any(row.n_samples for row in result.rows)
+    console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
+    render(result, console)
+    assert "Given up" in console.export_text()
 
 
 def sweep_process(path: Path) -> subprocess.Popen[str]:
@@ -192,7 +224,7 @@ def test_kill_9_loses_at_most_one_visit_and_leaves_no_worker(tmp_path: Path):
     ("changes", "told"),
     [
         ({"collectives": ("gather",)}, "cannot be swept"),
-        ({"collectives": ("nonsense",)}, "unknown collective"),
+        ({"collectives": ("nonsense",)}, "cannot be swept; use one of all_gather"),
         ({"n_ranks": 1}, "nobody to talk to"),
         ({"n_ranks": 4096}, "has 16 ranks, not 4096"),
         ({"min_bytes": 100, "max_bytes": 10}, "are no range"),

@@ -24,6 +24,7 @@ from tuner.sweep.result import rows_of
 PLACE = Place(Collective.all_gather, 1 << 20)
 OTHER = Place(Collective.all_gather, 1 << 21)
 RING = Candidate(Algorithm.ring, Protocol.simple, 2)
+OTHER_RING = Candidate(Algorithm.ring, Protocol.simple, 4)
 
 
 def text_of(cells: list[Cell]) -> str:
@@ -31,7 +32,7 @@ def text_of(cells: list[Cell]) -> str:
     result = SweepResult(
         job_id="sweep-1", fabric_id="f", emulated="", n_ranks=2, n_nodes=1, n_cells=40, n_places=8,
         n_visited=len(cells), n_samples=sum(len(cell.duration_us) for cell in cells), n_restored=0, n_broken=0,
-        n_unsettled=8, wall_s=1.0, interrupted=True, rows=rows,
+        n_left_out=0, n_unsettled=8, wall_s=1.0, interrupted=True, gave_up=False, rows=rows,
     )  # fmt: skip
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=160, file=nowhere)
@@ -42,14 +43,13 @@ def text_of(cells: list[Cell]) -> str:
 def test_a_single_measured_setting_is_not_the_best():
     text = text_of([Cell(PLACE, RING, [10.0]), Cell(OTHER, BASELINE, [20.0]), Cell(OTHER, RING, [15.0])])
     assert text.count("best") == 2, "the verdict at the size that has two, and the explanation"
-    assert "2 of 8 sizes have measurements, 1 of NCCL's own choice and another setting;" in text
+    assert "2 of 8 sizes have measurements, 1 of them enough; elsewhere none is called the best" in text
 
 
-def test_without_nccls_own_choice_nothing_is_the_best():
-    other = Candidate(Algorithm.tree, Protocol.simple, 2)
-    rows = rows_of([Cell(PLACE, BASELINE), Cell(PLACE, RING, [10.0]), Cell(PLACE, other, [15.0])], 2)
-    assert len(rows) == 2
-    assert not any(row.is_best for row in rows)
+@pytest.mark.parametrize("unseen", [BASELINE, RING, OTHER_RING])
+def test_while_a_setting_is_not_measured_nothing_is_the_best(unseen: Candidate):
+    cells = [Cell(PLACE, one, [] if one == unseen else [10.0]) for one in (BASELINE, RING, OTHER_RING)]
+    assert [row.is_best for row in rows_of(cells, 2)] == [False, False]
 
 
 def test_the_one_that_works_is_the_best_of_those_seen():

@@ -55,7 +55,8 @@ def plot(
     elif name == "timeline":
         raise UserError(f"there is no timeline: {missing_timeline(facts)}", A_TRACE)
     elif name in NAMES:
-        raise UserError(f"this job has nothing for the picture {name!r}", f"use one of {', '.join(found) or 'none'}")
+        remedy = f"use one of {', '.join(found)}" if found else "name a job that trained with --job, or train one first"
+        raise UserError(f"this job has nothing for the picture {name!r}", remedy)
     else:
         raise UserError(f"there is no picture {name!r}", f"use one of {', '.join(NAMES)}")
 

@@ -50,10 +50,14 @@ def sweep(
     is recorded as broken and never tried again.
 
     Example: zerotune sweep --fabric ethernet_boxes --max-bytes 1048576
+
+    Before and after an update: zerotune sweep --compare sweep-20261121-105757 sweep-20261122-090000
     """
     from tuner import sweep as sweeping
 
     if compare is not None:
+        if fabric is not None or full or fresh or budget is not None:
+            raise UserError("--compare measures nothing", "leave --fabric, --full, --fresh and --budget out beside it")
         comparison = sweeping.compare(store_path(store), *compare)
         if as_json:
             print(comparison.to_json())
@@ -86,3 +90,5 @@ def sweep(
         sweeping.render(result, console())
     if result.interrupted:
         raise typer.Exit(130)
+    if result.gave_up:
+        raise typer.Exit(1)

@@ -47,6 +47,8 @@ class Cell:
     reason: str = ""
     ran: Candidate | None = None
     """What a baseline was seen to run."""
+    is_left_out: bool = False
+    """Never tried, since it or its kind keeps breaking elsewhere (tuner.sweep.broken)."""
     n_full_samples: int = 0
     """How many of the samples an earlier full sweep took."""
 
@@ -72,8 +74,8 @@ class Cell:
 
     @property
     def is_seen(self) -> bool:
-        """Whether anything is known of it: samples, or that it does not work."""
-        return bool(self.duration_us) or self.outcome is not Outcome.ok
+        """Whether it was tried: there are samples, or it did not work."""
+        return bool(self.duration_us) or (self.outcome is not Outcome.ok and not self.is_left_out)
 
     def is_done(self, precision: float, max_repeats: int) -> bool:
         """Whether nothing more is to be measured: precise enough, at the cap, or broken."""

@@ -54,8 +54,15 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         words += f"; {result.n_restored:,} samples of earlier sweeps were not measured again"
     if result.n_broken:
         words += f"; [red]{result.n_broken} settings hung or failed[/]"
-    console.print(f"{words}. Recorded as {result.job_id}.")
-    if result.n_unsettled and not result.interrupted:
+    if result.n_left_out:
+        words += f"; {result.n_left_out} were not tried, since they or their kind broke several times"
+    console.print(f"{words}. {f'Recorded as {result.job_id}.' if result.job_id else 'Nothing new was measured.'}")
+    if result.gave_up:
+        console.print(
+            "[red]Given up[/]: so many settings hang or fail that something else is wrong. What was measured is kept;"
+            " the same command goes on without what broke, --fresh tries all again."
+        )
+    elif result.n_unsettled and not result.interrupted:
         console.print(
             f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
             "larger --budget goes on from here; --full measures every setting."
@@ -126,7 +133,7 @@ def _how_far(result: SweepResult) -> str:
     n_begun = len({(row.collective, row.message_bytes) for row in result.rows})
     words = f": {n_begun} of {result.n_places} sizes have measurements"
     if result.n_compared < n_begun:
-        words += f", {result.n_compared} of NCCL's own choice and another setting; elsewhere none is called the best"
+        words += f", {result.n_compared} of them enough; elsewhere none is called the best"
     return f"{words}. All of it is kept. {goes_on}"
 
 
@@ -147,12 +154,18 @@ def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[st
         f"[bold]{setting}[/]" if row.is_best else setting,
         f"{about}{time_us:.2f}",
         interval,
-        f"{about}{row.algbw_gbs:.2f}",
-        f"{about}{row.busbw_gbs:.2f}",
+        f"{about}{_rate(row.algbw_gbs)}",
+        f"{about}{_rate(row.busbw_gbs)}",
         change,
         str(row.n_samples),
         _verdict(row),
     )
+
+
+def _rate(gbs: float | None) -> str:
+    if gbs is None:
+        return "-"
+    return f"{gbs:.2f}" if gbs >= 1 else f"{gbs:.2g}"
 
 
 def _verdict(row: SweepRow) -> str:

@@ -42,6 +42,7 @@ class SweepResult(msgspec.Struct, frozen=True):
     """What the store now knows of this sweep's cells."""
 
     job_id: str
+    """Under which it was recorded; nothing is, where nothing new was measured."""
     fabric_id: str
     emulated: str
     n_ranks: int
@@ -54,15 +55,19 @@ class SweepResult(msgspec.Struct, frozen=True):
     n_restored: int
     """Samples that an earlier sweep had recorded, not measured again."""
     n_broken: int
+    n_left_out: int
+    """Never tried, since the setting or its kind keeps hanging or failing."""
     n_unsettled: int
     """Places whose choice is not sure: the budget ran out, or the sweep was interrupted."""
     wall_s: float
     interrupted: bool
+    gave_up: bool
+    """Too many settings hung or failed: it ended early."""
     rows: tuple[SweepRow, ...]
 
     @property
     def n_compared(self) -> int:
-        """Places at which some setting is called the best: it was compared with NCCL's own choice."""
+        """Places at which some setting is called the best."""
         return sum(row.is_best for row in self.rows)
 
     def to_json(self) -> str:
@@ -74,6 +79,7 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
     """Result rows of the cells that were measured or chosen, and of NCCL's own choice, by place, the fastest first."""
     choices = choices or {}
     by_place: dict[Place, list[Cell]] = {}
+    unseen = {cell.place for cell in cells if not (cell.is_seen or cell.is_left_out)}
     for cell in cells:
         choice = choices.get(cell.place)
         is_judged = choice is not None and cell.candidate in (choice.candidate, BASELINE)
@@ -85,8 +91,8 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
         found = sorted(by_place[place], key=partial(_order_us, choice=choice))
         baseline = next((cell for cell in found if cell.candidate == BASELINE and cell.duration_us), None)
         own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
-        # The fastest of one is no best, nor is what nobody compared with NCCL's own choice.
-        is_compared = len(found) > 1 and any(cell.candidate == BASELINE and cell.is_seen for cell in found)
+        # The fastest of some is no best: nobody knows of the others.
+        is_compared = len(found) > 1 and place not in unseen
         best = next((cell for cell in found if cell.outcome is Outcome.ok), None) if is_compared else None
         chosen = None
         if choice is not None:

@@ -21,6 +21,7 @@ from store.errors import PluginError, UserError
 from store.measurements import candidate_of
 from store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
 from tuner.features import CostPrior
+from tuner.sweep.broken import leave_out
 from tuner.sweep.cells import MIN_REPEATS, Cell, Place, make_cells, message_sizes, restore
 from tuner.sweep.protocol import Measure, Ready
 from tuner.sweep.result import SweepResult, rows_of
@@ -32,6 +33,7 @@ Array = NDArray[Any]
 
 SWEEPABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
 MAX_STARTS: Final = 20
+"""A cluster on which so many settings hang or fail has another trouble than settings."""
 MAX_BYTES: Final = 1 << 40
 MAX_TIMEOUT_S: Final = 86_400.0
 
@@ -79,11 +81,11 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
     Raises:
         UserError: the request makes no sense on this machine.
     """
-    collectives = tuple(catalog.parse_collective(name) for name in request.collectives)
-    for collective in collectives:
-        if collective not in SWEEPABLE:
-            names = ", ".join(one.name for one in SWEEPABLE)
-            raise UserError(f"{collective.name} cannot be swept", f"use one of {names}")
+    found = [catalog.find_collective(name) for name in request.collectives]
+    collectives = tuple(one for one in found if one in SWEEPABLE)
+    if len(collectives) < len(found):
+        wrong = next(name for name, one in zip(request.collectives, found, strict=True) if one not in SWEEPABLE)
+        raise UserError(f"{wrong[:80]!r} cannot be swept", f"use one of {', '.join(one.name for one in SWEEPABLE)}")
     if request.min_bytes < 1:
         raise UserError(f"messages of {request.min_bytes} bytes are none", "use --min-bytes 1 or more")
     if request.min_bytes > request.max_bytes:
@@ -95,11 +97,11 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
     for name, value, example in (("precision", request.precision, 0.03), ("budget", request.budget, 0.15)):
         if not 0 < value <= 1:
             raise UserError(f"a {name} of {value:g} is none", f"use a share such as {example}")
-    if request.max_repeats < LOOK_REPEATS or not 0 < request.timeout_s <= MAX_TIMEOUT_S:
-        raise UserError(
-            f"{request.max_repeats} repeats within {request.timeout_s:g} s measure nothing",
-            f"use --max-repeats {LOOK_REPEATS} or more and a --timeout up to {MAX_TIMEOUT_S:,.0f} s",
-        )
+    if request.max_repeats < LOOK_REPEATS:
+        raise UserError(f"{request.max_repeats} repeats measure nothing", f"use --max-repeats {LOOK_REPEATS} or more")
+    if not 0 < request.timeout_s <= MAX_TIMEOUT_S:
+        problem = f"a timeout of {request.timeout_s:g} s makes no sense"
+        raise UserError(problem, f"use a --timeout above 0 and up to {MAX_TIMEOUT_S:,.0f} s")
     if request.n_ranks < 2:
         raise UserError(f"{request.n_ranks} rank has nobody to talk to", "use --n-ranks 2 or more")
     if request.fabric is not None:
@@ -137,6 +139,7 @@ class _Sweep:
         self._request, self._collectives = request, collectives
         self._store, self._progress = store, progress
         self._job_id = _free_name(time.strftime("sweep-%Y%m%d-%H%M%S"), {job.job_id for job in store.jobs()})
+        self._is_recorded = False
         self._epoch = 0
         self._n_samples = 0
         self._visited: set[int] = set()
@@ -147,7 +150,7 @@ class _Sweep:
         """All of it."""
         request = self._request
         began_s = time.monotonic()
-        interrupted = False
+        interrupted = gave_up = False
         n_restored = 0
         strategy: Strategy | None = None
         ready = _emulated(request, self._collectives) if request.fabric is not None else self._start()
@@ -156,23 +159,24 @@ class _Sweep:
             sizes_bytes = message_sizes(request.min_bytes, request.max_bytes, request.n_ranks)
             self._cells = make_cells(self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells)
             n_restored = 0 if request.fresh else restore(self._cells, _of(self._store, ready.fabric_id, communicator))
-            self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, request.n_ranks)
+            leave_out(self._cells)
             strategy = self._strategy(communicator, ready)
             if not any(strategy.progress()):
                 problem = f"a budget of {request.budget:g} allows no sample of these {len(self._cells):,} settings"
                 raise UserError(problem, "use a larger --budget")
-            self._visit_all(strategy, ready, communicator)
+            gave_up = not self._visit_all(strategy, ready, communicator)
         except KeyboardInterrupt:
             interrupted = True
         finally:
             self._stop(in_good_order=not interrupted)
-            self._store.update_job(self._job_id, ended_at_s=time.time())
+            if self._is_recorded:
+                self._store.update_job(self._job_id, ended_at_s=time.time())
             self._store.flush()
         choices = strategy.choices() if strategy is not None else {}
-        if interrupted:  # what rests on predictions alone is no result yet
+        if interrupted or gave_up:  # what rests on predictions alone is no result yet
             choices = {place: choice for place, choice in choices.items() if _is_compared(self._cells, place)}
         return SweepResult(
-            job_id=self._job_id,
+            job_id=self._job_id if self._is_recorded else "",
             fabric_id=ready.fabric_id,
             emulated=str(ready.fabric.get("emulated", "")),
             n_ranks=request.n_ranks,
@@ -182,10 +186,12 @@ class _Sweep:
             n_visited=len(self._visited),
             n_samples=self._n_samples,
             n_restored=n_restored,
-            n_broken=sum(cell.outcome is not Outcome.ok for cell in self._cells),
+            n_broken=sum(cell.outcome is not Outcome.ok and not cell.is_left_out for cell in self._cells),
+            n_left_out=sum(cell.is_left_out for cell in self._cells),
             n_unsettled=strategy.n_unsettled() if strategy is not None else 0,
             wall_s=time.monotonic() - began_s,
             interrupted=interrupted,
+            gave_up=gave_up,
             rows=tuple(rows_of(self._cells, request.n_ranks, choices)),
         )
 
@@ -203,10 +209,13 @@ class _Sweep:
             self._cells, communicator, costs, correction, request.precision, request.max_repeats, request.budget
         )
 
-    def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> None:
+    def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> bool:
+        """Whether it came to its end; it gives up when too many settings hang or fail."""
         n_starts = 0
         while visits := strategy.next_round():
             for cell in visits:
+                if cell.is_left_out:
+                    continue
                 place = cell.place
                 self._progress(
                     *strategy.progress(), f"{place.collective.name} {place.message_bytes:,} {cell.candidate}"
@@ -214,10 +223,11 @@ class _Sweep:
                 if self._group is None:
                     n_starts += 1
                     if n_starts > MAX_STARTS:
-                        raise UserError(f"{MAX_STARTS} settings hung or failed", "see the store for which ones")
+                        return False
                     self._start()
                 self._visit(cell, ready, communicator)
         self._progress(*strategy.progress(), "done")
+        return True
 
     def _visit(self, cell: Cell, ready: Ready, communicator: CommunicatorClass) -> None:
         """Measure one batch of `cell` and record it at once."""
@@ -240,11 +250,13 @@ class _Sweep:
             cell.outcome, cell.reason = failure.outcome, failure.reason
             self._stop(in_good_order=False)
             self._record(ready, [_broken_row(cell, communicator)])
+            leave_out(self._cells)
             return
         fresh_us = joined_us(ranks)
         if not all(one.is_correct for one in ranks):
             cell.outcome, cell.reason = Outcome.failed, "the result was wrong"
             self._record(ready, [_broken_row(cell, communicator)])
+            leave_out(self._cells)
             return
         if cell.candidate == BASELINE:
             cell.ran = candidate_of(ranks[0].algorithm, ranks[0].protocol, ranks[0].n_channels)
@@ -261,7 +273,10 @@ class _Sweep:
         self._record(ready, rows)
 
     def _record(self, ready: Ready, rows: list[Array]) -> None:
-        """Durable before the next visit: a kill loses one visit."""
+        """Durable before the next visit: a kill loses one visit. A sweep that finds nothing new leaves no job."""
+        if not self._is_recorded:
+            self._is_recorded = True
+            self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, self._request.n_ranks)
         self._store.record_measurements(ready.fabric_id, self._job_id, np.array(rows, MEASUREMENT))
         self._store.flush()
 
