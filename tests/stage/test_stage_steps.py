@@ -132,3 +132,13 @@ def test_a_step_is_over_when_others_calls_come_and_back_when_its_own_do() -> Non
     feed(cutter, STEP * 3)
     assert not cutter.is_over
     assert cutter.period == len(STEP)
+
+
+@pytest.mark.parametrize("n_calls", [3, 4, 11])
+@pytest.mark.parametrize("block", [1, 5])
+def test_a_short_step_shows_behind_much_that_never_repeated(n_calls: int, block: int) -> None:
+    cutter = StepCutter()
+    feed(cutter, np.random.default_rng(0).integers(100, 1 << 40, 3000).tolist(), block=64)
+    step = list(range(1, n_calls + 1))
+    assert 0 < feed(cutter, step * 3, block) <= 2 * n_calls + 5
+    assert cutter.period == n_calls

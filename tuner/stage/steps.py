@@ -183,9 +183,15 @@ class StepCutter:
         return 0 < self._due_at <= self._n
 
     def _find(self) -> Found:
-        found = find_period(self._codes[max(0, self._n - MAX_CALLS) : self._n])
+        is_due, n_end = self._is_due, min(self._n, MAX_CALLS)
+        if not self.period and not is_due:
+            n_end = min(n_end, _looked_back(self._searched_at, self._n))
+        end = self._codes[self._n - n_end : self._n]
+        found = find_period(end) if self.period or is_due or _comes_again(end) else Found(0, 0, 0)
         self._searched_at = self._n
-        self._due_at = self._n + found.wait if found.wait else 0
+        waits = [self._n + found.wait] if found.wait else []
+        waits += [self._due_at] if self._due_at and not is_due else []
+        self._due_at = min(waits, default=0)
         return found
 
     def _settle(self) -> bool:
@@ -206,7 +212,7 @@ class StepCutter:
 
     def _pause(self) -> float:
         """Calls to wait for between two searches; many, if nothing has repeated in a long time."""
-        n_searched = self._n_disturbed if self.period else self._searched_at
+        n_searched = self._n_disturbed if self.period else min(self._searched_at, SHORTEST_END)
         return SEARCH_GROWTH * n_searched if n_searched < MAX_CALLS else MAX_CALLS / 2
 
     def _is_news(self, found: Found) -> bool:
@@ -219,6 +225,20 @@ class StepCutter:
             return True
         n_rounds = 2 if found.period <= SHARE_LEFT * self.period else 1
         return not _contains(self._step, self._codes[self._n - n_rounds * found.period : self._n])
+
+
+def _comes_again(codes: Ints) -> bool:
+    """Whether the last two calls stand in `codes` before: if not, no search is worth its time."""
+    return bool(((codes[:-2] == codes[-2]) & (codes[1:-1] == codes[-1])).any()) if len(codes) > 2 else False
+
+
+def _looked_back(before: int, now: int) -> int:
+    """Calls to search while no step is known: every second time twice as far back as the times between.
+
+    So a short step shows at once behind much that never repeated, and a long one when a fifth of it is new.
+    """
+    pause = int(SEARCH_GROWTH * SHORTEST_END)
+    return SHORTEST_END << (before // pause ^ now // pause).bit_length()
 
 
 def _contains(codes: Ints, part: Ints) -> bool:
