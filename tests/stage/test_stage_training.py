@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from store.errors import UserError
 from store.records import Collective, Stage
 from tuner.stage import grammar, no_training
 from tuner.stage.dataset import Sequence, disturbed, generated, hypothetical, one_step, recorded
@@ -150,6 +151,16 @@ def test_what_is_left_out_is_not_learned(sequences: list[Sequence], monkeypatch:
         assert [name for name, _ in held_out.one_left_out(parts, start, rows(-1), key, 0, names)] == [*names]
         for name, known in zip(names, learned, strict=True):
             assert known == {-1, *(number for number, part in groups.items() if part[at] != name)}
+
+
+def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    from tuner.stage.command import train
+
+    (tmp_path / "file").write_bytes(b"no database, and no folder" * 300)
+    with pytest.raises(UserError, match="cannot write to"):
+        train(tmp_path / "file", None, 10**9, 1, 1, 0)
+    with pytest.raises(UserError, match="give another path with --store"):
+        train(tmp_path / "out", tmp_path / "file", 10**9, 1, 1, 0)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -48,10 +49,7 @@ def train(
     from tuner.stage.training import Examples, examples
 
     folder = folder or weights.SHIPPED
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
+    _check_writable(folder, store_path)
     named = examples(chain(recorded(), generated(n_each, seed)), seed)
     encoders = train_both(Examples.joined([on_hypothetical(n_hypothetical, seed), named]), seed, n_epochs)
     written = []
@@ -63,6 +61,20 @@ def train(
         if store_path is not None:
             _save(store_path, kind, blob)
     return written
+
+
+def _check_writable(folder: Path, store_path: Path | None) -> None:
+    """Training takes minutes: what would fail after it fails now."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
+    if store_path is not None:
+        from store.database import Store
+
+        Store.open(store_path).close()
 
 
 def _save(store_path: Path, kind: str, blob: bytes) -> None:
