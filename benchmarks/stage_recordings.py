@@ -48,6 +48,9 @@ def runs() -> Iterator[Run]:
             # By default DeepSpeed 3 keeps what was gathered until a billion elements are; large models release.
             yield {**base, "framework": "deepspeed", "stage": "zero3", "releases": True,
                    "bucket_mb": (1, 0.2)[index % 2]}  # fmt: skip
+            # Part of a model is kept, and several tensors are gathered in one call, ahead of their use.
+            yield {**base, "framework": "deepspeed", "stage": "zero3", "releases": True, "live": 200_000,
+                   "reuse": 60_000, "bucket_mb": (1, 0.1)[index % 2]}  # fmt: skip
             for framework in ("fsdp2", "fsdp1"):
                 yield {**base, "framework": framework, "stage": "zero3"}
                 yield {**base, "framework": framework, "stage": "zero2"}
@@ -240,7 +243,7 @@ def _deepspeed(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], No
     zero = {"stage": int(run["stage"][-1]), "reduce_bucket_size": bucket, "allgather_bucket_size": bucket,
             "stage3_prefetch_bucket_size": bucket, "stage3_param_persistence_threshold": 1000}  # fmt: skip
     if run.get("releases"):
-        zero |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+        zero |= {"stage3_max_live_parameters": run.get("live", 0), "stage3_max_reuse_distance": run.get("reuse", 0)}
     settings = {
         "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": run["n_micro"],
         "zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,

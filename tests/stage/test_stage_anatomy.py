@@ -78,3 +78,10 @@ def test_pieces_gathered_more_often_than_sent_are_seen(octave: int) -> None:
     share, kind, fewest, most, _, often = _same_pieces(_Sizes(gathers), _Sizes((sends * scale).astype(np.int64)))
     assert (share, kind, 4 * fewest, 4 * most) == (1.0, octave / 2, 0.0, 1.0)
     assert often == pytest.approx(4096 / 5632)
+
+
+def test_activations_are_seen_beside_more_equal_chunks_of_gradients() -> None:
+    forward, backward = [(AR, 1 << 18)] * 8, [(AR, 3 << 18), (AR, 1 << 18), (AR, 1 << 18)] * 4
+    step = step_of([*forward, *backward, *[(AR, 3 << 18)] * 16, *[(AG, 3 << 18)] * 20])
+    assert step.activations is not None
+    assert set(step.activations.bytes.tolist()) == {1 << 18}

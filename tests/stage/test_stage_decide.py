@@ -63,5 +63,21 @@ def test_micro_steps_that_can_be_counted_are_not_guessed(n_micro_steps: int) -> 
         assert decide(values, partitioned(n_micro_steps)) == Shown(Stage.zero3, n_micro_steps > 1, True, True)
 
 
+def test_zero3_with_a_flag_per_step_shows_its_micro_steps() -> None:
+    """It gathers in each of them, so whether there are several can be told; without a flag it may be neither."""
+    calls = [(AG, 1 << 20), (AG, 1 << 21), (AG, 1 << 20), (RS, 1 << 21), (RS, 1 << 20)]
+    unsure = scores(9.0, 1.0, -5.0, -5.0, Shown(Stage.zero3))
+    assert decide(unsure, step_of(*calls)) == Shown(Stage.zero3)
+    assert decide(unsure, step_of(*calls, (AR, 4))).accumulation is not None
+
+
+def test_what_is_broadcast_once_was_not_sent_twice_if_it_is_as_much() -> None:
+    guess = scores(9.0, 1.0, -5.0, -5.0, Shown(Stage.zero1, True))
+    sent = [(AR, 1 << 21)]
+    broadcasts = [(Collective.broadcast, 1 << 20)] * 2
+    assert decide(guess, step_of(*sent, *broadcasts)) == Shown(Stage.zero1)
+    assert decide(guess, step_of(*sent * 2, (AR, 4), *broadcasts)) == Shown(Stage.zero1, True)
+
+
 def test_what_is_not_probable_enough_is_unknown() -> None:
     assert decide(np.zeros(N_OUTPUTS), PLAIN).stage is Stage.unknown

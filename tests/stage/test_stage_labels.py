@@ -50,7 +50,7 @@ def scaled(one: Sequence) -> list[int]:
 
 def test_runs_of_any_origin_with_the_same_sequence_have_the_same_label(recordings: list[Sequence]) -> None:
     by_sequence = defaultdict(list)
-    for one in [*recordings, *generated(20, 9), *hypothetical(1500, 9)]:
+    for one in [*recordings, *generated(20, 9), *hypothetical(3000, 9)]:
         if visible(one.training) != UNKNOWN:  # what is no training may differ from it in its flags
             by_sequence[turned(scaled(one))].append(one)
     shared = [group for group in by_sequence.values() if len({visible(one.training) for one in group}) > 1]
@@ -96,6 +96,16 @@ def codes_of(calls: Calls) -> np.ndarray:
             [(AR, MiB)] * 40 + [(AG, 20 * MiB)],
             [Shown(tensor_parallel=True), Shown(Stage.zero1_or_2)], Shown(tensor_parallel=None), id="or inference",
         ),
+        E(
+            [(AR, MiB)] * 40 + [(AG, 10 * MiB)],
+            [Shown(tensor_parallel=True), Shown(Stage.zero2, True)], Shown(tensor_parallel=None),
+            id="four micro-steps, or inference",
+        ),
+        E(
+            [*[(AG, 3 * MiB), (AG, MiB), (AG, MiB)] * 2, (RS, MiB), (RS, MiB), (RS, 3 * MiB)],
+            [Shown(Stage.zero1, True), Shown(Stage.zero3), Shown(Stage.zero3, False)], Shown(),
+            id="a series in two micro-steps, or again for backward",
+        ),
     ],
 )  # fmt: skip
 def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], shown: Shown) -> None:
@@ -111,6 +121,8 @@ def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], 
           Shown(Stage.ddp, tensor_parallel=True), id="buckets amid activations"),
         E([(AR, 2 * MiB), (AR, MiB), (AR, 4 * MiB), (AR, MiB)], Shown(Stage.ddp), id="few are alike"),
         E([(RS, MiB)] * 8 + [(AG, MiB)] * 2, Shown(Stage.zero2, True), id="four times what returns"),
+        E([(AR, MiB)] * 4 + [(AG, MiB)], Shown(Stage.zero2, True), id="as much as one of them returns"),
+        E([*[(AG, 3 * MiB), (AG, MiB)] * 3, (RS, MiB), (RS, 3 * MiB)], Shown(Stage.zero1, True), id="three times"),
         E([(RS, MiB), (RS, 2 * MiB)] * 2 + [(AG, 3 * MiB)], Shown(Stage.zero2, True), id="the same series twice"),
     ],
 )  # fmt: skip

@@ -25,7 +25,7 @@ stage = typer.Typer(
 def train(
     out: Annotated[Path | None, typer.Option(help="Folder for the weights; default: those shipped.")] = None,
     store: StorePath = None,
-    n_hypothetical: Annotated[int, typer.Option(help="Generated runs of no framework.", min=0)] = 40_000,
+    n_hypothetical: Annotated[int, typer.Option(help="Generated runs of no framework.", min=0)] = 60_000,
     n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 120,
     epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 25,
     seed: Annotated[int, typer.Option(help="Of the generator and of training.")] = 0,

@@ -59,20 +59,24 @@ def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
     """All reductions in one row, then all that is gathered or broadcast."""
     ratio = float((sent >> 4).sum()) / float((returned >> 4).sum())
     is_once, is_twice = (abs(ratio / n - 1) < PADDING for n in (1, 2))
+    is_whole = ratio > 1 - PADDING and abs(ratio / round(ratio) - 1) < PADDING
     if (sent == sent[0]).all():
         may_be_activations = sent[0] & 15 == Collective.all_reduce and _may_be_activations(len(sent))
-        if may_be_activations and len(returned) <= 2 and (is_once or is_twice):
-            return PERHAPS_TENSOR_PARALLEL  # activations, and a result as large as all of them
+        is_result = len(returned) <= 2 and is_whole and int((returned >> 4).sum()) > (1 + PADDING) * int(sent[0] >> 4)
+        if may_be_activations and is_result:
+            return PERHAPS_TENSOR_PARALLEL  # activations and a result, or equal chunks of one or more micro-steps
         if is_twice and len(sent) % 2 == 0 and shown.stage is not Stage.unknown:
             # One micro-step's gradients in elements of twice the size, or two micro-steps'.
             from_gathers = bool((returned & 15 == Collective.all_gather).all())
             return msgspec.structs.replace(
                 shown, stage=Stage.zero1_or_2 if from_gathers else shown.stage, accumulation=None
             )
-    if len(returned) > 1 and (returned == returned[0]).all():
-        if ratio < 1 / 1.5:
+    if len(returned) > 1 and (returned & 15 == Collective.all_gather).all():
+        n_rounds = len(returned) // _period(returned)
+        are_equal = n_rounds == len(returned)
+        if ratio < 1 / 1.5 and (are_equal or n_rounds % 2 == 0):
             return UNKNOWN  # gathered in several micro-steps, or for forward and again for backward
-        if is_once and shown.stage is Stage.zero1 and returned[0] & 15 == Collective.all_gather:
+        if are_equal and is_once and shown.stage is Stage.zero1:
             return msgspec.structs.replace(shown, stage=Stage.zero1_or_2, accumulation=None)
     return shown
 

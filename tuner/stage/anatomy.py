@@ -7,6 +7,7 @@ micro-step, or blocks that are alike. Where the step was cut does not matter.
 from __future__ import annotations
 
 from functools import cached_property
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -58,6 +59,8 @@ class Step:
         summed = (roles == REDUCE) | ((roles == GATHER) & np.isin(n_bytes, n_bytes[roles == REDUCE]))
         share = np.where(summed, 0.0, TINY_SHARE)
         tiny = n_bytes <= np.maximum(TINY_BYTES, share * int(n_bytes.max()))
+        self.n_flags = len(np.unique(n_bytes[tiny & (codes & 15 == Collective.all_reduce)]))
+        """Sizes of all-reduces too small for a model: norms, losses, counters, or the beginning of a sweep."""
         roles = np.where(tiny, TINY, roles)
         sent = ~_replica_sums(roles, n_bytes)
         self._turn(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
@@ -177,7 +180,7 @@ def _replica_sums(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
 
 def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
     """False for activations: what is gathered and scattered again all over (sequence parallelism), else all-reduces
-    and gathers of one size among them (P_a), else the commonest all-reduce, if it is common enough.
+    and gathers of one size among them (P_a), else the commonest all-reduce but for gradients, if it is common enough.
     """
     pairs = _gathered_and_scattered(roles, n_bytes)
     if pairs.any():
@@ -191,17 +194,18 @@ def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
             partitioned, most = of_size, count
     if most:
         return ~partitioned  # however many buckets there are beside them
-    all_stay = np.ones(len(roles), np.bool_)
-    if not len(values) or counts.max() < MIN_ACTIVATIONS or 2 * counts.max() < counts.sum():
-        return all_stay
-    commonest = int(values[counts.argmax()])
-    of_size = (n_bytes == commonest) & ((roles == REDUCE) | (roles == GATHER))
-    if (roles[of_size] == GATHER).any() or _are_the_model(roles, n_bytes, commonest):
-        return all_stay  # gradients, and parameters in the same pieces or in as many bytes
-    if has_nearly_equal(values, commonest):
-        return all_stay
-    others = (roles == SCATTER) | (roles == REDUCE) & ~of_size
-    return ~of_size if most_between(of_size, others) >= MIN_IN_A_ROW else all_stay
+    all_stay, n_left = np.ones(len(roles), np.bool_), int(counts.sum())
+    for value, count in sorted(zip(values.tolist(), counts.tolist(), strict=True), key=itemgetter(1), reverse=True):
+        if count < MIN_ACTIVATIONS or 2 * count < n_left:
+            break
+        of_size = (n_bytes == value) & ((roles == REDUCE) | (roles == GATHER))
+        # Gradients: parameters come in the same pieces or in as many bytes, or others are nearly as large.
+        if (roles[of_size] == GATHER).any() or _are_the_model(roles, n_bytes, value) or has_nearly_equal(values, value):
+            n_left -= count
+            continue
+        others = (roles == SCATTER) | (roles == REDUCE) & ~of_size
+        return ~of_size if most_between(of_size, others) >= MIN_IN_A_ROW else all_stay
+    return all_stay
 
 
 def has_nearly_equal(values: Ints, n_bytes: int) -> bool:

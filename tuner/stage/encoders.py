@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from store.records import Stage
 from tuner.stage import arrays
-from tuner.stage.anatomy import N_ROLES, REDUCE, Floats, Step
+from tuner.stage.anatomy import N_ROLES, REDUCE, ROOTED, SCATTER, TINY, Floats, Step
 from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, micro_steps_shown, summary
 from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
 
@@ -25,6 +25,8 @@ N_NGRAM: Final = N_SUMMARY + N_TOKENS + N_TOKENS**2
 MIN_CONFIDENCE: Final = 0.5
 """A stage less probable than this is not claimed."""
 MAX_DEVIATION: Final = 6.0
+SENT_TWICE: Final = 1.5
+"""At least so many times what is returned is sent by those who send it in two micro-steps, as many bytes or twice."""
 
 
 class Encoder(Protocol):
@@ -141,15 +143,29 @@ def decide(scores: Floats, step: Step) -> Shown:
 
 
 def _can_be(step: Step) -> list[bool]:
-    """For all of POSSIBLE: tensor parallelism sums, P_a gathers what is summed, and its micro-steps can be counted."""
+    """For all of POSSIBLE: tensor parallelism sums, P_a gathers what is summed, and its micro-steps can be counted.
+
+    ZeRO-3 gathers in every micro-step, so with a flag once per step they show; and where nothing at all comes once per
+    step, one micro-step may be all of it. Who broadcasts more than two thirds of what was sent has sent it once.
+    """
     n_micro_steps = micro_steps_shown(step)
     sums = step.activations is not None or bool((step.roles == REDUCE).any())
-    return [
-        n_micro_steps > 0 and one.accumulation is not (n_micro_steps == 1)
-        if one.partitioned_activations
-        else sums or not one.tensor_parallel
-        for one in POSSIBLE
-    ]
+    returned = int(step.rest.bytes[step.rest.roles == ROOTED].sum())
+    sent = int(step.rest.bytes[(step.rest.roles == SCATTER) | (step.rest.roles == REDUCE)].sum())
+    has_mark = returned > 0 or bool((step.roles == TINY).any())
+    sent_once = 0 < sent < SENT_TWICE * returned
+
+    def can_be(one: Shown) -> bool:
+        if one.stage is Stage.zero3 and one.accumulation is None and step.n_flags:
+            return False
+        if one.partitioned_activations:
+            shows = has_mark or one.accumulation is not False
+            return shows and n_micro_steps > 0 and one.accumulation is not (n_micro_steps == 1)
+        if one.stage is Stage.zero1 and one.accumulation and sent_once:
+            return False
+        return sums or not one.tensor_parallel
+
+    return [can_be(one) for one in POSSIBLE]
 
 
 def _log_chances(scores: Floats) -> Floats:

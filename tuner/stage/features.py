@@ -26,9 +26,9 @@ from tuner.stage.anatomy import (
     most_between,
 )
 
-FEATURES_VERSION: Final = 5
+FEATURES_VERSION: Final = 6
 N_FRAMES: Final = 16
-N_SUMMARY: Final = 246
+N_SUMMARY: Final = 259
 N_FRAME: Final = 16
 NEARLY: Final = 0.6
 MAX_ROUNDS: Final = 16
@@ -43,14 +43,18 @@ ROUNDS_SHARE: Final = 0.97
 
 def summary(step: Step) -> Floats:
     """The whole step, its rest and the rest's round in N_SUMMARY numbers."""
-    whole = _summary(step)
-    rest = whole if step.rest is step else _summary(step.rest)
+    tiny_bytes = int(step.bytes[step.roles == TINY].sum())
+    whole = _summary(step, tiny_bytes)
+    rest = whole if step.rest is step else _summary(step.rest, tiny_bytes)
     rounds = step.rest.rounds
-    once = rest if rounds.unit is step.rest else _summary(rounds.unit)
+    gathered = [int(one.bytes[one.roles == GATHER].sum()) for one in (step.rest, rounds.unit)]
+    left_over = tiny_bytes + max(0, gathered[0] - rounds.n * gathered[1])
+    once = rest if rounds.unit is step.rest else _summary(rounds.unit, left_over)
     activations = _profile(step.activations.rounds) if step.activations is not None else (0.0,) * 5
     passes = micro_steps_shown(step)
     shown = (float(np.log2(passes)) / 4.0, float(passes > 1)) if passes else (-0.25, 0.0)
-    return np.concatenate([whole, rest, once, _profile(rounds), activations, shown])
+    flags = (float(np.log2(1 + step.n_flags)) / 4.0,)
+    return np.concatenate([whole, rest, once, _profile(rounds), activations, shown, flags])
 
 
 def _profile(rounds: Rounds) -> tuple[float, ...]:
@@ -64,7 +68,8 @@ def _profile(rounds: Rounds) -> tuple[float, ...]:
     )
 
 
-def _summary(step: Step) -> Floats:
+def _summary(step: Step, left_over: int) -> Floats:
+    """`left_over`: bytes that are not among its gathers, but may be parameters that are gathered after a step only."""
     roles, n_bytes, n = step.roles, step.bytes, len(step.roles)
     counts = np.bincount(roles, minlength=N_ROLES).astype(np.float64)
     volume = np.bincount(roles, n_bytes, minlength=N_ROLES)
@@ -77,6 +82,7 @@ def _summary(step: Step) -> Floats:
     is_gather = roles == GATHER
     # Gathers between the first and the last reduction of the turned step belong to its backward part.
     amid = float(n_bytes[sends[0] : sends[-1]][is_gather[sends[0] : sends[-1]]].sum()) if len(sends) else 0.0
+    before = int(np.count_nonzero(is_gather[: sends[0]])) if len(sends) else 0
     sizes_sent = _Sizes(n_bytes[sends])
     ahead, *passes = _gathered_between(roles, n_bytes, sends)
     gaps = np.sort(step.gaps)[::-1]
@@ -119,6 +125,7 @@ def _summary(step: Step) -> Floats:
             *passes,
             *_same_pieces(gathers, sizes_sent),
             *_balance(float(volume[GATHER] + volume[ROOTED]), float(sent), gathers.n_rounds, sizes_sent.n_rounds),
+            *_once_or_twice(n_bytes[is_gather], float(sent), left_over, before),
             *_modal(roles, n_bytes, reduces),
             float(step.has_gaps),
             float(gaps[0]) if n > 1 else 0.0,
@@ -274,6 +281,35 @@ def _balance(returned: float, sent: float, n_returns: int, n_sends: int) -> tupl
         _nearness(_from_halves(sent / returned)),
         _nearness(_from_halves(returned / sent)),
     )
+
+
+def _once_or_twice(gathered: Ints, sent: float, left_over: int, n_before: int) -> tuple[float, float, float, float]:
+    """How nearly all that is gathered is the model once, and how nearly it begins with the model and goes on in pieces
+    of it: 0 = not at all, 1 = to the byte; the share of the rest that is no piece of what went before; and how much of
+    the model the first `n_before` gathers are, those before anything is sent: in one pass, all of it.
+
+    The model is what is sent, in elements of as many bytes or half.
+    """
+    passed = np.cumsum(gathered) + left_over
+    if not len(passed) or sent <= 0:
+        return 0.0, 0.0, 0.0, 0.0
+    once, twice, foreign, share = 0.0, 0.0, 1.0, 0.0
+    for times in (1, 2):
+        model = sent / times
+        once = max(once, _nearness(abs(float(passed[-1]) / model - 1)))
+        begin = int(np.abs(passed - model).argmin()) + 1
+        rest = gathered[begin:]
+        if not len(rest):
+            continue
+        values, counts = np.unique(gathered[:begin], return_counts=True)
+        again, n_again = np.unique(rest, return_counts=True)
+        at = np.searchsorted(values, again).clip(max=len(values) - 1)
+        left = np.maximum(0, n_again - np.where(values[at] == again, counts[at], 0))
+        near = _nearness(abs(float(passed[begin - 1]) / model - 1))
+        if near > twice:
+            twice, foreign = near, float((left * again).sum()) / float(rest.sum())
+            share = min(2.0, float(passed[n_before - 1]) / model) if n_before else 0.0
+    return once, twice, foreign, share
 
 
 def _from_halves(ratio: float) -> float:

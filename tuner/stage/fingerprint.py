@@ -20,6 +20,8 @@ from tuner.stage.weights import default_encoder
 _log = logging.getLogger("zerotune.stage")
 
 FLAG_TIMED: Final = 2
+MAX_FLAGS: Final = 7
+"""Sizes of small all-reduces in one step: more are none of training's, somebody tries sizes."""
 UNCUT_CALLS: Final = 256
 """A sequence without a period is judged as a whole when it has so many calls."""
 
@@ -106,6 +108,8 @@ class StageFingerprint:
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2 or (step.roles == TINY).all():
             return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
+        if step.n_flags > MAX_FLAGS:
+            return UNKNOWN
         return decide(self._encoder.scores(step), step) if self._encoder is not None else rules.classify(step)
 
     def _show(self, shown: Shown) -> bool:

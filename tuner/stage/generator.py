@@ -13,12 +13,14 @@ import numpy as np
 from store.records import Collective, Stage
 from tuner.stage import models
 from tuner.stage.anatomy import Ints
+from tuner.stage.deepspeed import Gathering, gathers
 from tuner.stage.labels import Training
 from tuner.stage.timeline import AG, AR, BROADCAST, RS, Speed, Timeline
 
 MiB = 1 << 20
 MAX_BUCKETS = 64
-PERSISTENT_ELEMENTS = 10_000
+MAX_PERSISTENT = 0.05
+"""Share of a model that stays whole, at most: who shards it has set DeepSpeed's threshold accordingly."""
 Rng = np.random.Generator
 
 
@@ -46,10 +48,8 @@ class Setup:
     keeps_last: bool = True
     """The last block is not gathered a second time for its backward."""
     keeps_root: bool = True
-    is_deepspeed: bool = False
-    """Parameters are gathered tensor by tensor, small ones only after the step; gradients leave in buckets."""
-    coalesces: bool = False
-    """DeepSpeed's prefetching gathers several tensors in one call."""
+    gathering: Gathering | None = None
+    """DeepSpeed's ZeRO-3; others gather unit by unit."""
     activation_bytes: int = 0
     recomputes: bool = False
     sequence_parallel: bool = False
@@ -137,9 +137,9 @@ def _finish(run: Setup, rng: Rng) -> Setup:
             prefetch=int(rng.choice([0, 1, 1, 2])),
             keeps_last=bool(rng.random() < 0.7),
             keeps_root=bool(rng.random() < 0.7),
-            is_deepspeed=name.startswith("deepspeed"),
-            coalesces=bool(rng.random() < 0.4),
         )
+    if name in ("deepspeed_3", "deepspeed_keep"):
+        run = replace(run, gathering=_gathering(run, rng), recomputes=bool(rng.random() < 0.3))
     training = run.training
     # Nobody cuts a model into hundreds of buckets.
     run = replace(run, bucket_bytes=max(run.bucket_bytes, _elements(run) * run.gradient_bytes // MAX_BUCKETS))
@@ -153,6 +153,18 @@ def _finish(run: Setup, rng: Rng) -> Setup:
     )  # fmt: skip
 
 
+def _gathering(run: Setup, rng: Rng) -> Gathering:
+    """DeepSpeed's defaults are for models of billions; here they are parts of the model, or what Hugging Face sets."""
+    total, width = _elements(run), run.model.width
+    tensors = np.array(_tensors(run))
+    thresholds = [n for n in (100_000, 10 * width, 10_000) if tensors[tensors < n].sum() <= MAX_PERSISTENT * total]
+    ahead = int(rng.choice([0.0, 0.9 * width**2, total * np.exp(rng.uniform(np.log(0.003), np.log(0.1)))]))
+    live, reuse = rng.uniform(0.02, 0.3, 2) * (rng.random(2) < 0.7)
+    if run.framework == "deepspeed_keep":
+        ahead, live, reuse = int(rng.choice([ahead, 50_000_000])), 4.0, 4.0
+    return Gathering(int(rng.choice(thresholds or [0])), ahead, int(live * total), int(reuse * total))
+
+
 def play(run: Setup, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
     """((collective, message_bytes, start in us), index of each step's first call) of `n_steps` steps."""
     timeline = Timeline(run.speed, rng)
@@ -162,7 +174,9 @@ def play(run: Setup, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], l
         for micro in range(run.training.n_micro):
             is_last = micro == run.training.n_micro - 1
             sends = is_last or run.training.sends_each
-            if run.framework in SHARDED:
+            if run.gathering:
+                _deepspeed_micro(run, timeline, sends)
+            elif run.framework in SHARDED:
                 _sharded_micro(run, timeline, sends)
             else:
                 _replicated_micro(run, timeline, sends and run.framework != "none")
@@ -180,8 +194,12 @@ def _markers(run: Setup, timeline: Timeline, *, last: bool) -> None:
             timeline.call(AR, n_bytes, waits=True)
 
 
+def _tensors(run: Setup) -> tuple[int, ...]:
+    return (*run.model.first, *(n for unit in run.units for n in unit), *run.model.last)
+
+
 def _elements(run: Setup) -> int:
-    return sum(sum(unit) for unit in run.units) + sum(run.model.first) + sum(run.model.last)
+    return sum(_tensors(run))
 
 
 def _half_forward(run: Setup, timeline: Timeline, n_elements: float) -> None:
@@ -242,6 +260,8 @@ class _Buckets:
         # DDP's first bucket is smaller, so that communication begins early.
         self._limit = min(run.bucket_bytes, MiB) if run.framework in ("ddp", "zero_redundancy") else run.bucket_bytes
         self._is_even = run.framework.startswith("ours")
+        self._fits = run.framework.startswith(("deepspeed", "horovod"))
+        """A bucket leaves before the tensor that would overfill it; else with the tensor that fills it."""
         total = _elements(run) * run.gradient_bytes
         n_equal = max(1, -(-total // run.bucket_bytes))
         if self._is_even:
@@ -249,11 +269,13 @@ class _Buckets:
 
     def fill(self, parameters: tuple[int, ...]) -> None:
         for n_elements in reversed(parameters):
+            if self._fits and self._n_bytes + n_elements * self._run.gradient_bytes > self._limit:
+                self.flush()
             self._n_bytes += n_elements * self._run.gradient_bytes
             while self._is_even and self._n_bytes >= self._limit:
                 self._send(self._limit)
                 self._n_bytes -= self._limit
-            if not self._is_even and self._n_bytes >= self._limit:
+            if not self._is_even and not self._fits and self._n_bytes >= self._limit:
                 self.flush()
 
     def flush(self) -> None:
@@ -286,12 +308,12 @@ def _share_updates(run: Setup, timeline: Timeline) -> None:
             left -= share
     elif run.post == "groups":
         timeline.call(AG, -(-total // (2 * run.n_ranks)) * 2 * run.n_ranks, waits=True)
-    elif run.is_deepspeed:
-        for parameter in (*run.model.first, *(n for unit in run.units for n in unit), *run.model.last):
-            if parameter < PERSISTENT_ELEMENTS:
-                timeline.call(AG, parameter * run.parameter_bytes)
+    elif run.gathering:
+        for parameter in _tensors(run):
+            if parameter < run.gathering.persistence:
+                _gather(run, timeline, (parameter,))
     elif run.post == "broadcasts":
-        for parameter in (*run.model.first, *(n for unit in run.units for n in unit), *run.model.last):
+        for parameter in _tensors(run):
             timeline.call(BROADCAST, parameter * run.parameter_bytes)
 
 
@@ -301,9 +323,6 @@ def _sharded_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
     n = len(run.units)
     ahead = run.prefetch
     gathered = 0
-    if run.is_deepspeed and keeps and run.coalesces:
-        gathered = n  # all of a small model in one go
-        _gather(run, timeline, tuple(sum(unit) for unit in run.units))
     _gather(run, timeline, (*run.model.first, *run.model.last))
     for index in range(n):
         while gathered < min(n, index + 1 + ahead):
@@ -314,32 +333,53 @@ def _sharded_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
     if not keeps and not run.keeps_root:
         _gather(run, timeline, (*run.model.first, *run.model.last))
     pending = n - 1 - (1 if run.keeps_last else 0)
-    buckets = _Buckets(run, timeline, sends)
-    if run.is_deepspeed:
-        buckets.fill(run.model.last)
     for index in reversed(range(n)):
         while not keeps and pending >= max(0, index - ahead):
             _gather(run, timeline, run.units[pending])
             pending -= 1
         _block_backward(run, timeline, index)
-        if run.is_deepspeed:
-            buckets.fill(run.units[index])
-        elif sends:
+        if sends:
             _scatter(run, timeline, run.units[index])
-    if run.is_deepspeed:
-        buckets.fill(run.model.first)
-        buckets.flush()
-    elif sends:
+    if sends:
         _scatter(run, timeline, (*run.model.first, *run.model.last))
+
+
+def _deepspeed_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
+    """Tensor by tensor: which of them are in one call is up to the settings, not to the model's blocks."""
+    assert run.gathering
+    tensors = _tensors(run)
+    numbers = list(range(len(tensors)))
+    uses, is_last = _uses(run, numbers)
+    root, *calls = gathers(tensors, uses, run.gathering)
+    buckets = _Buckets(run, timeline, sends)
+    for elements in root:
+        _gather(run, timeline, (elements,))
+    for one, now, is_backward in zip(uses, calls, is_last, strict=True):
+        for elements in now:
+            _gather(run, timeline, (elements,))
+        timeline.compute((2 if is_backward else 1) * tensors[one])
+        if is_backward:
+            buckets.fill((tensors[one],))
+    buckets.flush()
+
+
+def _uses(run: Setup, numbers: list[int]) -> tuple[list[int], list[bool]]:
+    """Tensors in the order in which they are used, and which of the uses are backward's."""
+    n_first, n_last = len(run.model.first), len(run.model.last)
+    uses, is_backward = list(numbers), [False] * len(numbers)
+    ends = np.cumsum([n_first, *(len(unit) for unit in run.units), n_last]).tolist()
+    for start, end in reversed(list(zip([0, *ends], ends, strict=False))):
+        if run.recomputes and n_first <= start < ends[-2]:
+            uses += numbers[start:end]
+            is_backward += [False] * (end - start)
+        uses += numbers[start:end][::-1]
+        is_backward += [True] * (end - start)
+    return uses, is_backward
 
 
 def _gather(run: Setup, timeline: Timeline, unit: tuple[int, ...]) -> None:
     align = 16 * run.n_ranks
-    parts = unit if run.is_deepspeed and not run.coalesces else (sum(unit),)
-    for n_elements in parts:
-        if run.is_deepspeed and n_elements < PERSISTENT_ELEMENTS:
-            continue  # small parameters stay whole everywhere
-        timeline.call(AG, -(-n_elements * run.parameter_bytes // align) * align)
+    timeline.call(AG, -(-sum(unit) * run.parameter_bytes // align) * align)
 
 
 def _scatter(run: Setup, timeline: Timeline, unit: tuple[int, ...]) -> None:

@@ -9,6 +9,8 @@ by whose habit the order is. Models are drawn as well, from no family of `models
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -24,7 +26,7 @@ Rng = np.random.Generator
 KINDS: Final = ("reduce", "update", "update", "ahead", "ahead", "twice", "twice", "twice", "alone")
 """Gradients summed everywhere; parameters back after the step; gathered before forward and kept; gathered for forward
 and again for backward; tensor parallelism alone."""
-MIN_SHARE_TWICE: Final = 0.1
+MIN_SHARE_TWICE: Final = 0.02
 """Of all parameters: what is gathered a second time at least, or there is nothing to see of ZeRO-3."""
 
 
@@ -246,5 +248,8 @@ def _gathers(
         again = [unit[::-1] for unit in again]
     if rng.random() < 0.25:  # a group that holds both ends of the model is needed first
         again.insert(0, again.pop())
-    backward = packed(again, n_bytes, align, rng, how if rng.random() < 0.94 else How.draw(rng), starts=True)
+    backward = packed(again, n_bytes, align, rng, how if rng.random() < 0.85 else How.draw(rng), starts=True)
+    if rng.random() < 0.06:  # a unit is computed again before its backward, and freed between
+        units = [list(calls) for _, calls in groupby(backward, key=itemgetter(0))]
+        backward = tuple(call for calls in units for call in (*calls[::-1], *calls))
     return forward, backward, leftover

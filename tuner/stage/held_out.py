@@ -19,7 +19,7 @@ from tuner.stage.evaluation import Tally, changes_noticed, recognised
 from tuner.stage.training import Examples, examples, train_lstm, train_ngram
 
 FRAMEWORKS: Final = ("ddp", "zero_redundancy", "fsdp1", "fsdp2", "deepspeed", "ours", "megatron", "horovod", "none")
-N_HYPOTHETICAL: Final = 40_000
+N_HYPOTHETICAL: Final = 60_000
 N_MORE_EPOCHS: Final = 4
 MORE_RATE: Final = 1.5e-3
 """Of learning what has a name, from weights that learned hypothetical runs: a fraction of the time, at a lower rate."""

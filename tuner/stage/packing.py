@@ -29,7 +29,7 @@ def draw_pieces(rng: Rng) -> Pieces:
     halves = n_kinds == 2 and rng.random() < 0.5  # an encoder, then a decoder
     units = [list(kinds[(2 * i // n_units) if halves else i % len(kinds)]) for i in range(n_units)]
     typical = sum(units[0])
-    ends = [[max(1, int(typical * np.exp(rng.normal(0.0, 1.5))))] for _ in range(2)]
+    ends = [[max(1, int(typical * np.exp(rng.normal(0.0, 2.2))))] for _ in range(2)]
     if rng.random() < 0.6:
         ends[1] += [int(rng.integers(1, 5000)) for _ in range(int(rng.integers(1, 3)))]
     if rng.random() < 0.75:

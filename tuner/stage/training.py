@@ -16,7 +16,7 @@ from tuner.stage.features import N_FRAME, N_FRAMES, N_SUMMARY, frames
 from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
 
 N_HIDDEN: Final = 32
-N_DENSE: Final = 64
+N_DENSE: Final = 128
 N_EPOCHS: Final = 25
 RATE: Final = 4e-3
 CANNOT_TELL: Final = -1
