@@ -139,3 +139,25 @@ def test_a_trace_without_steps_is_told_where_its_timeline_is_missing(run: Path, 
     text = said(monkeypatch, capsys, "plot", "timeline", run / "t.png", *words)
     assert "there is no timeline: the trace has no steps" in text
     assert not (run / "t.png").exists()
+
+
+def test_metrics_of_a_store_that_is_not_there_is_a_mistake(tmp_path: Path, monkeypatch, capsys):
+    told = said(monkeypatch, capsys, "metrics", "--store", tmp_path / "none.db", "--endpoint", f"ipc://{tmp_path}/d")
+    assert f"there is no store at {tmp_path / 'none.db'}" in unwrapped(told)
+
+
+def test_metrics_without_a_daemon_says_that_they_are_the_stores(run: Path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys, "argv", ["zerotune", "metrics", "--store", str(run / "store.db"), "--endpoint", f"ipc://{run}/d"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    assert ended.value.code in (0, None)
+    assert "zerotune_up 0.0" in captured.out
+    assert "no daemon answers" in captured.err
+
+
+def test_comparing_sweeps_takes_no_options_of_measuring(tmp_path: Path, monkeypatch, capsys):
+    words = ("sweep", "--compare", "a", "b", "--fabric", "ethernet_boxes", "--store", tmp_path / "s.db")
+    assert "--compare measures nothing" in unwrapped(said(monkeypatch, capsys, *words))

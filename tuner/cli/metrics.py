@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from store.errors import UserError
 from tuner.cli.options import (
     AsJson,
     CurveKeys,
@@ -55,7 +57,11 @@ def metrics(
         end_with_parent()
         with make_server(Collector(where, path, curve_dir=curve_keys), parse_address(serve)) as server:
             print(f"{READY}http://{server.server_name}:{server.server_port}/metrics", flush=True)
-            server.serve_forever()
+            with contextlib.suppress(KeyboardInterrupt):  # how it is told to end
+                server.serve_forever()
+        return
+    if store is not None and not path.exists():
+        raise UserError(f"there is no store at {path}", "name the one that the daemon writes")
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)

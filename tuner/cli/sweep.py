@@ -40,7 +40,10 @@ def sweep(
         bool, typer.Option("--fresh", help="Measure again what earlier sweeps of this fabric recorded.")
     ] = False,
     compare: Annotated[
-        tuple[str, str] | None, typer.Option(help="Measure nothing: compare two sweeps, by job id or fabric id.")
+        tuple[str, str] | None,
+        typer.Option(
+            help="Measure nothing: compare two sweeps, by job id or fabric id.", autocompletion=completion.jobs
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
