@@ -151,6 +151,9 @@ def bake(estimator: Estimator, points: TrainingSet) -> Baked:
     }
     cells = sorted(set().union(*offered.values()))
     classes = grid_classes(int(points.size_class.min()), int(points.size_class.max()))
+    # Asked for by the half octave and interpolated between: surfaces are smooth over an octave at least.
+    asked_classes = np.unique([classes[0], *classes[classes % 2 == 0], classes[-1]])
+    between = np.stack([np.interp(classes, asked_classes, row) for row in np.eye(len(asked_classes))])
     rungs = np.array(RUNGS, dtype=np.int64)
     shape = (len(shapes), len(collectives), len(cells), len(rungs), len(classes))
     mean, std = np.zeros(shape, np.float32), np.full(shape, UNKNOWN_STD, np.float32)
@@ -158,11 +161,11 @@ def bake(estimator: Estimator, points: TrainingSet) -> Baked:
         for cell in cells_there:
             # The baseline's channels are NCCL's choice: one rung stands for all.
             asked = rungs if cell != DEFAULT_CELL else rungs[-1:]
-            grid = _grid(int(shapes[m, 0]), int(shapes[m, 1]), int(collectives[c]), cell, asked, classes)
+            grid = _grid(int(shapes[m, 0]), int(shapes[m, 1]), int(collectives[c]), cell, asked, asked_classes)
             shift, spread = estimator.predict(grid)
             at = m, c, cells.index(cell)
-            mean[at] = shift.reshape(len(asked), len(classes))
-            std[at] = np.clip(spread.reshape(len(asked), len(classes)), 1e-3, 2.0)
+            mean[at] = shift.reshape(len(asked), -1) @ between
+            std[at] = np.clip(spread.reshape(len(asked), -1) @ between, 1e-3, 2.0)
     return Baked(shapes, collectives, np.array(cells, dtype=np.int64), int(classes[0]), mean, std)
 
 
