@@ -122,6 +122,8 @@ def _plan_row(row: _Row, where: str) -> PlanRow:
         candidate = Candidate(algorithm, protocol, row.n_channels)
     except ValueError as error:
         raise PlanError(f"{where}: {error}", "mend the row") from error
+    if not 0 <= row.min_bytes <= row.max_bytes:
+        raise PlanError(f"{where}: {row.min_bytes}..{row.max_bytes} bytes are no range", "give 0 <= min <= max")
     return PlanRow(
         CommunicatorClass(row.n_ranks, row.n_nodes),
         _member(Collective, row.collective, where),

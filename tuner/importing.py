@@ -6,12 +6,12 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from numpy.typing import NDArray
 from rich.console import Console
 
 from agent.nccl.catalog import parse_algorithm, parse_protocol
@@ -22,11 +22,12 @@ from store.trace_format import TRACE_SUFFIX
 from tuner.traces import Trace, read_trace
 from tuner.traces.files import CHUNK_BYTES
 from tuner.traces.formats import by_name
+from tuner.traces.measuring import Portion, Said
 from tuner.traces.records import Block, Summary
 
 
 def parse_setting(text: str) -> Candidate:
-    """A candidate from "ring/ll128" or "ring/ll128/8".
+    """A candidate from "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
 
     Raises:
         UserError: it is not of that form or names nothing NCCL has.
@@ -34,7 +35,7 @@ def parse_setting(text: str) -> Candidate:
     words = text.split("/")
     try:
         algorithm, protocol = parse_algorithm(words[0]), parse_protocol(words[1])
-        n_channels = int(words[2]) if len(words) == 3 else 0
+        n_channels = int(words[2].removesuffix("ch")) if len(words) == 3 else 0
         if len(words) > 3:
             raise ValueError
         return Candidate(algorithm, protocol, n_channels)
@@ -54,38 +55,115 @@ def import_measurements(
     format_name: str | None = None,
     collective: Collective | None = None,
 ) -> tuple[Trace, int]:
-    """Read `path` and record its measurements; returns the trace with its summary and the rows usable.
+    """Read `path` and record its measurements; returns the trace with its summary and the rows recorded or usable.
 
-    The fabric is named after the folder the file lies in unless `fabric_id` is given, since no format says
-    what hardware it was measured on. `format_name` forces a format, `collective` says what was run where the
-    files do not. Nothing is written before all files were read without an error. The same files imported in the
-    same way are recorded once; an import that was killed goes on where it ended.
+    What the file tells (fabric, job, nodes, what ran and who chose it) goes before what is said here. Without
+    either, the fabric is named after the folder the file lies in. `format_name` forces a format, `collective` says
+    what was run where the files do not. Nothing is written before all files were read without an error. Nothing
+    is recorded twice, and an import that was killed goes on where it ended.
 
     Raises:
+        UserError: the file holds nothing to use, or what was said cannot be.
         TraceError: the file is of no known format, or broken.
         StoreError: the store cannot be written.
     """
+    if setting is not None and is_default:
+        raise UserError("--setting and --default contradict each other", "say what was forced, or that nothing was")
     trace = _opened(path, format_name, collective)
-    fabric = fabric_id or path.absolute().parent.name
-    how = partial(trace.measurements, setting, is_default=is_default or None, n_nodes=n_nodes)
-    n_rows = sum(len(block) for block in how())
-    if dry_run or not n_rows:
+    said = Said(setting, is_default, n_nodes)
+    found: Counter[Owner] = Counter()
+    portions: dict[Owner, Portion] = {}
+    untold_job = ""
+
+    def owned() -> Iterator[tuple[Owner, Portion]]:
+        for portion in trace.portions(said):
+            fabric = portion.fabric_id or fabric_id or path.absolute().parent.name
+            yield (portion.job_id or untold_job, fabric), portion
+
+    for owner, portion in owned():
+        found[owner] += len(portion.rows)
+        portions.setdefault(owner, replace(portion, rows=portion.rows[:0]))
+    n_rows = found.total()
+    _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
+    if fabric_id is not None and any(one.fabric_id not in (None, fabric_id) for one in portions.values()):
+        trace.summary.note("the file tells the fabric: --fabric-id was not used for it")
+    if dry_run:
         return trace, n_rows
-    job_id = f"import-{_fingerprint(trace.paths, fabric, setting, is_default, n_nodes, collective)}"
+    notes = trace.summary.notes
+    if any(not job_id for job_id, _ in found):
+        fabric = fabric_id or path.absolute().parent.name
+        untold_job = f"import-{_fingerprint(trace.paths, fabric, setting, is_default, n_nodes, collective)}"
     with Store.open(store_path) as store:
-        earlier = next((job for job in store.jobs() if job.job_id == job_id), None)
-        if earlier is not None and earlier.ended_at_s is not None:
-            trace.summary.note("the same was imported before: nothing was recorded again")
-            return trace, 0
-        n_kept = 0 if earlier is None else len(store.measurements(fabric, job_id))
-        store.record_job(job_id, fabric, {"imported_from": path.name, "format": trace.format_name}, 0)
-        n_read = 0
-        for block in how():
-            store.record_measurements(fabric, job_id, block[max(0, n_kept - n_read) :])
-            n_read += len(block)
+        kept = _kept(store, untold_job, found, owned)
+        described, known_ranks = store.fabrics(), {job.job_id: job.n_ranks for job in store.jobs()}
+        origin: dict[str, str | int | float | bool] = {"imported_from": path.name, "format": trace.format_name}
+        for (told_job, fabric), portion in portions.items():
+            job_id = told_job or untold_job
+            if kept[job_id, fabric] < found[told_job, fabric]:
+                description = {} if described.get(fabric) else dict(portion.fabric) or origin
+                store.record_job(job_id, fabric, description, portion.n_ranks or known_ranks.get(job_id, 0))
+        n_recorded = 0
+        for (job_id, fabric), portion in owned():
+            n_known = min(kept[job_id, fabric], len(portion.rows))
+            kept[job_id, fabric] -= n_known
+            store.record_measurements(fabric, job_id, portion.rows[n_known:])
             store.flush()  # the queue is bounded: a long file must not outrun the writer
-        store.update_job(job_id, ended_at_s=time.time())
-    return trace, n_rows - n_kept
+            n_recorded += len(portion.rows) - n_known
+        for job_id in {job_id or untold_job for job_id, _ in found}:
+            store.update_job(job_id, ended_at_s=time.time())
+    trace.summary.notes[:] = list(dict.fromkeys([*notes, *trace.summary.notes]))
+    if not n_recorded:
+        trace.summary.note("the same was imported before: nothing was recorded again")
+    return trace, n_recorded
+
+
+Owner = tuple[str, str]
+"""Job and fabric."""
+
+
+def _kept(
+    store: Store, untold_job: str, found: Counter[Owner], owned: Callable[[], Iterator[tuple[Owner, Portion]]]
+) -> Counter[Owner]:
+    """How many of its rows, from the first on, the store has of each owner.
+
+    Raises:
+        UserError: the store has other rows under one of the jobs, so that these would be a second set.
+    """
+    if any(job.job_id == untold_job and job.ended_at_s is not None for job in store.jobs()):
+        return Counter({(untold_job, fabric): n_rows for (_, fabric), n_rows in found.items()})
+    stored: dict[Owner, NDArray[Any]] = {}
+    for job_id, fabric in found:
+        rows = store.measurements(fabric, job_id or untold_job)
+        if len(rows):
+            stored[job_id or untold_job, fabric] = rows
+    seen: Counter[Owner] = Counter()
+    for owner, portion in owned() if stored else ():
+        known = stored.get(owner, portion.rows[:0])[seen[owner] :][: len(portion.rows)]
+        seen[owner] += len(portion.rows)
+        if known.tobytes() != portion.rows[: len(known)].tobytes():
+            job_id, fabric = owner
+            raise UserError(
+                f"{store.path} has other measurements of job {job_id} on {fabric}, and would count it twice",
+                "name another store with --store",
+            )
+    return Counter({owner: len(rows) for owner, rows in stored.items()})
+
+
+def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> None:
+    """Nothing to use is no success; a dry run is content with records, of which it says why they cannot be used."""
+    summary = trace.summary
+    if n_rows or (dry_run and summary.n_records):
+        return
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in list(left_out(trace).items())[:3])
+    what = "no record" if not summary.n_records else f"nothing to measure by in {summary.n_records:,} records"
+    remedy = "docs/traces.md says what each format must hold"
+    if "nobody says which setting ran" in summary.unusable:
+        remedy = "say with --default or --setting what ran"
+    elif "ranks or nodes unknown" in summary.unusable:
+        remedy = "say with --n-nodes on how many nodes it ran"
+    raise UserError(
+        f"{path} was read as {trace.title}, and {what} was found{f' ({reasons})' if reasons else ''}", remedy
+    )
 
 
 def _opened(path: Path, format_name: str | None, collective: Collective | None) -> Trace:
@@ -153,6 +231,7 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
         "n_records": summary.n_records,
         "n_timed": summary.n_timed,
         "n_settings": summary.n_settings,
+        "n_joined": summary.n_joined,
         "n_measurements": n_rows,
         "recorded": not dry_run,
         "left_out": left_out(trace),
@@ -169,6 +248,8 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
         f"{trace.title}: {summary.n_records:,} records in {summary.n_files} file(s), {summary.n_timed:,} timed, "
         f"{summary.n_settings:,} say which setting ran"
     )
+    if summary.n_joined:
+        console.print(f"joined over ranks: {summary.n_joined:,} timed records")
     console.print(f"{'usable' if dry_run else 'recorded'} as measurements: {n_rows:,}")
     for reason, count in left_out(trace).items():
         # Nothing is missed for want of a decision's record, and half of all would look as if it were.

@@ -207,7 +207,8 @@ def test_measurements_say_what_ran_or_are_left_out() -> None:
     assert list(trace.measurements()) == []
     assert trace.summary.unusable["nobody says which setting ran"] == 56
     (forced,) = trace.measurements(Candidate(Algorithm.ring, Protocol.ll, 8), n_nodes=4)
-    assert {(row["algorithm"], row["protocol"], row["n_channels"], row["n_nodes"]) for row in forced} == {(1, 0, 8, 4)}
+    assert {(row["algorithm"], row["protocol"], row["n_channels"], row["n_nodes"]) for row in forced} == {(1, 0, 8, 1)}
+    assert any("--n-nodes 4 was not used" in note for note in trace.summary.notes), "the file names its hosts"
     (default,) = trace.measurements(is_default=True)
     assert default["is_default"].all()
     assert len(default) == 56

@@ -118,9 +118,11 @@ def _observation(
     group_name, group_text = _group(entry)
     ranks = groups.get(group_name)
     n_ranks = len(ranks) if ranks else None
-    in_bytes, index = _side_bytes(entry.get("input_sizes"), entry.get("input_dtypes"))
-    out_bytes, out_index = _side_bytes(entry.get("output_sizes"), entry.get("output_dtypes"))
-    index = out_index if index is None else index
+    sides = [(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
+    if any(_is_damaged(sizes) for sizes, _ in sides):
+        summary.skip("impossible sizes")
+        return None
+    in_bytes, out_bytes = (_side_bytes(sizes, dtypes) for sizes, dtypes in sides)
     message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
     if not message_bytes:
         summary.skip("bytes unknown")
@@ -168,22 +170,34 @@ def _ranks(group: Any) -> tuple[int, ...] | None:
     return tuple(ranks)
 
 
-def _side_bytes(sizes: Any, dtypes: Any) -> tuple[int | None, int | None]:
-    """Bytes of all tensors on one side and NCCL's number of their type; None where unknown."""
+def _is_damaged(sizes: Any) -> bool:
+    """Whether a side has a size that no tensor has: the other side's may be the lesser one, and stands for nothing."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+        return False
+    return any(
+        isinstance(dim, int | float) and not 0 <= dim <= MAX_BYTES
+        for dims in sizes
+        if isinstance(dims, Sequence) and not isinstance(dims, str)
+        for dim in dims
+    )
+
+
+def _side_bytes(sizes: Any, dtypes: Any) -> int | None:
+    """Bytes of all tensors on one side; None where unknown."""
     if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not sizes:
-        return None, None
+        return None
     dtypes = dtypes if isinstance(dtypes, Sequence) and not isinstance(dtypes, str) else [dtypes]
-    total, index = 0, None
+    total = 0
     for position, dims in enumerate(sizes):
         name = dtypes[min(position, len(dtypes) - 1)] if dtypes else None
         index = datatype_index(name) if isinstance(name, str) else None
         width = None if index is None else datatype_bytes(index)
         if width is None or not isinstance(dims, Sequence) or isinstance(dims, str) or len(dims) > 64:
-            return None, index
+            return None
         if not all(type(dim) is int and 0 <= dim <= MAX_BYTES for dim in dims):
-            return None, index
+            return None
         total += math.prod(dims) * width
-    return (total if total <= MAX_BYTES else None), index
+    return total if total <= MAX_BYTES else None
 
 
 def _datatype_name(entry: Mapping[str, Any]) -> str | None:

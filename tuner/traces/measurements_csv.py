@@ -1,35 +1,62 @@
 """Our own measurements as CSV, as `zerotune export --to measurements` writes them.
 
-Columns are those of store.measurements.MEASUREMENT, with names in place of numbers; empty = unknown. Runs that
-failed have no duration worth keeping and are left out.
+Columns are those of store.measurements.MEASUREMENT, with names in place of numbers, and the job and fabric that a
+row was measured on; empty = unknown.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from store.errors import TraceError
-from store.records import Algorithm, Collective, Outcome, Phase, Protocol, TimingSource
+from store.measurements import MEASUREMENT, well_formed
+from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
 from tuner.traces.files import line_chunks
-from tuner.traces.records import FLAG_DEFAULT, FLAG_TIMED, UNKNOWN_U1, Block, Summary, empty_block
+from tuner.traces.measuring import Portion, Said, placed, with_setting
+from tuner.traces.records import (
+    FLAG_DEFAULT,
+    FLAG_FORCED,
+    FLAG_TIMED,
+    MAX_BYTES,
+    UNKNOWN_U1,
+    Block,
+    Summary,
+    empty_block,
+)
 
 _REQUIRED: Final = ("n_ranks", "n_nodes", "message_bytes", "duration_us", "collective")
-_NAMED: Final[dict[str, type[IntEnum]]] = {
-    "collective": Collective,
-    "phase": Phase,
-    "algorithm": Algorithm,
-    "protocol": Protocol,
-    "timing_source": TimingSource,
+_NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
+    "collective": (Collective, None),
+    "phase": (Phase, Phase.other),
+    "algorithm": (Algorithm, UNKNOWN_U1),
+    "protocol": (Protocol, UNKNOWN_U1),
+    "source": (Source, Source.imported),
+    "outcome": (Outcome, Outcome.ok),
+    "timing_source": (TimingSource, TimingSource.none),
 }
-_NUMBERS: Final = ("n_ranks", "n_nodes", "message_bytes", "duration_us", "n_channels", "memory_pressure")
-_LIMITS: Final = {"n_ranks": 1 << 32, "n_nodes": 1 << 32, "message_bytes": 1 << 51, "n_channels": 65}
+"""Columns of names, and what an empty cell means; None: there is none."""
+_NUMBERS: Final[dict[str, float]] = {
+    "n_ranks": 1 << 32, "n_nodes": 1 << 32, "message_bytes": MAX_BYTES + 1, "duration_us": 1e12, "epoch": 1 << 32,
+    "step": 1 << 32, "n_channels": 65, "is_default": 2,
+}  # fmt: skip
+"""Columns of numbers from 0 on, and the first that is too large; empty = 0."""
+_SAME_FIELDS: Final = (
+    "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "step", "memory_pressure", "collective", "phase",
+    "algorithm", "protocol", "n_channels", "timing_source",
+)  # fmt: skip
+_MAX_NAME: Final = 200
+_NOBODY: Final = ("algorithm", "is_default")
+"""With neither column nobody says what ran, unless the user does."""
+
+Columns = Mapping[str, Sequence[str]]
 
 
 def matches(begin: bytes) -> bool:
@@ -39,7 +66,55 @@ def matches(begin: bytes) -> bool:
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
-    """One record per row."""
+    """One record per row that succeeded: the others are no calls that a job would repeat."""
+    for columns, n_rows in _columns(path, summary):
+        rows, _ = _rows(columns, n_rows, summary)
+        ok = rows["outcome"] == Outcome.ok
+        summary.skip("run that failed or stands out", int((~ok).sum()))
+        rows = rows[ok]
+        block = empty_block(len(rows))
+        for name in _SAME_FIELDS:
+            block[name] = rows[name]
+        timed = rows["duration_us"] > 0
+        block["duration_us"] = np.where(timed, rows["duration_us"], -1.0)
+        asked = np.where(rows["algorithm"] == UNKNOWN_U1, 0, FLAG_FORCED)
+        block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(rows["is_default"], FLAG_DEFAULT, asked)
+        yield block
+
+
+def portions(path: Path, said: Said, summary: Summary) -> Iterator[Portion]:
+    """The rows as they were exported, by job and fabric."""
+    for columns, n_rows in _columns(path, summary):
+        rows, kept = _rows(columns, n_rows, summary)
+        summary.n_records += len(rows)
+        summary.n_timed += int((rows["duration_us"] > 0).sum())
+        summary.n_settings += int((rows["algorithm"] != UNKNOWN_U1).sum())
+        jobs, fabrics = ([text[:_MAX_NAME] for text in columns.get(name, ("",) * n_rows)] for name in _OF_JOB)
+        owners = [owner for owner, is_kept in zip(zip(jobs, fabrics, strict=True), kept, strict=True) if is_kept]
+        numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
+        numbered = np.array([numbers[owner] for owner in owners], np.int64)
+        is_silent = not any(name in columns for name in _NOBODY)
+        for (job_id, fabric_id), number in numbers.items():
+            chosen = _said(rows[numbered == number], said, summary, is_silent=is_silent)
+            if len(chosen):
+                yield Portion(chosen, job_id or None, fabric_id or None)
+
+
+_OF_JOB: Final = ("job_id", "fabric_id")
+
+
+def _said(rows: Block, said: Said, summary: Summary, *, is_silent: bool) -> Block:
+    rows = placed(rows, said, summary)
+    if not is_silent:
+        for option, value in (("--setting", said.setting), ("--default", said.is_default)):
+            if value:
+                summary.note(f"the file says what ran and what was NCCL's own choice: {option} was not used")
+        return rows
+    return with_setting(rows, said, summary)
+
+
+def _columns(path: Path, summary: Summary) -> Iterator[tuple[Columns, int]]:
+    """Piece by piece, the texts of each column and the number of rows."""
     header: list[str] | None = None
     for chunk in line_chunks(path, summary):
         try:
@@ -53,36 +128,27 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         whole = [row for row in rows if len(row) == len(header)]
         summary.skip("row with another number of columns", sum(1 for row in rows if row) - len(whole))
         if whole:
-            yield _block(dict(zip(header, zip(*whole, strict=True), strict=True)), len(whole), summary)
+            yield dict(zip(header, zip(*whole, strict=True), strict=True)), len(whole)
 
 
-def _block(columns: dict[str, Sequence[str]], n_rows: int, summary: Summary) -> Block:
-    block = empty_block(n_rows)
+def _rows(columns: Columns, n_rows: int, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
+    """The rows that the store would take, and which of the file's rows these are."""
+    rows = np.zeros(n_rows, MEASUREMENT)
     usable = np.ones(n_rows, bool)
-    for name, kind in _NAMED.items():
-        numbers = _each(columns.get(name, ("",) * n_rows), _numbers_of(kind, -1 if name in _OPTIONAL else -2))
-        usable &= numbers != -2
-        unknown = UNKNOWN_U1 if name in ("algorithm", "protocol") else 0
-        block[name] = np.where(numbers < 0, unknown, numbers)
-    for name in _NUMBERS:
-        values = _each(columns.get(name, ("",) * n_rows), _number)
-        limit = _LIMITS.get(name)
-        if limit is not None:
-            usable &= ~((values < 0) | (values >= limit))
-            values = np.where(np.isfinite(values) & (values >= 0) & (values < limit), values, 0)
-        block[name] = values
-    ok = np.array([outcome in ("", Outcome.ok.name) for outcome in columns.get("outcome", ("",) * n_rows)])
-    timed = (block["duration_us"] > 0) & (block["duration_us"] < 1e12)
-    block["duration_us"] = np.where(timed, block["duration_us"], -1.0)
-    is_default = _each(columns.get("is_default", ("",) * n_rows), _number) == 1
-    block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, 0)
-    summary.skip("run that failed", int((~ok).sum()))
-    summary.skip("row with an unknown name or number", int((ok & ~usable).sum()))
-    kept: Block = block[ok & usable]
-    return kept
-
-
-_OPTIONAL: Final = frozenset({"phase", "algorithm", "protocol", "timing_source"})
+    nothing = ("",) * n_rows
+    for name, (kind, if_empty) in _NAMED.items():
+        numbers = _each(columns.get(name, nothing), _numbers_of(kind, if_empty))
+        usable &= numbers >= 0
+        rows[name] = np.where(numbers >= 0, numbers, 0)
+    for name, limit in _NUMBERS.items():
+        values = _each(columns.get(name, nothing), _number)
+        usable &= (values >= 0) & (values < limit)
+        rows[name] = np.where((values >= 0) & (values < limit), values, 0)
+    pressure = _each(columns.get("memory_pressure", nothing), lambda text: _number(text) if text else np.nan)
+    rows["memory_pressure"] = np.where(np.abs(pressure) < 1e6, pressure, np.nan)
+    usable &= well_formed(rows)
+    summary.skip("row with an unknown name or number", int((~usable).sum()))
+    return rows[usable], usable
 
 
 def _each(texts: Sequence[str], find: Callable[[str], float]) -> Any:
@@ -91,13 +157,13 @@ def _each(texts: Sequence[str], find: Callable[[str], float]) -> Any:
     return np.array([known[text] for text in texts], np.float64)
 
 
-def _numbers_of(kind: type[IntEnum], if_empty: int) -> Callable[[str], float]:
+def _numbers_of(kind: type[IntEnum], if_empty: int | None) -> Callable[[str], float]:
     members = {name: int(member) for name, member in kind.__members__.items()}
-    return lambda text: members.get(text, -2) if text else if_empty
+    return lambda text: members.get(text, -1) if text else -1 if if_empty is None else if_empty
 
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return float(text or 0)
     except ValueError:
         return float("nan")

@@ -22,6 +22,7 @@ from tuner.traces.columns import Fields, Integers
 from tuner.traces.files import line_chunks
 from tuner.traces.nccl_tables import TableReader
 from tuner.traces.records import (
+    FLAG_FORCED,
     FLAG_TIMED,
     MAX_BYTES,
     UNKNOWN_U1,
@@ -97,6 +98,11 @@ class _Run:
     """Columns after the wrong results, out of place and in place each."""
     is_cpu_time: bool = False
 
+    @property
+    def is_forced(self) -> bool:
+        """NCCL says that the environment set something of it."""
+        return self.algorithm is not None or self.protocol is not None
+
     def setting(self) -> Candidate:
         """What ran, as far as the log tells; the baseline if it does not."""
         if self.split is not None and len(self.split.settings) == 1:
@@ -147,6 +153,8 @@ class _Reader:
     counters: Counters = field(default_factory=Counters)
     n_runs: int = 0
     is_tagged: bool = False
+    forced: set[int] = field(default_factory=set)
+    """Communicators of runs whose settings the environment set."""
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
         """A piece of the file. Rows in a row, undisturbed by other lines, are read in one go."""
@@ -154,18 +162,30 @@ class _Reader:
         if self.is_tagged:
             chunk = _TAG.sub(b"", chunk)
         if b"NCCL INFO" in chunk:
-            yield from blocks_of(self._lines(chunk))
+            yield from self._line_by_line(chunk)
             return
         at = 0
         for table in _TABLE.finditer(chunk):
-            yield from blocks_of(self._lines(chunk[at : table.start()]))
+            yield from self._line_by_line(chunk[at : table.start()])
             at = table.end()
             rows = None if self.run.split is not None else self._table(table[0])
             if rows is None:
-                yield from blocks_of(self._lines(table[0]))
+                yield from self._line_by_line(table[0])
             elif len(rows):
                 yield rows
-        yield from blocks_of(self._lines(chunk[at:]))
+        yield from self._line_by_line(chunk[at:])
+
+    def _line_by_line(self, chunk: bytes) -> Iterator[Block]:
+        for block in blocks_of(self._lines(chunk)):
+            block["flags"][np.isin(block["comm_id"], list(self.forced))] |= FLAG_FORCED
+            yield block
+
+    def _comm_id(self) -> int:
+        """Of the run at hand."""
+        comm_id = communicator_id("nccl-tests", self.n_runs, self.run.n_ranks)
+        if self.run.is_forced:
+            self.forced.add(comm_id)
+        return comm_id
 
     def _table(self, text: bytes) -> Block | None:
         """Rows of a known collective, all with both times and no wrong results; None: go line by line."""
@@ -203,8 +223,10 @@ class _Reader:
         if setting.algorithm is not None and setting.protocol is not None:
             block["algorithm"], block["protocol"] = setting.algorithm, setting.protocol
             block["n_channels"] = setting.n_channels
-        comm_id = communicator_id("nccl-tests", self.n_runs, self.run.n_ranks)
+        comm_id = self._comm_id()
         block["comm_id"] = comm_id
+        if comm_id in self.forced:
+            block["flags"] |= FLAG_FORCED
         block["sequence"] = self.counters.take(comm_id, collective, len(block)) + np.arange(len(block))
         return block
 
@@ -218,7 +240,7 @@ class _Reader:
         if row is not None:
             run.in_header = False
             bodies = ((row[4], row[5]), (row[6], row[7]))
-            yield from _records(int(row[1][:18]), row[2], bodies, run, self.n_runs, self.counters, self.summary)
+            yield from _records(int(row[1][:18]), row[2], bodies, run, self._comm_id(), self.counters, self.summary)
             return
         begun = _ROW_KIND.match(line) if b"NCCL INFO" not in line else None
         if begun is not None and datatype_index(begun[1].decode()) is not None:
@@ -226,7 +248,7 @@ class _Reader:
             return
         if run.split is not None and (split := _body(line, run.split)) is not None:
             yield from _records(
-                run.split.message_bytes, run.split.datatype, (split,), run, self.n_runs, self.counters, self.summary
+                run.split.message_bytes, run.split.datatype, (split,), run, self._comm_id(), self.counters, self.summary
             )
             return
         if b"NCCL INFO" in line:
@@ -305,7 +327,7 @@ def _records(
     datatype: bytes,
     bodies: Iterable[tuple[bytes | None, bytes | None]],
     run: _Run,
-    n_runs: int,
+    comm_id: int,
     counters: Counters,
     summary: Summary,
 ) -> Iterator[Observation]:
@@ -318,7 +340,6 @@ def _records(
     if run.collective is None:
         summary.skip("rows of a table that does not say which collective (name it with --collective)")
         return
-    comm_id = communicator_id("nccl-tests", n_runs, run.n_ranks)
     setting = run.setting()
     for time_text, wrong_text in bodies:
         if time_text is None:

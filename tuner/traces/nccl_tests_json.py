@@ -14,7 +14,7 @@ from store.errors import TraceError, UserError
 from store.records import Algorithm, Collective, Observation, Protocol, TimingSource
 from tuner.traces.files import JsonStream
 from tuner.traces.nccl_tests import CPU_TIMES, GROUPED
-from tuner.traces.records import FLAG_DEFAULT, Block, Counters, Summary, blocks_of, communicator_id
+from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, Block, Counters, Summary, blocks_of, communicator_id
 
 _BODIES: Final = (("out_of_place", "out_of_place_per_iter"), ("in_place", "in_place_per_iter"))
 
@@ -32,11 +32,9 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     for key, value in stream.members():
         if key == "results" and isinstance(value, Iterator):
             seen = True
-            settings = _environment(head.get("env"))
-            is_default = isinstance(head.get("env"), list) and settings == (None, None)
+            settings, flag = _environment(head.get("env")), _chosen_by(head.get("env"))
             for block in blocks_of(_observations(head, value, settings, summary)):
-                if is_default:
-                    block["flags"] |= FLAG_DEFAULT
+                block["flags"] |= flag
                 yield block
         elif key in ("version", "args", "nccl_version", "env"):
             head[key] = value
@@ -50,6 +48,14 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         summary.note(f"{path.name} ends early")
     elif not seen:
         raise TraceError(f"{path} has no results", "name a file that nccl-tests -J wrote")
+
+
+def _chosen_by(env: Any) -> int:
+    """The flag for NCCL's own choice, or for somebody's (a list such as `^NVLS` is one, too); 0: not told."""
+    if not isinstance(env, list):
+        return 0
+    asked = any(isinstance(entry, str) and entry.startswith(("NCCL_ALGO=", "NCCL_PROTO=")) for entry in env)
+    return FLAG_FORCED if asked else FLAG_DEFAULT
 
 
 def _environment(env: Any) -> tuple[Algorithm | None, Protocol | None]:

@@ -7,7 +7,7 @@ member. Anything else that is wrong raises TraceError with the member's offset.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -104,7 +104,7 @@ def read_own(path: Path) -> OwnTrace:
     )
 
 
-def iter_members(path: Path) -> Iterator[TraceMember]:
+def iter_members(path: Path) -> Generator[TraceMember, None, None]:
     """The members of a trace in order, the header first; holds one member in memory.
 
     Raises:

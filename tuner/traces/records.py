@@ -33,6 +33,8 @@ MAX_REMARKS: Final = 100
 """Different notes, and reasons to leave something out: a hostile file must not fill memory with them."""
 
 FLAG_TIMED: Final = 2
+FLAG_FORCED: Final = 64
+"""The file says that this setting was asked for."""
 FLAG_DEFAULT: Final = 128
 """The file says that NCCL chose this setting by itself."""
 
@@ -102,6 +104,8 @@ class Summary:
     """Records with a duration."""
     n_settings: int = 0
     """Records that say which algorithm and protocol ran."""
+    n_joined: int = 0
+    """Timed records of single ranks that were joined to measurements; 0 where a format has nothing to join."""
     unusable: Counter[str] = field(default_factory=Counter)
     """Reason -> how many entries were left out."""
     notes: list[str] = field(default_factory=list)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
-
-import numpy as np
+from typing import Final, TypeVar
 
 from store.errors import TraceError
-from store.measurements import MEASUREMENT
-from store.records import Candidate, Collective, Observation, Source
+from store.records import Candidate, Collective, Observation
+from tuner.traces import measurements_csv, own_joined
 from tuner.traces.formats import Format, by_name, detect
-from tuner.traces.records import (
-    FLAG_DEFAULT,
-    MAX_BYTES,
-    UNKNOWN_U1,
-    UNKNOWN_U4,
-    Block,
-    Summary,
-    to_observations,
-)
+from tuner.traces.measuring import Portion, Said, measured
+from tuner.traces.records import MAX_BYTES, Block, Summary, to_observations
+
+Read = TypeVar("Read")
+NOTHING_SAID: Final = Said()
 
 MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv", "measurements_csv"})
 """Formats whose rows are measured settings, not the calls of a training job."""
@@ -41,6 +35,7 @@ class Trace:
         self._files = files
         self._collective = collective
         self._left_out = left_out
+        self._n_others = 0
         self.summary = Summary(collective=collective)
 
     @property
@@ -68,14 +63,22 @@ class Trace:
 
         Raises TraceError; of several files, only if none can be read (the others are counted and named).
         """
+        yield from self._of_files(self._blocks_of)
+        self._note_collective()
+
+    def _begin(self) -> None:
         self.summary = Summary(collective=self._collective)
+        self._n_others = 0
         if self._left_out:
             named = ", ".join(self._left_out[:3]) + (" ..." if len(self._left_out) > 3 else "")
             self.summary.note(f"left out {len(self._left_out)} file(s) that are no trace: {named}")
+
+    def _of_files(self, read: Callable[[Path, Format], Iterator[Read]]) -> Iterator[Read]:
+        self._begin()
         refusals = 0
         for path, file_format in self._files:
             try:
-                yield from self._blocks_of(path, file_format)
+                yield from read(path, file_format)
                 self.summary.n_files += 1
             except TraceError as error:
                 refusals += 1
@@ -92,52 +95,53 @@ class Trace:
                 block = block[sane]
             if len(block):
                 self.summary.count(block)
+                if self._collective is not None:
+                    self._n_others += int((block["collective"] != self._collective).sum())
                 yield block
+
+    def _note_collective(self) -> None:
+        if self._n_others and self._collective is not None:
+            self.summary.note(
+                f"{self._n_others:,} records say themselves which collective ran: --collective"
+                f" {self._collective.name} is not for them"
+            )
 
     def observations(self) -> Iterator[Observation]:
         """The records one by one; unknown values are None."""
         for block in self.blocks():
             yield from to_observations(block)
 
-    def measurements(
-        self, setting: Candidate | None = None, *, is_default: bool | None = None, n_nodes: int | None = None
-    ) -> Iterator[Block]:
-        """Timed records as blocks of `store.measurements.MEASUREMENT`, for the store.
+    def portions(self, said: Said = NOTHING_SAID) -> Iterator[Portion]:
+        """The trace's measurements by job and fabric, in blocks of at most 64 Ki rows.
 
-        `setting` (what NCCL_ALGO and NCCL_PROTO were set to) fills in where the files do not say what ran;
-        `is_default` says that NCCL chose all of it by itself. `n_nodes` goes before the host names that the
-        files count. Records without a duration, ranks or nodes, and those of which nobody says what ran,
-        are counted as unusable.
+        Our own traces are joined over their ranks. Records without a duration, ranks or nodes, and those of which
+        nobody says what ran, are counted as unusable.
+
+        Raises:
+            TraceError: as `blocks`.
+            UserError: what was said cannot be true of these records.
         """
-        for block in self.blocks():
-            rows = np.zeros(len(block), MEASUREMENT)
-            for name in (
-                "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "memory_pressure", "collective",
-                "phase", "algorithm", "protocol", "n_channels", "timing_source",
-            ):  # fmt: skip
-                rows[name] = block[name]
-            rows["step"] = np.where(block["step"] == UNKNOWN_U4, 0, block["step"])
-            rows["is_default"] = (block["flags"] & FLAG_DEFAULT) != 0
-            rows["source"] = Source.imported
-            silent = (rows["algorithm"] == UNKNOWN_U1) & (rows["is_default"] == 0)
-            if setting is not None and setting.algorithm is not None and setting.protocol is not None:
-                rows["algorithm"][silent] = setting.algorithm
-                rows["protocol"][silent] = setting.protocol
-                rows["n_channels"][silent & (rows["n_channels"] == 0)] = setting.n_channels
-                silent[:] = False
-            if is_default:
-                rows["is_default"] = 1
-                silent[:] = False
-            if n_nodes is not None:
-                rows["n_nodes"] = n_nodes
-            timed = rows["duration_us"] > 0
-            placed = (rows["n_ranks"] > 1) & (rows["n_nodes"] > 0)
-            self.summary.skip("no duration", int((~timed).sum()))
-            self.summary.skip("ranks or nodes unknown", int((timed & ~placed).sum()))
-            self.summary.skip("nobody says which setting ran", int((timed & placed & silent).sum()))
-            rows = rows[timed & placed & ~silent]
-            if len(rows):
-                yield rows
+        if self.format_name == "measurements_csv":
+            yield from self._of_files(lambda path, _: measurements_csv.portions(path, said, self.summary))
+        elif self.format_name == "zerotune":
+            self._begin()
+            of_file = dict(self._files)
+            yield from own_joined.portions(
+                self.paths, lambda path: self._blocks_of(path, of_file[path]), said, self.summary
+            )
+        else:
+            for block in self._of_files(self._blocks_of):
+                rows = measured(block, said, self.summary)
+                if len(rows):
+                    yield Portion(rows)
+        self._note_collective()
+
+    def measurements(
+        self, setting: Candidate | None = None, *, is_default: bool = False, n_nodes: int | None = None
+    ) -> Iterator[Block]:
+        """The rows of `portions`: blocks of `store.measurements.MEASUREMENT`."""
+        for portion in self.portions(Said(setting, is_default, n_nodes)):
+            yield portion.rows
 
 
 def read_trace(path: str | Path, format_name: str | None = None, *, collective: Collective | None = None) -> Trace:

@@ -21,7 +21,7 @@ from store.errors import TraceError, UserError
 from store.records import TimingSource
 from tuner.traces.columns import Fields, Floats, Integers
 from tuner.traces.files import line_chunks
-from tuner.traces.records import FLAG_DEFAULT, FLAG_TIMED, UNKNOWN_U1, Block, Summary, empty_block
+from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, FLAG_TIMED, UNKNOWN_U1, Block, Summary, empty_block
 
 _REQUIRED: Final = ("collective", "size_bytes", "algorithm", "protocol")
 _NAMES: Final = ("collective", "algorithm", "protocol")
@@ -175,7 +175,7 @@ def _block(rows: _Rows, summary: Summary) -> Block:
     block["rank"] = 0
     block["duration_us"] = np.where(timed, latency_us, -1.0)
     block["timing_source"] = np.where(timed, TimingSource.reported, TimingSource.none)
-    block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, 0)
+    block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, FLAG_FORCED)
     kept: Block = block[usable]
     return kept
 

@@ -1,0 +1,134 @@
+"""From a trace's records to measurements for the store: what the file tells, and what its user says where it does not.
+
+An option of the user never overrides the file. What was not needed is told in a note, what cannot be is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.nccl.catalog import legal_cells
+from store.errors import UserError
+from store.measurements import MEASUREMENT
+from store.records import Candidate, Collective, Source
+from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
+
+_SAME_FIELDS: Final = (
+    "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "memory_pressure", "collective", "phase",
+    "algorithm", "protocol", "n_channels", "timing_source",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the user says of files that do not."""
+
+    setting: Candidate | None = None
+    """What NCCL_ALGO and NCCL_PROTO were set to."""
+    is_default: bool = False
+    """NCCL chose all of it by itself."""
+    n_nodes: int | None = None
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Measurements of one job on one fabric."""
+
+    rows: Block
+    """store.measurements.MEASUREMENT [n]."""
+    job_id: str | None = None
+    """None where the file does not tell; likewise the fabric."""
+    fabric_id: str | None = None
+    fabric: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    n_ranks: int = 0
+    """Of the job; 0 = the file does not tell."""
+
+
+def measured(block: Block, said: Said, summary: Summary) -> Block:
+    """The timed records of `block` as MEASUREMENT; what is left out is counted by reason.
+
+    Raises:
+        UserError: the setting or the nodes that were said cannot be those of these records.
+    """
+    rows = np.zeros(len(block), MEASUREMENT)
+    for name in _SAME_FIELDS:
+        rows[name] = block[name]
+    rows["step"] = np.where(block["step"] == UNKNOWN_U4, 0, block["step"])
+    rows["is_default"] = (block["flags"] & FLAG_DEFAULT) != 0
+    rows["source"] = Source.imported
+    is_forced = (block["flags"] & FLAG_FORCED) != 0
+    timed = rows["duration_us"] > 0
+    summary.skip("no duration", int((~timed).sum()))
+    rows, is_forced = rows[timed], is_forced[timed]
+    is_placed = _place(rows, said, summary, fewest_ranks=2)
+    return with_setting(rows[is_placed], said, summary, is_forced[is_placed])
+
+
+def with_setting(rows: Block, said: Said, summary: Summary, is_forced: NDArray[np.bool_] | None = None) -> Block:
+    """The rows of which the file or the user says what ran; `is_forced`: the file says that NCCL did not choose it."""
+    is_forced = np.zeros(len(rows), bool) if is_forced is None else is_forced
+    silent = (rows["algorithm"] == UNKNOWN_U1) & (rows["is_default"] == 0)
+    if said.setting is not None:
+        _fill_in(rows, silent, said.setting, summary)
+        silent[:] = False
+    elif said.is_default:
+        if is_forced.any():
+            summary.note("the file says that somebody asked for some of its settings: --default was not used for them")
+        rows["is_default"][~is_forced] = 1
+        silent &= is_forced
+    summary.skip("nobody says which setting ran", int(silent.sum()))
+    kept: Block = rows[~silent]
+    return kept
+
+
+def placed(rows: Block, said: Said, summary: Summary) -> Block:
+    """The rows whose ranks and nodes are known from the file, or the nodes from what was said."""
+    kept: Block = rows[_place(rows, said, summary)]
+    return kept
+
+
+def _place(rows: Block, said: Said, summary: Summary, fewest_ranks: int = 1) -> NDArray[np.bool_]:
+    """Fills in the nodes; which rows then know their ranks and nodes."""
+    if said.n_nodes is not None:
+        told = rows["n_nodes"][(rows["n_nodes"] > 0) & (rows["n_nodes"] != said.n_nodes)]
+        if len(told):
+            summary.note(f"the file tells its number of nodes: --n-nodes {said.n_nodes} was not used for it")
+        unsaid = (rows["n_nodes"] == 0) & (rows["n_ranks"] > 1)
+        fewest = int(rows["n_ranks"][unsaid].min(initial=UNKNOWN_U4))
+        if fewest < said.n_nodes:
+            raise UserError(f"{fewest} ranks cannot be on {said.n_nodes} nodes", "mend --n-nodes")
+        rows["n_nodes"][unsaid] = said.n_nodes
+    known = (rows["n_ranks"] >= fewest_ranks) & (rows["n_nodes"] > 0)
+    possible: NDArray[np.bool_] = rows["n_nodes"] <= rows["n_ranks"]
+    summary.skip("ranks or nodes unknown", int((~known).sum()))
+    summary.skip("more nodes than ranks", int((known & ~possible).sum()))
+    return known & possible
+
+
+def _fill_in(rows: Block, silent: NDArray[np.bool_], setting: Candidate, summary: Summary) -> None:
+    """`setting` where the file says nothing; whether NCCL knows it there is checked first."""
+    if setting.algorithm is None or setting.protocol is None:
+        return
+    for place in np.unique(rows[silent][["collective", "n_nodes"]]).tolist():
+        _check_legal(Collective(place[0]), place[1], setting)
+    others = ~silent & ((rows["algorithm"] != setting.algorithm) | (rows["protocol"] != setting.protocol))
+    if others.any():
+        summary.note("the file says of some records what ran: --setting was not used for them")
+    rows["algorithm"][silent] = setting.algorithm
+    rows["protocol"][silent] = setting.protocol
+    rows["n_channels"][silent & (rows["n_channels"] == 0)] = setting.n_channels
+
+
+def _check_legal(collective: Collective, n_nodes: int, setting: Candidate) -> None:
+    """Refuse what no release and no hardware offers; what only some do may have run."""
+    cells = legal_cells(collective, n_nodes=n_nodes, collnet=True)
+    if (setting.algorithm, setting.protocol) in cells:
+        return
+    offered = ", ".join(str(Candidate(*cell)) for cell in cells) or "nothing to choose from"
+    nodes = "1 node" if n_nodes == 1 else f"{n_nodes:,} nodes"
+    raise UserError(f"{setting} cannot have run: for {collective.name} on {nodes} NCCL has {offered}", "mend --setting")
