@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import warnings
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from store.database import Store
 from tuner.stage import arrays, weights
 from tuner.stage.anatomy import Step, encode
+from tuner.stage.command import weights_known
 from tuner.stage.encoders import MAX_DEVIATION, LstmEncoder, encoder_from_bytes
 from tuner.stage.features import FEATURES_VERSION
 from tuner.stage.labels import N_OUTPUTS
@@ -99,6 +101,20 @@ def test_damaged_weights_are_set_aside_and_replaced(tmp_path: Path) -> None:
         saved = store.load_model(model_name("lstm"), FABRIC)
         assert saved is not None
         assert saved.blob == shipped_blob("lstm")
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_what_is_said_to_be_used_is_what_a_daemon_loads(tmp_path: Path, is_readable: bool) -> None:
+    _, values = arrays.from_bytes(shipped_blob("lstm"), FEATURES_VERSION)
+    own = LstmEncoder({name: 2 * value for name, value in values.items()}).to_bytes()
+    with Store.open(tmp_path / "store.db") as store:
+        store.save_model(record("lstm", own if is_readable else b"not weights", "", None))
+    (used,) = [one for one in weights_known(tmp_path / "store.db") if one.is_used]
+    assert (used.encoder, used.origin == "shipped") == ("lstm", not is_readable)
+    with Store.open(tmp_path / "store.db") as store:
+        loaded = load_encoder(store)
+    assert loaded is not None
+    assert hashlib.sha256(loaded.to_bytes()).hexdigest() == used.sha256
 
 
 def test_without_the_best_the_next_then_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

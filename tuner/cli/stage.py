@@ -60,9 +60,11 @@ def show(store: StorePath = None, as_json: AsJson = False) -> None:
         return
     from rich.table import Table
 
-    table = Table("encoder", "from", "bytes", "sha256", "state")
+    table = Table("encoder", "from", "bytes", "sha256", "state", "used")
     for one in known:
-        table.add_row(one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state)
+        table.add_row(
+            one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state, "yes" if one.is_used else ""
+        )
     console().print(table)
 
 

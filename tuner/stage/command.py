@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,6 +15,8 @@ from tuner.stage import weights
 from tuner.stage.encoders import encoder_from_bytes
 from tuner.stage.fingerprint import FLAG_TIMED, StageFingerprint
 from tuner.stage.labels import Shown
+
+GOOD = "good"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class KnownWeights:
     sha256: str
     state: str
     """`good`, or why they cannot be used."""
+    is_used: bool = False
+    """By a daemon with this store."""
 
 
 def train(
@@ -100,10 +104,13 @@ def weights_known(store_path: Path | None) -> list[KnownWeights]:
             raise UserError(
                 f"the shipped weights are missing: {error.strerror}", "run `zerotune stage train`"
             ) from error
-    return [
+    known = [
         KnownWeights(kind, where, len(blob), hashlib.sha256(blob).hexdigest(), _state(blob))
         for kind, where, blob in rows
     ]
+    # As weights.load_encoder chooses: the better encoder, and of each the store's before those shipped.
+    in_order = [one for kind in weights.KINDS for one in known if one.encoder == kind and one.state == GOOD]
+    return [replace(one, is_used=one in in_order[:1]) for one in known]
 
 
 def _state(blob: bytes) -> str:
@@ -111,7 +118,7 @@ def _state(blob: bytes) -> str:
         encoder_from_bytes(blob)
     except ValueError as error:
         return f"not usable: {error}"
-    return "good"
+    return GOOD
 
 
 def read(path: Path, rank: int | None = None) -> Reading:
