@@ -68,7 +68,8 @@ def test_replay_of_a_trace_without_fabric_does_not_blame_the_store(tmp_path: Pat
     columns = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric"
     row = "allgather,1048576,ring,simple,4,2,16,1,0,0,0,120.5"
     (tmp_path / "t.csv").write_text(f"{columns},bandwidth_gbps,latency_us\n{row}\n")
-    text = said(monkeypatch, capsys, "replay", tmp_path / "t.csv", "--store", tmp_path / "none.db")
+    Store.open(tmp_path / "empty.db").close()
+    text = said(monkeypatch, capsys, "replay", tmp_path / "t.csv", "--store", tmp_path / "empty.db")
     assert "The trace does not name its fabric: nothing is measured elsewhere, and nothing is learned." in unwrapped(
         text
     )

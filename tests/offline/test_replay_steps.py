@@ -234,7 +234,7 @@ def test_smaller_buckets_move_the_same_bytes():
     assert 6 * MIB <= total < 6 * MIB + 2 * len(split.calls)
     assert len(split.calls) == 16
     with pytest.raises(UserError, match="no two gradient buckets"):
-        with_buckets(ddp(n_buckets=1), MIB)
+        with_buckets(ddp(n_buckets=1), MIB // 2)
 
 
 def test_stages_issue_what_they_must():
@@ -246,7 +246,10 @@ def test_stages_issue_what_they_must():
     assert kinds.count((SCATTER, Phase.gradient_scatter)) == 4
     assert len(kinds) == 8
     back = with_stage(two, 3)
-    assert sorted(one.shape.phase.name for one in back.calls) == sorted(one.shape.phase.name for one in program.calls)
+    phases = [one.shape.phase for one in back.calls]
+    counts = {phase: phases.count(phase) for phase in phases}
+    # The unit that ends the forward pass is still there when the backward pass begins.
+    assert counts == {Phase.forward_gather: 4, Phase.backward_gather: 3, Phase.gradient_scatter: 4}
     assert {one.shape.collective for one in with_stage(program, 0).calls} == {REDUCE}
     for changed in (two, back):
         assert changed.compute_us == pytest.approx(program.compute_us)

@@ -73,7 +73,7 @@ def replay(
     result = replaying.replay(
         trace,
         policy or replaying.DEFAULT_POLICIES,
-        store_path(store),
+        store_path(store) if store is None else replaying.named_store(store_path(store), trace),
         fabric,
         plan,
         change,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -23,9 +22,10 @@ from tuner.replay.policies import DEFAULT_POLICIES, POLICIES, Context, named
 from tuner.replay.render import render
 from tuner.replay.result import ReplayResult
 from tuner.replay.schedule import StepModel
-from tuner.replay.steps import ShapeFacts, StepEstimate, StepFacts, StepRefusal, step_estimates, step_facts
+from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal, step_estimates, step_facts
+from tuner.replay.stores import UNKNOWN, named_store, why_unknown
 from tuner.replay.table import Array, CollectiveTable, Shape
-from tuner.replay.whatif import Change, WhatIf, World, model_predictor, what_if
+from tuner.replay.whatif import Change, Logged, WhatIf, World, model_predictor, what_if
 from tuner.trainer import model_error
 
 __all__ = [
@@ -38,12 +38,11 @@ __all__ = [
     "ShapeVerdict",
     "WhatIf",
     "load_table",
+    "named_store",
     "render",
     "replay",
     "replay_table",
 ]
-
-UNKNOWN: Final = "The store has no measurements of this fabric"
 
 
 def replay(
@@ -81,20 +80,8 @@ def replay(
         trace=str(trace),
         change=change,
         world=_world(change, store_path),
-        unknown=_why_unknown(store_path, trace) if table.fabric_id else "The trace does not name its fabric",
+        unknown=why_unknown(store_path, trace) if table.fabric_id else "The trace does not name its fabric",
     )
-
-
-def _why_unknown(store_path: Path | None, trace: Path) -> str:
-    """Why the store tells nothing, as the beginning of a sentence; where there is one beside the trace, its path."""
-    if store_path is None:
-        return UNKNOWN
-    beside = trace.resolve().parent / "store.db"
-    is_other = beside.is_file() and beside != store_path.resolve()
-    if store_path.exists():
-        return f"{UNKNOWN} (there is another at {beside}: --store)" if is_other else UNKNOWN
-    remedy = f"there is one at {beside}" if is_other else "where the job's daemon used another, name that one"
-    return f"There is no store at {store_path} ({remedy}: --store)"
 
 
 def _known(store_path: Path | None, fabric_id: str) -> World:
@@ -160,13 +147,15 @@ def replay_table(
     logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
     total_us = float(logged_us.sum())
-    estimates, refusals = _steps(facts, model, table, shapes, shape_index, totals, verdicts, total_us)
+    channels = {} if model is None else _default_channels(model, table, shapes, shape_index)
+    estimates, refusals = _steps(facts, model, channels, shapes, totals, verdicts, total_us)
     answer = None
     if change is not None and not change.is_none:
         if facts is None or model is None:
             reason = "it tells nothing of its steps" if facts is None else facts.reason
             raise UserError(f"a changed job cannot be judged from this trace: {reason}", "log one with --log-trace")
-        answer = what_if(change, facts, model, named(policies), context, fabric, world or own_world, plan)
+        logged = Logged(facts, model, channels, fabric, table.fabric_id)
+        answer = what_if(change, logged, named(policies), context, world or own_world, plan)
     return ReplayResult(
         trace=trace,
         job_id=table.job_id,
@@ -191,9 +180,8 @@ def replay_table(
 def _steps(
     facts: StepFacts | None,
     model: StepModel | None,
-    table: CollectiveTable,
+    channels: Mapping[Shape, int],
     shapes: Sequence[Shape],
-    shape_index: Array,
     totals: Sequence[PolicyTotal],
     verdicts: Sequence[ShapeVerdict],
     total_us: float,
@@ -205,16 +193,21 @@ def _steps(
         total.policy: dict(zip(shapes, verdicts[at * n_shapes : (at + 1) * n_shapes], strict=True))
         for at, total in enumerate(totals)
     }
-    facts_of: dict[Shape, ShapeFacts] = {}
-    if model is not None:
-        numbers = {shape: at for at, shape in enumerate(shapes)}
-        timed = np.isfinite(table.duration_us)
-        for shape in {call.shape for call in model.program.calls}:
-            mine = timed & (shape_index == numbers[shape])
-            own = mine & table.is_default
-            n_channels = table.rows["n_channels"][own if own.any() else mine]
-            facts_of[shape] = ShapeFacts(float(np.median(table.duration_us[mine])), int(np.median(n_channels)))
-    return step_estimates(facts, model, totals, by_policy, facts_of, total_us)
+    return step_estimates(facts, model, totals, by_policy, channels, total_us)
+
+
+def _default_channels(
+    model: StepModel, table: CollectiveTable, shapes: Sequence[Shape], shape_index: Array
+) -> dict[Shape, int]:
+    """On how many channels NCCL's own choice ran, by shape."""
+    numbers = {shape: at for at, shape in enumerate(shapes)}
+    timed = np.isfinite(table.duration_us)
+    found = {}
+    for shape in {call.shape for call in model.program.calls}:
+        mine = timed & (shape_index == numbers[shape])
+        own = mine & table.is_default
+        found[shape] = int(np.median(table.rows["n_channels"][own if own.any() else mine]))
+    return found
 
 
 def _fabric(table: CollectiveTable) -> fabrics.Fabric | None:

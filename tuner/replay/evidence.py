@@ -420,6 +420,12 @@ def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | No
     return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)
 
 
+def error_of_median(values: Array) -> float:
+    """Relative standard error of the median of `values`, of which there are enough to show their spread."""
+    _, spread, count = _median_and_spread(values)
+    return MEDIAN_OVER_MEAN_ERROR * spread / math.sqrt(count)
+
+
 def _median_and_spread(duration_us: Array) -> tuple[float, float, int]:
     """(median, median absolute deviation as a normal's relative sigma, count)."""
     median_us = float(np.median(duration_us))

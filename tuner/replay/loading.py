@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.nccl import fabric as fabrics
+from store.errors import UserError
 from store.records import Collective
 from tuner.replay.table import CollectiveTable, from_own, from_trace
 from tuner.traces import read_trace
@@ -29,6 +30,7 @@ def load_table(
     Raises:
         TraceError: it is no trace, or a broken one.
         FabricError: there is no such fabric.
+        UserError: the trace describes its own, and it is another.
     """
     described = fabrics.load(fabric) if fabric is not None else None
     trace = read_trace(path, format_name, collective=collective)
@@ -36,6 +38,12 @@ def load_table(
         table = from_own([read_own(file) for file in trace_files(path)])
     else:
         table = from_trace(trace, fabric=described)
-    if described is None or table.fabric:
+    if described is None:
         return table
+    own = table.fabric.get("emulated")
+    if own and table.fabric_id != described.fabric_id:
+        raise UserError(
+            f"the trace ran on fabric {own}, not on {described.name}",
+            f"drop --fabric, or ask for --on-fabric {described.name}",
+        )
     return replace(table, fabric_id=table.fabric_id or described.fabric_id, fabric=described.describe())

@@ -59,8 +59,8 @@ def _render_steps(result: ReplayResult, console: Console) -> None:
     console.print(table)
     if facts.method == OVERLAP:
         console.print(
-            f"[dim]{facts.n_steps:,} of {result.n_steps:,} steps, consecutive ones of like calls; compute gaps are"
-            " kept; the program misses logged steps by"
+            f"[dim]{facts.n_steps:,} of {result.n_steps:,} steps have like calls; `as logged` and the program are the"
+            " last consecutive ones'. Compute gaps are kept; the program misses logged steps by"
             f" {facts.model_error_percent:.2f} %. Taken to be waited for:[/]"
         )
         for kind, rule in facts.waits.items():
@@ -93,7 +93,7 @@ def _render_what_if(answer: WhatIf, console: Console) -> None:
     by_evidence = answer.totals[0].n_by_evidence if answer.totals else {}
     parts = [f"{_EVIDENCE[name]}: {count:,}" for name, count in by_evidence.items() if count]
     console.print(
-        f"[dim]{answer.n_collectives:,} collectives of {answer.communication_bytes / 1e6:,.1f} MB a step"
+        f"[dim]{answer.n_collectives:,} collectives a step, {answer.communication_bytes / 1e6:,.1f} MB in all"
         f" ({', '.join(parts) or 'none judged'}). Assumed: {'; '.join(answer.assumptions)}.[/]"
     )
 

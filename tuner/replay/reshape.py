@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from tuner.replay.program import Call, Op, OpKind, Program
 from tuner.replay.table import Shape
 
 GATHERS: Final = (Phase.forward_gather, Phase.backward_gather)
+ALIKE: Final = 0.01
+"""Bucket sizes that differ by less are the same: users round, and ranks pad."""
 BACKWARD_OVER_FORWARD: Final = 2.0
 """A backward pass computes twice what the forward pass does."""
 
@@ -95,6 +98,10 @@ def _is_gradient(shape: Shape) -> bool:
     return shape.phase is Phase.gradient_scatter
 
 
+def _is_post_step_gather(shape: Shape) -> bool:
+    return shape.phase is Phase.post_step_gather
+
+
 def _new_call(origin: Call, shape: Shape) -> Call:
     """A collective that the trace does not have; `logged_us` is not known and filled in by its cost."""
     return replace(origin, shape=shape, logged_us=0.0, launch_us=0.0, logged_channels=0)
@@ -115,22 +122,35 @@ def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
 def with_buckets(program: Program, bucket_bytes: int) -> Program:
     """Gradients in buckets of `bucket_bytes` (the last may be smaller), each sent once its last byte is there.
 
+    Where the gathers after the step move what the gradients' buckets do, they are those buckets, and change alike.
+
     Raises:
         UserError: the step has no gradient collectives, or a single one, which does not tell when they were ready.
     """
     step = _Step.of(program)
-    buckets = step.issues(_is_gradient)
-    if len(buckets) < 2:
+    sizes = [event.call.shape.message_bytes for event in step.issues(_is_gradient)]
+    if sizes and _are_filled_to(sizes, bucket_bytes):
+        return program
+    if len(sizes) < 2:
         raise UserError(
             "the trace's steps have no two gradient buckets: when gradients became ready is not known",
             "log a run with smaller buckets",
         )
+    gathered = [event.call.shape.message_bytes for event in step.issues(_is_post_step_gather)]
+    _rebucket(step, _is_gradient, bucket_bytes)
+    if sorted(gathered) == sorted(sizes):
+        _rebucket(step, _is_post_step_gather, bucket_bytes)
+    return step.program(program.slowdown)
+
+
+def _rebucket(step: _Step, wanted: Callable[[Shape], bool], bucket_bytes: int) -> None:
+    buckets = step.issues(wanted)
     sizes = [float(event.call.shape.message_bytes) for event in buckets]
     ready_bytes, ready_us = _readiness(buckets)
     total_bytes = int(sum(sizes))
     step_end_us = max(wait.position_us for event in buckets for wait in step.waits_of(event.call))
     held_back = [step.waits_of(event.call)[0].position_us > event.position_us for event in buckets]
-    step.drop(_is_gradient)
+    step.drop(wanted)
     n_buckets = -(-total_bytes // bucket_bytes)
     ends = [min((number + 1) * bucket_bytes, total_bytes) for number in range(n_buckets)]
     positions = np.interp(ends, ready_bytes, ready_us).tolist()
@@ -143,7 +163,12 @@ def with_buckets(program: Program, bucket_bytes: int) -> Program:
         call = _new_call(origin, replace(origin.shape, message_bytes=message_bytes))
         step.add(position_us, max(step_end_us, position_us) if waits_at_end else position_us, call)
         before = end
-    return step.program(program.slowdown)
+
+
+def _are_filled_to(sizes: Sequence[int], bucket_bytes: int) -> bool:
+    """Whether such buckets are those of `bucket_bytes`: none is larger, and no two neighbours fit into one."""
+    most = bucket_bytes * (1 + ALIKE)
+    return max(sizes) <= most and all(one + other > most for one, other in pairwise(sizes))
 
 
 def _readiness(buckets: Sequence[_Event]) -> tuple[list[float], list[float]]:
@@ -217,16 +242,19 @@ def with_stage(program: Program, stage: int) -> Program:
 
 
 def _add_unit_gathers(step: _Step, units: Sequence[Call], backward_us: float, end_us: float) -> None:
-    """Each unit's gather is issued when its predecessor begins to compute and waited for when it begins itself."""
+    """Each unit's gather is issued when its predecessor begins to compute and waited for when it begins itself.
+
+    The unit that ends the forward pass begins the backward pass: it is still there.
+    """
     forward_span_us = min((end_us - backward_us) / BACKWARD_OVER_FORWARD, backward_us)
     shares = np.cumsum([0.0, *(float(unit.shape.message_bytes) for unit in units)])
     shares /= shares[-1]
     begins = {
         Phase.forward_gather: (backward_us - forward_span_us + shares[:-1] * forward_span_us).tolist(),
-        Phase.backward_gather: (backward_us + shares[:-1] * (end_us - backward_us)).tolist(),
+        Phase.backward_gather: (backward_us + (1 - shares[1:-1][::-1]) * (end_us - backward_us)).tolist(),
     }
     for phase, begin_us in begins.items():
-        ordered = list(units) if phase is Phase.forward_gather else list(reversed(units))
+        ordered = list(units) if phase is Phase.forward_gather else list(reversed(units[:-1]))
         calls = [
             _new_call(unit, replace(unit.shape, collective=Collective.all_gather, phase=phase)) for unit in ordered
         ]

@@ -22,6 +22,7 @@ from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from store.records import Collective, Phase
+from tuner.replay.evidence import error_of_median
 from tuner.replay.program import Call, Op, OpKind, Program, Slowdown, run, undisturbed
 from tuner.replay.table import CollectiveTable, Shape
 
@@ -63,9 +64,12 @@ class StepModel:
     """Logged steps that are like it."""
     n_other_steps: int
     logged_step_us: float
+    """Median of the steps that the program was made of: earlier ones may have run under other settings."""
     logged_exposed_us: float
     error_percent: float
     """Of the step time: median distance between program and logged steps, with the logged durations."""
+    noise_percent: float = 0.0
+    """Standard error of `logged_step_us`."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class _Steps:
     compute_us: float
     step_us: float
     exposed_us: float
+    noise_percent: float
     n_like: int
     n_other: int
 
@@ -124,6 +129,7 @@ def infer(table: CollectiveTable, slowdown: Slowdown | None = None) -> StepModel
         logged_step_us=steps.step_us,
         logged_exposed_us=steps.exposed_us,
         error_percent=100 * _period_error(steps, program),
+        noise_percent=steps.noise_percent,
     )
 
 
@@ -199,15 +205,15 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
         )
         for index, row in enumerate(example)
     )
-    like = known[np.isin(known["step"], [number for number, one in signatures.items() if one == usual])]
     return _Steps(
         calls=calls,
         kinds=tuple((call.shape.collective, call.shape.phase) for call in calls),
         starts_us=rows["start_ns"][pieces] / 1e3,
         durations_us=durations_us,
         compute_us=float(np.median(told_here["duration_us"] - told_here["exposed_us"])),
-        step_us=float(np.median(like["duration_us"])),
-        exposed_us=float(np.median(like["exposed_us"])),
+        step_us=float(np.median(told_here["duration_us"])),
+        exposed_us=float(np.median(told_here["exposed_us"])),
+        noise_percent=100 * error_of_median(told_here["duration_us"]),
         n_like=n_like,
         n_other=len(numbers) - n_like,
     )

@@ -7,13 +7,15 @@ answer is first order: the exposed share of communication is taken to stay what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from tuner.replay.engine import PolicyTotal, ShapeVerdict
+from tuner.replay.evidence import NORMAL_95
 from tuner.replay.program import Program, Slowdown, StepTime, steady_step
 from tuner.replay.schedule import StepModel, infer
 from tuner.replay.table import CollectiveTable, Shape
@@ -48,7 +50,7 @@ class StepRefusal(msgspec.Struct, frozen=True):
 
 
 class StepFacts(msgspec.Struct, frozen=True):
-    """The logged steps (medians), and how they were understood."""
+    """The logged steps (medians of those that the program was made of), and how they were understood."""
 
     n_steps: int
     step_us: float
@@ -59,6 +61,8 @@ class StepFacts(msgspec.Struct, frozen=True):
     """`overlap`: by the step's program; `first order`: by the exposed share, for the reason in `reason`."""
     reason: str = ""
     model_error_percent: float = 0.0
+    noise_percent: float = 0.0
+    """Standard error of `step_us`."""
     waits: dict[str, str] = {}
     """Kind of collective -> when it is taken to be waited for."""
 
@@ -85,6 +89,7 @@ def step_facts(table: CollectiveTable, slowdown: Slowdown | None = None) -> tupl
             compute_us=program.compute_us,
             method=OVERLAP,
             model_error_percent=model.error_percent,
+            noise_percent=model.noise_percent,
             waits=waits,
         )
         return facts, model
@@ -114,22 +119,15 @@ def _first_order_facts(table: CollectiveTable, reason: str) -> StepFacts | None:
     )
 
 
-class ShapeFacts(NamedTuple):
-    """What the trace shows of one shape: medians over all settings, and over NCCL's own."""
-
-    logged_us: float
-    default_channels: int
-
-
 def step_estimates(
     facts: StepFacts,
     model: StepModel | None,
     totals: Sequence[PolicyTotal],
     verdicts: Mapping[str, Mapping[Shape, ShapeVerdict]],
-    shapes: Mapping[Shape, ShapeFacts],
+    default_channels: Mapping[Shape, int],
     total_logged_us: float,
 ) -> tuple[list[StepEstimate], list[StepRefusal]]:
-    """Step time under each policy that could be judged."""
+    """Step time under each policy that could be judged. `default_channels` are those of NCCL's own choice."""
     if model is None:
         return _first_order(facts, totals, total_logged_us)
     estimates: list[StepEstimate] = []
@@ -144,8 +142,16 @@ def step_estimates(
         if silent_us > 0:
             refusals.append(StepRefusal(total.policy, 100 * silent_us / model.program.communication_us))
         else:
-            estimates.append(_by_program(facts, model.program, total, judged, shapes))
+            estimates.append(_by_program(facts, model.program, total, judged, default_channels))
     return estimates, refusals
+
+
+def usual_durations(program: Program) -> dict[Shape, float]:
+    """Of each shape, the mean over its places in the step: all under the settings that the program was logged with."""
+    logged_us: dict[Shape, list[float]] = {}
+    for call in program.calls:
+        logged_us.setdefault(call.shape, []).append(call.logged_us)
+    return {shape: sum(known) / len(known) for shape, known in logged_us.items()}
 
 
 def _by_program(
@@ -153,21 +159,22 @@ def _by_program(
     program: Program,
     total: PolicyTotal,
     judged: Mapping[Shape, ShapeVerdict],
-    shapes: Mapping[Shape, ShapeFacts],
+    default_channels_of: Mapping[Shape, int],
 ) -> StepEstimate:
     calls = program.calls
+    usual_us = usual_durations(program)
     differs = [judged[call.shape].setting != "baseline" for call in calls]
-    default_channels = [shapes[call.shape].default_channels for call in calls]
+    default_channels = [default_channels_of[call.shape] for call in calls]
     channels = [judged[call.shape].n_channels or default for call, default in zip(calls, default_channels, strict=True)]
 
     def durations(of_baseline: bool = False, all_by: float = 1.0, changed_by: float = 1.0) -> list[float]:
-        """Each collective's logged duration times what its shape's cost is to its shape's logged median."""
+        """Each collective's cost; where in the step it takes longer than others of its shape, it still does."""
         found = []
         for call, is_changed in zip(calls, differs, strict=True):
             one = judged[call.shape]
             cost_us = (one.baseline_us if of_baseline else one.cost_us) or 0.0
             factor = all_by * (changed_by if is_changed else 1.0)
-            found.append(call.logged_us * cost_us / shapes[call.shape].logged_us * factor)
+            found.append(cost_us * call.logged_us / usual_us[call.shape] * factor)
         return found
 
     def step(all_by: float = 1.0, changed_by: float = 1.0) -> StepTime:
@@ -184,8 +191,9 @@ def _by_program(
     ends_percent = total.gain_high_percent, total.gain_low_percent
     doubts_us = [total.baseline_us * (total.gain_percent - end_percent) / 100 for end_percent in ends_percent]
     best_by, worst_by = (max(1 + one / changed_us, 0.0) if changed_us > 0 else 1.0 for one in doubts_us)
-    error_us = facts.step_us * max(facts.model_error_percent, LEAST_MODEL_ERROR_PERCENT) / 100
-    change_error_us = error_us if any(differs) else 0.0
+    program_error_us = facts.step_us * max(facts.model_error_percent, LEAST_MODEL_ERROR_PERCENT) / 100
+    error_us = math.hypot(program_error_us, NORMAL_95 * facts.step_us * facts.noise_percent / 100)
+    change_error_us = program_error_us if any(differs) else 0.0
 
     def change_percent(step_us: float) -> float:
         return 100 * ((step_us + offset_us) / baseline_us - 1)

@@ -26,17 +26,22 @@ from tuner.replay.engine import PolicyTotal, judge
 from tuner.replay.evidence import Evidence, Prediction, Predictor
 from tuner.replay.legality import without_refused
 from tuner.replay.policies import Context, Policy
-from tuner.replay.program import Program, steady_step
+from tuner.replay.program import Call, Program, StepTime, steady_step
 from tuner.replay.reshape import with_buckets, with_ranks, with_stage
 from tuner.replay.schedule import StepModel
-from tuner.replay.steps import ShapeFacts, StepEstimate, StepFacts, StepRefusal, step_estimates
+from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal, step_estimates, usual_durations
 from tuner.replay.table import CollectiveTable, Shape
 
 MAX_RANKS: Final = 16384
 MIN_BUCKET_BYTES: Final = 1024
 CALIBRATING_LOG_BYTES: Final = math.log(16)
 LEAST_CALIBRATED_ERROR: Final = 0.15
-"""Relative standard error of the model between sizes of one communicator, once scaled to what was measured."""
+CALIBRATED_ERROR_PER_OCTAVE: Final = 0.2
+"""Standard error of the model's logarithm once scaled to what was measured, at that size and for each doubling away
+from it: NCCL's choice may turn bad there. Over the shipped fabrics the spread is 0.15 an octave, with long tails.
+"""
+STAGE_DOUBT: Final = 0.3
+"""Of the step time, 95 %: a trace does not tell in how many collectives another stage would move its bytes."""
 
 
 @dataclass(frozen=True)
@@ -96,26 +101,46 @@ class World:
     """Of the learned model, as a standard error of log durations at sizes that it was not fitted to; 0: no model."""
 
 
+@dataclass(frozen=True)
+class Logged:
+    """The job as the trace tells of it."""
+
+    facts: StepFacts
+    model: StepModel
+    default_channels: Mapping[Shape, int]
+    """On how many channels NCCL's own choice ran."""
+    fabric: Fabric | None = None
+    fabric_id: str = ""
+
+    @property
+    def lacking(self) -> StepTime:
+        """What the program lacks of the logged step; it is taken to lack as much of others."""
+        found = steady_step(self.model.program)
+        return StepTime(self.facts.step_us - found.step_us, self.facts.exposed_us - found.exposed_us)
+
+
 def what_if(
     change: Change,
-    facts: StepFacts,
-    model: StepModel,
+    logged: Logged,
     policies: Mapping[str, Policy],
     context: Context,
-    own_fabric: Fabric | None,
     world: World,
     plan: Sequence[PlanRow] | None,
 ) -> WhatIf:
     """Judge `policies` on the step as `change` makes it. `world` is of the fabric asked about.
 
+    What changes nothing, the job being so already, leaves program, durations and evidence as they are.
+
     Raises:
         UserError: the step cannot be changed so.
         FabricError: the ranks do not fit, or nobody described the fabric.
     """
-    fabric = change.fabric or own_fabric
+    elsewhere = change.fabric is not None and change.fabric.fabric_id != logged.fabric_id
+    fabric = change.fabric or logged.fabric
     if fabric is None and change.n_ranks is not None:
         raise UserError("other ranks need a described fabric", "name one with --on-fabric")
-    program, assumptions = _reshaped(change, model.program, fabric)
+    before = logged.model.program
+    program, assumptions = _reshaped(change, before, fabric, elsewhere)
     beyond = fabric is not None and _n_nodes(program, fabric) > fabric.max_nodes
     if fabric is not None and beyond:
         assumptions.append(
@@ -126,40 +151,43 @@ def what_if(
     costs = None if fabric is None else CostPrior(fabric.describe(), fabric)
     if costs is not None and fabric is not None and not context.evidence.sums:
         without_refused(costs, fabric, {call.shape for call in program.calls})
-    elsewhere = change.fabric is not None
     if elsewhere:
         assumptions.append("computation takes as long as it was logged")
         assumptions.append("the trace's own measurements are of another fabric: they are not used")
         predict = _predictor(learned, costs, fabric)
         evidence = Evidence(_EMPTY, (), np.empty(0, np.int64), world.statistics, predict, sums=context.evidence.sums)
+    elif program == before:
+        assumptions = ["the job is so already: nothing changes"]
+        evidence = context.evidence
     else:
-        scale = _calibration(model.program, program, context.evidence)
+        scale = _calibration(before, program, context.evidence)
         evidence = context.evidence.with_predictor(_predictor(learned, costs, fabric, scale))
     n_calls = Counter(call.shape for call in program.calls)
+    facts = logged.facts
     counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
     asked = Context(
         evidence, world.statistics, learned.knowledge, costs, plan, counts, facts.n_steps, facts.step_us, context.facts
     )
-    return _judged(change, facts, model, program, policies, asked, assumptions)
+    return _judged(change, logged, program, policies, asked, assumptions)
 
 
-def _reshaped(change: Change, program: Program, fabric: Fabric | None) -> tuple[Program, list[str]]:
+def _reshaped(change: Change, program: Program, fabric: Fabric | None, elsewhere: bool) -> tuple[Program, list[str]]:
     assumptions = ["compute gaps and their order stay"]
-    if change.stage is not None:
-        program = with_stage(program, change.stage)
+    before = program
+    if change.stage is not None and (program := with_stage(program, change.stage)) is not before:
         assumptions.append(
             "stages 1 and 2 communicate alike; the optimizer's time is not rescaled; gathers of stage 3 are"
-            " prefetched by one unit; backward computes twice what forward does"
+            " prefetched by one unit, units are as large as the logged collectives; backward computes twice what"
+            " forward does"
         )
-    if change.bucket_bytes is not None:
-        program = with_buckets(program, change.bucket_bytes)
+    before = program
+    if change.bucket_bytes is not None and (program := with_buckets(program, change.bucket_bytes)) is not before:
         assumptions.append("gradients become ready evenly between the issues of the logged buckets")
-    n_ranks = change.n_ranks
-    if n_ranks is None and change.fabric is not None:
-        n_ranks = max(call.shape.n_ranks for call in program.calls)
-    if n_ranks is not None and fabric is not None:
+    now_ranks = max(call.shape.n_ranks for call in program.calls)
+    n_ranks = change.n_ranks or now_ranks
+    if fabric is not None and (elsewhere or n_ranks != now_ranks):
         program = with_ranks(program, n_ranks, fabric.n_nodes(range(n_ranks)))
-        if change.n_ranks is not None:
+        if n_ranks != now_ranks:
             assumptions.append("each rank's batch stays, and so does its computation; groups of fewer ranks stay")
     return program, assumptions
 
@@ -197,7 +225,8 @@ def _calibration(before: Program, after: Program, evidence: Evidence) -> dict[Sh
             continue
         log_bytes, ratios = list(points), list(points.values())
         factor = math.exp(float(np.interp(wanted, log_bytes, ratios)))
-        error = max(float(np.std(ratios)) / 2, LEAST_CALIBRATED_ERROR)
+        octaves = min(abs(wanted - one) for one in log_bytes) / math.log(2)
+        error = max(float(np.std(ratios)) / 2, LEAST_CALIBRATED_ERROR) + CALIBRATED_ERROR_PER_OCTAVE * octaves
         scale[shape] = _Scale(factor, error if shape.communicator in communicators else None)
     return scale
 
@@ -255,53 +284,80 @@ def model_predictor(world: World, costs: CostPrior, fabric: Fabric) -> Predictor
 
 def _judged(
     change: Change,
-    facts: StepFacts,
-    model: StepModel,
+    logged: Logged,
     program: Program,
     policies: Mapping[str, Policy],
     context: Context,
     assumptions: Sequence[str],
 ) -> WhatIf:
+    is_other_stage = change.stage is not None and with_stage(logged.model.program, change.stage) != logged.model.program
+    doubt = STAGE_DOUBT if is_other_stage else 0.0
     n_calls = Counter(call.shape for call in program.calls)
     shapes = list(n_calls)
     baseline = {shape: context.evidence.estimate(shape, BASELINE) for shape in shapes}
     weights = [n_calls[shape] * (found.cost_us if found else 0.0) for shape, found in baseline.items()]
     totals, verdicts = judge(shapes, [n_calls[shape] for shape in shapes], weights, dict(policies), context)
-    priced = replace(
-        program,
-        calls=tuple(
-            replace(call, logged_us=call.logged_us or (found.cost_us if (found := baseline[call.shape]) else 0.0))
-            for call in program.calls
-        ),
-    )
+    channels = {shape: _channels_like(shape, logged.default_channels) for shape in shapes}
+    costs_us = {shape: found.cost_us for shape, found in baseline.items() if found is not None}
+    priced = _priced(program, logged.model.program, costs_us, channels)
     by_policy = {
         total.policy: dict(zip(shapes, verdicts[at * len(shapes) : (at + 1) * len(shapes)], strict=True))
         for at, total in enumerate(totals)
     }
-    changed_facts = {
-        shape: ShapeFacts(found.cost_us if found else 1.0, _default_channels(priced, shape))
-        for shape, found in baseline.items()
-    }
-    steady = steady_step(priced)
-    new_facts = msgspec.structs.replace(facts, step_us=steady.step_us, exposed_us=steady.exposed_us)
+    steady, lacking = steady_step(priced), logged.lacking
+    facts = msgspec.structs.replace(
+        logged.facts, step_us=steady.step_us + lacking.step_us, exposed_us=steady.exposed_us + lacking.exposed_us
+    )
     estimates, refusals = step_estimates(
-        new_facts, replace(model, program=priced), totals, by_policy, changed_facts, sum(weights)
+        facts, replace(logged.model, program=priced), totals, by_policy, channels, sum(weights)
     )
     return WhatIf(
         change=str(change),
-        logged_step_us=facts.step_us,
+        logged_step_us=logged.facts.step_us,
         n_collectives=len(program.calls),
         communication_bytes=sum(call.shape.message_bytes for call in program.calls),
         compute_us=program.compute_us,
         totals=totals,
-        step_estimates=tuple(estimates),
+        step_estimates=tuple(_doubted(one, doubt) for one in estimates),
         step_refusals=tuple(refusals),
         assumptions=tuple(assumptions),
     )
 
 
-def _default_channels(program: Program, shape: Shape) -> int:
-    return next(call.logged_channels for call in program.calls if call.shape == shape)
+def _doubted(estimate: StepEstimate, doubt: float) -> StepEstimate:
+    """The level alone: what a policy changes is known no worse."""
+    return msgspec.structs.replace(
+        estimate, low_us=estimate.low_us / (1 + doubt), high_us=estimate.high_us * (1 + doubt)
+    )
+
+
+def _priced(
+    program: Program, before: Program, costs_us: Mapping[Shape, float], channels: Mapping[Shape, int]
+) -> Program:
+    """`program` under NCCL's own choice, whatever the job was logged under.
+
+    Where in the step a collective takes longer than others of its shape, it still does. One that no evidence prices
+    is given the logged time for its bytes: it counts in the share that is refused, and in nothing else.
+    """
+    usual_us = usual_durations(replace(program, calls=tuple(call for call in program.calls if call.logged_us > 0)))
+    us_per_byte = before.communication_us / sum(call.shape.message_bytes for call in before.calls)
+
+    def priced(call: Call) -> Call:
+        place = call.logged_us / usual_us[call.shape] if call.logged_us > 0 else 1.0
+        cost_us = costs_us.get(call.shape, us_per_byte * call.shape.message_bytes)
+        return replace(call, logged_us=place * cost_us, logged_channels=channels[call.shape])
+
+    return replace(program, calls=tuple(map(priced, program.calls)))
+
+
+def _channels_like(shape: Shape, known: Mapping[Shape, int]) -> int:
+    """As many channels as the logged collective of most alike kind and size."""
+
+    def distance(other: Shape) -> tuple[bool, bool, float]:
+        is_other = other.collective is not shape.collective, other.communicator != shape.communicator
+        return *is_other, abs(math.log(other.message_bytes / shape.message_bytes))
+
+    return known[min(known, key=distance)]
 
 
 _EMPTY: Final = CollectiveTable(

@@ -1,0 +1,163 @@
+"""What-if answers: what changes nothing, jobs that were tuned while they were logged, and honest levels."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_replay import records, write_trace
+from test_replay_steps import GATHER, MIB, SCATTER, call, compute, ddp, issue, log_of, wait, zero3
+
+from agent.nccl import fabric as fabrics
+from store.errors import UserError
+from store.records import Phase, Protocol
+from tuner import cli
+from tuner.replay import Change, replay_table
+from tuner.replay.loading import load_table
+from tuner.replay.program import Program, steady_step
+from tuner.replay.reshape import with_buckets
+from tuner.replay.table import CollectiveTable
+from tuner.replay.whatif import STAGE_DOUBT, WhatIf
+
+N_UNTUNED = 10
+
+
+def tuned_log(program: Program, factor: float = 0.6, seed: int = 3) -> CollectiveTable:
+    """A job whose collectives took `factor` of their time from its eleventh step on, under another protocol."""
+    faster = replace(program, calls=tuple(replace(one, logged_us=one.logged_us * factor) for one in program.calls))
+    early = log_of(program, n_steps=N_UNTUNED, noise=0.02, seed=seed)
+    late = log_of(faster, n_steps=60, noise=0.02)
+    late.rows["protocol"] = Protocol.ll128
+    late.rows["sequence"] += len(early.rows)
+    late.rows["start_ns"] += int(early.steps["duration_us"].sum() * 1e3)
+    for numbered in (late.rows, late.steps):
+        numbered["step"] += N_UNTUNED
+    return replace(
+        early,
+        rows=np.concatenate([early.rows, late.rows]),
+        duration_us=np.concatenate([early.duration_us, late.duration_us]),
+        is_default=np.concatenate([early.is_default, ~late.is_default]),
+        steps=np.concatenate([early.steps, late.steps]),
+    )
+
+
+def answered(table: CollectiveTable, change: Change) -> WhatIf:
+    answer = replay_table(table, ["baseline"], change=change).what_if
+    assert answer is not None
+    return answer
+
+
+# ---- the level -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_levels_of_a_tuned_job_are_foretold(seed: int):
+    """NCCL's own choice ran in the first steps only, the rest of the log is faster: each level is its own steps'."""
+    program = zero3(600.0, 600.0)
+    estimates = replay_table(tuned_log(program, seed=seed), ["baseline", "oracle"]).step_estimates
+    truths_us = [
+        steady_step(program, [one.logged_us * factor for one in program.calls]).step_us for factor in (1.0, 0.6)
+    ]
+    for estimate, truth_us in zip(estimates, truths_us, strict=True):
+        assert estimate.low_us <= truth_us <= estimate.high_us
+        assert estimate.high_us / estimate.low_us < 1.06
+
+
+# ---- no change -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(n_ranks=2),
+        Change(fabric=fabrics.load("ethernet_boxes")),
+        Change(stage=3),
+        Change(bucket_bytes=MIB),
+        Change(bucket_bytes=round(1.05e6)),
+        Change(n_ranks=2, fabric=fabrics.load("ethernet_boxes"), stage=3),
+    ],
+    ids=str,
+)
+def test_what_the_job_is_already_changes_nothing(change: Change):
+    table = tuned_log(zero3(600.0, 600.0))
+    plain = replay_table(table, ["baseline", "oracle"], change=change)
+    assert plain.what_if is not None
+    assert plain.what_if.assumptions == ("the job is so already: nothing changes",)
+    for one, other in zip(plain.what_if.step_estimates, plain.step_estimates, strict=True):
+        assert one.step_us == pytest.approx(other.step_us, rel=1e-9)
+        assert one.exposed_us == pytest.approx(other.exposed_us, rel=1e-6)
+        assert one.low_us == pytest.approx(other.low_us, rel=0.01)
+        assert one.high_us == pytest.approx(other.high_us, rel=0.01)
+
+
+# ---- tuned while logged --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [Change(stage=2), Change(bucket_bytes=2 * MIB), Change(n_ranks=4)], ids=str)
+def test_a_changed_job_is_foretold_the_same_from_a_tuned_log(change: Change):
+    """The baseline is NCCL's own choice, whatever ran while the job was logged."""
+    program = zero3(600.0, 600.0)
+    untuned, tuned = (answered(table, change).step_estimates[0] for table in (log_of(program), tuned_log(program)))
+    assert tuned.step_us == pytest.approx(untuned.step_us, rel=0.03)
+
+
+def test_another_stage_is_doubted_and_other_sizes_the_more_the_farther():
+    table = log_of(zero3(600.0, 600.0))
+    stage = answered(table, Change(stage=2)).step_estimates[0]
+    assert stage.high_us >= stage.step_us * (1 + STAGE_DOUBT)
+    assert stage.low_us <= stage.step_us / (1 + STAGE_DOUBT)
+    widths = []
+    for bucket_bytes in (2 * MIB, MIB // 8):
+        total = answered(table, Change(bucket_bytes=bucket_bytes)).totals[0]
+        widths.append(total.high_us / total.low_us)
+    assert widths[0] < widths[1]
+
+
+def test_what_nothing_prices_is_refused_and_not_free():
+    table = replace(log_of(ddp()), fabric={}, fabric_id="")
+    answer = answered(table, Change(bucket_bytes=3 * MIB))
+    assert not answer.step_estimates
+    assert answer.step_refusals[0].refused_share_percent == pytest.approx(100)
+
+
+# ---- buckets -------------------------------------------------------------------------------------
+
+
+def test_gathers_after_the_step_are_bucketed_as_the_gradients_are():
+    scatters = [call(Phase.gradient_scatter, SCATTER, 100.0) for _ in range(4)]
+    gathers = [call(Phase.post_step_gather, GATHER, 100.0) for _ in range(4)]
+    ops = [op for at in range(4) for op in (compute(200.0), issue(at))]
+    ops += [wait(at) for at in range(4)]
+    ops += [issue(4 + at) for at in range(4)] + [wait(4 + at) for at in range(4)]
+    program = Program((*scatters, *gathers), (*ops, compute(50.0)))
+    halved = with_buckets(program, MIB // 2)
+    assert [one.shape.message_bytes for one in halved.calls] == [MIB // 2] * 16
+    assert [one.shape.phase for one in halved.calls] == [Phase.gradient_scatter] * 8 + [Phase.post_step_gather] * 8
+    others = [replace(one, shape=replace(one.shape, message_bytes=3 * MIB)) for one in gathers]
+    apart = with_buckets(replace(program, calls=(*scatters, *others)), MIB // 2)
+    assert sum(one.shape.phase is Phase.post_step_gather for one in apart.calls) == 4
+
+
+# ---- what was named by hand ----------------------------------------------------------------------
+
+
+def test_a_named_store_must_exist(tmp_path: Path, monkeypatch, capsys):
+    write_trace(tmp_path, records(4, 50.0))
+    monkeypatch.setattr(sys, "argv", ["zerotune", "replay", str(tmp_path), "--store", str(tmp_path / "nosuch.db")])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert "there is no store at" in captured.err
+    assert not captured.out
+
+
+def test_a_trace_is_not_taken_for_another_fabrics(tmp_path: Path):
+    write_trace(tmp_path, records(4, 50.0))
+    with pytest.raises(UserError, match=r"ran on fabric ethernet_boxes, not on h100_node.*--on-fabric h100_node"):
+        load_table(tmp_path, "h100_node")
+    assert len(load_table(tmp_path, "ethernet_boxes").rows) == 4
