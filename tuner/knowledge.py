@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
-from tuner.features import CostPrior, Floats, Ints
+from tuner.features import CostPrior, Floats, Ints, cell_of
 from tuner.model.baked import UNKNOWN_STD, Correction
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Knowledge:
             ):
                 if candidate not in known or known[candidate][2] < line.count:
                     known[candidate] = entry
+        self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
         self._gains = _gains_by_key(by_job)
 
     @classmethod
@@ -120,16 +121,23 @@ class Knowledge:
         message_bytes: Floats,
         classes: Ints,
         costs: CostPrior,
+        *,
+        carries_over: bool = True,
     ) -> tuple[Floats, Floats]:
         """Log microseconds and their standard deviation, each [n_sizes, n_candidates]; NaN = not available.
 
-        Cost and correction only: what was measured at a key comes in by `overrule`.
+        Cost and correction only: what was measured at a key comes in by `overrule`. Without `carries_over` algorithms
+        and protocols that no earlier run has measured are left to NCCL's cost, with all the doubt about it: a trial
+        may find what others of another kind do not foretell.
         """
         corrected = self.correction is not None
         means = costs.log_cost(communicator, collective, candidates, message_bytes, described_only=corrected)
         if self.correction is None:
             return means, np.full(means.shape, UNKNOWN_STD)
         shifts, stds = self.correction.predict(communicator, collective, candidates, classes)
+        if not carries_over:
+            is_new = [not self.knows_of(collective, candidate) for candidate in candidates]
+            shifts[:, is_new], stds[:, is_new] = 0.0, UNKNOWN_STD
         return means + shifts, stds
 
     def overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
@@ -150,6 +158,10 @@ class Knowledge:
     def has_measured(self, key: DecisionKey) -> bool:
         """Whether earlier runs measured more than one setting at `key`."""
         return len(self._by_key.get(key, {})) > 1
+
+    def knows_of(self, collective: int, candidate: Candidate) -> bool:
+        """Whether earlier runs measured this algorithm and protocol anywhere; True where nobody measured anything."""
+        return not self._cells or candidate.is_baseline or (collective, *cell_of(candidate)) in self._cells
 
     def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
         """The candidate that earlier runs showed to beat the baseline at `key`, with the evidence."""

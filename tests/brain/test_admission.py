@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,8 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.nccl import fabric
-from store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol, size_class
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+    size_class,
+)
+from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
+from tuner.model.baked import UNKNOWN_STD
 from tuner.policy import choice
 from tuner.policy.admission import Option, Room, Stakes, best_option
 from tuner.policy.settings import PolicySettings
@@ -94,3 +107,29 @@ def test_only_where_earlier_jobs_have_measured_must_a_trial_pay_soon(monkeypatch
         found[pays_within] = [_n_slow_trials(n_known_keys) for n_known_keys in (0, 8)]
     assert found[0.1][0] == found[math.inf][0]
     assert found[0.1][1] < 0.5 * found[math.inf][1]
+
+
+class _Shifted:
+    """A correction that believes everything to be slower by 0.7 (log), and is sure of it."""
+
+    def predict(
+        self, communicator: CommunicatorClass, collective: Collective, candidates: Sequence[Candidate], classes: Ints
+    ) -> tuple[Floats, Floats]:
+        return np.full((len(classes), len(candidates)), 0.7), np.full((len(classes), len(candidates)), 0.1)
+
+
+def test_what_no_earlier_run_has_measured_is_as_doubtful_as_without_a_model_where_trials_are_chosen() -> None:
+    machine = fabric.load("ethernet_boxes")
+    place, kind = machine.communicator(range(16)), Collective.all_gather
+    key = DecisionKey(place, kind, Phase.other, size_class(1 << 20))
+    measured, new = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.pat, Protocol.simple, 4)
+    knowledge = Knowledge([_Line(key, measured, 100.0, is_default=False)], _Shifted())
+    costs = CostPrior(machine.describe())
+    asked = (place, kind, (measured, new), np.array([1e6]), np.array([key.size_class]), costs)
+    usual_means, usual_stds = knowledge.guess(*asked)
+    means, stds = knowledge.guess(*asked, carries_over=False)
+    assert usual_stds[0].tolist() == [0.1, 0.1]
+    assert stds[0].tolist() == [0.1, UNKNOWN_STD]
+    assert (usual_means - means)[0].tolist() == pytest.approx([0.0, 0.7])
+    nobody_measured = Knowledge((), _Shifted())
+    assert nobody_measured.guess(*asked, carries_over=False)[1][0].tolist() == [0.1, 0.1]

@@ -101,7 +101,9 @@ class FieldBook:
             batch = [nbytes, *waiting[: MAX_BATCH - 1]]
             classes = np.array([size_class(one) for one in batch], dtype=np.int64)
             sizes = np.array(batch, dtype=np.float64)
-            means, stds = self.knowledge.guess(*family, self.costs.candidates(*family), sizes, classes, self.costs)
+            means, stds = self.knowledge.guess(
+                *family, self.costs.candidates(*family), sizes, classes, self.costs, carries_over=False
+            )
             known.update(zip(batch, zip(means, stds, strict=True), strict=True))
         return known[nbytes]
 
