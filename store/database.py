@@ -287,6 +287,15 @@ class Store:
         where, parameters = _where(conditions)
         return _measurements.select(self._reader(), where, parameters, limit)
 
+    def measured(self) -> dict[tuple[str, str], int]:
+        """How many measurements there are of each job on each fabric, the jobs oldest first."""
+        rows = self._reader().execute(
+            "SELECT j.job_id, f.fabric_id, count(*) FROM measurements m JOIN series s ON s.id = m.series"
+            " JOIN jobs j ON j.id = m.job JOIN fabrics f ON f.id = s.fabric GROUP BY m.job, s.fabric"
+            " ORDER BY m.job, s.fabric"
+        )
+        return {(job_id, fabric_id): n_rows for job_id, fabric_id, n_rows in rows}
+
     def statistics(self, fabric_id: str, job_id: str | None = None) -> list[CandidateStatistics]:
         """Count, median, mean, spread and minimum of successful measurements on `fabric_id`, or of one job there.
 

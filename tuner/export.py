@@ -27,7 +27,6 @@ from store.records import (
     Collective,
     CommunicatorClass,
     Decision,
-    JobRecord,
     Outcome,
     Phase,
     Plan,
@@ -57,6 +56,28 @@ _HEAD: Final = (
     "Its pluginInit also alters NCCL's constants for Blackwell, and 2.27.7 to 2.29.7 misindex the cost table.",
     ",".join(NVIDIA_COLUMNS),
 )
+
+
+_SUFFIXES: Final = {
+    ".json": ("plan",),
+    ".csv": ("nvidia-csv", "measurements"),
+    ".parquet": ("measurements",),
+    **dict.fromkeys((".xls", ".xlsx", ".ods", ".db", ".sqlite", ".html", ".gz", ".zip"), ()),
+}
+"""Suffixes that promise a format -> what is written in it."""
+
+
+def check_suffix(out: Path, to: str) -> None:
+    """Refuse a name that promises another format than what would be in the file.
+
+    Raises:
+        UserError: it does.
+    """
+    suffix = out.suffix.lower()
+    if to in _SUFFIXES.get(suffix, (to,)) and (to != "measurements" or suffix in ("", ".csv", ".parquet")):
+        return
+    fitting = [one for one, formats in _SUFFIXES.items() if to in formats]
+    raise UserError(f"{to} is not written as {out.suffix}", f"name a file that ends in {' or '.join(fitting)}")
 
 
 def learned_plan(store: Store, job_id: str | None = None) -> PlanFile:
@@ -196,16 +217,24 @@ def export_measurements(store_path: Path, out: Path, job_id: str | None = None) 
     """Write the measurements of `job_id` (of all jobs when None), with names in place of numbers, as CSV or Parquet.
 
     The suffix .parquet tells. Unknown is empty in CSV and null in Parquet. Each row names its job and its fabric.
+
+    Raises:
+        UserError: there is no such job or nothing measured, or the file cannot be written.
     """
     with Store.open(store_path, read_only=True) as store:
-        jobs = {job.job_id: job for job in store.jobs()}
+        jobs = [job.job_id for job in store.jobs()]
         if job_id is not None and job_id not in jobs:
-            raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(list(jobs)[-3:]) or 'none'}")
-        chosen = jobs.values() if job_id is None else [jobs[job_id]]
-        blocks = (_columns(store.measurements(job_id=job.job_id), job) for job in chosen)
+            raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(jobs[-3:]) or 'none'}")
+        chosen = [owner for owner in store.measured() if job_id in (None, owner[0])]
+        if not chosen:
+            whose = "" if job_id is None else f" of job {job_id!r}"
+            raise UserError(f"no measurements{whose} are recorded in {store.path}", "run a job or a sweep first")
+        blocks = (_columns(store.measurements(fabric, job), job, fabric) for job, fabric in chosen)
         write = _write_parquet if out.suffix.lower() == ".parquet" else _write_csv
         n_rows = write(blocks, out)
-    return [f"{n_rows:,} measurements of {len(chosen)} job(s) written to {out}."]
+    n_jobs = len({job for job, _ in chosen})
+    kind = "" if out.suffix else " as CSV"
+    return [f"{n_rows:,} measurements of {n_jobs} job(s) written to {out}{kind}."]
 
 
 _ENUMS: Final = {
@@ -222,9 +251,9 @@ _ENUMS: Final = {
 _OF_JOB: Final = ("job_id", "fabric_id")
 
 
-def _columns(found: NDArray[Any], job: JobRecord) -> dict[str, list[Any]]:
+def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list[Any]]:
     named = {name: _named(name, found[name]) for name in found.dtype.names or ()}
-    return named | {"job_id": [job.job_id] * len(found), "fabric_id": [job.fabric_id or None] * len(found)}
+    return named | {"job_id": [job_id] * len(found), "fabric_id": [fabric_id or None] * len(found)}
 
 
 def _named(name: str, values: NDArray[Any]) -> list[Any]:
@@ -294,11 +323,14 @@ def _plan_row(line: str) -> PlanRow:
     n_channels, n_nodes, n_ranks = (int(field) for field in fields[5:8])
     if n_nodes < 1 or n_ranks < 1:
         raise ValueError("rows for any number of nodes or ranks have no counterpart in a plan")
+    min_bytes, max_bytes = int(fields[1]), int(fields[2])
+    if not 0 <= min_bytes <= max_bytes:
+        raise ValueError(f"{min_bytes}..{max_bytes} bytes are no range")
     return PlanRow(
         CommunicatorClass(n_ranks, n_nodes),
         catalog.parse_collective(fields[0]),
         Phase.other,
-        int(fields[1]),
-        int(fields[2]),
+        min_bytes,
+        max_bytes,
         Candidate(catalog.parse_algorithm(fields[3]), catalog.parse_protocol(fields[4]), max(n_channels, 0)),
     )

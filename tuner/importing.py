@@ -143,7 +143,7 @@ def _kept(
         if known.tobytes() != portion.rows[: len(known)].tobytes():
             job_id, fabric = owner
             raise UserError(
-                f"{store.path} has other measurements of job {job_id} on {fabric}, and would count it twice",
+                f"{store.path} has job {job_id} on {fabric} already, recorded otherwise: it would be counted twice",
                 "name another store with --store",
             )
     return Counter({owner: len(rows) for owner, rows in stored.items()})
@@ -154,16 +154,24 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
     summary = trace.summary
     if n_rows or (dry_run and summary.n_records):
         return
-    reasons = "; ".join(f"{count:,} {reason}" for reason, count in list(left_out(trace).items())[:3])
-    what = "no record" if not summary.n_records else f"nothing to measure by in {summary.n_records:,} records"
-    remedy = "docs/traces.md says what each format must hold"
-    if "nobody says which setting ran" in summary.unusable:
-        remedy = "say with --default or --setting what ran"
-    elif "ranks or nodes unknown" in summary.unusable:
-        remedy = "say with --n-nodes on how many nodes it ran"
-    raise UserError(
-        f"{path} was read as {trace.title}, and {what} was found{f' ({reasons})' if reasons else ''}", remedy
+    reasons = "; ".join(f"{reason} ({count:,})" for reason, count in list(left_out(trace).items())[:3])
+    what = (
+        f"none of its {summary.n_records:,} records is a measurement"
+        if summary.n_records
+        else f"it has no {trace.record} to use"
     )
+    remedy = "docs/traces.md says what each format must hold"
+    for reason, remedy_for in _REMEDIES.items():
+        if any(reason in one for one in summary.unusable):
+            remedy = remedy_for
+    raise UserError(f"{path} was read as {trace.title}: {what}{f': {reasons}' if reasons else ''}", remedy)
+
+
+_REMEDIES: Final = {
+    "does not say which collective": "say with --collective what was run",
+    "ranks or nodes unknown": "say with --n-nodes on how many nodes it ran",
+    "nobody says which setting ran": "say with --default or --setting what ran",
+}
 
 
 def _opened(path: Path, format_name: str | None, collective: Collective | None) -> Trace:

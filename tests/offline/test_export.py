@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from store.records import (
     size_class_range,
 )
 from tuner.export import (
+    check_suffix,
     export_measurements,
     export_nvidia_csv,
     export_plan,
@@ -239,3 +241,54 @@ def test_measurements_of_several_jobs_name_theirs(tmp_path: Path):
     with pytest.raises(UserError, match="no job 'third'; use one of first, second"):
         export_measurements(path, tmp_path / "x.csv", "third")
     assert not (tmp_path / "x.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "remedy"),
+    [
+        ("measurements", "m.xls", ".csv or .parquet"),
+        ("measurements", "m.json", ".csv or .parquet"),
+        ("measurements", "m.csv.gz", ".csv or .parquet"),
+        ("plan", "plan.parquet", ".json"),
+        ("plan", "plan.csv", ".json"),
+        ("nvidia-csv", "tuner.json", ".csv"),
+    ],
+)
+def test_a_name_that_promises_another_format_is_refused(to: str, name: str, remedy: str):
+    with pytest.raises(UserError, match=f"is not written as .*ends in {remedy}"):
+        check_suffix(Path(name), to)
+
+
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [("plan", "p.json"), ("plan", "p"), ("plan", "p.v2"), ("nvidia-csv", "t.conf"), ("nvidia-csv", "t.csv"),
+     ("measurements", "M.CSV"), ("measurements", "m.parquet"), ("measurements", "m")],
+)  # fmt: skip
+def test_other_names_are_anybodys(to: str, name: str):
+    check_suffix(Path(name), to)
+
+
+def test_nothing_to_export_is_no_success(tmp_path: Path, store_path: Path):
+    with Store.open(tmp_path / "s.db") as store:
+        store.record_job("idle", "f", {}, 2)
+        store.flush()
+    for job_id, told in (("idle", "no measurements of job 'idle'"), (None, "no measurements are")):
+        with pytest.raises(UserError, match=told):
+            export_measurements(tmp_path / "s.db", tmp_path / "m.csv", job_id)
+    assert not (tmp_path / "m.csv").exists()
+    (remark,) = export_measurements(store_path, tmp_path / "m")
+    assert remark.endswith("as CSV."), "without a suffix it says which format it took"
+
+
+def test_a_reversed_range_names_its_file_and_row(tmp_path: Path):
+    row = {"n_ranks": 2, "n_nodes": 2, "collective": "all_gather", "phase": "other"}
+    text = {
+        "zerotune_plan": 1,
+        "rows": [row | {"min_bytes": 1, "max_bytes": 2}, row | {"min_bytes": 9, "max_bytes": 8}],
+    }
+    (tmp_path / "p.json").write_text(json.dumps(text))
+    with pytest.raises(PlanError, match=r"p.json, row 2: 9..8 bytes are no range"):
+        read_plan(tmp_path / "p.json")
+    (tmp_path / "t.conf").write_text("# head\nallgather,9,8,ring,ll,4,2,2\n")
+    with pytest.raises(PlanError, match=r"t.conf, line 2: 9..8 bytes are no range"):
+        read_nvidia_csv(tmp_path / "t.conf")

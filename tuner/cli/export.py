@@ -18,7 +18,7 @@ def export(
         str,
         typer.Option(
             "--to",
-            help="plan (for launch --plan), nvidia-csv, or measurements (.csv, or .parquet).",
+            help="plan (for launch --plan, .json), nvidia-csv, or measurements (.csv, or .parquet).",
             autocompletion=completion.one_of("plan", "nvidia-csv", "measurements"),
         ),
     ] = "plan",
@@ -40,15 +40,16 @@ def export(
     """
     from tuner import export as exporting
 
-    path, out = store_path(store), output_file(out)
-    if to == "plan":
-        remarks = exporting.export_plan(path, out, job)
-    elif to == "nvidia-csv":
-        remarks = exporting.export_nvidia_csv(path, out, job)
-    elif to == "measurements":
-        remarks = exporting.export_measurements(path, out, job)
-    else:
+    write = {
+        "plan": exporting.export_plan,
+        "nvidia-csv": exporting.export_nvidia_csv,
+        "measurements": exporting.export_measurements,
+    }.get(to)
+    if write is None:
         raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv or measurements")
+    out = output_file(out)
+    exporting.check_suffix(out, to)
+    remarks = write(store_path(store), out, job)
     if as_json:
         import json
 

@@ -51,13 +51,16 @@ def import_(
     fabric_id: Annotated[
         str | None,
         typer.Option(
-            help="Hardware it was measured on; default: the folder's name.", autocompletion=completion.fabric_ids
+            help="Hardware it was measured on, where the file does not say; default: the folder's name.",
+            autocompletion=completion.fabric_ids,
         ),
     ] = None,
     setting: Annotated[
-        str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128 or ring/ll128/8.")
+        str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128 or ring/ll128/8ch.")
     ] = None,
-    default: Annotated[bool, typer.Option("--default", help="The file shows NCCL's own choices.")] = False,
+    default: Annotated[
+        bool, typer.Option("--default", help="NCCL chose, where the file does not say who did.")
+    ] = False,
     n_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file does not say.", min=1)] = None,
     collective: CollectiveName = None,
     format_name: FormatName = None,
@@ -72,7 +75,10 @@ def import_(
 
     Look first: zerotune import old.log --collective all_reduce --dry-run
 
-    Exit code 2: the file cannot be read, is of no known format, or is known to hold nothing to import.
+    Options say what the file does not: they never override it. Nothing is recorded twice.
+
+    Exit code 2: the file cannot be read, is of no known format, holds nothing that can be used, or an option cannot
+    be true of it.
     """
     from tuner import importing
 

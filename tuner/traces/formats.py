@@ -39,28 +39,61 @@ class Format:
     """Whether the first 64 KiB of a file (unpacked) begin such a trace."""
     read: Callable[[Path, Summary], Iterator[Block]]
     """The file's records; fills in the summary. Raises TraceError."""
+    record: str
+    """What a file without any lacks."""
 
 
 FORMATS: Final = (
-    Format("zerotune", "our own trace (--log-trace)", own_blocks.matches, own_blocks.read),
-    Format("flight_recorder", "PyTorch Flight Recorder, JSON", flight_recorder.matches, flight_recorder.read),
+    Format("zerotune", "our own trace (--log-trace)", own_blocks.matches, own_blocks.read, "collective"),
+    Format(
+        "flight_recorder",
+        "PyTorch Flight Recorder, JSON",
+        flight_recorder.matches,
+        flight_recorder.read,
+        "collective among its entries",
+    ),
     Format(
         "flight_recorder_pickle",
         "PyTorch Flight Recorder, pickle",
         flight_recorder_pickle.matches,
         flight_recorder_pickle.read,
+        "collective among its entries",
     ),
-    Format("kineto", "Kineto / Chrome trace", kineto.matches, kineto.read),
-    Format("execution_trace", "PyTorch execution trace", execution_trace.matches, execution_trace.read),
-    Format("nccl_tests_json", "nccl-tests -J", nccl_tests_json.matches, nccl_tests_json.read),
-    Format("param_comms", "PARAM comms trace", param_comms.matches, param_comms.read),
-    Format("inspector", "NCCL Inspector JSONL", inspector.matches, inspector.read),
-    Format("profiler_events", "NCCL profiler events, JSONL", profiler_events.matches, profiler_events.read),
-    Format("tuner_csv", "NVIDIA tuner CSV", tuner_csv.matches, tuner_csv.read),
-    Format("measurements_csv", "our measurements as CSV", measurements_csv.matches, measurements_csv.read),
-    Format("nccl_tests", "nccl-tests output", nccl_tests.matches, nccl_tests.read),
-    Format("nccl_debug", "NCCL_DEBUG log", nccl_debug.matches, nccl_debug.read),
-    Format("chakra", "Chakra protobuf", chakra.matches, chakra.read),
+    Format("kineto", "Kineto / Chrome trace", kineto.matches, kineto.read, "collective among its events"),
+    Format(
+        "execution_trace",
+        "PyTorch execution trace",
+        execution_trace.matches,
+        execution_trace.read,
+        "collective among its nodes",
+    ),
+    Format("nccl_tests_json", "nccl-tests -J", nccl_tests_json.matches, nccl_tests_json.read, "result"),
+    Format("param_comms", "PARAM comms trace", param_comms.matches, param_comms.read, "collective among its calls"),
+    Format("inspector", "NCCL Inspector JSONL", inspector.matches, inspector.read, "line of a collective"),
+    Format(
+        "profiler_events",
+        "NCCL profiler events, JSONL",
+        profiler_events.matches,
+        profiler_events.read,
+        "collective among its events",
+    ),
+    Format("tuner_csv", "NVIDIA tuner CSV", tuner_csv.matches, tuner_csv.read, "row of one setting"),
+    Format("measurements_csv", "our measurements as CSV", measurements_csv.matches, measurements_csv.read, "row"),
+    Format(
+        "nccl_tests",
+        "nccl-tests output",
+        nccl_tests.matches,
+        nccl_tests.read,
+        "row of results (size, count, type, time, algbw, busbw)",
+    ),
+    Format(
+        "nccl_debug",
+        "NCCL_DEBUG log",
+        nccl_debug.matches,
+        nccl_debug.read,
+        "line of a collective (NCCL_DEBUG_SUBSYS=COLL)",
+    ),
+    Format("chakra", "Chakra protobuf", chakra.matches, chakra.read, "collective among its nodes"),
 )
 
 

@@ -99,7 +99,7 @@ def _place(rows: Block, said: Said, summary: Summary, fewest_ranks: int = 1) -> 
         if len(told):
             summary.note(f"the file tells its number of nodes: --n-nodes {said.n_nodes} was not used for it")
         unsaid = (rows["n_nodes"] == 0) & (rows["n_ranks"] > 1)
-        fewest = int(rows["n_ranks"][unsaid].min(initial=UNKNOWN_U4))
+        fewest = int(rows["n_ranks"][unsaid if unsaid.any() else rows["n_ranks"] > 1].min(initial=UNKNOWN_U4))
         if fewest < said.n_nodes:
             raise UserError(f"{fewest} ranks cannot be on {said.n_nodes} nodes", "mend --n-nodes")
         rows["n_nodes"][unsaid] = said.n_nodes

@@ -26,6 +26,7 @@ _NVIDIA_RULE: Final = re.compile(
 )
 _OTHER_PACKERS: Final = (b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"7z\xbc\xaf\x27\x1c")
 _RULE_HEADERS: Final = (b"coll,nnodes,nranks,upto_bytes,", b"colltype,bytesperrank,")
+_SWEEP: Final = (b'"n_cells"', b'"n_places"', b'"n_visited"')
 _DEEPSPEED: Final = (b"| comm op: ", b"Comm. Op ")
 
 
@@ -44,6 +45,11 @@ def refusal(begin: bytes) -> Refusal | None:
         return Refusal("is Parquet", "import the CSV that `zerotune export --to measurements` writes")
     if begin.startswith(b"SQLite format 3\0"):
         return Refusal("is a SQLite database, perhaps our store or one of Nsight's", "name the store with --store")
+    if begin.lstrip().startswith(b"{") and all(key in begin[:2048] for key in _SWEEP):
+        return Refusal(
+            "is what `zerotune sweep --json` prints: medians, whose samples are in the sweep's store already",
+            "take them elsewhere with `zerotune export samples.csv --to measurements`",
+        )
     first_line = begin.lstrip().split(b"\n", 1)[0].replace(b" ", b"").lower()
     if first_line.startswith(_RULE_HEADERS) or _NVIDIA_RULE.search(begin[:4096]):
         return _RULES

@@ -54,6 +54,11 @@ class Trace:
         return self._files[0][1].title
 
     @property
+    def record(self) -> str:
+        """What one of its records is, in words."""
+        return self._files[0][1].record
+
+    @property
     def is_measurements(self) -> bool:
         """True when the rows are measured settings (nccl-tests, tuner CSV) that `zerotune import` stores."""
         return self.format_name in MEASURING_FORMATS
@@ -102,8 +107,8 @@ class Trace:
     def _note_collective(self) -> None:
         if self._n_others and self._collective is not None:
             self.summary.note(
-                f"{self._n_others:,} records say themselves which collective ran: --collective"
-                f" {self._collective.name} is not for them"
+                f"the file says which collective ran: --collective {self._collective.name} was not used for"
+                f" {self._n_others:,} records"
             )
 
     def observations(self) -> Iterator[Observation]:

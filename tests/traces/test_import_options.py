@@ -1,0 +1,114 @@
+"""Options of `zerotune import` against what files tell; and files of which nothing can be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import trace_samples as samples
+from test_import_command import HEADER, ROWS, command
+from test_import_edges import OLD_NCCL_TESTS
+
+from store.records import Algorithm, Candidate, Protocol
+from tuner.importing import parse_setting
+from tuner.traces import read_trace
+
+GATHERS = samples.REAL["nccl_tests"]
+"""nccl-tests of all_gather; its header names 1 host."""
+SWEEP = '{"job_id":"s","fabric_id":"f","n_cells":70,"n_places":10,"n_visited":4,"rows":[{"algbw_gbs":1,"busbw_gbs":1}]}'
+FORCED = "host:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--default", "--setting", "ring/ll"], "--setting and --default contradict each other"),
+        (["--setting", "tree/ll"], "tree/ll cannot have run: for all_gather on 1 node NCCL has ring/ll, ring/ll128"),
+        (["--setting", "nvls_tree/simple/4"], "nvls_tree/simple/4ch cannot have run: for all_gather"),
+        (["--default", "--n-nodes", "512"], "ranks cannot be on 512 nodes"),
+        ([], "say with --default or --setting what ran"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], reason: str, tmp_path: Path, monkeypatch, capsys):
+    code, out, err = command(monkeypatch, capsys, GATHERS, *words, "--store", tmp_path / "s.db")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert reason in err
+    assert not (tmp_path / "s.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["--default", "--n-nodes", "2"], "--n-nodes 2 was not used"),
+        (["--default", "--collective", "all_reduce"], "--collective all_reduce was not used"),
+    ],
+)
+def test_what_the_file_tells_stands(words: list[str], note: str, tmp_path: Path, monkeypatch, capsys):
+    code, out, _ = command(monkeypatch, capsys, GATHERS, *words, "--dry-run", "--json")
+    told = json.loads(out)
+    assert (code, told["n_measurements"]) == (0, 56)
+    assert any(note in one for one in told["notes"])
+    assert json.loads(command(monkeypatch, capsys, GATHERS, words[0], "--dry-run", "--json")[1])["notes"] == []
+
+
+def test_a_setting_that_was_asked_for_is_not_nccls_own(tmp_path: Path, monkeypatch, capsys):
+    table = tmp_path / "t.csv"
+    table.write_text(HEADER + ROWS.format(1024, 20) + ROWS.format(1024, 30).replace("ring,ll128,8", "default,,"))
+    (rows,) = read_trace(table).measurements(is_default=True)
+    assert rows["is_default"].tolist() == [0, 1]
+    log = tmp_path / "all_reduce.log"
+    log.write_text(OLD_NCCL_TESTS.replace("#       size", f"{FORCED}#       size"))
+    told = json.loads(command(monkeypatch, capsys, log, "--default", "--dry-run", "--json")[1])
+    assert (told["n_measurements"], told["left_out"]) == (0, {"nobody says which setting ran": 4})
+    assert any("--default was not used" in one for one in told["notes"])
+    log.write_text(OLD_NCCL_TESTS)
+    told = json.loads(command(monkeypatch, capsys, log, "--default", "--dry-run", "--json")[1])
+    assert (told["n_measurements"], told["notes"]) == (4, [])
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("notes.md", "The algbw and busbw of our cluster\n", "nccl-tests output: it has no row of results"),
+        ("100g.txt", OLD_NCCL_TESTS, "say with --collective what was run"),
+        ("sweep.json", SWEEP, "is what `zerotune sweep --json` prints"),
+        ("log", "h:1:1 [0] NCCL INFO Bootstrap\n" * 9, "NCCL_DEBUG log: it has no line of a collective"),
+        ("t.csv", HEADER, "NVIDIA tuner CSV: it has no row"),
+        ("dump_0.json", '{"version": "2.9", "pg_config": {}, "entries": []}', "it has no collective among its entries"),
+    ],
+)
+def test_a_file_without_anything_to_use_is_no_success(
+    name: str, content: str, reason: str, dry: list[str], tmp_path: Path, monkeypatch, capsys
+):
+    (tmp_path / name).write_text(content)
+    code, out, err = command(monkeypatch, capsys, tmp_path / name, "--default", "--store", tmp_path / "s.db", *dry)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert reason in err
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_of_several_files_one_with_results_is_enough(tmp_path: Path, monkeypatch, capsys):
+    (tmp_path / "a.txt").write_text(OLD_NCCL_TESTS)
+    (tmp_path / "all_reduce.txt").write_text(OLD_NCCL_TESTS)
+    code, out, _ = command(monkeypatch, capsys, tmp_path, "--default", "--dry-run")
+    assert code == 0
+    assert "usable as measurements: 4" in out
+
+
+@pytest.mark.parametrize("text", ["ring/ll128/8", "ring/ll128/8ch", "RING/LL128/8ch"])
+def test_settings_are_read_as_they_are_printed(text: str):
+    assert parse_setting(text) == Candidate(Algorithm.ring, Protocol.ll128, 8)
+
+
+@pytest.mark.parametrize("sizes", [[[-5]], [[10**30]], [[4096, -1]], [[float("inf")]]])
+@pytest.mark.parametrize("side", ["input_sizes", "output_sizes"])
+def test_a_call_with_an_impossible_size_is_damaged(side: str, sizes: list, tmp_path: Path):
+    """The other side is not taken for the whole: of an all_to_all it may be the smaller one."""
+    whole, *_ = json.loads(json.dumps(samples.FLIGHT_RECORDER["entries"]))
+    entries = [whole | {"profiling_name": "nccl:all_to_all", side: sizes}, whole]
+    (tmp_path / "dump_0.json").write_text(json.dumps({**samples.FLIGHT_RECORDER, "entries": entries}))
+    trace = read_trace(tmp_path / "dump_0.json")
+    assert [one.collective.name for one in trace.observations()] == ["all_gather"]
+    assert trace.summary.unusable == {"impossible sizes": 1}

@@ -1,0 +1,140 @@
+"""What `export --to measurements` writes comes back whole: fabrics, jobs, and how each row came to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.database import MEASUREMENT, UNKNOWN, Store
+from store.errors import UserError
+from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
+from tuner.export import export_measurements
+from tuner.importing import import_measurements
+from tuner.traces import Trace
+
+UNSAID = {"fabric_id": None, "setting": None, "is_default": False, "n_nodes": None, "dry_run": False}
+OWNERS = [("sweep-a", "boxes"), ("sweep-b", "boxes, altered"), ("sweep-a", "third")]
+
+
+def rows_of(n_rows: int, seed: int = 0) -> np.ndarray:
+    """Measurements that use every value the records allow."""
+    draw = np.random.default_rng(seed)
+    rows = np.zeros(n_rows, MEASUREMENT)
+    rows["n_ranks"] = draw.integers(1, 64, n_rows)
+    rows["n_nodes"] = draw.integers(1, rows["n_ranks"] + 1)
+    rows["message_bytes"] = draw.integers(1, 2**40, n_rows)
+    rows["duration_us"] = draw.random(n_rows) * 1e5
+    rows["epoch"], rows["step"] = draw.integers(0, 2**32, n_rows), draw.integers(0, 2**32, n_rows)
+    rows["memory_pressure"] = np.where(draw.random(n_rows) < 0.5, np.nan, draw.random(n_rows))
+    kinds = {"collective": Collective, "phase": Phase, "source": Source, "outcome": Outcome}
+    for name, kind in (kinds | {"timing_source": TimingSource, "algorithm": Algorithm, "protocol": Protocol}).items():
+        rows[name] = draw.integers(0, len(kind), n_rows)
+    silent = draw.random(n_rows) < 0.2
+    rows["algorithm"][silent] = rows["protocol"][silent] = UNKNOWN
+    rows["n_channels"], rows["is_default"] = draw.integers(0, 65, n_rows), draw.integers(0, 2, n_rows)
+    return rows
+
+
+def filled(path: Path, n_rows: int = 200) -> Path:
+    with Store.open(path) as store:
+        for seed, (job_id, fabric_id) in enumerate(OWNERS):
+            store.record_job(job_id, fabric_id, {"emulated": "boxes"}, 4)
+            store.record_measurements(fabric_id, job_id, rows_of(n_rows, seed))
+    return path
+
+
+def exported(store: Path, out: Path) -> Path:
+    export_measurements(store, out)
+    return out
+
+
+def imported(path: Path, store: Path, **said: object) -> tuple[Trace, int]:
+    return import_measurements(path, store, **(UNSAID | said))
+
+
+def stored(path: Path) -> dict[tuple[str, str], bytes]:
+    with Store.open(path, read_only=True) as store:
+        return {owner: store.measurements(owner[1], owner[0]).tobytes() for owner in store.measured()}
+
+
+def test_a_round_trip_loses_nothing(tmp_path: Path):
+    first = filled(tmp_path / "first.db")
+    table = exported(first, tmp_path / "all.csv")
+    _, n_rows = imported(table, tmp_path / "second.db")
+    assert n_rows == 600
+    assert stored(first) == stored(tmp_path / "second.db")
+    assert set(stored(first)) == set(OWNERS), "a job that ran on two fabrics has both"
+    assert exported(tmp_path / "second.db", tmp_path / "again.csv").read_bytes() == table.read_bytes()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.sampled_from(OWNERS), min_size=1, max_size=12))
+def test_rows_go_to_their_owner_in_any_order(tmp_path_factory: pytest.TempPathFactory, owners: list[tuple[str, str]]):
+    folder = tmp_path_factory.mktemp("mixed")
+    header, *lines = exported(filled(folder / "s.db", len(owners)), folder / "all.csv").read_text().splitlines()
+    by_owner = {owner: [line for line in lines if line.endswith(_ending(owner))] for owner in OWNERS}
+    taken = dict.fromkeys(OWNERS, 0)
+    picked = [header]
+    for owner in owners:
+        picked.append(by_owner[owner][taken[owner]])
+        taken[owner] += 1
+    (folder / "mixed.csv").write_text("\n".join(picked) + "\n")
+    imported(folder / "mixed.csv", folder / "t.db")
+    whole, found = stored(folder / "s.db"), stored(folder / "t.db")
+    for owner, n_rows in taken.items():
+        assert found.get(owner, b"") == whole[owner][: n_rows * MEASUREMENT.itemsize]
+
+
+def _ending(owner: tuple[str, str]) -> str:
+    job_id, fabric_id = owner
+    return f',{job_id},"{fabric_id}"' if "," in fabric_id else f",{job_id},{fabric_id}"
+
+
+def test_nothing_is_counted_twice(tmp_path: Path):
+    first = filled(tmp_path / "first.db")
+    table = exported(first, tmp_path / "all.csv")
+    before = stored(first)
+    trace, n_rows = imported(table, first)
+    assert n_rows == 0
+    assert any("imported before" in note for note in trace.summary.notes)
+    assert stored(first) == before
+    with Store.open(first) as store:
+        assert {job.n_ranks for job in store.jobs()} == {4}, "what was known of the job stays known"
+        store.record_measurements("boxes", "sweep-a", rows_of(7, 9))
+    exported(first, tmp_path / "later.csv")
+    imported(table, tmp_path / "second.db")
+    assert imported(tmp_path / "later.csv", tmp_path / "second.db")[1] == 7, "a later export adds what is new"
+    assert stored(first) == stored(tmp_path / "second.db")
+
+
+def test_another_job_of_the_same_name_is_refused(tmp_path: Path):
+    table = exported(filled(tmp_path / "first.db"), tmp_path / "all.csv")
+    with Store.open(tmp_path / "second.db") as store:
+        store.record_job("sweep-b", "boxes, altered", {}, 2)
+        store.record_measurements("boxes, altered", "sweep-b", rows_of(5, 77))
+    before = stored(tmp_path / "second.db")
+    with pytest.raises(UserError, match=r"has job sweep-b on boxes, altered already.*--store"):
+        imported(table, tmp_path / "second.db")
+    assert stored(tmp_path / "second.db") == before
+
+
+def test_options_fill_in_and_never_override(tmp_path: Path):
+    first = filled(tmp_path / "first.db")
+    table = exported(first, tmp_path / "all.csv")
+    trace, _ = imported(table, tmp_path / "t.db", fabric_id="mine", is_default=True, n_nodes=1)
+    assert stored(tmp_path / "t.db") == stored(first)
+    for option in ("--fabric-id", "--default", "--n-nodes 1"):
+        assert any(f"{option} was not used" in note for note in trace.summary.notes), option
+    bare = tmp_path / "bare.csv"
+    bare.write_text("collective,message_bytes,n_ranks,n_nodes,duration_us\nall_gather,1024,8,,10.5\n")
+    with pytest.raises(UserError, match=r"none of its 1 records.*ranks or nodes unknown.*say with --n-nodes"):
+        imported(bare, tmp_path / "u.db")
+    with pytest.raises(UserError, match=r"nobody says which setting ran.*say with --default or --setting"):
+        imported(bare, tmp_path / "u.db", n_nodes=2)
+    imported(bare, tmp_path / "u.db", n_nodes=2, is_default=True, fabric_id="mine")
+    ((job_id, fabric_id),) = stored(tmp_path / "u.db")
+    assert (job_id[:7], fabric_id) == ("import-", "mine")
