@@ -23,6 +23,11 @@ from tuner.replay.table import CollectiveTable, Shape
 MAX_MODEL_ERROR_PERCENT: Final = 5.0
 """A program that misses the logged steps by more is not used."""
 LEAST_MODEL_ERROR_PERCENT: Final = 0.2
+OVERLAP_DOUBT: Final = 0.12
+"""Of the communication that changes while computation hides some, 95 %: a log does not show how much computation
+stood ready for more of it, or waited behind less. Seen when programs were foretold from logs of half or twice their
+communication; where nothing is hidden nothing is doubted.
+"""
 OVERLAP: Final = "overlap"
 FIRST_ORDER: Final = "first order"
 
@@ -126,8 +131,13 @@ def step_estimates(
     verdicts: Mapping[str, Mapping[Shape, ShapeVerdict]],
     default_channels: Mapping[Shape, int],
     total_logged_us: float,
+    logged: StepFacts | None = None,
 ) -> tuple[list[StepEstimate], list[StepRefusal]]:
-    """Step time under each policy that could be judged. `default_channels` are those of NCCL's own choice."""
+    """Step time under each policy that could be judged.
+
+    `default_channels` are those of NCCL's own choice; `logged` is what the trace showed, where `facts` are those of a
+    changed job.
+    """
     if model is None:
         return _first_order(facts, totals, total_logged_us)
     estimates: list[StepEstimate] = []
@@ -142,7 +152,7 @@ def step_estimates(
         if silent_us > 0:
             refusals.append(StepRefusal(total.policy, 100 * silent_us / model.program.communication_us))
         else:
-            estimates.append(_by_program(facts, model.program, total, judged, default_channels))
+            estimates.append(_by_program(facts, logged or facts, model.program, total, judged, default_channels))
     return estimates, refusals
 
 
@@ -154,8 +164,15 @@ def usual_durations(program: Program) -> dict[Shape, float]:
     return {shape: sum(known) / len(known) for shape, known in logged_us.items()}
 
 
+def _overlap_doubt_us(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Between two steps of (communication, exposed)."""
+    hidden_us = max(communication_us - exposed_us for communication_us, exposed_us in (one, other))
+    return OVERLAP_DOUBT * max(min(abs(one[0] - other[0]), hidden_us), 0.0)
+
+
 def _by_program(
     facts: StepFacts,
+    seen: StepFacts,
     program: Program,
     total: PolicyTotal,
     judged: Mapping[Shape, ShapeVerdict],
@@ -182,9 +199,11 @@ def _by_program(
 
     # The program's own small error cancels: it is asked for changes only.
     logged = steady_step(program)
-    offset_us = facts.step_us - logged.step_us
-    baseline_us = steady_step(program, durations(of_baseline=True), default_channels).step_us + offset_us
+    offset_us, offset_exposed_us = facts.step_us - logged.step_us, facts.exposed_us - logged.exposed_us
+    baseline = steady_step(program, durations(of_baseline=True), default_channels)
+    baseline_us = baseline.step_us + offset_us
     found = step()
+    exposed_us, communication_us = max(found.exposed_us + offset_exposed_us, 0.0), sum(durations())
     low_by, high_by = (end_us / total.cost_us if total.cost_us > 0 else 1.0 for end_us in (total.low_us, total.high_us))
     # The change's interval moves those collectives alone whose setting is not the baseline's.
     changed_us = sum((one.cost_us or 0.0) * one.n_collectives for one in judged.values() if one.setting != "baseline")
@@ -192,8 +211,14 @@ def _by_program(
     doubts_us = [total.baseline_us * (total.gain_percent - end_percent) / 100 for end_percent in ends_percent]
     best_by, worst_by = (max(1 + one / changed_us, 0.0) if changed_us > 0 else 1.0 for one in doubts_us)
     program_error_us = facts.step_us * max(facts.model_error_percent, LEAST_MODEL_ERROR_PERCENT) / 100
-    error_us = math.hypot(program_error_us, NORMAL_95 * facts.step_us * facts.noise_percent / 100)
-    change_error_us = program_error_us if any(differs) else 0.0
+    error_us = math.hypot(
+        program_error_us,
+        NORMAL_95 * facts.step_us * facts.noise_percent / 100,
+        _overlap_doubt_us((communication_us, exposed_us), (seen.communication_us, seen.exposed_us)),
+    )
+    of_baseline = sum(durations(of_baseline=True)), baseline.exposed_us + offset_exposed_us
+    change_doubt_us = _overlap_doubt_us((communication_us, exposed_us), of_baseline)
+    change_error_us = math.hypot(program_error_us, change_doubt_us) if any(differs) else 0.0
 
     def change_percent(step_us: float) -> float:
         return 100 * ((step_us + offset_us) / baseline_us - 1)
@@ -203,8 +228,8 @@ def _by_program(
         step_us=found.step_us + offset_us,
         low_us=step(all_by=low_by).step_us + offset_us - error_us,
         high_us=step(all_by=high_by).step_us + offset_us + error_us,
-        exposed_us=max(found.exposed_us + facts.exposed_us - logged.exposed_us, 0.0),
-        communication_us=sum(durations()),
+        exposed_us=exposed_us,
+        communication_us=communication_us,
         change_percent=change_percent(found.step_us),
         change_low_percent=change_percent(step(changed_by=best_by).step_us - change_error_us),
         change_high_percent=change_percent(step(changed_by=worst_by).step_us + change_error_us),

@@ -309,7 +309,7 @@ def _judged(
         logged.facts, step_us=steady.step_us + lacking.step_us, exposed_us=steady.exposed_us + lacking.exposed_us
     )
     estimates, refusals = step_estimates(
-        facts, replace(logged.model, program=priced), totals, by_policy, channels, sum(weights)
+        facts, replace(logged.model, program=priced), totals, by_policy, channels, sum(weights), logged.facts
     )
     return WhatIf(
         change=str(change),
