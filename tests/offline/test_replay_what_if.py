@@ -54,16 +54,16 @@ def answered(table: CollectiveTable, change: Change) -> WhatIf:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_both_levels_of_a_tuned_job_are_foretold(seed: int):
+@pytest.mark.parametrize("program", [zero3(600.0, 600.0), zero3(), ddp()], ids=["exposed", "half hidden", "ddp"])
+def test_both_levels_of_a_tuned_job_are_foretold(program: Program, seed: int):
     """NCCL's own choice ran in the first steps only, the rest of the log is faster: each level is its own steps'."""
-    program = zero3(600.0, 600.0)
     estimates = replay_table(tuned_log(program, seed=seed), ["baseline", "oracle"]).step_estimates
     truths_us = [
         steady_step(program, [one.logged_us * factor for one in program.calls]).step_us for factor in (1.0, 0.6)
     ]
     for estimate, truth_us in zip(estimates, truths_us, strict=True):
         assert estimate.low_us <= truth_us <= estimate.high_us
-        assert estimate.high_us / estimate.low_us < 1.06
+        assert estimate.high_us / estimate.low_us < 1.12
 
 
 # ---- no change -----------------------------------------------------------------------------------

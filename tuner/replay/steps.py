@@ -8,7 +8,7 @@ answer is first order: the exposed share of communication is taken to stay what 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -164,6 +164,18 @@ def usual_durations(program: Program) -> dict[Shape, float]:
     return {shape: sum(known) / len(known) for shape, known in logged_us.items()}
 
 
+def correction(program: Program, facts: StepFacts) -> Callable[[StepTime], StepTime]:
+    """By what the program misses the steps it was made of, in proportion: it is taken to miss others as much."""
+    own = steady_step(program)
+    factor = facts.step_us / own.step_us
+    exposed_share = (facts.exposed_us - own.exposed_us) / own.step_us
+
+    def corrected(step: StepTime) -> StepTime:
+        return StepTime(step.step_us * factor, max(step.exposed_us + exposed_share * step.step_us, 0.0))
+
+    return corrected
+
+
 def _overlap_doubt_us(one: tuple[float, float], other: tuple[float, float]) -> float:
     """Between two steps of (communication, exposed)."""
     hidden_us = max(communication_us - exposed_us for communication_us, exposed_us in (one, other))
@@ -194,41 +206,38 @@ def _by_program(
             found.append(cost_us * call.logged_us / usual_us[call.shape] * factor)
         return found
 
-    def step(all_by: float = 1.0, changed_by: float = 1.0) -> StepTime:
-        return steady_step(program, durations(all_by=all_by, changed_by=changed_by), channels)
+    corrected = correction(program, facts)
 
-    # The program's own small error cancels: it is asked for changes only.
-    logged = steady_step(program)
-    offset_us, offset_exposed_us = facts.step_us - logged.step_us, facts.exposed_us - logged.exposed_us
-    baseline = steady_step(program, durations(of_baseline=True), default_channels)
-    baseline_us = baseline.step_us + offset_us
-    found = step()
-    exposed_us, communication_us = max(found.exposed_us + offset_exposed_us, 0.0), sum(durations())
+    def step(all_by: float = 1.0, changed_by: float = 1.0) -> StepTime:
+        return corrected(steady_step(program, durations(all_by=all_by, changed_by=changed_by), channels))
+
+    baseline = corrected(steady_step(program, durations(of_baseline=True), default_channels))
+    found, communication_us = step(), sum(durations())
     low_by, high_by = (end_us / total.cost_us if total.cost_us > 0 else 1.0 for end_us in (total.low_us, total.high_us))
     # The change's interval moves those collectives alone whose setting is not the baseline's.
     changed_us = sum((one.cost_us or 0.0) * one.n_collectives for one in judged.values() if one.setting != "baseline")
     ends_percent = total.gain_high_percent, total.gain_low_percent
     doubts_us = [total.baseline_us * (total.gain_percent - end_percent) / 100 for end_percent in ends_percent]
     best_by, worst_by = (max(1 + one / changed_us, 0.0) if changed_us > 0 else 1.0 for one in doubts_us)
-    program_error_us = facts.step_us * max(facts.model_error_percent, LEAST_MODEL_ERROR_PERCENT) / 100
+    program_error = max(facts.model_error_percent, LEAST_MODEL_ERROR_PERCENT) / 100
     error_us = math.hypot(
-        program_error_us,
-        NORMAL_95 * facts.step_us * facts.noise_percent / 100,
-        _overlap_doubt_us((communication_us, exposed_us), (seen.communication_us, seen.exposed_us)),
+        found.step_us * program_error,
+        found.step_us * NORMAL_95 * facts.noise_percent / 100,
+        _overlap_doubt_us((communication_us, found.exposed_us), (seen.communication_us, seen.exposed_us)),
     )
-    of_baseline = sum(durations(of_baseline=True)), baseline.exposed_us + offset_exposed_us
-    change_doubt_us = _overlap_doubt_us((communication_us, exposed_us), of_baseline)
-    change_error_us = math.hypot(program_error_us, change_doubt_us) if any(differs) else 0.0
+    of_baseline = sum(durations(of_baseline=True)), baseline.exposed_us
+    change_doubt_us = _overlap_doubt_us((communication_us, found.exposed_us), of_baseline)
+    change_error_us = math.hypot(baseline.step_us * program_error, change_doubt_us) if any(differs) else 0.0
 
     def change_percent(step_us: float) -> float:
-        return 100 * ((step_us + offset_us) / baseline_us - 1)
+        return 100 * (step_us / baseline.step_us - 1)
 
     return StepEstimate(
         policy=total.policy,
-        step_us=found.step_us + offset_us,
-        low_us=step(all_by=low_by).step_us + offset_us - error_us,
-        high_us=step(all_by=high_by).step_us + offset_us + error_us,
-        exposed_us=exposed_us,
+        step_us=found.step_us,
+        low_us=step(all_by=low_by).step_us - error_us,
+        high_us=step(all_by=high_by).step_us + error_us,
+        exposed_us=found.exposed_us,
         communication_us=communication_us,
         change_percent=change_percent(found.step_us),
         change_low_percent=change_percent(step(changed_by=best_by).step_us - change_error_us),

@@ -26,10 +26,10 @@ from tuner.replay.engine import PolicyTotal, judge
 from tuner.replay.evidence import Evidence, Prediction, Predictor
 from tuner.replay.legality import without_refused
 from tuner.replay.policies import Context, Policy
-from tuner.replay.program import Call, Program, StepTime, steady_step
+from tuner.replay.program import Call, Program, steady_step
 from tuner.replay.reshape import with_buckets, with_ranks, with_stage
 from tuner.replay.schedule import StepModel
-from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal, step_estimates, usual_durations
+from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal, correction, step_estimates, usual_durations
 from tuner.replay.table import CollectiveTable, Shape
 
 MAX_RANKS: Final = 16384
@@ -111,12 +111,6 @@ class Logged:
     """On how many channels NCCL's own choice ran."""
     fabric: Fabric | None = None
     fabric_id: str = ""
-
-    @property
-    def lacking(self) -> StepTime:
-        """What the program lacks of the logged step; it is taken to lack as much of others."""
-        found = steady_step(self.model.program)
-        return StepTime(self.facts.step_us - found.step_us, self.facts.exposed_us - found.exposed_us)
 
 
 def what_if(
@@ -253,7 +247,10 @@ def _predictor(
         if found is None or shape not in scale:
             return found
         factor, error = scale[shape]
-        return found[0] * factor, found[1] if error is None else min(error, found[1])
+        if error is None:
+            return found[0] * factor, found[1]
+        # What was learned from measurements may know better; NCCL's model alone does not know how wrong it is.
+        return found[0] * factor, min(error, found[1]) if world.model_error else error
 
     return scaled
 
@@ -304,10 +301,8 @@ def _judged(
         total.policy: dict(zip(shapes, verdicts[at * len(shapes) : (at + 1) * len(shapes)], strict=True))
         for at, total in enumerate(totals)
     }
-    steady, lacking = steady_step(priced), logged.lacking
-    facts = msgspec.structs.replace(
-        logged.facts, step_us=steady.step_us + lacking.step_us, exposed_us=steady.exposed_us + lacking.exposed_us
-    )
+    step = correction(logged.model.program, logged.facts)(steady_step(priced))
+    facts = msgspec.structs.replace(logged.facts, step_us=step.step_us, exposed_us=step.exposed_us)
     estimates, refusals = step_estimates(
         facts, replace(logged.model, program=priced), totals, by_policy, channels, sum(weights), logged.facts
     )
