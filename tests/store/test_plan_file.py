@@ -17,7 +17,7 @@ rows = st.builds(
     st.sampled_from(Collective),
     st.sampled_from(Phase),
     st.integers(1, 2**40),
-    st.integers(1, 2**40),
+    st.integers(2**40, 2**41),
     candidates,
     st.text(max_size=20),
 )
@@ -45,6 +45,7 @@ GOOD = {
         ({"collective": "gather_all"}, "'gather_all'"),
         ({"colour": 1}, "colour"),
         ({"min_bytes": "1"}, "min_bytes"),
+        ({"min_bytes": 10}, "row 1: 10..9 bytes are no range"),
     ],
 )
 def test_refusals_name_the_value(tmp_path, change, named):

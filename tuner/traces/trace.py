@@ -11,6 +11,7 @@ from store.records import Candidate, Collective, Observation
 from tuner.traces import measurements_csv, own_joined
 from tuner.traces.formats import Format, by_name, detect
 from tuner.traces.measuring import Portion, Said, measured
+from tuner.traces.rank_joining import joined
 from tuner.traces.records import MAX_BYTES, Block, Summary, to_observations
 
 Read = TypeVar("Read")
@@ -68,6 +69,7 @@ class Trace:
 
         Raises TraceError; of several files, only if none can be read (the others are counted and named).
         """
+        self._begin()
         yield from self._of_files(self._blocks_of)
         self._note_collective()
 
@@ -79,7 +81,6 @@ class Trace:
             self.summary.note(f"left out {len(self._left_out)} file(s) that are no trace: {named}")
 
     def _of_files(self, read: Callable[[Path, Format], Iterator[Read]]) -> Iterator[Read]:
-        self._begin()
         refusals = 0
         for path, file_format in self._files:
             try:
@@ -119,23 +120,24 @@ class Trace:
     def portions(self, said: Said = NOTHING_SAID) -> Iterator[Portion]:
         """The trace's measurements by job and fabric, in blocks of at most 64 Ki rows.
 
-        Our own traces are joined over their ranks. Records without a duration, ranks or nodes, and those of which
-        nobody says what ran, are counted as unusable.
+        Traces of jobs are joined over their ranks: one row per collective. Records without a duration, ranks or
+        nodes, and those of which nobody says what ran, are counted as unusable.
 
         Raises:
             TraceError: as `blocks`.
             UserError: what was said cannot be true of these records.
         """
+        self._begin()
         if self.format_name == "measurements_csv":
             yield from self._of_files(lambda path, _: measurements_csv.portions(path, said, self.summary))
         elif self.format_name == "zerotune":
-            self._begin()
             of_file = dict(self._files)
             yield from own_joined.portions(
                 self.paths, lambda path: self._blocks_of(path, of_file[path]), said, self.summary
             )
         else:
-            for block in self._of_files(self._blocks_of):
+            blocks = self._of_files(self._blocks_of)
+            for block in blocks if self.is_measurements else joined(blocks, self.summary):
                 rows = measured(block, said, self.summary)
                 if len(rows):
                     yield Portion(rows)

@@ -1,0 +1,67 @@
+"""Other tools' traces joined over their ranks: of one collective, what the last rank to arrive saw.
+
+Their files come rank by rank and may be of any order, so the timed records of all of them are held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.traces.records import BLOCK_ROWS, Block, Summary
+
+
+def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
+    """One record per timed collective, with the shortest of its ranks' durations.
+
+    A collective that fewer ranks report than others of its communicator is left out, since its duration may be
+    waiting for the silent ones. Records that do not name their rank stay as they are.
+    """
+    timed = []
+    for block in blocks:
+        has_time = block["duration_us"] > 0
+        summary.skip("no duration", int((~has_time).sum()))
+        timed.append(block[has_time])
+    records = np.concatenate(timed) if timed else None
+    if records is None or not len(records):
+        return
+    order = np.lexsort([records[name] for name in ("rank", "sequence", "collective", "comm_id")])
+    records = records[order]
+    repeat = _place_in_run(_begins(records, ("comm_id", "collective", "sequence", "rank")))
+    order = np.lexsort([repeat, *(records[name] for name in ("sequence", "collective", "comm_id"))])
+    records, repeat = records[order], repeat[order]
+    is_first = _begins(records, ("comm_id", "collective", "sequence"))
+    is_first[1:] |= repeat[1:] != repeat[:-1]
+    starts = np.flatnonzero(is_first)
+    counts = np.diff(np.append(starts, len(records)))
+    calls = records[starts]
+    calls["duration_us"] = np.minimum.reduceat(records["duration_us"], starts)
+    _, communicator = np.unique(calls["comm_id"], return_inverse=True)
+    usual = np.zeros(communicator.max() + 1, np.int64)
+    np.maximum.at(usual, communicator, counts)
+    is_partial = counts < usual[communicator]
+    is_mixed = (counts > calls["n_ranks"]) & (calls["n_ranks"] > 0)
+    summary.skip("not reported by all ranks", int(counts[is_partial & ~is_mixed].sum()))
+    summary.skip("reported by more ranks than its group has", int(counts[is_mixed].sum()))
+    is_whole = ~(is_partial | is_mixed)
+    if counts.max() > 1:
+        summary.n_joined = int(counts[is_whole].sum())
+    whole = calls[is_whole]
+    for first in range(0, len(whole), BLOCK_ROWS):
+        yield whole[first : first + BLOCK_ROWS]
+
+
+def _begins(records: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which records differ from the one before in any of the columns."""
+    begins = np.ones(len(records), bool)
+    begins[1:] = np.logical_or.reduce([records[name][1:] != records[name][:-1] for name in names])
+    return begins
+
+
+def _place_in_run(begins: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """0, 1, 2 ... from each True on."""
+    places = np.arange(len(begins))
+    runs: NDArray[np.intp] = places - np.maximum.accumulate(np.where(begins, places, 0))
+    return runs
