@@ -241,7 +241,7 @@ def run_daemon(
                 None,
                 lambda fabric_id, knowledge: daemon.call_soon(lambda: service.model_ready(fabric_id, knowledge)),
             )
-            service.on_request = learner.ask
+            service.learning.on_request = learner.ask
             try:
                 with _signals(daemon.stop):
                     on_ready(store.path)

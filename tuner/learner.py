@@ -20,7 +20,7 @@ import msgspec
 
 from store.database import Store
 from store.records import ModelRecord
-from tuner.service import Request, RequestKind
+from tuner.learning import Request, RequestKind
 from tuner.trainer import keep
 
 _log = logging.getLogger("zerotune.learner")

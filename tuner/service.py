@@ -1,6 +1,6 @@
 """The daemon's mind: messages in, messages out. Pure: clock, store and brains are passed in.
 
-Slow work is asked for, not done: `on_request` is told what a learner should load or fit, and
+Slow work is asked for, not done: `learning` is told what a learner should load or fit, and
 `model_ready` takes its result. Until a fabric's knowledge is there, its jobs are observed and stored.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +33,7 @@ from store.wire import (
 )
 from tuner.job import BrainLike, Job, RankSession, headline
 from tuner.join import measurements_of
+from tuner.learning import Learning
 from tuner.nodes import NodeSession, NoUplinks, UplinksLike
 
 _log = logging.getLogger("zerotune.service")
@@ -43,8 +42,6 @@ SILENCE_S: Final = 10.0
 """A rank greets every second; one that has not for so long is gone."""
 SETTLE_S: Final = 1.0
 """Windows open when all ranks are here, or none has come or gone for so long."""
-TRAIN_EVERY_MEASUREMENTS: Final = 5_000
-TRAIN_PAUSE_S: Final = 60.0
 JOIN_EVERY_S: Final = 0.05
 """Observations gather for so long before they are joined."""
 TICK_EVERY_S: Final = 0.5
@@ -80,27 +77,6 @@ BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], obj
 """(job_id, fabric_id, fabric, knowledge) -> brain."""
 
 
-class RequestKind(Enum):
-    """What a learner can be asked for."""
-
-    load = "load"
-    train = "train"
-
-
-class Request(NamedTuple):
-    """Load what is known of a fabric, or fit its model anew first."""
-
-    kind: RequestKind
-    fabric_id: str
-
-
-class _FabricLearning(msgspec.Struct):
-    knowledge: object | None = None
-    asked_at_s: float = float("-inf")
-    n_new: int = 0
-    """Measurements since the model was last fitted."""
-
-
 class Service:
     """All jobs of one daemon.
 
@@ -127,11 +103,10 @@ class Service:
         self._uplinks = uplinks or NoUplinks()
         self._jobs: dict[str, Job] = {}
         self._senders: dict[bytes, tuple[str, int]] = {}
-        self._learning: dict[str, _FabricLearning] = {}
+        self.learning = Learning(clock)
+        """What jobs start from, and when the learner is asked for more."""
         self._slices: Iterator[list[Reply]] | None = None
         """What is left of a job's tick."""
-        self.on_request: Callable[[Request], None] = lambda _: None
-        """Called with work for the learner; must not block."""
         self.n_refused = 0
         """Messages answered with an error."""
         self.n_unannounced = 0
@@ -218,7 +193,7 @@ class Service:
 
     def model_ready(self, fabric_id: str, knowledge: object) -> None:
         """The learner has loaded or fitted: jobs of the fabric think with it from now on."""
-        self._learning.setdefault(fabric_id, _FabricLearning()).knowledge = knowledge
+        self.learning.ready(fabric_id, knowledge)
         for job in self._jobs.values():
             if job.fabric_id == fabric_id:
                 if job.has_brain:
@@ -333,13 +308,9 @@ class Service:
         """Make the job's brain, or ask for the knowledge it needs; only where its rank 0 is."""
         if job.has_brain or job.trouble or 0 not in job.ranks:
             return
-        learning = self._learning.setdefault(job.fabric_id, _FabricLearning())
-        if learning.knowledge is None:
-            if learning.asked_at_s == float("-inf"):
-                learning.asked_at_s = self._clock()
-                self.on_request(Request(RequestKind.load, job.fabric_id))
-            return
-        job.give_brain(self._brains(job.job_id, job.fabric_id, job.fabric, learning.knowledge))
+        knowledge = self.learning.knowledge_of(job.fabric_id)
+        if knowledge is not None:
+            job.give_brain(self._brains(job.job_id, job.fabric_id, job.fabric, knowledge))
 
     def _steps(self, job: Job, steps: Sequence[StepRecord]) -> list[Reply]:
         for step in steps:
@@ -370,16 +341,7 @@ class Service:
 
     def _record(self, job: Job, block: NDArray[np.void]) -> None:
         self._store.record_measurements(job.fabric_id, job.job_id, block)
-        learning = self._learning.setdefault(job.fabric_id, _FabricLearning())
-        learning.n_new += len(block)
-        if learning.n_new >= TRAIN_EVERY_MEASUREMENTS and self._clock() - learning.asked_at_s >= TRAIN_PAUSE_S:
-            self._ask_to_train(job.fabric_id)
-
-    def _ask_to_train(self, fabric_id: str) -> None:
-        learning = self._learning[fabric_id]
-        learning.n_new = 0
-        learning.asked_at_s = self._clock()
-        self.on_request(Request(RequestKind.train, fabric_id))
+        self.learning.measured(job.fabric_id, len(block))
 
     def _leave(self, sender: bytes) -> None:
         job_id, rank = self._senders.pop(sender)
@@ -395,8 +357,7 @@ class Service:
         job.uplink.end(rank)
         self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())
         del self._jobs[job_id]
-        if self._learning.get(job.fabric_id, _FabricLearning()).n_new:
-            self._ask_to_train(job.fabric_id)
+        self.learning.job_ended(job.fabric_id)
         _log.info("job %s ended", job_id)
 
     def _refuse(self, sender: bytes, code: str, text: str) -> list[Reply]:

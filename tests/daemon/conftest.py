@@ -10,7 +10,8 @@ from service_stubs import FABRIC, FakeStore, ScriptedBrain
 
 from store.wire import DaemonMessage, Hello, Welcome
 from tuner.join import FLAG_TIMED, OBSERVATION
-from tuner.service import Request, Service
+from tuner.learning import Request
+from tuner.service import Service
 
 
 class Bench:
@@ -22,7 +23,7 @@ class Bench:
         self.brains: dict[str, ScriptedBrain] = {}
         self.requests: list[Request] = []
         self.service = Service(self.store, self._brain, lambda: self.now_s, Welcome(1, "test"))
-        self.service.on_request = self.requests.append
+        self.service.learning.on_request = self.requests.append
 
     def _brain(self, job_id, fabric_id, fabric, knowledge) -> ScriptedBrain:
         self.brains[job_id] = ScriptedBrain(job_id, fabric_id, knowledge)

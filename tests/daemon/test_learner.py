@@ -14,7 +14,7 @@ from store.database import MEASUREMENT, Store
 from store.records import ModelRecord
 from tuner import learner as learner_module
 from tuner.learner import Learner
-from tuner.service import Request, RequestKind
+from tuner.learning import Request, RequestKind
 
 MODEL = ModelRecord("correction", "f", b"blob", {"features": "1"}, "hash", 0.1, 1.0)
 

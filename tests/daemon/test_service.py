@@ -10,7 +10,8 @@ import pytest
 from store import wire
 from store.records import Plan, Stage, StepRecord
 from tuner import service as service_module
-from tuner.service import SILENCE_S, TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
+from tuner.learning import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
+from tuner.service import SILENCE_S
 
 COST = np.dtype(wire.COST_FIELDS)
 

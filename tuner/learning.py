@@ -1,0 +1,72 @@
+"""What the daemon asks its learner for, and when: to load what is known of a fabric, or to fit its model anew first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, NamedTuple
+
+import msgspec
+
+TRAIN_EVERY_MEASUREMENTS: Final = 5_000
+TRAIN_PAUSE_S: Final = 60.0
+
+
+class RequestKind(Enum):
+    """What a learner can be asked for."""
+
+    load = "load"
+    train = "train"
+
+
+class Request(NamedTuple):
+    """Load what is known of a fabric, or fit its model anew first."""
+
+    kind: RequestKind
+    fabric_id: str
+
+
+class _Fabric(msgspec.Struct):
+    knowledge: object | None = None
+    asked_at_s: float = float("-inf")
+    n_new: int = 0
+    """Measurements since the model was last fitted."""
+
+
+class Learning:
+    """What is known of each fabric, as far as the learner has told; never waits for it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._fabrics: dict[str, _Fabric] = {}
+        self.on_request: Callable[[Request], None] = lambda _: None
+        """Called with work for the learner; must not block."""
+
+    def knowledge_of(self, fabric_id: str) -> object | None:
+        """What is known of a fabric; asks for it the first time, and is None until it has come."""
+        fabric = self._fabrics.setdefault(fabric_id, _Fabric())
+        if fabric.knowledge is None and fabric.asked_at_s == float("-inf"):
+            fabric.asked_at_s = self._clock()
+            self.on_request(Request(RequestKind.load, fabric_id))
+        return fabric.knowledge
+
+    def ready(self, fabric_id: str, knowledge: object) -> None:
+        """The learner has loaded or fitted."""
+        self._fabrics.setdefault(fabric_id, _Fabric()).knowledge = knowledge
+
+    def measured(self, fabric_id: str, n_measurements: int) -> None:
+        """So many more were recorded: a fit is asked for when there are enough, and not too often."""
+        fabric = self._fabrics.setdefault(fabric_id, _Fabric())
+        fabric.n_new += n_measurements
+        if fabric.n_new >= TRAIN_EVERY_MEASUREMENTS and self._clock() - fabric.asked_at_s >= TRAIN_PAUSE_S:
+            self._train(fabric_id, fabric)
+
+    def job_ended(self, fabric_id: str) -> None:
+        """The next job starts from all that this one measured."""
+        fabric = self._fabrics.get(fabric_id)
+        if fabric is not None and fabric.n_new:
+            self._train(fabric_id, fabric)
+
+    def _train(self, fabric_id: str, fabric: _Fabric) -> None:
+        fabric.n_new, fabric.asked_at_s = 0, self._clock()
+        self.on_request(Request(RequestKind.train, fabric_id))
