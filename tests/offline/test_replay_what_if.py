@@ -93,6 +93,11 @@ def test_what_the_job_is_already_changes_nothing(change: Change):
         assert one.high_us == pytest.approx(other.high_us, rel=0.01)
 
 
+def test_a_fabric_that_nobody_described_needs_none_for_what_the_job_is_already():
+    table = replace(tuned_log(zero3(600.0, 600.0)), fabric={}, fabric_id="")
+    assert answered(table, Change(n_ranks=2, stage=3)).step_estimates
+
+
 # ---- tuned while logged --------------------------------------------------------------------------
 
 

@@ -131,8 +131,6 @@ def what_if(
     """
     elsewhere = change.fabric is not None and change.fabric.fabric_id != logged.fabric_id
     fabric = change.fabric or logged.fabric
-    if fabric is None and change.n_ranks is not None:
-        raise UserError("other ranks need a described fabric", "name one with --on-fabric")
     before = logged.model.program
     program, assumptions = _reshaped(change, before, fabric, elsewhere)
     beyond = fabric is not None and _n_nodes(program, fabric) > fabric.max_nodes
@@ -179,6 +177,8 @@ def _reshaped(change: Change, program: Program, fabric: Fabric | None, elsewhere
         assumptions.append("gradients become ready evenly between the issues of the logged buckets")
     now_ranks = max(call.shape.n_ranks for call in program.calls)
     n_ranks = change.n_ranks or now_ranks
+    if fabric is None and n_ranks != now_ranks:
+        raise UserError("other ranks need a described fabric", "name one with --on-fabric")
     if fabric is not None and (elsewhere or n_ranks != now_ranks):
         program = with_ranks(program, n_ranks, fabric.n_nodes(range(n_ranks)))
         if n_ranks != now_ranks:
