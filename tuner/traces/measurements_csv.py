@@ -89,6 +89,8 @@ def portions(path: Path, said: Said, summary: Summary) -> Iterator[Portion]:
         summary.n_records += len(rows)
         summary.n_timed += int((rows["duration_us"] > 0).sum())
         summary.n_settings += int((rows["algorithm"] != UNKNOWN_U1).sum())
+        if summary.collective is not None and (rows["collective"] != summary.collective).any():
+            summary.note(f"the file says which collective ran: --collective {summary.collective.name} was not used")
         jobs, fabrics = ([text[:_MAX_NAME] for text in columns.get(name, ("",) * n_rows)] for name in _OF_JOB)
         owners = [owner for owner, is_kept in zip(zip(jobs, fabrics, strict=True), kept, strict=True) if is_kept]
         numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
