@@ -95,7 +95,9 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
     steps in all (withdrawn settings come back one by one), and whether the good one is there in the end.
     """
     noise = f"at_{100 * step_noise:g}_percent_noise"
-    delays, kept, good = [], [], 0
+    delays: list[float] = []
+    kept: list[float] = []
+    good = 0
     for seed in range(n_runs):
         world = World(
             "ethernet_boxes",
@@ -201,7 +203,7 @@ def in_training(n_steps: int) -> Iterator[Result]:
     ]
 
     def step_us(world: World) -> float:
-        return median(world.run_step()[1].duration_us for _ in range(20))
+        return float(median(world.run_step()[1].duration_us for _ in range(20)))
 
     world = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0)
     default_us = step_us(world)

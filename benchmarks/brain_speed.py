@@ -14,13 +14,15 @@ import argparse
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 from reporting import Result, report
 
 from store.measurements import MEASUREMENT
-from store.records import Collective, Phase, StepRecord, size_class
+from store.records import Collective, Phase, Plan, StepRecord, size_class
 from tuner.brain import Brain, BrainSettings
 from tuner.knowledge import Knowledge
 
@@ -55,7 +57,7 @@ class Job:
         self._n_calls = n_calls
         self.step = self.epoch = 0
 
-    def follow(self, plan) -> None:
+    def follow(self, plan: Plan) -> None:
         self.epoch = plan.epoch
         self.factor[:] = 1.0
         self.block["is_default"] = 1
@@ -74,11 +76,19 @@ class Job:
         return block
 
 
-def cpu_us(work: Callable[[], object]) -> tuple[float, object]:
+Found = TypeVar("Found")
+
+
+def cpu_us(work: Callable[[], Found]) -> tuple[float, Found]:
     """Microseconds of this thread's processor time, and what `work` returned."""
     start_ns = time.thread_time_ns()
     found = work()
     return (time.thread_time_ns() - start_ns) / 1000.0, found
+
+
+def sums_by_key(keys: np.ndarray, duration_us: np.ndarray) -> np.ndarray:
+    """The least that numpy needs for the same records."""
+    return np.bincount(np.unique(keys, return_inverse=True)[1], duration_us)
 
 
 def play(n_keys: int, n_calls: int, n_steps: int) -> dict[str, list[float]]:
@@ -88,19 +98,17 @@ def play(n_keys: int, n_calls: int, n_steps: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {"observe": [], "think": [], "numpy": [], "first": [], "step": []}
     for at in range(n_steps):
         block = job.run_step()
-        took_us, _ = cpu_us(lambda block=block: brain.observe(block))
+        took_us, _ = cpu_us(partial(brain.observe, block))
         if at:
             times["observe"].append(took_us / len(block))
         else:
             times["first"].append(took_us / 1000.0)
         keys = block["message_bytes"] * 8 + block["phase"]
-        least_us, _ = cpu_us(
-            lambda keys=keys, block=block: np.bincount(np.unique(keys, return_inverse=True)[1], block["duration_us"])
-        )
+        least_us, _ = cpu_us(partial(sums_by_key, keys, block["duration_us"]))
         times["numpy"].append(least_us / len(block))
         total_us = float(block["duration_us"].sum()) / COMM_SHARE_OF_STEP
         record = StepRecord(job.step - 1, job.epoch, total_us)
-        took_us, _ = cpu_us(lambda record=record: brain.step_finished(record))
+        took_us, _ = cpu_us(partial(brain.step_finished, record))
         times["step"].append(took_us / 1000.0)
         took_us, plan = cpu_us(lambda: (brain.propose(), brain.decisions())[0])
         times["think"].append(took_us / 1000.0)

@@ -7,7 +7,7 @@ choice), `learn(key, arm, us)` gives what it took. Offline peers are given a swe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,7 +160,7 @@ class CoordinateDescent(Bandit):
         seen = np.where(self._counts[key] > 0, self._means(key), np.inf)
         return int(np.argmin(seen))
 
-    def _search(self, key: int):
+    def _search(self, key: int) -> Iterator[int]:
         candidates = self._problems[key].candidates
         places = {(c.algorithm, c.protocol, c.n_channels): at for at, c in enumerate(candidates) if at}
         cells = sorted({place[:2] for place in places}, key=str)

@@ -23,7 +23,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        return x + self.out(F.scaled_dot_product_attention(q, k, v))
+        attended: Tensor = self.out(F.scaled_dot_product_attention(q, k, v))
+        return x + attended
 
 
 class FeedForward(nn.Module):
@@ -33,7 +34,8 @@ class FeedForward(nn.Module):
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        fed: Tensor = self.down(F.gelu(self.up(self.norm(x))))
+        return x + fed
 
 
 class Convolution(nn.Module):
@@ -43,7 +45,8 @@ class Convolution(nn.Module):
         self.norm = nn.BatchNorm1d(n_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.second(F.relu(self.first(x.transpose(1, 2))))).transpose(1, 2)
+        convolved: Tensor = self.norm(self.second(F.relu(self.first(x.transpose(1, 2)))))
+        return convolved.transpose(1, 2)
 
 
 class Experts(nn.Module):
@@ -155,8 +158,8 @@ class ParallelPart(nn.Module):
         self._group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        inside = F.gelu(self.up(_Copy.apply(self.norm(x), self._group)))
-        summed: Tensor = _Sum.apply(self.down(inside), self._group)
+        inside = F.gelu(self.up(_Copy.apply(self.norm(x), self._group)))  # type: ignore[no-untyped-call]
+        summed: Tensor = _Sum.apply(self.down(inside), self._group)  # type: ignore[no-untyped-call]
         return x + summed
 
 

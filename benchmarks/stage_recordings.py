@@ -73,6 +73,7 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
     import torch.distributed as dist
     from stage_models import MODELS, ParallelStack
 
+    from agent.nccl.emulated import calls as emulated_calls
     from agent.nccl.emulated import clock, communicator
     from zero_runtime.activations import PartitionedActivations
 
@@ -81,11 +82,11 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
     issue = communicator.Communicator.issue
 
     def noting(self: Any, run: Any, **named: Any) -> Any:
-        if run.collective in communicator.TUNED and run.message_bytes > 0 and self.n_ranks > 1:
+        if run.collective in emulated_calls.TUNED and run.message_bytes > 0 and self.n_ranks > 1:
             calls.append((int(run.collective), int(run.message_bytes), int(clock.current().arrival_us())))
         return issue(self, run, **named)
 
-    communicator.Communicator.issue = noting
+    communicator.Communicator.issue = noting  # type: ignore[method-assign]
     step_starts: list[int] = []
     try:
         width = run.get("tensor_parallel", 1)
@@ -107,7 +108,7 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
                 dist.all_reduce(torch.zeros(1))
             finish()
     finally:
-        communicator.Communicator.issue = issue
+        communicator.Communicator.issue = issue  # type: ignore[method-assign]
     return calls, step_starts
 
 
@@ -238,7 +239,7 @@ def _deepspeed(model: Any, run: Run, group: Any) -> tuple[Micro, Callable[[], No
     import torch
 
     # An operator compiled for collectives among CPUs; nothing that NCCL would see.
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    vars(sys.modules["deepspeed.comm.torch"])["build_shm_op"] = lambda: None
     bucket = int(run["bucket_mb"] * 2**18)
     zero = {"stage": int(run["stage"][-1]), "reduce_bucket_size": bucket, "allgather_bucket_size": bucket,
             "stage3_prefetch_bucket_size": bucket, "stage3_param_persistence_threshold": 1000}  # fmt: skip
