@@ -169,3 +169,29 @@ def test_other_packers_are_named(tmp_path: Path, begin: bytes) -> None:
     path.write_bytes(begin + bytes(50))
     with pytest.raises(TraceError, match="gzip"):
         read_trace(path)
+
+
+@pytest.mark.parametrize("size", [-5, 10**30])
+@pytest.mark.parametrize(
+    ("name", "key"), [("kineto", "In msg nelems"), ("param_comms", "inMsgSize"), ("execution_trace", "in_msg_nelems")]
+)
+def test_an_impossible_size_is_not_made_good_by_the_other_side(name: str, key: str, size: int, tmp_path: Path) -> None:
+    document, path = DOCUMENTS[name], tmp_path / "trace_0.json"
+    named = [place for place in places(document) if key in (place[-1], _at(document, place))]
+    sizes = [place if place[-1] == key else (*place[:-1], "value") for place in named]  # an attribute's value
+    path.write_text(json.dumps(document))
+    n_whole = sum(map(len, read_trace(path).blocks()))
+    n_lost = 0
+    for place in sizes:
+        path.write_text(json.dumps(replaced(document, place, size)))
+        trace = read_trace(path)
+        n_records = sum(map(len, trace.blocks()))
+        assert n_records == n_whole - trace.summary.unusable["impossible sizes"]
+        n_lost += n_whole - n_records
+    assert 0 < n_lost <= len(sizes), "waits and barriers have no size to lose"
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value

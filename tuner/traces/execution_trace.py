@@ -18,6 +18,7 @@ from store.records import Observation
 from tuner.traces.files import JsonStream
 from tuner.traces.flight_recorder import rank_of
 from tuner.traces.records import (
+    IMPOSSIBLE_SIZES,
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -27,6 +28,7 @@ from tuner.traces.records import (
     communicator_id,
     datatype_bytes,
     datatype_index,
+    is_impossible,
     total_bytes,
 )
 
@@ -89,6 +91,9 @@ def _groups(node: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
                     yield str(group[key])[:200], n_ranks
 
 
+_SIZES: Final = ("in_msg_nelems", "out_msg_nelems")
+
+
 def _observation(
     node: Mapping[str, Any], group_sizes: Mapping[str, int], rank: int | None, counters: Counters, summary: Summary
 ) -> Observation | None:
@@ -96,7 +101,7 @@ def _observation(
     name, group, n_ranks = attributes.get("collective_name"), attributes.get("pg_name"), attributes.get("pg_size")
     dtype = attributes.get("dtype")
     if isinstance(name, str):
-        elements = [_count(attributes.get(key)) for key in ("in_msg_nelems", "out_msg_nelems")]
+        elements = [_count(attributes.get(key)) for key in _SIZES]
     else:
         name, group = _positional(node)
         dtype = _tensor_type(node, "inputs")
@@ -111,6 +116,9 @@ def _observation(
         n_ranks = group_sizes.get(group_name, 0)
     index = datatype_index(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
+    if isinstance(attributes.get("collective_name"), str) and any(is_impossible(attributes.get(key)) for key in _SIZES):
+        summary.skip(IMPOSSIBLE_SIZES)
+        return None
     sides = [None if count is None or width is None or not count else count * width for count in elements]
     message_bytes = total_bytes(collective, sides[0], sides[1], n_ranks)
     if not message_bytes:

@@ -18,6 +18,7 @@ from store.errors import TraceError
 from store.records import Collective, Observation, TimingSource
 from tuner.traces.files import JsonStream
 from tuner.traces.records import (
+    IMPOSSIBLE_SIZES,
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -26,6 +27,7 @@ from tuner.traces.records import (
     communicator_id,
     datatype_bytes,
     datatype_index,
+    is_impossible,
     total_bytes,
 )
 
@@ -120,7 +122,7 @@ def _observation(
     n_ranks = len(ranks) if ranks else None
     sides = [(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
     if any(_is_damaged(sizes) for sizes, _ in sides):
-        summary.skip("impossible sizes")
+        summary.skip(IMPOSSIBLE_SIZES)
         return None
     in_bytes, out_bytes = (_side_bytes(sizes, dtypes) for sizes, dtypes in sides)
     message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
@@ -171,14 +173,11 @@ def _ranks(group: Any) -> tuple[int, ...] | None:
 
 
 def _is_damaged(sizes: Any) -> bool:
-    """Whether a side has a size that no tensor has: the other side's may be the lesser one, and stands for nothing."""
+    """Whether a side has a size that no tensor has."""
     if not isinstance(sizes, Sequence) or isinstance(sizes, str):
         return False
     return any(
-        isinstance(dim, int | float) and not 0 <= dim <= MAX_BYTES
-        for dims in sizes
-        if isinstance(dims, Sequence) and not isinstance(dims, str)
-        for dim in dims
+        is_impossible(dim) for dims in sizes if isinstance(dims, Sequence) and not isinstance(dims, str) for dim in dims
     )
 
 

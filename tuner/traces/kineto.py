@@ -26,6 +26,7 @@ from store.errors import TraceError
 from store.records import Collective, Observation, TimingSource
 from tuner.traces.files import Batches, JsonStream
 from tuner.traces.records import (
+    IMPOSSIBLE_SIZES,
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -35,6 +36,7 @@ from tuner.traces.records import (
     communicator_id,
     datatype_bytes,
     datatype_index,
+    is_impossible,
     total_bytes,
 )
 
@@ -253,7 +255,11 @@ def _observation(
     index = _datatype_of(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
     n_ranks = _integer(told.get("Group size")) or 0
-    in_bytes, out_bytes = (_side(told.get(f"{side} msg nelems"), width) for side in ("In", "Out"))
+    elements = [told.get(f"{side} msg nelems") for side in ("In", "Out")]
+    if any(map(is_impossible, elements)):
+        summary.skip(IMPOSSIBLE_SIZES)
+        return None
+    in_bytes, out_bytes = (_side(n_elements, width) for n_elements in elements)
     message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
     if not message_bytes:
         summary.skip("bytes unknown")

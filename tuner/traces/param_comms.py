@@ -15,6 +15,7 @@ from store.records import Collective, Observation
 from tuner.traces.files import JsonStream
 from tuner.traces.flight_recorder import rank_of
 from tuner.traces.records import (
+    IMPOSSIBLE_SIZES,
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -24,6 +25,7 @@ from tuner.traces.records import (
     communicator_id,
     datatype_bytes,
     datatype_index,
+    is_impossible,
     total_bytes,
 )
 
@@ -82,7 +84,11 @@ def _observation(
     n_ranks = len(ranks) or (world if type(world) is int else 0)
     index = datatype_index(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
-    sides = [_side(_told(entry, side), width) for side in ("in", "out")]
+    elements = [_told(entry, side) for side in ("in", "out")]
+    if any(map(is_impossible, elements)):
+        summary.skip(IMPOSSIBLE_SIZES)
+        return None
+    sides = [_side(n_elements, width) for n_elements in elements]
     message_bytes = total_bytes(collective, sides[0], sides[1], n_ranks)
     if not message_bytes:
         summary.skip("bytes unknown")

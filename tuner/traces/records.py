@@ -88,6 +88,14 @@ def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | N
     return max(known) if known and max(known) <= MAX_BYTES else None
 
 
+IMPOSSIBLE_SIZES: Final = "impossible sizes"
+
+
+def is_impossible(n_elements: Any) -> bool:
+    """Whether it is a number, but none that elements can have. The call's other side may be its lesser one."""
+    return isinstance(n_elements, int | float) and not 0 <= n_elements <= MAX_BYTES
+
+
 def communicator_id(*words: object) -> int:
     """A 64-bit id from what identifies a communicator, equal on all of its ranks."""
     text = "\0".join(str(word) for word in words).encode("utf-8", "replace")
