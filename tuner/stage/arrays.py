@@ -63,8 +63,8 @@ def from_bytes(blob: bytes, features_version: int) -> tuple[str, Arrays]:
     for name, array in document.arrays.items():
         if any(extent < 0 for extent in array.shape) or 4 * math.prod(array.shape) != len(array.values):
             raise ValueError(f"array {name} of shape {array.shape} has {len(array.values)} bytes")
-        values = np.frombuffer(array.values, "<f4").astype(np.float64).reshape(array.shape)
+        values = np.frombuffer(array.values, "<f4")
         if not np.isfinite(values).all():
             raise ValueError(f"array {name} holds values that are not finite")
-        arrays[name] = values
+        arrays[name] = values.astype(np.float64).reshape(array.shape)
     return document.kind, arrays
