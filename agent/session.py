@@ -69,6 +69,7 @@ class Session:
         self._highest_epoch = 0
         self._is_closing = False
         self._has_told_silence = False
+        self._has_told_return = False
         self._boundary_us = 0.0
         self._boundary_exposed_us: float | None = None
         self._observe_steps = 0
@@ -292,7 +293,14 @@ class Session:
             self._agreement.withdraw()
         if not (alive or self._is_closing or self._has_told_silence) and _is_first_of_node():
             self._has_told_silence = True
-            logger.warning("zerotune: the daemon at %s is silent: NCCL's own choice runs until one answers", endpoint)
+            logger.warning(
+                "zerotune: the daemon at %s is silent: tuning stands still; unless one answers, the settings in force"
+                " give way to NCCL's own choice in a while",
+                endpoint,
+            )
+        elif alive and self._has_told_silence and not self._has_told_return:
+            self._has_told_return = True
+            logger.warning("zerotune: the daemon at %s answers again: tuning goes on", endpoint)
 
     # ---- end ---------------------------------------------------------------------------------
 

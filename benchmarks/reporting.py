@@ -1,4 +1,4 @@
-"""The one way every benchmark here prints: a readable table and, with --json, one closing JSON line."""
+"""The one way every benchmark here prints: a table; with --json one line of JSON, and the table on stderr."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def environment() -> dict[str, Any]:
 
 
 def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
-    """Print the table, then with `as_json` the one line that scripts read."""
+    """Print the table; with `as_json` to stderr, and on stdout the one line that scripts read."""
     table = Table("metric", "value", "unit", "target", "peer", "ratio", title=benchmark)
     for result in results:
         ratio = "" if result.ratio is None else f"{result.ratio:.3g}"
         table.add_row(result.metric, f"{result.value:,.4g}", result.unit, result.target, result.peer, ratio)
-    Console(width=140).print(table)
+    Console(width=140, stderr=as_json).print(table)
     if as_json:
         document = {
             "benchmark": benchmark,

@@ -261,8 +261,9 @@ class Brain:
             return None
         epoch = self._next_epoch
         self._next_epoch += 1
-        candidates, plan = self._plans.make(epoch, gathers_after_step, self._ahead.rows)
-        is_trial = self._explored(len(candidates), overlay)
+        is_trial = self._explored(len(self._states), overlay)
+        has_trial = variant is not None or bool(is_trial.any())
+        candidates, plan = self._plans.make(epoch, gathers_after_step, self._ahead.rows, has_trial=has_trial)
         entry = PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
         self._plans.add(entry, self._active)
         self._offered, self._offered_at_step = epoch, self._step

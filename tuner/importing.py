@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,6 @@ from store.errors import TraceError, UserError
 from store.records import Candidate, Collective
 from store.trace_format import TRACE_SUFFIX
 from tuner.traces import Trace, read_trace
-from tuner.traces.files import CHUNK_BYTES
 from tuner.traces.formats import by_name
 from tuner.traces.measuring import Portion, Said
 from tuner.traces.records import Block, Summary
@@ -73,7 +72,7 @@ def import_measurements(
     said = Said(setting, is_default, n_nodes)
     found: Counter[Owner] = Counter()
     portions: dict[Owner, Portion] = {}
-    untold_job = ""
+    untold_job, digest = "", hashlib.blake2b()
 
     def owned() -> Iterator[tuple[Owner, Portion]]:
         for portion in trace.portions(said):
@@ -83,6 +82,8 @@ def import_measurements(
     for owner, portion in owned():
         found[owner] += len(portion.rows)
         portions.setdefault(owner, replace(portion, rows=portion.rows[:0]))
+        if portion.job_id is None:
+            digest.update(portion.rows.tobytes())
     n_rows = found.total()
     _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
     if fabric_id is not None and any(one.fabric_id not in (None, fabric_id) for one in portions.values()):
@@ -91,8 +92,9 @@ def import_measurements(
         return trace, n_rows
     notes = trace.summary.notes
     if any(not job_id for job_id, _ in found):
-        fabric = fabric_id or path.absolute().parent.name
-        untold_job = f"import-{_fingerprint(trace.paths, fabric, setting, is_default, n_nodes, collective)}"
+        # The same rows are the same import, whatever was said that the file tells already.
+        digest.update(repr(sorted(fabric for job_id, fabric in found if not job_id)).encode())
+        untold_job = f"import-{digest.hexdigest()[:12]}"
     with Store.open(store_path) as store:
         kept = _kept(store, untold_job, found, owned)
         described, known_ranks = store.fabrics(), {job.job_id: job.n_ranks for job in store.jobs()}
@@ -218,16 +220,6 @@ def left_out(trace: Trace) -> dict[str, int]:
         n_decisions = min(n_untimed, trace.summary.n_timed)
         counts += Counter({DECISIONS: n_decisions, "no duration": n_untimed - n_decisions})
     return dict(counts.most_common())
-
-
-def _fingerprint(paths: Sequence[Path], *how: object) -> str:
-    """What was imported and how, in 12 characters."""
-    digest = hashlib.blake2b(repr(how).encode())
-    for path in paths:
-        with path.open("rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                digest.update(piece)
-    return digest.hexdigest()[:12]
 
 
 def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:

@@ -293,20 +293,24 @@ def load(engine: Engine, folder: str | Path, step: int | None = None) -> dict[st
     path = latest(folder) if step is None else Path(folder) / f"step-{step:08d}"
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+        shapes, param_groups = manifest["shapes"], manifest["param_groups"]
+        told = {"step": manifest["step"], "extra": manifest["extra"]}
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is not a complete checkpoint ({error}); choose another step") from None
+    except KeyError as error:
+        raise CheckpointError(f"{path / MANIFEST} has no {error}: it is damaged; choose another step") from None
     engine.synchronize()
     reader = SafeReader(path)
     shares = _model_shares(engine)
-    _compare(path, manifest["shapes"], _shapes(shares))
+    _compare(path, shapes, _shapes(shares))
     optimizer = engine.current_optimizer
     if optimizer is not None:
         _make_room(engine, optimizer, reader.read_metadata())
         shares |= _optimizer_shares(engine, optimizer)
-        for group, saved in zip(optimizer.param_groups, manifest["param_groups"], strict=False):
+        for group, saved in zip(optimizer.param_groups, param_groups, strict=False):
             group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()})
     _read(engine, reader, shares)
-    return {"step": manifest["step"], "extra": manifest["extra"]}
+    return told
 
 
 def load_weights(engine: Engine, path: str | Path) -> None:

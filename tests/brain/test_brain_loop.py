@@ -7,6 +7,7 @@ from brain_world import Call, OverlappedWorld, World, gain_share, make_brain, pl
 
 from agent.nccl import catalog, fabric
 from store.records import BASELINE, Collective, Phase
+from tuner.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
 
@@ -63,3 +64,17 @@ def test_finds_what_is_best_in_training_where_the_fastest_alone_is_not() -> None
     assert chosen != min(alone, key=lambda option: alone[option])
     assert chosen.n_channels < world.setting(call, BASELINE).n_channels
     assert brain.spent_percent <= 1.0
+
+
+def test_what_is_on_trial_does_not_outlive_its_daemon():
+    """With nobody to watch it, a trial gives way at once; what is settled stays for long."""
+    world = _world()
+    brain = make_brain(world)
+    lasting: dict[bool, set[int]] = {True: set(), False: set()}
+    for _ in range(400):
+        for plan in play(world, brain, 1):
+            entry = brain._plans.get(plan.epoch)
+            has_trial = entry.variant is not None or bool(entry.is_trial.any())
+            lasting[has_trial].add(plan.expires_after)
+    assert lasting[True] == {TRIAL_EXPIRES_AFTER}
+    assert lasting[False] == {PLAN_EXPIRES_AFTER}

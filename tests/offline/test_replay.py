@@ -205,7 +205,7 @@ def test_refuses_what_it_knows_nothing_of(tmp_path: Path):
         assert total.refused_share_percent == 100
         assert total.cost_us == 0
     assert all(one.cost_us is None and one.evidence == "none" for one in result.verdicts)
-    assert len(result.notes) == 3
+    assert len(result.notes) == 4
 
 
 def test_partial_refusal_is_measured_by_time(tmp_path: Path):

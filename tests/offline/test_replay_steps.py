@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from tuner.replay import Change, replay_table
 from tuner.replay.program import Call, Op, OpKind, Program, run, steady_step, undisturbed
 from tuner.replay.reshape import stage_of, with_buckets, with_ranks, with_stage
 from tuner.replay.schedule import StepModel, infer
+from tuner.replay.steps import correction, step_facts
 from tuner.replay.table import CollectiveTable, Shape
 
 FABRIC = "ethernet_boxes"
@@ -313,3 +315,18 @@ def test_exploring_is_part_of_a_bandits_cost():
     assert totals["tuner"].gain_percent >= -5
     (setting,) = {one.setting for one in replay_table(mixed, ["oracle"]).verdicts}
     assert setting == str(Candidate(Algorithm.ring, Protocol.ll, 8))
+
+
+@pytest.mark.parametrize("slower", [1, 10, 1000])
+def test_exposed_communication_is_no_longer_than_the_step_however_slow_it_gets(slower: int):
+    """The program misses its log by a little; that stays a share of each part, not of a step of any length."""
+    facts, model = step_facts(log_of(zero3()))
+    assert facts is not None
+    assert model is not None
+    facts = msgspec.structs.replace(facts, step_us=1.02 * facts.step_us, exposed_us=1.05 * facts.exposed_us)
+    corrected = correction(model.program, facts)
+    step = steady_step(model.program, [slower * one.logged_us for one in model.program.calls])
+    found = corrected(step)
+    assert 0 <= found.exposed_us <= found.step_us
+    compute_us = facts.step_us - facts.exposed_us
+    assert found.step_us - found.exposed_us == pytest.approx(compute_us, rel=0.02)

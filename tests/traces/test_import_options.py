@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trace_samples as samples
 from test_import_command import HEADER, ROWS, command
 from test_import_edges import OLD_NCCL_TESTS
 
-from store.records import Algorithm, Candidate, Protocol
+from store.database import Store
+from store.records import Algorithm, Candidate, Collective, Protocol
 from tuner.importing import parse_setting
 from tuner.traces import read_trace
+from tuner.traces.measuring import Said, measured
+from tuner.traces.own import RECORD_DTYPE
+from tuner.traces.records import UNKNOWN_U1, Summary
 
 GATHERS = samples.REAL["nccl_tests"]
 """nccl-tests of all_gather; its header names 1 host."""
@@ -112,3 +117,23 @@ def test_a_call_with_an_impossible_size_is_damaged(side: str, sizes: list, tmp_p
     trace = read_trace(tmp_path / "dump_0.json")
     assert [one.collective.name for one in trace.observations()] == ["all_gather"]
     assert trace.summary.unusable == {"impossible sizes": 1}
+
+
+def test_the_same_rows_are_recorded_once_whatever_was_said_besides(tmp_path: Path, monkeypatch, capsys):
+    store, recorded = tmp_path / "s.db", []
+    for words in ([], ["--n-nodes", "2"], ["--collective", "all_reduce"]):
+        command(monkeypatch, capsys, GATHERS, "--default", *words, "--fabric-id", "f", "--store", store)
+        with Store.open(store, read_only=True) as opened:
+            recorded.append((len(opened.jobs()), len(opened.measurements(fabric_id="f"))))
+    assert recorded == [(1, 56)] * 3
+
+
+def test_what_nobody_can_choose_does_not_stand_in_a_settings_way():
+    block = np.zeros(3, RECORD_DTYPE)
+    block["collective"] = [Collective.all_to_all, Collective.all_gather, Collective.send]
+    block["n_ranks"], block["n_nodes"], block["message_bytes"], block["duration_us"] = 4, 2, 1024, 10.0
+    block["algorithm"] = block["protocol"] = UNKNOWN_U1
+    summary = Summary()
+    rows = measured(block, Said(parse_setting("ring/ll")), summary)
+    assert rows["collective"].tolist() == [Collective.all_gather]
+    assert summary.unusable["collectives for which NCCL has nothing to choose"] == 2

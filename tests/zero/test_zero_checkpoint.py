@@ -176,6 +176,16 @@ def test_a_damaged_file_is_one_sentence_on_every_rank(world: World, tmp_path: Pa
         assert len(message.splitlines()) == 1
 
 
+@pytest.mark.parametrize("manifest", ["{}", "[]", "{", '{"shapes": {}, "param_groups": [], "step": 1}'])
+def test_a_damaged_manifest_is_one_sentence_on_every_rank(world: World, tmp_path: Path, manifest: str) -> None:
+    world.run(2, save_after, "gpt", 2, {"stage": 3}, str(tmp_path))
+    (path,) = tmp_path.glob("step-*/zero.json")
+    path.write_text(manifest)
+    for message in world.run(2, load_damaged, str(tmp_path)):
+        assert "choose another step" in message
+        assert len(message.splitlines()) == 1
+
+
 def interrupted(folder: str) -> str:
     engine, optimizer, batch = build("gpt", 2, {"stage": 3})
     step(engine, optimizer, batch, 0)

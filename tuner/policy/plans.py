@@ -18,6 +18,9 @@ from tuner.policy.trial import KeyState
 
 KEPT_EPOCHS: Final = 64
 PLAN_EXPIRES_AFTER: Final = 1000
+"""Boundaries for which a plan outlives its daemon."""
+TRIAL_EXPIRES_AFTER: Final = 1
+"""What is on trial must not run unwatched."""
 
 
 class PlanInForce(NamedTuple):
@@ -93,11 +96,12 @@ class PlanBook:
         return differs
 
     def make(
-        self, epoch: int, gathers_after_step: bool, ahead: tuple[PlanRow, ...] = ()
+        self, epoch: int, gathers_after_step: bool, ahead: tuple[PlanRow, ...] = (), *, has_trial: bool = False
     ) -> tuple[list[Candidate], Plan]:
         """The settings asked for as a plan, with rows for keys that are not known yet."""
+        expires_after = TRIAL_EXPIRES_AFTER if has_trial else PLAN_EXPIRES_AFTER
         rows = (*(row for row in self._rows if row is not None), *ahead)
-        return self._asked.copy(), Plan(epoch, rows, PLAN_EXPIRES_AFTER, gathers_after_step)
+        return self._asked.copy(), Plan(epoch, rows, expires_after, gathers_after_step)
 
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:

@@ -165,13 +165,19 @@ def usual_durations(program: Program) -> dict[Shape, float]:
 
 
 def correction(program: Program, facts: StepFacts) -> Callable[[StepTime], StepTime]:
-    """By what the program misses the steps it was made of, in proportion: it is taken to miss others as much."""
+    """By what the program misses the steps it was made of, in proportion: it is taken to miss others as much.
+
+    What is not exposed is computation, which is off by its own factor, however long others make communication.
+    """
     own = steady_step(program)
     factor = facts.step_us / own.step_us
-    exposed_share = (facts.exposed_us - own.exposed_us) / own.step_us
+    own_compute_us = own.step_us - own.exposed_us
+    compute_factor = (facts.step_us - facts.exposed_us) / own_compute_us if own_compute_us > 0 else factor
 
     def corrected(step: StepTime) -> StepTime:
-        return StepTime(step.step_us * factor, max(step.exposed_us + exposed_share * step.step_us, 0.0))
+        step_us = step.step_us * factor
+        compute_us = (step.step_us - step.exposed_us) * compute_factor
+        return StepTime(step_us, min(max(step_us - compute_us, 0.0), step_us))
 
     return corrected
 

@@ -119,7 +119,16 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         n_files=len(traces),
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
-        notes=_cut_note(traces),
+        notes=_missing_note(traces, header.n_ranks) + _cut_note(traces),
+    )
+
+
+def _missing_note(traces: Sequence[OwnTrace], n_ranks: int) -> tuple[str, ...]:
+    if len(traces) >= n_ranks:
+        return ()
+    return (
+        f"Files of {len(traces)} of {n_ranks} ranks: durations may include waiting for the others, and no interval"
+        " knows of that.",
     )
 
 

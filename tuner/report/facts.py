@@ -119,6 +119,8 @@ def gather(
     runs = [read_summary(path) for path in summaries]
     if len(runs) not in (0, 2):
         raise UserError(f"{len(runs)} run summaries", "give two: before and after")
+    if runs and 0 not in (n_ranks := [run.n_ranks for run in runs]) and n_ranks[0] != n_ranks[1]:
+        raise UserError(f"one run had {n_ranks[0]} ranks, the other {n_ranks[1]}", "compare runs of one size")
     if len(traces) > 2:
         raise UserError(f"{len(traces)} traces", "give one, or two: before and after")
     with Store.open(store_path, read_only=True) as store:

@@ -32,6 +32,7 @@ class Summary(msgspec.Struct, frozen=True):
     emulated: bool = False
     fabric: str | None = None
     n_disagreements: int | None = None
+    n_ranks: int = 0
 
 
 def read_summary(path: Path) -> Summary:

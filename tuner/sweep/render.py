@@ -165,7 +165,7 @@ def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[st
 def _rate(gbs: float | None) -> str:
     if gbs is None:
         return "-"
-    return f"{gbs:.2f}" if gbs >= 1 else f"{gbs:.2g}"
+    return f"{gbs:.2f}" if gbs >= 0.1 else f"{gbs:.2g}"
 
 
 def _verdict(row: SweepRow) -> str:

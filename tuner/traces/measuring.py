@@ -24,6 +24,9 @@ _SAME_FIELDS: Final = (
 )  # fmt: skip
 
 
+_CHOOSABLE: Final = [int(one) for one in Collective if legal_cells(one, n_nodes=2, collnet=True)]
+
+
 @dataclass(frozen=True)
 class Said:
     """What the user says of files that do not."""
@@ -74,6 +77,9 @@ def with_setting(rows: Block, said: Said, summary: Summary, is_forced: NDArray[n
     is_forced = np.zeros(len(rows), bool) if is_forced is None else is_forced
     silent = (rows["algorithm"] == UNKNOWN_U1) & (rows["is_default"] == 0)
     if said.setting is not None:
+        chosen = np.isin(rows["collective"], _CHOOSABLE)
+        summary.skip("collectives for which NCCL has nothing to choose", int((silent & ~chosen).sum()))
+        rows, silent = rows[chosen | ~silent], silent[chosen | ~silent]
         _fill_in(rows, silent, said.setting, summary)
         silent[:] = False
     elif said.is_default:
