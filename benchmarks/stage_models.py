@@ -158,6 +158,7 @@ class ParallelPart(nn.Module):
         self._group = group
 
     def forward(self, x: Tensor) -> Tensor:
+        # torch has no types for Function.apply.
         inside = F.gelu(self.up(_Copy.apply(self.norm(x), self._group)))  # type: ignore[no-untyped-call]
         summed: Tensor = _Sum.apply(self.down(inside), self._group)  # type: ignore[no-untyped-call]
         return x + summed

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
@@ -86,9 +87,8 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
             calls.append((int(run.collective), int(run.message_bytes), int(clock.current().arrival_us())))
         return issue(self, run, **named)
 
-    communicator.Communicator.issue = noting  # type: ignore[method-assign]
     step_starts: list[int] = []
-    try:
+    with patch.object(communicator.Communicator, "issue", noting):
         width = run.get("tensor_parallel", 1)
         tensor_group, data_group = _groups(rank, dist.get_world_size(), width)
         if width > 1:
@@ -107,8 +107,6 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
             if run["log_loss"]:
                 dist.all_reduce(torch.zeros(1))
             finish()
-    finally:
-        communicator.Communicator.issue = issue  # type: ignore[method-assign]
     return calls, step_starts
 
 

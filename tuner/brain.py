@@ -99,6 +99,7 @@ class Brain:
         self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
         self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
         self._active = 0
+        self._has_expired = False
         self._offered: int | None = None
         self._offered_at_step = 0
         self._next_epoch = 1
@@ -212,6 +213,11 @@ class Brain:
 
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
+        if epoch == 0 < self._active:
+            # They heard nothing of this daemon for so long that their plan expired.
+            self._active, self._steps_in_epoch, self._offered = 0, 0, None
+            self._has_expired = self._urgent = True
+            return
         if epoch < self._active:
             return
         self._withdrawal.adopted(epoch, step)
@@ -253,7 +259,8 @@ class Brain:
         self._overlay = overlay
         changes |= overlay
         differs = self._plans.ask(self._states, changes, self.knowledge.model_id)
-        differs |= self._ahead.refresh(self._states, evidence)
+        differs |= self._ahead.refresh(self._states, evidence) or self._has_expired
+        self._has_expired = False
         latest = self._plans.get(self._active if self._offered is None else self._offered)
         gathers_after_step = self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:

@@ -103,6 +103,7 @@ def describe(fabric: str | None, n_ranks: int) -> dict[str, Any] | None:
     identity |= {
         "gpu": properties.name,
         "memory_gib": round(properties.total_memory / 2**30, 1),
+        # torch has no types for this function.
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
         "cuda": torch.version.cuda,
         "driver": _driver(),

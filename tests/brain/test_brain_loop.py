@@ -6,7 +6,7 @@ import pytest
 from brain_world import Call, OverlappedWorld, World, gain_share, make_brain, play
 
 from agent.nccl import catalog, fabric
-from store.records import BASELINE, Collective, Phase
+from store.records import BASELINE, Collective, Phase, Plan
 from tuner.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
@@ -78,3 +78,17 @@ def test_what_is_on_trial_does_not_outlive_its_daemon():
             lasting[has_trial].add(plan.expires_after)
     assert lasting[True] == {TRIAL_EXPIRES_AFTER}
     assert lasting[False] == {PLAN_EXPIRES_AFTER}
+
+
+def test_a_plan_that_the_ranks_gave_up_is_offered_again():
+    """A daemon that was silent for a while lives on: the ranks went back to NCCL's own choice without it."""
+    world = _world()
+    brain = make_brain(world)
+    play(world, brain, 150)
+    before = world.plan
+    assert before.rows
+    world.plan = Plan(0)
+    brain.adopted(0, world.step)
+    again, *_ = play(world, brain, 5)
+    assert again.epoch > before.epoch
+    assert again.rows == before.rows

@@ -19,6 +19,12 @@ PROMOTED = Candidate(Algorithm.ring, Protocol.simple, 4)
 TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)
 
 
+GATHERS_AND_SCATTERS = [
+    *[Call(Collective.all_gather, Phase.forward_gather, 1 << 17)] * 2,
+    *[Call(Collective.reduce_scatter, Phase.gradient_scatter, 1 << 17)] * 2,
+]
+
+
 def _watching() -> tuple[Brain, int, float]:
     """A job whose only key has just been promoted; the step from which on, and what steps took before."""
     place = fabric.load("ethernet_boxes").communicator(range(16))
@@ -72,15 +78,7 @@ def test_steps_of_before_the_change_end_no_watch() -> None:
 def test_what_followed_a_slow_promotion_at_its_key_is_withdrawn_with_it(seed: int) -> None:
     """Anything but NCCL's choice for gathers slows computation down; a better gather must not shield the first."""
     place = fabric.load("ethernet_boxes").communicator(range(16))
-    calls = [
-        call
-        for kind, phase in (
-            (Collective.all_gather, Phase.forward_gather),
-            (Collective.reduce_scatter, Phase.gradient_scatter),
-        )
-        for call in [Call(kind, phase, 1 << 17)] * 2
-    ]
-    world = World("ethernet_boxes", place, calls, seed=seed, compute_us=100_000.0)
+    world = World("ethernet_boxes", place, GATHERS_AND_SCATTERS, seed=seed, compute_us=100_000.0)
     brain = make_brain(world)
     n_slow, compute_us = 0, world.compute_us
     for _ in range(120):
@@ -96,15 +94,7 @@ def test_what_followed_a_slow_promotion_at_its_key_is_withdrawn_with_it(seed: in
 def _young_job(seed: int, step_noise: float, settings: BrainSettings | None = None) -> tuple[World, Brain]:
     """Gathers and scatters of one size, which both have something to gain."""
     place = fabric.load("ethernet_boxes").communicator(range(16))
-    calls = [
-        call
-        for kind, phase in (
-            (Collective.all_gather, Phase.forward_gather),
-            (Collective.reduce_scatter, Phase.gradient_scatter),
-        )
-        for call in [Call(kind, phase, 1 << 17)] * 2
-    ]
-    world = World("ethernet_boxes", place, calls, seed=seed, compute_us=100_000.0, step_noise=step_noise)
+    world = World("ethernet_boxes", place, GATHERS_AND_SCATTERS, seed=seed, compute_us=100_000.0, step_noise=step_noise)
     return world, make_brain(world, settings=settings)
 
 
