@@ -57,6 +57,14 @@ def test_what_the_file_tells_stands(words: list[str], note: str, tmp_path: Path,
     assert json.loads(command(monkeypatch, capsys, GATHERS, words[0], "--dry-run", "--json")[1])["notes"] == []
 
 
+@pytest.mark.parametrize("words", ["default,,", "default,default,-1", "Default,simple,24", ",,", "-1,-1,-1"])
+def test_the_algorithm_default_is_nccls_own_choice_whatever_stands_beside_it(tmp_path: Path, words: str):
+    table = tmp_path / "t.csv"
+    table.write_text(HEADER + ROWS.format(1024, 20).replace("ring,ll128,8", words))
+    (rows,) = read_trace(table).measurements()
+    assert rows["is_default"].tolist() == [1]
+
+
 def test_a_setting_that_was_asked_for_is_not_nccls_own(tmp_path: Path, monkeypatch, capsys):
     table = tmp_path / "t.csv"
     table.write_text(HEADER + ROWS.format(1024, 20) + ROWS.format(1024, 30).replace("ring,ll128,8", "default,,"))

@@ -1,9 +1,10 @@
 """NVIDIA's tuner CSV, as measured input: one setting with its cost per row.
 
 Columns: collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,
-bandwidth_gbps,latency_us; `size_bytes` is the total. Algorithm `default` (or -1 channels with no
-algorithm) is NCCL's own choice. `latency_us`, where given, is the measured time; `cost_metric` is whatever its
-author minimised and is not taken for a time.
+bandwidth_gbps,latency_us; `size_bytes` is the total. Algorithm `default` is NCCL's own choice, whatever the row tells
+of its protocol and channels, and so is a row that names neither algorithm nor protocol. `latency_us`, where given, is
+the measured time; `cost_metric` is whatever its author minimised, `bandwidth_gbps` does not say of which bytes:
+neither is taken for a time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, FLAG_TIMED, UNKNOWN_
 _REQUIRED: Final = ("collective", "size_bytes", "algorithm", "protocol")
 _NAMES: Final = ("collective", "algorithm", "protocol")
 _NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", "latency_us")
-_NOTHING: Final = ("", "default", "none", "-1")
+_NCCLS_CHOICE: Final = "default"
+_NOTHING: Final = ("", _NCCLS_CHOICE, "none", "-1")
 
 
 def matches(begin: bytes) -> bool:
@@ -144,6 +146,12 @@ def _numbers_of(names: Names, find: Callable[[str], int]) -> NDArray[np.int64]:
     return np.array(known, np.int64)[picks]
 
 
+def _are(names: Names, wanted: str) -> NDArray[np.bool_]:
+    """Which rows say `wanted`."""
+    picks, texts = names
+    return np.array([text.strip().lower() == wanted for text in texts], np.bool_)[picks]
+
+
 def _collective(text: str) -> int:
     found = find_collective(text)
     return UNKNOWN_U1 if found is None else int(found)
@@ -157,7 +165,7 @@ def _block(rows: _Rows, summary: Summary) -> Block:
     protocol = _numbers_of(rows.names["protocol"], parse_protocol)
     unknown = np.full(n_rows, np.nan)
     message_bytes, channels, n_nodes, n_ranks, latency_us = (rows.numbers.get(name, unknown) for name in _NUMBERS)
-    is_default = (algorithm == -1) & (protocol == -1)
+    is_default = _are(rows.names["algorithm"], _NCCLS_CHOICE) | ((algorithm == -1) & (protocol == -1))
     named = (algorithm >= 0) & (algorithm != UNKNOWN_U1) & (protocol >= 0) & (protocol != UNKNOWN_U1)
     usable = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & (message_bytes > 0)
     summary.skip("row with an unknown name or number", int((~usable).sum()))
