@@ -3,7 +3,8 @@
 Training repeats itself, so a step is the period of the sequence. A period is believed once two whole ones
 were seen; of several, the one that explains the longest stretch up to now: the micro-steps of an accumulation
 explain less than the step they are part of. From then on each new call is compared with the one a period ago,
-which costs next to nothing; a call lost or out of order disturbs two periods and nothing else.
+which costs next to nothing; a call lost or out of order disturbs two periods and nothing else. Where records are
+lost so often that no two periods are the same, several vote (voting.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from tuner.stage.voted_step import Verdict, VotedStep
+from tuner.stage.voting import Voted, find_step, is_odd_in_rows, walk
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -35,6 +39,14 @@ SHARE_LEFT: Final = 0.75
 FOREIGN_CALLS: Final = 16
 FOREIGN_SHARE: Final = 0.75
 """A step is over when so many calls of so great a share since it was put in question are none of its own."""
+BREAKS_TO_VOTE: Final = 3
+"""Disturbances of a step that is known, before several are asked what it is."""
+CALLS_TO_VOTE: Final = 48
+VOTE_GROWTH: Final = 1 / 3
+BREAKS_BEFORE: Final = 2
+MAX_STEPS: Final = 4
+MUCH_LONGER: Final = 2.0
+LONGER: Final = 1.4
 
 
 class Found(NamedTuple):
@@ -114,6 +126,13 @@ class StepCutter:
         """When a step that has begun to come again will be complete; 0 = none has."""
         self._step = np.zeros(0, np.int64)
         """Two rounds of the step that was recognised last."""
+        self._voted: VotedStep | None = None
+        """The step, if it does not repeat call by call."""
+        self._n_breaks = 0
+        """Times that whatever step was known was disturbed since the last vote."""
+        self._is_doubted = False
+        """What was voted is no longer the step, and nothing else is known."""
+        self._vote_at = self._vote_pause = CALLS_TO_VOTE
 
     @property
     def codes(self) -> Ints:
@@ -122,13 +141,17 @@ class StepCutter:
 
     @property
     def window(self) -> tuple[Ints, Floats]:
-        """The last `period` calls and the gaps before them."""
+        """The last `period` calls and the gaps before them; what was voted has none."""
+        if self._voted is not None:
+            return self._voted.step, np.zeros(self.period)
         start = self._n - self.period
         return self._codes[start : self._n], self._gaps[start : self._n]
 
     @property
     def is_over(self) -> bool:
         """What comes now is not the step known, and nothing has repeated yet."""
+        if self._voted is not None:
+            return self._voted.is_over
         return self._n_foreign >= max(FOREIGN_CALLS, FOREIGN_SHARE * self._n_disturbed)
 
     def add(self, codes: Ints, gaps_us: Floats) -> bool:
@@ -146,11 +169,14 @@ class StepCutter:
                 history[:keep] = history[self._n - keep : self._n]
             self._searched_at -= self._n - keep
             self._due_at = max(0, self._due_at - (self._n - keep))
+            self._vote_at -= self._n - keep
             self._n = keep
         before = self._n
         self._codes[before : before + n_new] = codes
         self._gaps[before : before + n_new] = gaps_us
         self._n += n_new
+        if self._voted is not None:
+            return self._follow(self._voted, codes)
         if self.period:
             start = max(before, self.period)
             expected = self._codes[start - self.period : self._n - self.period]
@@ -162,13 +188,16 @@ class StepCutter:
             else:
                 if not self._n_disturbed:  # what has held for long holds again soon; else it may be part of a step
                     self._quiet_after = self.period
+                differs = expected != self._codes[start : self._n]
+                self._n_breaks += 1 + int(np.count_nonzero(differs[1:] & ~differs[:-1]))
                 if self._n_held:
                     self._n_disturbed = self._n_foreign = 0
                     self._searched_at = before
                 self._n_held = 0
                 self._n_foreign += n_new - int(np.isin(self._codes[before : self._n], self._step).sum())
             self._n_disturbed += n_new
-        return self._search()
+        found = self._search()
+        return self._vote(found) or found
 
     def _search(self) -> bool:
         if self._n - self._searched_at < self._pause() and not self._is_due:
@@ -177,6 +206,84 @@ class StepCutter:
         if not found.period or (self.period and not self._is_news(found)):
             return False
         return self._take(found.period)
+
+    def _vote(self, has_found: bool) -> bool:
+        """Ask several rounds what the step is, unless it is known for sure; True when they say something new."""
+        if self._n < self._vote_at - has_found * self._vote_pause * 3 // 4:
+            return False
+        if self.period and not has_found and self._n_breaks < BREAKS_TO_VOTE:
+            return False
+        n_end = min(self._n, MAX_CALLS)
+        end = self._codes[self._n - n_end : self._n]
+        found = find_step(end)
+        self._vote_pause = max(CALLS_TO_VOTE, int(VOTE_GROWTH * n_end))
+        self._n_breaks, self._vote_at = 0, self._n + self._vote_pause
+        if found is None or (self.period and not self._is_doubted and not self._is_better(found, end)):
+            return False
+        is_news = len(found.step) != self.period or not _contains(self._step, found.step)
+        self._voted = VotedStep(found.step, found.n_explained)
+        self._known(found.step)
+        return is_news
+
+    def _is_better(self, voted: Voted, end: Ints) -> bool:
+        """Whether what was voted is to replace a step that repeated call by call.
+
+        Calls must have been lost before the last two rounds, or these are the first of another step; and the vote must
+        explain far more than what has repeated up to now, or that must be a part of it, or some rounds that lost a few.
+        """
+        n_calls = len(voted.step)
+        if n_calls < self.period and voted.n_explained < 2 * self.period + n_calls:
+            return False
+        n_alike = _n_alike(end, self.period)
+        if n_alike >= 2 * self.period:
+            there = walk(end[-n_alike:], voted.step)
+            is_rounds = _is_multiple(self.period, n_calls, there.n_breaks) and is_odd_in_rows(voted.step, there)
+            if voted.n_explained < (LONGER if is_rounds or not there.n_breaks else MUCH_LONGER) * n_alike:
+                return False
+            if is_rounds or not there.n_breaks:
+                return True
+        return voted.n_breaks - walk(end[-2 * n_calls :], voted.step).n_breaks >= BREAKS_BEFORE
+
+    def _follow(self, voted: VotedStep, codes: Ints) -> bool:
+        """Go on with a step that was voted for; True when it turns out to be another."""
+        voted.add(codes)
+        self._n_disturbed += len(codes)
+        if not voted.is_over:
+            if self._is_due or self._n - self._searched_at >= self._pause():
+                better = self._find()
+                if better.period and self._is_longer(better, voted):
+                    self._voted = None
+                    return self._take(better.period)
+            if not voted.is_due:
+                return False
+            verdict = voted.vote(self.codes)
+            if verdict is Verdict.same:
+                return False
+            if verdict is Verdict.mended:
+                self._known(voted.step)
+                return True
+            if verdict is Verdict.whole:
+                self._voted = None
+                return self._take(self.period)
+        self._voted = None
+        self._n_held, self._n_breaks, self._is_doubted = 0, BREAKS_TO_VOTE, True
+        self._n_foreign = self._n_disturbed = FOREIGN_CALLS if voted.is_over else 0
+        self._searched_at, self._vote_at = self._n - self._n_disturbed, self._n
+        found = self._search()
+        return self._vote(found) or found
+
+    def _is_longer(self, found: Found, voted: VotedStep) -> bool:
+        """Whether what repeats call by call is to replace what was voted: no rounds of it, each without a few calls."""
+        if found.span < 2 * self.period or found.period < SHARE_LEFT * self.period:
+            return False
+        if found.period == self.period and _contains(self._step, self._codes[self._n - found.period : self._n]):
+            return False
+        return voted.vote(self.codes) is Verdict.gone or voted.n_known < LONGER * found.span
+
+    def _known(self, step: Ints) -> None:
+        """A step that was voted for is the one from now on."""
+        self.period, self._step = len(step), np.tile(step, 2)
+        self._n_held, self._n_foreign, self._is_doubted = 0, 0, False
 
     @property
     def _is_due(self) -> bool:
@@ -204,7 +311,7 @@ class StepCutter:
         step = self._codes[self._n - period : self._n]
         if period == self.period and _contains(self._step, step):
             return False
-        self.period = period
+        self.period, self._is_doubted = period, False
         self._step = np.tile(step, 2)
         self._n_held, self._n_disturbed, self._n_foreign = period, period, 0
         self._quiet_after = period + max(STEPS_TO_TRUST * period, CALLS_TO_TRUST)
@@ -225,6 +332,18 @@ class StepCutter:
             return True
         n_rounds = 2 if found.period <= SHARE_LEFT * self.period else 1
         return not _contains(self._step, self._codes[self._n - n_rounds * found.period : self._n])
+
+
+def _n_alike(codes: Ints, period: int) -> int:
+    """Calls at the end that repeat with a period, the first round included."""
+    differs = codes[period:][::-1] != codes[:-period][::-1]
+    return period + (int(differs.argmax()) if differs.any() else len(differs))
+
+
+def _is_multiple(period: int, n_calls: int, n_lost: int) -> bool:
+    """Whether `period` is some rounds of `n_calls`, but for up to `n_lost` calls."""
+    n_rounds = round(period / n_calls)
+    return 1 < n_rounds < MAX_STEPS and 0 < abs(period - n_rounds * n_calls) <= n_lost
 
 
 def _comes_again(codes: Ints) -> bool:
