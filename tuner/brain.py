@@ -31,7 +31,7 @@ from tuner.policy.keys import KeyTable
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.oversight import Oversight
-from tuner.policy.plans import PlanBook, PlanInForce
+from tuner.policy.plans import PlanBook, PlanInForce, lasts_for
 from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import KeyState
 from tuner.policy.withdrawal import Withdrawal
@@ -263,13 +263,15 @@ class Brain:
         self._has_expired = False
         latest = self._plans.get(self._active if self._offered is None else self._offered)
         gathers_after_step = self._fingerprint.gathers_after_step
-        if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
-            self._go_on(latest, overlay)
-            return None
-        epoch = self._next_epoch
-        self._next_epoch += 1
         is_trial = self._explored(len(self._states), overlay)
         has_trial = variant is not None or bool(is_trial.any())
+        if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
+            self._go_on(latest, is_trial)
+            if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=has_trial):
+                return None
+            # What ran on trial was adopted, or the other way round: the same settings, to last as long as they may.
+        epoch = self._next_epoch
+        self._next_epoch += 1
         candidates, plan = self._plans.make(epoch, gathers_after_step, self._ahead.rows, has_trial=has_trial)
         entry = PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
         self._plans.add(entry, self._active)
@@ -309,10 +311,10 @@ class Brain:
         is_trial[[index for index in overlay if index < n_keys]] = False
         return is_trial
 
-    def _go_on(self, latest: PlanInForce, overlay: Mapping[int, Candidate]) -> None:
+    def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
         """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
-        is_trial = self._explored(len(latest.candidates), overlay)
-        latest = latest._replace(is_trial=is_trial, n_changes=self._oversight.n_promotions)
+        n_keys = len(latest.candidates)
+        latest = latest._replace(is_trial=is_trial[:n_keys], n_changes=self._oversight.n_promotions)
         self._plans.add(latest, self._active)
         if self._offered is None:
             self._oversight.adopted(latest, self._step + 1, len(self._states), self._regimes.evidence)

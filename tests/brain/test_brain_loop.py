@@ -80,6 +80,28 @@ def test_what_is_on_trial_does_not_outlive_its_daemon():
     assert lasting[False] == {PLAN_EXPIRES_AFTER}
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_won_its_trial_outlives_its_daemon(seed):
+    """With nothing else to be changed, the plan it won under would run on, which lasts no longer than a trial."""
+    world = World(
+        "ethernet_boxes",
+        fabric.load("ethernet_boxes").communicator(range(16)),
+        [Call(Collective.all_gather, Phase.forward_gather, 1 << 17)] * 2,
+        seed=seed,
+        compute_us=100_000.0,
+    )
+    brain = make_brain(world)
+    n_promoted = 0
+    for _ in range(120):
+        play(world, brain, 1)
+        n_promoted += sum(decision.kind == "promote" for decision in brain.decisions())
+        tries = any(state.trial is not None or state.lead is not None for state in brain._states)
+        if n_promoted and not tries and brain._oversight.variant is None:
+            assert world.plan.rows
+            assert world.plan.expires_after == PLAN_EXPIRES_AFTER
+    assert n_promoted
+
+
 def test_a_plan_that_the_ranks_gave_up_is_offered_again():
     """A daemon that was silent for a while lives on: the ranks went back to NCCL's own choice without it."""
     world = _world()

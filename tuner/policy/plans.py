@@ -18,7 +18,6 @@ from tuner.policy.trial import KeyState
 
 KEPT_EPOCHS: Final = 64
 PLAN_EXPIRES_AFTER: Final = 1000
-"""Boundaries for which a plan outlives its daemon."""
 TRIAL_EXPIRES_AFTER: Final = 1
 """What is on trial must not run unwatched."""
 
@@ -99,9 +98,13 @@ class PlanBook:
         self, epoch: int, gathers_after_step: bool, ahead: tuple[PlanRow, ...] = (), *, has_trial: bool = False
     ) -> tuple[list[Candidate], Plan]:
         """The settings asked for as a plan, with rows for keys that are not known yet."""
-        expires_after = TRIAL_EXPIRES_AFTER if has_trial else PLAN_EXPIRES_AFTER
         rows = (*(row for row in self._rows if row is not None), *ahead)
-        return self._asked.copy(), Plan(epoch, rows, expires_after, gathers_after_step)
+        return self._asked.copy(), Plan(epoch, rows, lasts_for(has_trial=has_trial), gathers_after_step)
+
+
+def lasts_for(*, has_trial: bool) -> int:
+    """Boundaries for which a plan outlives its daemon."""
+    return TRIAL_EXPIRES_AFTER if has_trial else PLAN_EXPIRES_AFTER
 
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:
