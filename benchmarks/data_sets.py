@@ -170,7 +170,7 @@ def block_problems(block: np.ndarray) -> list[Problem]:
 def _problems(groups: Mapping[tuple[DecisionKey, int], Mapping[Candidate, Sequence[float]]]) -> list[Problem]:
     """One problem per key: the size with the most settings stands for its class."""
     best_filled: dict[DecisionKey, tuple[int, Mapping[Candidate, Sequence[float]]]] = {}
-    for (key, nbytes), known in groups.items():
+    for (key, nbytes), known in _pooled(groups).items():
         if BASELINE in known and len(known) > max(1, len(best_filled.get(key, (0, {}))[1])):
             best_filled[key] = (nbytes, known)
     problems = []
@@ -181,6 +181,39 @@ def _problems(groups: Mapping[tuple[DecisionKey, int], Mapping[Candidate, Sequen
         truth = tuple(float(np.median(known[one])) for one in candidates)
         problems.append(Problem(key, nbytes, candidates, BASELINE, truth, noise))
     return problems
+
+
+def _pooled(
+    groups: Mapping[tuple[DecisionKey, int], Mapping[Candidate, Sequence[float]]],
+) -> dict[tuple[DecisionKey, int], dict[Candidate, list[float]]]:
+    """The measurements of settings that are one and the same to NCCL, joined: on little traffic it runs fewer channels
+    than it is asked for , and the luckiest of several equal settings would
+    pass for the best.
+
+    Joined settings go by the lowest count that was asked of the cell at any size and comes to the same: so does the
+    tuner, which offers settings of one effect once.
+    """
+    counts: dict[tuple[CommunicatorClass, Collective], dict[Candidate, None]] = {}
+    for (key, _), known in groups.items():
+        counts.setdefault((key.communicator, key.collective), {}).update(dict.fromkeys(known))
+    asked = {place: sorted(known, key=lambda one: one.n_channels) for place, known in counts.items()}
+    pooled: dict[tuple[DecisionKey, int], dict[Candidate, list[float]]] = {}
+    for (key, nbytes), known in groups.items():
+        names: dict[Candidate, Candidate] = {}
+        for one in asked[key.communicator, key.collective]:
+            names.setdefault(_effect(one, key.collective, nbytes), one)
+        here = pooled.setdefault((key, nbytes), {})
+        for one, times in known.items():
+            here.setdefault(names[_effect(one, key.collective, nbytes)], []).extend(times)
+    return pooled
+
+
+def _effect(asked: Candidate, collective: Collective, nbytes: int) -> Candidate:
+    """What NCCL makes of a setting at one size."""
+    if asked.protocol is None or not asked.n_channels:
+        return asked
+    used = cost_model.channels_used(collective, asked.protocol, nbytes, asked.n_channels)
+    return Candidate(asked.algorithm, asked.protocol, used)
 
 
 def sweep_block(problems: Sequence[Problem], seed: int = 3, n_each: int = 3) -> np.ndarray:
