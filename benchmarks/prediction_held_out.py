@@ -1,7 +1,7 @@
 """How good predictions are where nothing was measured: sizes, rank counts and fabrics left out.
 
     python benchmarks/prediction_held_out.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--grids N]
-        [--by size range ranks cell fabric cost] [--models NAME ...]
+        [--by size range ranks cell channels fabric cost] [--models NAME ...]
 
 Every registered model is fitted to a noisy sweep (three calls per setting and size) without the part left out,
 and asked for the best setting there. Per data set and model:
@@ -19,7 +19,9 @@ Beside the models stands what no smooth prediction can do better, from true time
 
 Held out by size: every sixth size class at a time. By range: the lower third of the sizes (`below`), then the
 upper one (`above`). By ranks: one of 16, 32, 64, 128 ranks at a time. By cell: one algorithm and
-protocol of one collective at a time, never measured, as baked arrays tell of it; chosen among all. By fabric:
+protocol of one collective at a time, never measured, as baked arrays tell of it; chosen among all. By channels:
+one channel count at a time, never measured with anything (`channels`), or not with one algorithm and protocol of one
+collective (`channels_of_cell`: each with another count in turn); likewise. By fabric:
 the model of all *other* fabrics against NCCL's own choice on this one (`loss_vs_nccl`). Cost: seconds and memory
 to fit 100,000 measurements in a fresh process, milliseconds to predict all candidates of 1,000 keys, and the
 regret on a machine whose best channel counts lie in two peaks far apart. `--grids N` adds N small random grids and
@@ -30,17 +32,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import resource
-import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 from data_sets import (
     DataSet,
     Facts,
@@ -53,14 +51,15 @@ from data_sets import (
     sweep_block,
 )
 from generated_grids import generated_grids
+from prediction_cost import RANKS, cost
 from regret_policies import Problem
 from reporting import Result, report
 
 from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from agent.nccl.cost_model import channels_used
+from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
 from tuner import trainer
-from tuner.features import DEFAULT_CELL, CostPrior, Floats, Ints
-from tuner.knowledge import Knowledge
+from tuner.features import DEFAULT_CELL, NO_CELL, CostPrior, Floats, Ints
 from tuner.model.baked import Baked
 from tuner.model.estimators import MODELS, WINNER
 from tuner.model.training_set import TrainingSet, build, candidate_at
@@ -68,9 +67,9 @@ from tuner.policy.admission import RISK_QUANTILE
 from tuner.replay.policies import DOUBT_Z, MIN_GAIN
 
 N_FOLDS = 6
-RANKS = (16, 32, 64, 128)
-WAYS = ("size", "range", "ranks", "cell", "fabric", "cost")
+WAYS = ("size", "range", "ranks", "cell", "channels", "fabric", "cost")
 MANY_NODES = ("ethernet_boxes", "h100_ib_16")
+Bools = npt.NDArray[np.bool_]
 Truth = dict[tuple[CommunicatorClass, int, int], dict[Candidate, float]]
 """True us by candidate, at each communicator, collective and bytes."""
 
@@ -187,20 +186,58 @@ def by_cell(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Itera
     """An algorithm and protocol that one collective was never measured with, beside all others."""
     found: list[Result] = []
     for data, points, _ in measured(group):
-        truth = truth_of(data.problems)
         kinds = np.stack([points.collective, points.algorithm, points.protocol], axis=1)
         for kind in np.unique(kinds, axis=0):
             held = np.all(kinds == kind, axis=1)
-            if (int(kind[1]), int(kind[2])) == DEFAULT_CELL or (~held).sum() < 4:
+            if (int(kind[1]), int(kind[2])) == DEFAULT_CELL:
                 continue
-            # Places where it could have been chosen.
-            there = np.flatnonzero(np.isin(place_names(points), place_names(points)[held]))
-            test, left_out = points.take(there), np.flatnonzero(held[there])
-            for model in models:
-                baked = trainer.bake(MODELS[model]().fit(points.take(~held)), points.take(~held))
-                opinion = looked_up(baked, test)
-                found += verdicts(f"cell:{name}:{model}", test, opinion, left_out, data.facts, truth)
+            found += not_asked(f"cell:{name}", data, points, held, models)
     yield from summed_up(found)
+
+
+def by_channels(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
+    """A channel count that was never measured: anywhere, then with one algorithm and protocol of one collective."""
+    found: list[Result] = []
+    for data, points, _ in measured(group):
+        named = points.algorithm != DEFAULT_CELL[0]
+        counts = np.unique(points.n_channels[named])
+        if len(counts) < 3:
+            continue
+        for count in counts:
+            held = named & (points.n_channels == count)
+            found += not_asked(f"channels:{name}", data, points, held, models)
+        kinds = np.stack([points.collective, points.algorithm, points.protocol], axis=1)
+        for at, kind in enumerate(np.unique(kinds[named], axis=0)):  # each with another count
+            here = np.all(kinds == kind, axis=1) & (points.n_channels == counts[at % len(counts)])
+            found += not_asked(f"channels_of_cell:{name}", data, points, here, models)
+    yield from summed_up(found)
+
+
+def not_asked(name: str, data: DataSet, points: TrainingSet, held: Bools, models: Sequence[str]) -> Iterator[Result]:
+    """Every model without some settings, as baked arrays tell of them; it chooses among all."""
+    left_out = held & ~ran_besides(points, held)
+    if not left_out.any() or (~held).sum() < 4:
+        return
+    there = np.flatnonzero(np.isin(place_names(points), place_names(points)[held]))  # where they could be chosen
+    train, test, judged = points.take(~held), points.take(there), np.flatnonzero(left_out[there])
+    for model in models:
+        opinion = looked_up(trainer.bake(MODELS[model]().fit(train), train), test)
+        yield from verdicts(f"{name}:{model}", test, opinion, judged, data.facts, truth_of(data.problems))
+
+
+def ran_besides(points: TrainingSet, held: Bools) -> Bools:
+    """Which points are, once NCCL has clamped their channels, one and the same thing as points not in `held`."""
+    kinds = zip(points.collective.tolist(), points.protocol.tolist(), strict=True)
+    sizes = np.round(2.0**points.log2_bytes).astype(np.int64).tolist()
+    used = [
+        channels_used(Collective(collective), Protocol(protocol), nbytes, n_channels) if protocol != NO_CELL else 0
+        for (collective, protocol), nbytes, n_channels in zip(kinds, sizes, points.n_channels.tolist(), strict=True)
+    ]
+    columns = points.n_ranks, points.n_nodes, points.collective, points.algorithm, points.protocol, sizes, used
+    names = np.unique(np.stack([np.asarray(one) for one in columns], axis=1), axis=0, return_inverse=True)[1]
+    names = names.reshape(-1)
+    besides: Bools = np.isin(names, names[~held])
+    return besides
 
 
 def place_names(points: TrainingSet) -> Ints:
@@ -315,59 +352,6 @@ def joined(parts: Sequence[TrainingSet], n_each: int) -> TrainingSet:
     return replace(first, **{name: np.concatenate([getattr(part, name) for part in thin]) for name in vars(first)})
 
 
-# ---- what it costs -------------------------------------------------------------------------------------------
-
-
-def fit_here(n_measurements: int, n_communicators: int) -> None:
-    """In a process of its own: prints seconds and the megabytes that fitting added."""
-    machine = fabric.load("h100_ib_16")
-    facts, n_per_octave = machine.describe(), 4.0 / n_communicators
-    problems = [
-        problem
-        for n_ranks in RANKS[:n_communicators]
-        for problem in fabric_problems(machine, facts, n_per_octave=n_per_octave, n_ranks=n_ranks)
-    ]
-    n_rows = sum(len(p.candidates) for p in problems)
-    block = sweep_block(problems, n_each=-(-n_measurements // n_rows))[:n_measurements]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start_s, start_cpu_s = time.perf_counter(), time.process_time()
-    record = trainer.fit(block, "fabric", facts)
-    assert record is not None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(time.perf_counter() - start_s, time.process_time() - start_cpu_s, peak / 1024, (peak - before) / 1024)
-
-
-def cost(n_measurements: int) -> Iterator[Result]:
-    for n_communicators, what in ((1, ""), (len(RANKS), f"_{len(RANKS)}_communicators")):
-        output = subprocess.run(
-            [sys.executable, __file__, "--fit-here", str(n_measurements), str(n_communicators)],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # as the daemon starts it
-        ).stdout.split()
-        wall_s, cpu_s, peak_mb, _ = map(float, output[-4:])
-        yield Result(f"fit_s_{n_measurements}_measurements{what}", wall_s, "s", "<= 5")
-        yield Result(f"fit_cpu_s_{n_measurements}_measurements{what}", cpu_s, "s", "<= 5")
-        yield Result(f"fit_peak_memory_{n_measurements}_measurements{what}", peak_mb, "MB", "<= 500")
-    facts = fabric.load("h100_ib_16").describe()
-    data = next(one for one in shipped(1.0) if one.name == "h100_ib_16")
-    record = trainer.fit(sweep_block(data.problems), "fabric", facts)
-    assert record is not None
-    known, costs = Knowledge((), Baked.from_bytes(record.blob), "m"), CostPrior(facts)
-    place = data.problems[0].key.communicator
-    sizes = np.linspace(12, 28, 500)
-    times_ms = []
-    for _ in range(15):
-        start_s = time.thread_time()
-        for kind in (Collective.all_gather, Collective.reduce_scatter):
-            options = costs.candidates(place, kind)
-            classes = np.array([size_class(int(2**one)) for one in sizes])
-            known.guess(place, kind, options, 2.0**sizes, classes, costs)
-        times_ms.append(1000 * (time.thread_time() - start_s))
-    yield Result("predict_ms_1000_keys_all_candidates", median(times_ms), "ms", "<= 50")
-
-
 def two_peaks() -> Iterator[Result]:
     """Channels that are best at 2 and at 32, bad between: the far peak is a few percent better."""
     facts = fabric.load("h100_ib_2").describe()
@@ -397,12 +381,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000, help="first seed of what is generated")
     parser.add_argument("--by", nargs="+", choices=WAYS)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
-    parser.add_argument("--fit-here", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
-    if arguments.fit_here:
-        fit_here(*arguments.fit_here)
-        return
     models = arguments.models or ([WINNER] if arguments.quick else list(MODELS))
     asked_for = arguments.by or WAYS
     n_per_octave = 0.5 if arguments.quick else 1.0
@@ -426,6 +406,8 @@ def main() -> None:
             results += by_range(name, group, models)
         if "cell" in asked_for:
             results += by_cell(name, group, models)
+        if "channels" in asked_for:
+            results += by_channels(name, group, models)
     if "size" in asked_for:
         results += two_peaks()
     if "ranks" in asked_for:
