@@ -169,7 +169,7 @@ def block_problems(block: np.ndarray) -> list[Problem]:
 
 def _problems(groups: Mapping[tuple[DecisionKey, int], Mapping[Candidate, Sequence[float]]]) -> list[Problem]:
     """One problem per key: the size with the most settings stands for its class."""
-    best_filled: dict[DecisionKey, tuple[int, Mapping[Candidate, Sequence[float]]]] = {}
+    best_filled: dict[DecisionKey, tuple[int, dict[Candidate, list[float]]]] = {}
     for (key, nbytes), known in _pooled(groups).items():
         if BASELINE in known and len(known) > max(1, len(best_filled.get(key, (0, {}))[1])):
             best_filled[key] = (nbytes, known)
