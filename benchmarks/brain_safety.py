@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "brain"))
 
-from brain_world import Call, OverlappedWorld, World, make_brain, play
+from brain_world import Call, OverlappedWorld, Unsteady, World, decided, make_brain, play
 from reporting import Result, report
 
 from agent.nccl import fabric
@@ -162,20 +162,24 @@ def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
             n_false += 1
             detector.reset()
     yield Result("regime_false_alarms_per_100000_calls_noise_only", n_false / (n_calls / 1e5), "alarms", "<= 1")
-    n_seen = n_changes = 0
-    for seed in range(max(1, n_runs // 5)):
-        world = World(
-            "h100_node",
-            fabric.load("h100_node").communicator(range(8)),
-            zero_calls((18, 21, 24), n_each=8),
-            seed=100 + seed,
-            noise=0.03,
-            step_noise=0.01,
-        )
-        brain = make_brain(world)
-        play(world, brain, 250)
-        n_seen, n_changes = n_seen + world.n_calls, n_changes + brain._regimes.n_changes
-    yield Result("regime_false_alarms_per_100000_calls_in_jobs", n_changes / (n_seen / 1e5), "alarms", "<= 1")
+    for kind in ("", "slow_steps", "weather", "drift"):
+        n_seen = n_changes = 0
+        for seed in range(max(1, n_runs // 5)):
+            world = Unsteady(
+                "h100_node",
+                fabric.load("h100_node").communicator(range(8)),
+                zero_calls((18, 21, 24), n_each=8),
+                seed=100 + seed,
+                noise=0.03,
+                step_noise=0.01,
+                kind=kind,
+            )
+            brain = make_brain(world)
+            play(world, brain, 250)
+            n_seen, n_changes = n_seen + world.n_calls, n_changes + brain._regimes.n_changes
+        target = "<= 1" if kind in ("", "slow_steps") else ""
+        name = f"regime_false_alarms_per_100000_calls_in_jobs{'_with_' * bool(kind)}{kind}"
+        yield Result(name, n_changes / (n_seen / 1e5), "alarms", target)
     back = 0
     for seed in range(n_runs):
         place = fabric.load("ethernet_boxes").communicator(range(16))
@@ -209,6 +213,7 @@ def in_training(n_steps: int) -> Iterator[Result]:
     default_us = step_us(world)
     brain = make_brain(world)
     play(world, brain, n_steps)
+    world.chosen = decided(brain)
     ours_us = step_us(world)
     isolated = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0)
     best = {

@@ -1,12 +1,15 @@
 """Noticing that the network is not what it was: congestion, a neighbour's job, a recovered link.
 
-Residuals of what runs against what it used to take are standardised, clipped and summed two-sidedly per key
-(Page-Hinkley). A change of one noise scale or more is seen within 50 calls. Old regimes keep their evidence
-under a label; when measurements fit one of them again, it is taken back instead of learned anew.
+What runs is compared with what it used to take. A step's calls of one key share whatever the step suffered, so their
+mean is the unit; and where one step is like the one before, as in congestion that comes and goes by itself, only what
+is new in each counts (it is whitened by the correlation of neighbouring steps). These units are standardised, clipped
+and summed two-sidedly per key (Page-Hinkley). Old regimes keep their evidence under a label; when measurements fit one
+of them again, it is taken back instead of learned anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -18,11 +21,16 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 ALLOWANCE: Final = 0.5
-LIMIT: Final = 16.0
-CLIP: Final = 2.5
+LIMIT: Final = 12.0
+CLIP: Final = 4.0
 MIN_UNITS: Final = 3
 MIN_SHIFT: Final = 0.03
 """Shifts (log) below this are drift: followed by the running means, not called a change."""
+MOST_ALIKE: Final = 0.97
+ALIKE_MEMORY: Final = 100.0
+"""Steps (of all keys together) after which what neighbours had in common fades."""
+ALIKE_WEIGHT: Final = 30.0
+"""How many steps the opinion weighs that neighbouring steps have nothing in common."""
 MATCH_CALLS: Final = 6
 MATCH_WITHIN: Final = 0.08
 
@@ -57,6 +65,69 @@ class ChangeDetector:
         self._down[:n_keys] = np.maximum(0.0, self._down[:n_keys] - sums - ALLOWANCE * counts)
         fired = np.flatnonzero((self._up[:n_keys] > self._limit) | (self._down[:n_keys] > self._limit))
         return fired.astype(np.int64)
+
+
+class StepMeans:
+    """Calls summed up to one unit per key and step; a unit is done when its key's next step begins."""
+
+    def __init__(self) -> None:
+        self._step = np.zeros(0, np.int64)
+        self._n = np.zeros(0, np.int64)
+        self._sum = np.zeros(0)
+        self._last = np.zeros(0)
+        """The unit before, standardised; NaN where there is none."""
+        self._same, self._all = 0.0, ALIKE_WEIGHT
+
+    @property
+    def alike(self) -> float:
+        """Correlation of neighbouring steps."""
+        return min(max(self._same / self._all, 0.0), MOST_ALIKE)
+
+    def reset(self) -> None:
+        """A new regime began; how much neighbouring steps have in common is still true."""
+        self._n[:] = 0
+        self._last[:] = np.nan
+
+    def add(self, keys: Ints, deviation: Floats, step: int, sigma: Callable[[Ints], Floats]) -> tuple[Ints, Floats]:
+        """Calls of one step; the keys whose unit of the step before is done, and what is new in these units.
+
+        Args:
+            keys: key index of each call, shape [n].
+            deviation: of each call (log) from what it used to take, shape [n].
+            step: the step they all belong to.
+            sigma: standard deviation of a unit (log), by key.
+        """
+        self._grow(int(keys.max()) + 1)
+        here = np.unique(keys)
+        done = here[(self._step[here] != step) & (self._n[here] > 0)]
+        units = np.clip(self._sum[done] / self._n[done] / sigma(done), -CLIP, CLIP)
+        before = self._last[done]
+        new = self._whiten(units, before)
+        self._last[done] = units
+        fresh = here[self._step[here] != step]
+        self._step[fresh], self._n[fresh], self._sum[fresh] = step, 0, 0.0
+        self._n += np.bincount(keys, minlength=len(self._n))
+        self._sum += np.bincount(keys, deviation, minlength=len(self._sum))
+        return done, new
+
+    def _whiten(self, units: Floats, before: Floats) -> Floats:
+        known = np.isfinite(before)
+        alike = self.alike
+        new = np.where(known, (units - alike * before) / np.sqrt(1.0 - alike**2), units)
+        if known.any():
+            fade = 1.0 - 1.0 / ALIKE_MEMORY
+            self._same = fade * self._same + float(np.mean(units[known] * before[known]))
+            self._all = fade * self._all + float(np.mean(0.5 * (units[known] ** 2 + before[known] ** 2)))
+        result: Floats = new
+        return result
+
+    def _grow(self, n_keys: int) -> None:
+        more = max(64, 2 * n_keys) - len(self._n) if n_keys > len(self._n) else 0
+        if more > 0:
+            self._step = np.concatenate([self._step, np.full(more, -1, np.int64)])
+            self._n = np.concatenate([self._n, np.zeros(more, np.int64)])
+            self._sum = np.concatenate([self._sum, np.zeros(more)])
+            self._last = np.concatenate([self._last, np.full(more, np.nan)])
 
 
 class Regimes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -135,25 +136,64 @@ class World:
         return block, record
 
 
-class OverlappedWorld(World):
-    """Communication hides behind computation, which its channels slow down while they are held."""
+@dataclass
+class Unsteady(World):
+    """Calls of a step that suffer together: one step in fifty takes half as long again, a network load that comes and
+    goes over ten steps (2.3 %), or times that grow by a twentieth of a percent with each step.
+    """
+
+    kind: str = ""
+    _load: float = 0.0
 
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
         block, record = super().run_step()
-        total_us = float(block["duration_us"].sum())
-        slowed_us = sum(
-            float(row["duration_us"]) * (self.fabric.sms_slowdown(int(row["n_channels"])) - 1.0) for row in block
-        )
-        exposed_us = max(0.0, total_us - self.compute_us)
-        duration_us = (self.compute_us + slowed_us + exposed_us) * math.exp(self.rng.normal(0.0, self.step_noise))
-        return block, StepRecord(record.step, record.epoch, duration_us, exposed_us, self.memory_pressure)
+        factor = 1.0
+        if self.kind == "slow_steps":
+            factor = 1.5 if self.rng.random() < 0.02 else 1.0
+        elif self.kind == "weather":
+            self._load = 0.9 * self._load + self.rng.normal(0.0, 0.01)
+            factor = math.exp(self._load)
+        elif self.kind == "drift":
+            factor = math.exp(0.0005 * self.step)
+        block["duration_us"] *= factor
+        return block, record
+
+
+@dataclass
+class OverlappedWorld(World):
+    """Collectives hide behind computation, each behind an equal part of it, which its channels slow down while they
+    are held. What outlasts its part is waited for, and so are whole phases that are `waited_for`.
+    """
+
+    waited_for: frozenset[Phase] = frozenset()
+
+    def hides_us(self) -> float:
+        """How much of a collective can hide."""
+        return self.compute_us / max(1, sum(call.phase not in self.waited_for for call in self.calls))
+
+    def training_us(self, phase: Phase, duration_us: float, n_channels: int) -> tuple[float, float]:
+        """What a collective costs training: what is waited for, and by how much it slows computation down."""
+        if phase in self.waited_for:
+            return duration_us, 0.0
+        hidden_us = min(duration_us, self.hides_us())
+        return duration_us - hidden_us, hidden_us * (self.fabric.sms_slowdown(n_channels) - 1.0)
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        costs = [
+            self.training_us(Phase(int(row["phase"])), float(row["duration_us"]), int(row["n_channels"]))
+            for row in block
+        ]
+        exposed_us, slowed_us = sum(exposed for exposed, _ in costs), sum(slowed for _, slowed in costs)
+        computed_us = (self.compute_us + slowed_us) * math.exp(self.rng.normal(0.0, self.step_noise))
+        return block, StepRecord(record.step, record.epoch, computed_us + exposed_us, exposed_us, self.memory_pressure)
 
 
 def make_brain(world: World, knowledge: Knowledge | None = None, settings: BrainSettings | None = None) -> Brain:
     return Brain(
         "job",
         world.fabric.fabric_id,
-        world.fabric.describe(),
+        {**world.fabric.describe(), "emulated": world.fabric_name},
         knowledge or Knowledge.empty(),
         settings or BrainSettings(),
         clock=lambda: 0.0,
@@ -176,6 +216,12 @@ def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1) ->
             world.plan = on_its_way.pop(0)[1]
             brain.adopted(world.plan.epoch, world.step)
     return plans
+
+
+def decided(brain: Brain) -> Callable[[Call], Candidate]:
+    """What the brain has settled on, whatever is on trial at this moment."""
+    incumbents = {(s.key.collective, s.key.phase, s.key.size_class): s.incumbent for s in brain._states}
+    return lambda call: incumbents[call.collective, call.phase, size_class(call.message_bytes)]
 
 
 def gain_share(world: World, brain: Brain) -> dict[Call, tuple[float, float, float]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
+from brain_world import Call, Unsteady, World, make_brain, play
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.nccl import fabric
 from store.records import Collective, Phase
-from tuner.regime import ChangeDetector
+from tuner.regime import ChangeDetector, StepMeans
 
 
 def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:
@@ -38,6 +40,53 @@ def test_a_shift_of_about_one_noise_scale_is_seen_within_fifty_calls(shift: floa
             n_calls += 2
         delays.append(n_calls)
     assert np.median(delays) <= 50
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(-1, 1)), min_size=1, max_size=40),
+    st.lists(st.integers(1, 4), min_size=1, max_size=20),
+)
+def test_a_unit_is_the_mean_of_a_keys_calls_in_one_step_however_they_arrive(
+    calls: list[tuple[int, float]], cuts: list[int]
+) -> None:
+    def feed(sizes: list[int]) -> list[tuple[int, float]]:
+        means, found = StepMeans(), []
+        for step in range(3):
+            at = 0
+            for size in [*sizes, len(calls)]:
+                part = calls[at : at + size]
+                at += size
+                if part:
+                    keys, values = (np.array(one) for one in zip(*part, strict=True))
+                    done, units = means.add(keys, values.astype(float), step, lambda some: np.ones(len(some)))
+                    found += zip(done.tolist(), units.tolist(), strict=True)
+        return sorted(found)
+
+    assert [one for one, _ in feed([])] == [one for one, _ in feed(cuts)]
+    first = dict(feed(cuts)[:1])
+    for key, unit in first.items():
+        assert abs(unit) <= abs(np.mean([value for one, value in calls if one == key])) * 2 + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["slow_steps", "weather", "drift"])
+def test_calls_of_a_step_that_suffer_together_are_no_change_of_regime(kind: str) -> None:
+    place = fabric.load("h100_node").communicator(range(8))
+    calls = [
+        Call(kind, phase, 1 << exponent)
+        for exponent in (18, 21)
+        for kind, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+        for _ in range(6)
+    ]
+    n_changes = 0
+    for seed in range(2):
+        world = Unsteady("h100_node", place, calls, seed=seed, noise=0.03, step_noise=0.01, kind=kind)
+        brain = make_brain(world)
+        play(world, brain, 150)
+        n_changes += brain._regimes.n_changes
+    assert n_changes <= 2
 
 
 def _world(seed: int = 0) -> World:

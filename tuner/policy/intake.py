@@ -13,11 +13,13 @@ from tuner.features import Floats, Ints
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Calls, Evidence, group_median, grouped
 from tuner.policy.trial import KeyState
-from tuner.regime import ChangeDetector
+from tuner.regime import MIN_SHIFT, ChangeDetector, StepMeans
 
 MIN_RIPE_UNITS = 4
 """Steps of evidence before a slot's own noise may call a deviation a change."""
 LEAST_SCALE = 0.01
+STRAGGLES = 4.0
+"""What a single call may say, in noise scales, about what calls take."""
 SUSPICIOUS = 1.0
 """Half of the calls deviate by more than so many noise scales: the network may have changed just now."""
 
@@ -38,6 +40,7 @@ class Intake:
         self._log_catastrophe = math.log(catastrophic_ratio)
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
+        self._means = StepMeans()
         self.extra_of_step: dict[int, float] = {}
         self.n_explored = 0
         """Calls that ran a setting on trial."""
@@ -47,9 +50,10 @@ class Intake:
     def reset(self) -> None:
         """A new regime began: deviations are counted afresh."""
         self._changes.reset()
+        self._means.reset()
         self.is_suspicious = False
 
-    def shift(self, calls: Calls, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
+    def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
         """How much (log) calls deviate from what they used to take once that is beyond doubt, else None."""
         slots, of, deviation = calls.slots, calls.of, calls.deviation
         keys = evidence.key[slots]
@@ -58,16 +62,28 @@ class Intake:
             if not watched.any():
                 return None
             here = watched[of]
-            of, deviation = of[here], deviation[here]
+            of, deviation, steps = of[here], deviation[here], steps[here]
         scale = np.maximum(evidence.call_sigma(slots), LEAST_SCALE)
-        standardised = deviation / scale[of]
-        self.is_suspicious = abs(float(np.median(standardised))) > SUSPICIOUS
-        fired = self._changes.update(keys[of], standardised)
-        if not len(fired):
-            return None
-        self._changes.reset()
-        of_fired = np.isin(keys[of], fired)
-        return float(np.median(deviation[of_fired])) if of_fired.any() else 0.0
+        self.is_suspicious = abs(float(np.median(deviation / scale[of]))) > SUSPICIOUS
+
+        def sigma(of_keys: Ints) -> Floats:
+            result: Floats = np.maximum(evidence.sigma(of_keys), LEAST_SCALE)
+            return result
+
+        limits = STRAGGLES * scale[of]
+        clipped = np.clip(deviation, -limits, limits)
+        for step in np.unique(steps).tolist():
+            at = steps == step
+            fired = self._changes.update(*self._means.add(keys[of[at]], clipped[at], step, sigma))
+            if not len(fired):
+                continue
+            of_fired = np.isin(keys[of], fired)
+            shift = float(np.median(deviation[of_fired])) if of_fired.any() else 0.0
+            self._changes.reset()
+            if abs(shift) >= MIN_SHIFT:
+                self._means.reset()
+                return shift
+        return None
 
     def charge(
         self,
