@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from brain_world import Call, OverlappedWorld, World, gain_share, make_brain, play
+from brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play
 
 from agent.nccl import catalog, fabric
 from store.records import BASELINE, Collective, Phase, Plan
@@ -56,8 +56,9 @@ def test_finds_what_is_best_in_training_where_the_fastest_alone_is_not() -> None
     before_us = sum(world.run_step()[1].duration_us for _ in range(20))
     brain = make_brain(world)
     play(world, brain, 300)
+    world.chosen = decided(brain)
     after_us = sum(world.run_step()[1].duration_us for _ in range(20))
-    assert after_us < 0.94 * before_us
+    assert after_us < 0.92 * before_us
     call = max(calls, key=lambda one: one.message_bytes)
     alone = {option: world.truth(call, option)[0] for option in brain._costs.candidates(place, call.collective)}
     chosen = world.chosen(call)

@@ -70,7 +70,8 @@ def test_steps_of_before_the_change_end_no_watch() -> None:
     brain._oversight._watch_from_step = start + 200
     for step in range(start, start + 230):
         is_slow = step >= start + 200
-        brain.step_finished(StepRecord(step, 50, usual_us * (1.05 if is_slow else 1.0), None, None))
+        duration_us = usual_us * (1.05 if is_slow else 1.0)
+        brain.step_finished(StepRecord(step, 50 if is_slow else 0, duration_us, None, None))
     assert any("slower with it" in decision.reason for decision in brain.decisions())
 
 

@@ -1,8 +1,9 @@
-"""Variants of the whole plan with fewer channels, prepared a few keys at a time.
+"""Variants of the plan with fewer channels, prepared a few keys at a time.
 
 Channels hold multiprocessors: under overlap, fewer of them may train faster although each collective alone
-is slower. A variant caps the channels of every key; what each key would run under each cap follows from its
-posterior, which costs too much to be worked out for a thousand keys at once.
+is slower. A variant caps the channels of every key, or of one group of keys: what is waited for wants other settings
+than what hides behind computation. What each key would run under each cap follows from its posterior, which costs too
+much to be worked out for a thousand keys at once.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ import numpy as np
 
 from agent.nccl.catalog import CHANNEL_LADDER
 from store.records import Candidate
-from tuner.policy.step_trial import Variant
+from tuner.policy.step_trial import GroupChange, Variant, group_of
 from tuner.policy.trial import KeyState
 
 KEYS_PER_CALL: Final = 12
+MOST_AT_ONCE: Final = 3
 
 
 class Fallback(NamedTuple):
-    """What a key would run under a cap, and what a step of it may cost (us) over what runs now."""
+    """What a key would run under a cap, and what that costs over what runs now, per step."""
 
     candidate: Candidate
     extra_us: float
+    risk_us: float
+    """What it may cost at worst."""
+    released_us: float
+    """Channels that are held no longer, times how long."""
 
 
 class CapSearch:
@@ -36,7 +42,7 @@ class CapSearch:
         self.caps = [rung for rung in reversed(CHANNEL_LADDER) if rung < most]
         running = [(state, state.n_channels) for state in states]
         self._waiting: Iterator[tuple[KeyState, int]] = iter(running if self.caps else ())
-        self._found: dict[int, dict[int, Fallback]] = {cap: {} for cap in self.caps}
+        self._found: dict[int, dict[KeyState, Fallback]] = {cap: {} for cap in self.caps}
         self.is_done = not self.caps
 
     def advance(self, fallbacks: Callable[[KeyState, list[int]], dict[int, Fallback]]) -> None:
@@ -47,25 +53,43 @@ class CapSearch:
             if not caps:
                 continue
             for cap, fallback in fallbacks(state, caps).items():
-                self._found[cap][state.index] = fallback
+                self._found[cap][state] = fallback
             n_looked_at += 1
             if n_looked_at >= KEYS_PER_CALL:
                 return
         self.is_done = True
 
-    def variants(self, affordable_us: float) -> tuple[list[Variant], bool]:
-        """Those whose cost per step fits, the mildest first; and whether all of them do."""
-        fitting, all_fit = [], True
-        for cap in self.caps:
-            changes = {index: fallback.candidate for index, fallback in self._found[cap].items()}
-            risk_us = sum(max(0.0, fallback.extra_us) for fallback in self._found[cap].values())
-            if not changes:
-                continue
-            if risk_us <= affordable_us:
-                fitting.append(Variant(f"at most {cap} channels", changes, cap, risk_us))
-            else:
-                all_fit = False
-        return fitting, all_fit
+    def variants(self) -> list[Variant]:
+        """All of them: the whole plan's, the mildest first, then those of single groups.
+
+        None has fewer than a third of the channels that run now: what hides behind computation does so only as long
+        as it is not much longer, so what is known of one cap says little about a far lower one.
+        """
+        members: dict[str, list[KeyState]] = {}
+        for state in {state: None for found in self._found.values() for state in found}:
+            members.setdefault(group_of(state), []).append(state)
+        suffixes = {"": [state for states in members.values() for state in states]}
+        if len(members) > 1:
+            suffixes |= {f" for {group}": states for group, states in sorted(members.items())}
+        variants = []
+        for suffix, states in suffixes.items():
+            most = max((state.n_channels for state in states), default=0)
+            for cap, found in self._found.items():
+                chosen = {state: found[state] for state in states if state in found}
+                if chosen and cap * MOST_AT_ONCE >= most:
+                    variants.append(_variant(f"at most {cap} channels{suffix}", cap, chosen))
+        return variants
+
+
+def _variant(name: str, cap: int, found: dict[KeyState, Fallback]) -> Variant:
+    by_group: dict[str, GroupChange] = {}
+    for state, fallback in found.items():
+        before = by_group.get(group_of(state), GroupChange())
+        by_group[group_of(state)] = GroupChange(
+            before.extra_us + fallback.extra_us, before.released_us + fallback.released_us
+        )
+    settings = {state.index: fallback.candidate for state, fallback in found.items()}
+    return Variant(name, settings, cap, by_group, sum(max(0.0, fallback.risk_us) for fallback in found.values()))
 
 
 def cheapest_within(

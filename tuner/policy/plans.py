@@ -35,6 +35,11 @@ class PlanInForce(NamedTuple):
     ahead: tuple[PlanRow, ...] = ()
     """What was asked for keys that were not known yet."""
 
+    @property
+    def settings(self) -> int:
+        """The same number for plans that ask the same."""
+        return hash(tuple((at, one) for at, one in enumerate(self.candidates) if not one.is_baseline))
+
 
 class PlanBook:
     """The latest plans by epoch; epoch 0 is the empty plan that every job starts with."""

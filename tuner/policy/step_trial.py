@@ -10,7 +10,7 @@ the promotion good for training?), and ones with fewer channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from store.records import BASELINE, Candidate
@@ -21,12 +21,21 @@ SETTLED_STEPS: Final = 20
 """Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 AUDIT_EVERY_STEPS: Final = 500
 """Between two audits of one group, and twice as many after each."""
-MAX_UNITS: Final = 24
+MAX_UNITS: Final = 96
 ALPHA: Final = 0.01
 STEP_NOISE: Final = 0.01
 STEP_NOISE_WEIGHT: Final = 3.0
 MIN_STEP_GAIN: Final = 0.002
 WINDOW_STEPS: Final = 2
+
+
+class GroupChange(NamedTuple):
+    """What a variant changes for one group of keys, per step."""
+
+    extra_us: float = 0.0
+    """How much longer its calls take."""
+    released_us: float = 0.0
+    """Channels that are held no longer, times how long."""
 
 
 class Variant(NamedTuple):
@@ -36,18 +45,27 @@ class Variant(NamedTuple):
     changes: dict[int, Candidate]
     max_channels: int | None
     """The cap it stands for, None for an audit."""
-    extra_us: float = 0.0
-    """What it costs per step, as calls say."""
+    by_group: Mapping[str, GroupChange] = {}
+    risk_us: float = 0.0
+    """What it may cost per step at worst."""
     group: str = ""
     """The promotions that are audited."""
+    lifts_cap: bool = False
+    """Back to what ran before channels were capped."""
+
+    @property
+    def extra_us(self) -> float:
+        """What it costs per step, as calls say."""
+        return sum(change.extra_us for change in self.by_group.values())
 
 
 class Outcome(NamedTuple):
-    """A variant's end: `gain` is by how much (log) steps were faster with it."""
+    """A variant's end: `gain` is by how much (log) steps were faster with it, `doubt` its standard deviation."""
 
     variant: Variant
     is_better: bool
     gain: float
+    doubt: float
 
 
 class _Side:
@@ -72,6 +90,8 @@ class StepTrials:
         self.has_capped = False
         """Every channel cap was tried in this regime."""
         self._on, self._off = _Side(), _Side()
+        self._alpha = ALPHA
+        self._n_capped = 0
         self._tried: dict[str, tuple[int, int]] = {}
         """By name, the step of its last trial and how many there were."""
         self._next_at_step = 0
@@ -81,6 +101,7 @@ class StepTrials:
         """The regime changed: everything may be asked anew."""
         self.variant, self.is_on = None, False
         self.has_capped = False
+        self._n_capped = 0
         self._tried.clear()
 
     def postpone(self, step: int, n_steps: int = SETTLED_STEPS) -> None:
@@ -105,6 +126,12 @@ class StepTrials:
         self._tried[variant.name] = step, self._tried.get(variant.name, (0, 0))[1] + 1
         self._on, self._off = _Side(), _Side()
         self._steps_in_window = 0
+        if variant.max_channels is not None:
+            self._n_capped += 1
+            # All caps of a regime together are wrongly adopted with probability ALPHA.
+            self._alpha = ALPHA / (self._n_capped * (self._n_capped + 1))
+        else:
+            self._alpha = ALPHA
 
     def step(self, duration_us: float, *, is_on: bool) -> tuple[float, Outcome | None]:
         """One step of the variant or of the plan itself: (extra cost in us, the verdict if there is one)."""
@@ -132,11 +159,11 @@ class StepTrials:
         total = self._on.spread + self._off.spread + STEP_NOISE_WEIGHT * STEP_NOISE**2
         sigma = math.sqrt(total / (dof + STEP_NOISE_WEIGHT))
         gain = self._off.mean - self._on.mean
-        if gain - radius(self._on.n, self._off.n, sigma, ALPHA) > 0 and gain > MIN_STEP_GAIN:
-            return Outcome(self.variant, True, gain)
         doubt = sigma * math.sqrt(1.0 / self._on.n + 1.0 / self._off.n)
+        if gain - radius(self._on.n, self._off.n, sigma, self._alpha) > 0 and gain > MIN_STEP_GAIN:
+            return Outcome(self.variant, True, gain, doubt)
         if gain + 1.3 * doubt < MIN_STEP_GAIN or min(self._on.n, self._off.n) >= MAX_UNITS:
-            return Outcome(self.variant, False, gain)
+            return Outcome(self.variant, False, gain, doubt)
         return None
 
 
@@ -145,12 +172,16 @@ def group_of(state: KeyState) -> str:
     return f"{state.key.collective.name} in {state.key.phase.name}"
 
 
-def audits(states: Sequence[KeyState], extra_us: Callable[[str], float]) -> list[Variant]:
-    """One variant per group that has promotions: those keys back at what NCCL does, at so much more per step."""
+def audits(states: Sequence[KeyState]) -> list[Variant]:
+    """Per group that has promotions, those keys back at what NCCL does; where caps were adopted, without them."""
     groups: dict[str, dict[int, Candidate]] = {}
+    uncapped: dict[str, dict[int, Candidate]] = {}
     for state in states:
-        if not state.incumbent.is_baseline:
+        if state.before_cap is not None:
+            uncapped.setdefault(group_of(state), {})[state.index] = state.before_cap
+        elif not state.incumbent.is_baseline:
             groups.setdefault(group_of(state), {})[state.index] = BASELINE
     return [
-        Variant(f"{name} left to NCCL", changes, None, extra_us(name), name) for name, changes in sorted(groups.items())
+        *(Variant(f"{name} left to NCCL", changes, None, group=name) for name, changes in sorted(groups.items())),
+        *(Variant(f"no cap for {name}", changes, None, lifts_cap=True) for name, changes in sorted(uncapped.items())),
     ]

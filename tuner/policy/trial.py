@@ -39,6 +39,7 @@ class KeyState:
 
     __slots__ = (
         "banned",
+        "before_cap",
         "default_setting",
         "family",
         "field",
@@ -103,6 +104,8 @@ class KeyState:
         """What NCCL ran here when left alone."""
         self.max_channels = 64
         """More were found to slow training down."""
+        self.before_cap: Candidate | None = None
+        """What ran before that was found."""
         self.banned: dict[Candidate, str] = {}
         self.retired: dict[Candidate, str] = {}
         self.ties: dict[Candidate, str] = {}
@@ -121,8 +124,12 @@ class KeyState:
     @property
     def n_channels(self) -> int:
         """What the incumbent runs with, as far as that is known; else 0."""
-        if self.incumbent.n_channels or self.default_setting is None:
-            return self.incumbent.n_channels
+        return self.channels_of(self.incumbent)
+
+    def channels_of(self, candidate: Candidate) -> int:
+        """What a setting runs with here, as far as that is known; else 0."""
+        if candidate.n_channels or self.default_setting is None:
+            return candidate.n_channels
         return self.default_setting.n_channels
 
     def reopen(self) -> None:
@@ -131,6 +138,7 @@ class KeyState:
         self.is_trusted = False
         self.n_tried = self.n_withdrawn = 0
         self.max_channels = 64
+        self.before_cap = None
         self.banned.clear()
         self.retired.clear()
         self.ties.clear()

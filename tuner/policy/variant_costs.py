@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from store.records import Candidate
+from tuner.policy import step_trial
 from tuner.policy.admission import RISK_QUANTILE
 from tuner.policy.channel_caps import CapSearch, Fallback, cheapest_within
 from tuner.policy.evidence import Evidence
-from tuner.policy.step_trial import Variant
+from tuner.policy.step_trial import GroupChange, Variant, group_of
 from tuner.policy.trial import KeyState
 
 if TYPE_CHECKING:
@@ -45,27 +46,48 @@ class VariantCosts:
             found = {}
             options = self._policy.outlook.fields.of(state).options
             for cap, at in cheapest_within(options, mean, may_run, caps).items():
-                extra_us = (math.exp(worst[at]) - now_us) * float(self._policy.rates[state.index])
-                if math.isfinite(extra_us):
-                    found[cap] = Fallback(options[at], extra_us)
+                rate = float(self._policy.rates[state.index])
+                then_us, worst_us = math.exp(mean[at]), math.exp(worst[at])
+                released_us = state.n_channels * now_us - options[at].n_channels * then_us
+                if math.isfinite(worst_us):
+                    found[cap] = Fallback(
+                        options[at], (then_us - now_us) * rate, (worst_us - now_us) * rate, released_us * rate
+                    )
             return found
 
         search.advance(fallbacks)
 
-    def fitting(self, search: CapSearch) -> tuple[list[Variant], bool]:
-        """Variants whose risk fits the budget; and whether all of them do."""
-        return search.variants(self._affordable_us())
+    def fits(self, variant: Variant) -> bool:
+        """Whether the budget has room for a variant."""
+        return variant.risk_us <= self._affordable_us()
 
-    def fits(self, variant: Variant, states: list[KeyState], evidence: Evidence) -> bool:
-        """Whether the budget has room for a variant of settings that were all measured before."""
-        extra_us = 0.0
+    def audits(self, states: list[KeyState], evidence: Evidence) -> list[Variant]:
+        """Groups of promotions back at NCCL's own choice; all of that was measured."""
+        found = []
+        for audit in step_trial.audits(states):
+            by_group = self.measured(audit, states, evidence)
+            risk_us = max(0.0, sum(change.extra_us for change in by_group.values()))
+            found.append(audit._replace(by_group=by_group, risk_us=risk_us))
+        return found
+
+    def measured(self, variant: Variant, states: list[KeyState], evidence: Evidence) -> dict[str, GroupChange]:
+        """What a variant changes by group, as calls say; settings that were not measured are left out."""
+        by_group: dict[str, GroupChange] = {}
         for index, candidate in variant.changes.items():
-            now = evidence.find(index, states[index].incumbent)
-            then = evidence.find(index, candidate)
-            if now is not None and then is not None:
-                extra = math.exp(evidence.log_us(then)) - math.exp(evidence.log_us(now))
-                extra_us += max(0.0, extra) * float(self._policy.rates[index])
-        return extra_us <= self._affordable_us()
+            state = states[index]
+            now, then = (evidence.find(index, setting) for setting in (state.incumbent, candidate))
+            if now is None or then is None:
+                continue
+            now_us, then_us = math.exp(evidence.log_us(now)), math.exp(evidence.log_us(then))
+            if not math.isfinite(now_us + then_us):
+                continue
+            rate = float(self._policy.rates[index])
+            before = by_group.get(group_of(state), GroupChange())
+            by_group[group_of(state)] = GroupChange(
+                before.extra_us + rate * (then_us - now_us),
+                before.released_us + rate * (state.n_channels * now_us - state.channels_of(candidate) * then_us),
+            )
+        return by_group
 
     def _affordable_us(self) -> float:
         """What a variant may cost per step: only what computation waits for can cost training time."""

@@ -1,0 +1,75 @@
+"""Noticing that training itself has another pace: another batch size, other buckets, another stage.
+
+Where the same settings take another time than they did a few steps ago, no plan is to blame: steps of before are no
+yardstick any more for what is adopted. A change is believed when several steps in a row are off by far more than steps
+scatter, all to the same side, and either one of them ran settings that had run before it, or they ran several that
+never had while nothing was promoted: no single trial can be at work in all of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable
+from statistics import median
+from typing import Final, NamedTuple
+
+MEMORY_STEPS: Final = 40
+N_IN_A_ROW: Final = 3
+"""One or two slow steps are stragglers: a checkpoint, a slow data loader."""
+N_DIFFERENT: Final = 3
+MOST_IN_DOUBT: Final = 8
+"""After so many steps that nothing is comparable with, the guard decides."""
+LEAST_SHIFT: Final = 0.04
+"""Less (log) may be drift, or what settings do: that is left to the guard."""
+NOISES: Final = 5.0
+
+
+class _Step(NamedTuple):
+    settings: Hashable
+    n_promoted: int
+    log_us: float
+    shift: float
+    """From steps with the same settings, or from all where there are none."""
+    is_comparable: bool
+
+
+class Pace:
+    """One job's steps; `step` answers with the shift (log) where they have another pace, else None."""
+
+    def __init__(self) -> None:
+        self._known: deque[_Step] = deque(maxlen=MEMORY_STEPS)
+        self._odd: list[_Step] = []
+        """The newest steps, as long as all are off to one side."""
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """The newest steps are off, and it is open whether a plan may be to blame."""
+        return bool(self._odd)
+
+    def step(self, settings: Hashable, n_promoted: int, log_us: float, noise: float) -> float | None:
+        """One step under these settings, after so many promotions; `noise` is the standard deviation (log) of steps."""
+        alike = [one.log_us for one in self._known if one.settings == settings]
+        is_comparable = bool(alike)
+        yardstick = alike if is_comparable else [one.log_us for one in self._known]
+        shift = log_us - median(yardstick) if yardstick else 0.0
+        side = self._odd[0].shift if self._odd else shift
+        self._odd.append(_Step(settings, n_promoted, log_us, shift, is_comparable))
+        if abs(shift) <= max(LEAST_SHIFT, NOISES * noise) or math.copysign(1.0, shift) != math.copysign(1.0, side):
+            self._settle()
+            return None
+        comparable = [one for one in self._odd if one.is_comparable]
+        unpromoted = [one for one in self._odd if one.n_promoted == self._known[-1].n_promoted]
+        n_different = len({one.settings for one in unpromoted})
+        if len(self._odd) >= N_IN_A_ROW and (comparable or n_different >= N_DIFFERENT):
+            found = median(one.shift for one in comparable or unpromoted)
+            self._known.clear()
+            self._settle()
+            return found
+        if len(self._odd) >= MOST_IN_DOUBT:
+            self._settle()
+        return None
+
+    def _settle(self) -> None:
+        self._known.extend(self._odd)
+        self._odd.clear()
