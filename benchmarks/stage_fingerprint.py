@@ -1,7 +1,7 @@
 """How well the stage fingerprint recognises training from its bare collectives, and what it costs the daemon.
 
-    python benchmarks/stage_fingerprint.py [--json] [--quick] [--unnamed-only] [--n-each N] [--seed N] [--mistakes]
-        [--traces FOLDER]
+    python benchmarks/stage_fingerprint.py [--json] [--quick] [--unnamed-only | --shipped-only] [--n-each N] [--seed N]
+        [--learned FOLDER] [--mistakes] [--traces FOLDER]
 
 Two protocols, on `recorded`, sequences of the frameworks themselves on the emulated NCCL
 (benchmarks/stage_recordings.py), and on `generated`, those of tuner/stage/generator.py and others.py:
@@ -13,7 +13,9 @@ Two protocols, on `recorded`, sequences of the frameworks themselves on the emul
 The answer is read after two steps from a random place in mid-training on; it is right when stage, accumulation,
 partitioned activations and tensor parallelism all are. `--traces` adds real traces of public clusters (a folder of
 `zerotune import`'s formats). `--quick` learns from fewer runs and looks at fewer; `--unnamed-only` with `--n-each`
-looks at more of them, in the harder protocol alone.
+looks at more of them, in the harder protocol alone. `--shipped-only` looks at the weights that ship, which learned from
+all of this: on fresh runs, with calls lost, and at what they cost. `--learned` keeps what was learned from hypothetical
+runs in a folder for the next time; the same code would learn the same again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from reporting import Result, report
 
 from tuner.stage import StageFingerprint
-from tuner.stage.dataset import Sequence, generated, recorded
+from tuner.stage.dataset import Sequence, disturbed, generated, recorded
 from tuner.stage.encoders import Encoder, LstmEncoder, encoder_from_bytes
 from tuner.stage.evaluation import Tally, changes_noticed, middle, recognised
 from tuner.stage.held_out import (
@@ -51,6 +53,9 @@ from tuner.stage.weights import KINDS, shipped_blob
 
 TARGET = ">= 99"
 N_REPEATED_STEPS = 400
+N_LOSSY_STEPS = 300
+LOST = 0.01
+STEPS_LOSSY = 6
 N_CHANGES = 1000
 SEED = 7101
 """Of generated runs to look at; seeds that the grammar was mended by are not looked at again."""
@@ -113,7 +118,24 @@ def without(start: LstmEncoder, learned: Examples, sequences: list[Sequence], mi
     return results
 
 
-def shipped(sequences: list[Sequence], quick: bool) -> list[Result]:
+def learned_in(folder: Path | None, n_hypothetical: int, n_epochs: int) -> tuple[Examples, dict[str, Encoder]]:
+    """What is learned from hypothetical runs, or was learned before and kept in `folder`."""
+    arrays = folder / "examples.npz" if folder else None
+    if folder and arrays and arrays.exists():
+        kept = np.load(arrays)
+        encoders = {kind: encoder_from_bytes((folder / f"{kind}.weights").read_bytes()) for kind in KINDS}
+        return Examples(*(kept[name] for name in ("frames", "n_frames", "ngrams", "labels"))), encoders
+    learned = on_hypothetical(n_hypothetical, 0)
+    encoders = train_both(learned, 0, n_epochs)
+    if folder and arrays:
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind, encoder in encoders.items():
+            (folder / f"{kind}.weights").write_bytes(encoder.to_bytes())
+        np.savez(arrays, frames=learned.frames, n_frames=learned.n_frames, ngrams=learned.ngrams, labels=learned.labels)
+    return learned, encoders
+
+
+def shipped(recordings: list[Sequence], sequences: list[Sequence], quick: bool) -> list[Result]:
     """The shipped encoders on runs generated with another seed: nothing left out, so no claim of generality."""
     results = []
     n_pairs = 100 if quick else N_CHANGES
@@ -122,8 +144,11 @@ def shipped(sequences: list[Sequence], quick: bool) -> list[Result]:
         fresh = total(recognised(encoder, sequences, 1))
         results.append(Result(f"{kind} shipped, fresh generated ({fresh.n})", fresh.percent, "%", TARGET))
         results.append(Result(f"  of these, stage alone ({kind})", fresh.stage_percent, "%", TARGET))
-        noisy = total(recognised(encoder, sequences, 2, rate=0.01, n_steps=6))
-        results.append(Result(f"{kind} the same, 1 % of calls lost or exchanged, 6 steps", noisy.percent, "%"))
+        for name, ones in (("the same", sequences), ("recorded", recordings)):
+            lossy = total(recognised(encoder, ones, 2, rate=LOST, n_steps=STEPS_LOSSY))
+            metric = f"{kind} {name}, 1 % of calls lost or exchanged, {STEPS_LOSSY} steps ({lossy.n})"
+            results.append(Result(metric, lossy.percent, "%"))
+            results.append(Result(f"  of these, stage alone ({kind})", lossy.stage_percent, "%"))
         changed = changes_noticed(encoder, sequences, n_pairs, 3)
         results.append(Result(f"changes_noticed_within_2_steps_{kind} ({changed.n})", changed.percent, "%", TARGET))
     return results
@@ -162,6 +187,22 @@ def cost(encoder: Encoder | None, sequences: list[Sequence]) -> tuple[float, flo
     return statistics.median(per_step), statistics.mean(per_step), statistics.median(per_new)
 
 
+def lossy_cost(encoder: Encoder | None, sequences: list[Sequence]) -> float:
+    """CPU us per step, mean over long jobs that lose or exchange 1 % of their calls all the time."""
+    per_step = []
+    rng = np.random.default_rng(6)
+    for sequence in sequences:
+        codes, _ = disturbed(*middle(sequence, rng, N_LOSSY_STEPS), rng, LOST)
+        n_calls = -(-len(codes) // N_LOSSY_STEPS)
+        fingerprint = StageFingerprint(encoder)
+        began = time.thread_time_ns()
+        for at in range(0, len(codes), n_calls):
+            block = codes[at : at + n_calls]
+            fingerprint.add(block & 15, block >> 4, np.zeros(len(block)))
+        per_step.append((time.thread_time_ns() - began) / 1e3 / N_LOSSY_STEPS)
+    return statistics.mean(per_step)
+
+
 def costs(recordings: list[Sequence], fresh: list[Sequence]) -> list[Result]:
     """How long the shipped encoders take to be right, in steps, and what a step costs."""
     results = []
@@ -172,6 +213,7 @@ def costs(recordings: list[Sequence], fresh: list[Sequence]) -> list[Result]:
         results.append(Result(f"us_per_step_{kind}", mean_us, "us CPU", "<= 50"))
         results.append(Result(f"us_per_step_median_{kind}", median_us, "us CPU", "<= 50"))
         results.append(Result(f"us_once_per_new_step_{kind}", new_us, "us CPU"))
+        results.append(Result(f"us_per_step_lossy_{kind}", lossy_cost(encoder, recordings[::2]), "us CPU"))
     return results
 
 
@@ -198,6 +240,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--unnamed-only", action="store_true", help="nothing of the second protocol, nor of what ships")
+    parser.add_argument("--shipped-only", action="store_true", help="only the weights that ship")
+    parser.add_argument("--learned", type=Path, help="folder that keeps what hypothetical runs taught")
     parser.add_argument("--n-each", type=int, default=60, help="generated runs per framework")
     parser.add_argument("--seed", type=int, default=SEED, help="of generated runs")
     parser.add_argument("--mistakes", action="store_true", help="list every wrong answer")
@@ -206,17 +250,19 @@ def main() -> None:
     quick = arguments.quick
     mistakes: list[str] = []
     recordings = recorded()
-    runs = list(generated(8 if quick else arguments.n_each, arguments.seed))
-    n_hypothetical, n_epochs = (6000, 15) if quick else (N_HYPOTHETICAL, N_EPOCHS)
-    learned = on_hypothetical(n_hypothetical, 0)
-    encoders = train_both(learned, 0, n_epochs)
-    results = unnamed(encoders, [*recordings, *runs], mistakes)
+    results: list[Result] = []
+    if not arguments.shipped_only:
+        runs = list(generated(8 if quick else arguments.n_each, arguments.seed))
+        n_hypothetical, n_epochs = (6000, 15) if quick else (N_HYPOTHETICAL, N_EPOCHS)
+        learned, encoders = learned_in(arguments.learned, n_hypothetical, n_epochs)
+        results += unnamed(encoders, [*recordings, *runs], mistakes)
+        if not arguments.unnamed_only:
+            start = encoders["lstm"]
+            assert isinstance(start, LstmEncoder)
+            results += without(start, learned, [*recordings, *runs], mistakes)
     if not arguments.unnamed_only:
-        start = encoders["lstm"]
-        assert isinstance(start, LstmEncoder)
-        results += without(start, learned, [*recordings, *runs], mistakes)
         fresh = list(generated(4 if quick else 40, arguments.seed + 1))
-        results += shipped(fresh, quick)
+        results += shipped(recordings, fresh, quick)
         results += costs(recordings[::8], [one for one in fresh if not one.group.startswith("other")][::4])
     report("stage_fingerprint", results, as_json=arguments.json)
     if arguments.traces:
