@@ -43,10 +43,14 @@ BREAKS_TO_VOTE: Final = 3
 """Disturbances of a step that is known, before several are asked what it is."""
 CALLS_TO_VOTE: Final = 48
 VOTE_GROWTH: Final = 1 / 3
+"""Between two votes: so many calls, and so many of the history; a quarter where the last answer is in doubt."""
 BREAKS_BEFORE: Final = 2
+"""Places where calls were lost before the last two rounds, if they were lost and it is not the step that changed."""
 MAX_STEPS: Final = 4
+"""Rounds that are alike by chance, each without a few calls, are fewer."""
 MUCH_LONGER: Final = 2.0
 LONGER: Final = 1.4
+"""A vote explains so many times the calls that repeat one by one; less will do if it does not contradict them."""
 
 
 class Found(NamedTuple):
@@ -254,6 +258,9 @@ class StepCutter:
                 if better.period and self._is_longer(better, voted):
                     self._voted = None
                     return self._take(better.period)
+                if len(voted.step) != self.period or not _contains(self._step, voted.step):
+                    self._known(voted.step)
+                    return True
             if not voted.is_due:
                 return False
             verdict = voted.vote(self.codes)
@@ -268,7 +275,8 @@ class StepCutter:
         self._voted = None
         self._n_held, self._n_breaks, self._is_doubted = 0, BREAKS_TO_VOTE, True
         self._n_foreign = self._n_disturbed = FOREIGN_CALLS if voted.is_over else 0
-        self._searched_at, self._vote_at = self._n - self._n_disturbed, self._n
+        self._searched_at = self._n - self._n_disturbed
+        self._vote_at = min(self._vote_at, max(self._n, self._vote_at - self._vote_pause * 3 // 4))
         found = self._search()
         return self._vote(found) or found
 
