@@ -133,3 +133,9 @@ def test_what_no_earlier_run_has_measured_is_as_doubtful_as_without_a_model_wher
     assert (usual_means - means)[0].tolist() == pytest.approx([0.0, 0.7])
     nobody_measured = Knowledge((), _Shifted())
     assert nobody_measured.guess(*asked, carries_over=False)[1][0].tolist() == [0.1, 0.1]
+
+
+def test_what_is_likely_twice_as_slow_is_not_tried_however_much_it_may_gain() -> None:
+    assert _option(0.75, 1.5) is None, "it may well be far faster, and there is room for any surprise"
+    assert _option(0.3, 0.3) is not None, "slower, but hardly twice"
+    assert _option(0.6, 0.5) is None, "twice as slow is less than half a standard deviation away"

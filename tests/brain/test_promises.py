@@ -1,0 +1,134 @@
+"""What the brain promises and hardly shows: each of these would otherwise be lost without a word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from agent.nccl import fabric
+from store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from store.wire import OBSERVATION_FIELDS
+from tuner.brain import Brain, BrainSettings
+from tuner.policy.trial import KeyState
+
+GATHER = Call(Collective.all_gather, Phase.forward_gather, 1 << 17)
+SCATTER = Call(Collective.reduce_scatter, Phase.gradient_scatter, 1 << 17)
+TRIED = Candidate(Algorithm.pat, Protocol.simple, 4)
+
+
+def _job(settings: BrainSettings | None = None, *, seed: int = 0, flat: bool = False) -> tuple[World, Brain, KeyState]:
+    """Eight steps of a job with gathers and scatters; the gathers' key."""
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    world = World("ethernet_boxes", place, [GATHER, SCATTER] * 2, compute_us=100_000.0, seed=seed, flat=flat)
+    brain = make_brain(world, settings=settings)
+    play(world, brain, 8)
+    return world, brain, _gathers(brain)
+
+
+def _gathers(brain: Brain) -> KeyState:
+    return next(state for state in brain._states if state.key.collective is Collective.all_gather)
+
+
+NOTHING_BY_ITSELF = BrainSettings(budget_fraction=0.0)
+
+
+def _ran(world: World) -> bool:
+    return world.chosen(GATHER) == TRIED
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_on_trial_while_the_network_recovers_is_not_promoted_for_that(seed: int) -> None:
+    """Its calls are a third shorter than those of before, but so are everybody's."""
+    world, brain, state = _job(NOTHING_BY_ITSELF, seed=seed, flat=True)
+    world.slowdown = {"all_gather": 1.5, "reduce_scatter": 1.5}
+    play(world, brain, 40)
+    brain.decisions()
+    brain._policy.begin_trial(state, TRIED, "to be seen", (0.3, 0.3), is_trusted=False)
+    while not _ran(world):
+        play(world, brain, 1)
+    world.slowdown = {}
+    play(world, brain, 12)
+    assert [one.kind for one in brain.decisions() if one.kind == "promote"] == []
+
+
+@pytest.mark.parametrize("later", [1.0, 1 / 1.03])
+def test_what_was_withdrawn_comes_back_if_steps_stay_slow_without_it(later: float) -> None:
+    world, brain, state = _job(NOTHING_BY_ITSELF)
+    play(world, brain, 20)
+    brain._policy.set_incumbent(state, TRIED, "promote", "measured faster")
+    brain._oversight.promoted(state, TRIED)
+    brain._urgent = True
+    while not _ran(world):
+        play(world, brain, 1)
+    world.compute_us *= 1.03
+    while state.incumbent == TRIED:
+        assert world.step < 60
+        play(world, brain, 1)
+    assert TRIED in state.banned
+    world.compute_us *= later
+    play(world, brain, 40)
+    reasons = [one.reason for one in brain.decisions()]
+    assert any("slower with it" in reason for reason in reasons)
+    stays_slow = later == 1.0
+    assert (state.incumbent == TRIED) == stays_slow == any("reinstated" in reason for reason in reasons)
+    assert (TRIED in state.banned) != stays_slow
+
+
+def test_plans_tell_that_gathers_come_after_the_step_once_that_is_seen() -> None:
+    """ZeRO-1: gradients are reduced, and updated parameters gathered once per step."""
+    world, brain, _ = _job()
+    assert not world.plan.gathers_after_step
+    one_step = [*[(Collective.reduce_scatter, 25 << 20)] * 6, *[(Collective.all_gather, 25 << 20)] * 6]
+    one_step.append((Collective.all_reduce, 4))
+    block = np.zeros(len(one_step), np.dtype(OBSERVATION_FIELDS))
+    block["collective"], block["message_bytes"] = zip(*one_step, strict=True)
+    for _ in range(6):
+        brain.sequence(block)
+    assert brain._fingerprint.gathers_after_step, brain.stage
+    play(world, brain, 2)
+    assert world.plan.gathers_after_step
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_nothing_is_tried_while_the_budget_is_overdrawn(is_trusted: bool) -> None:
+    """What earlier jobs proved runs on: it costs nothing as far as is known."""
+    world, brain, state = _job(BrainSettings(budget_fraction=0.01))
+    hope = (0.0, 0.01) if is_trusted else (0.05, 0.05)
+    brain._policy.reopen(brain._states)
+    brain._policy.begin_trial(state, TRIED, "to be seen", hope, is_trusted=is_trusted)
+    state.trial_until_units = 1e9
+    brain.budget.spend(1e6)
+    n_ran = 0
+    for _ in range(6):
+        assert brain.budget.remaining_us < 0
+        play(world, brain, 1)
+        n_ran += _ran(world)
+        assert all(world.chosen(call) in (BASELINE, TRIED) for call in world.calls)
+    assert (n_ran > 0) == is_trusted
+    if not is_trusted:
+        brain.budget.spend(-1e9)
+        play(world, brain, 6)
+        assert brain.n_explored > 0
+
+
+def test_another_network_is_another_chance_for_what_was_banned() -> None:
+    """It was catastrophic on the network of before, and is the best there is on this one."""
+    world, brain, state = _job()
+    play(world, brain, 40)
+    best = max(
+        (one for one in brain._costs.candidates(world.communicator, GATHER.collective) if one != state.incumbent),
+        key=lambda one: -world.truth(GATHER, one)[0],
+    )
+    brain._policy.drop(state, best, "3 times slower", ban=True)
+    play(world, brain, 20)
+    assert best in state.banned
+    assert world.chosen(GATHER) != best
+    world.slowdown = {"all_gather": 1.6, "reduce_scatter": 1.6}
+    us, ran = world.truth(GATHER, best)
+    world._truth[GATHER, best] = (0.4 * us / 1.6, ran)
+    play(world, brain, 12)
+    assert brain.regime == 1
+    assert not state.banned
+    play(world, brain, 60)
+    assert state.usual == best
