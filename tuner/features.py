@@ -94,6 +94,18 @@ def key_of(code: int) -> DecisionKey:
     )
 
 
+def channels_filled(
+    collective: npt.ArrayLike, protocol: npt.ArrayLike, message_bytes: npt.ArrayLike, n_channels: npt.ArrayLike
+) -> Floats:
+    """`cost_model.channels_filled` for arrays: how many channels little traffic leaves of those asked for."""
+    traffic_bytes = np.asarray(message_bytes, dtype=np.float64) * np.where(
+        np.asarray(collective) == int(Collective.all_reduce), 2.0, 1.0
+    )
+    traffic_bytes = traffic_bytes * np.where(np.asarray(protocol) == int(Protocol.ll), 4.0, 1.0)
+    filled: Floats = np.maximum(1.0, np.minimum(n_channels, traffic_bytes / cost_model.TRAFFIC_PER_CHANNEL_BYTES))
+    return filled
+
+
 def cell_of(candidate: Candidate) -> tuple[int, int]:
     """(algorithm, protocol) as bytes; `DEFAULT_CELL` when the candidate leaves the cell alone."""
     if candidate.algorithm is None or candidate.protocol is None:

@@ -1,0 +1,77 @@
+"""Channel counts that were never measured are doubted, even next to measured ones."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.nccl import fabric
+from store.records import Algorithm, Candidate, Collective, Protocol, size_class
+from tuner import trainer
+from tuner.features import NO_CELL, CostPrior
+from tuner.model.baked import Baked
+from tuner.model.estimators import Kriging
+from tuner.model.training_set import TrainingSet, build
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from data_sets import fabric_problems, sweep_block
+from prediction_held_out import ran_besides
+
+LARGE, SMALL = 64 << 20, 32 << 10
+"""Bytes for more channels than there are, and for two."""
+
+
+@cache
+def _points(name: str) -> TrainingSet:
+    machine = fabric.load(name)
+    facts = machine.describe()
+    return build(sweep_block(fabric_problems(machine, facts, n_per_octave=0.5)), CostPrior(facts))
+
+
+@cache
+def _baked(name: str, without: int = 0) -> Baked:
+    points = _points(name)
+    known = points.take((points.n_channels != without) | (points.algorithm == NO_CELL))
+    return trainer.bake(Kriging().fit(known), known)
+
+
+def _doubt(baked: Baked, n_channels: int, nbytes: int) -> float:
+    place = fabric.load("h100_node").communicator(range(8))
+    asked = Candidate(Algorithm.ring, Protocol.simple, n_channels)
+    return float(baked.predict(place, Collective.all_gather, (asked,), np.array([size_class(nbytes)]))[1][0, 0])
+
+
+@pytest.mark.parametrize("name", ["ethernet_boxes", "h100_node"])
+def test_intervals_hold_for_counts_left_out(name: str) -> None:
+    points = _points(name)
+    named = points.algorithm != NO_CELL
+    inside = []
+    for count in np.unique(points.n_channels[named])[1:]:
+        held = named & (points.n_channels == count)
+        left_out = points.take(held & ~ran_besides(points, held))
+        mean, std = Kriging().fit(points.take(~held)).predict(left_out)
+        inside.append(np.mean(np.abs(left_out.residual - mean) <= 1.645 * np.hypot(std, left_out.noise)))
+    assert np.mean(inside) > 0.8
+
+
+def test_a_count_next_to_a_measured_one_is_doubted() -> None:
+    assert _doubt(_baked("h100_node", without=16), 16, LARGE) > 0.05
+    assert _doubt(_baked("h100_node"), 16, LARGE) < 0.03
+
+
+def test_a_count_that_nccl_clamps_to_a_measured_one_is_known() -> None:
+    baked = _baked("h100_node", without=16)
+    assert _doubt(baked, 16, SMALL) < 0.5 * _doubt(baked, 16, LARGE)
+
+
+def test_a_cell_is_doubted_less_where_others_were_measured_with_the_count() -> None:
+    points = _points("h100_node")
+    ring = (points.algorithm == int(Algorithm.ring)) & (points.protocol == int(Protocol.simple))
+    known = points.take(~(ring & (points.n_channels == 16)))
+    of_cell = _doubt(trainer.bake(Kriging().fit(known), known), 16, LARGE)
+    assert _doubt(_baked("h100_node"), 16, LARGE) < of_cell < _doubt(_baked("h100_node", without=16), 16, LARGE)
