@@ -219,17 +219,20 @@ class StepCutter:
             return False
         n_end = min(self._n, MAX_CALLS)
         end = self._codes[self._n - n_end : self._n]
-        found = find_step(end)
         self._vote_pause = max(CALLS_TO_VOTE, int(VOTE_GROWTH * n_end))
         self._n_breaks, self._vote_at = 0, self._n + self._vote_pause
-        if found is None or (self.period and not self._is_doubted and not self._is_better(found, end)):
+        n_alike = _n_alike(end, self.period) if self.period and not self._is_doubted else 0
+        if n_alike >= 2 * self.period and n_end < LONGER * n_alike:
+            return False  # what repeats call by call is nearly all there is
+        found = find_step(end)
+        if found is None or (n_alike and not self._is_better(found, end, n_alike)):
             return False
         is_news = len(found.step) != self.period or not _contains(self._step, found.step)
         self._voted = VotedStep(found.step, found.n_explained)
         self._known(found.step)
         return is_news
 
-    def _is_better(self, voted: Voted, end: Ints) -> bool:
+    def _is_better(self, voted: Voted, end: Ints, n_alike: int) -> bool:
         """Whether what was voted is to replace a step that repeated call by call.
 
         Calls must have been lost before the last two rounds, or these are the first of another step; and the vote must
@@ -238,7 +241,6 @@ class StepCutter:
         n_calls = len(voted.step)
         if n_calls < self.period and voted.n_explained < 2 * self.period + n_calls:
             return False
-        n_alike = _n_alike(end, self.period)
         if n_alike >= 2 * self.period:
             there = walk(end[-n_alike:], voted.step)
             is_rounds = _is_multiple(self.period, n_calls, there.n_breaks) and is_odd_in_rows(voted.step, there)
