@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from store.errors import UserError
@@ -14,17 +15,22 @@ START_TIMEOUT_S = 30.0
 
 
 def start_in_background(
-    endpoint: str, store_path: Path, *, idle_exit_s: float = 60.0, log_path: Path | None = None
+    endpoint: str,
+    store_path: Path,
+    *,
+    idle_exit_s: float = 60.0,
+    log_path: Path | None = None,
+    options: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a daemon as a process of its own session and wait until it answers.
 
-    It leaves by itself when no rank has spoken for `idle_exit_s`.
+    It leaves by itself when no rank has spoken for `idle_exit_s`. `options` are more words for `zerotune daemon`.
 
     Raises:
         UserError: it does not answer within START_TIMEOUT_S; its last words are in the message.
     """
     command = [sys.executable, "-m", "tuner.cli", "daemon", "--endpoint", endpoint]
-    command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s)]
+    command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -43,7 +43,7 @@ OFFER_PATIENCE_STEPS: Final = 50
 
 
 class BrainSettings(msgspec.Struct, frozen=True):
-    """What `zerotune daemon` lets people change."""
+    """What a brain may do; `zerotune daemon` lets people change the budget, the threshold and whether it explores."""
 
     budget_fraction: float = 0.01
     memory_threshold: float = 0.92
@@ -53,6 +53,7 @@ class BrainSettings(msgspec.Struct, frozen=True):
     window_steps: int = 1
     """Steps a plan runs before the next one may replace it."""
     explore: bool = True
+    """False: nothing is tried out; what earlier jobs proved is used, and verified."""
 
 
 class Brain:
@@ -90,7 +91,7 @@ class Brain:
             self._report,
         )
         self._withdrawal = Withdrawal(self._policy.steps_at_risk)
-        self._ahead = Ahead(self.memory, self._outlook, settings.min_gain)
+        self._ahead = Ahead(self.memory, self._outlook, settings.min_gain, may_try=settings.explore)
         self._regimes = Regimes()
         self._fingerprint = StageFingerprint(encoder)
         self._keys = KeyTable(self._new_key)

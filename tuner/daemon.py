@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import psutil
@@ -30,6 +30,9 @@ from tuner.join import OBSERVATION
 from tuner.learner import Learner, Loader
 from tuner.service import BrainFactory, Reply, Service
 from tuner.uplinks import Uplinks
+
+if TYPE_CHECKING:
+    from tuner.brain import BrainSettings
 
 _log = logging.getLogger("zerotune.daemon")
 
@@ -186,6 +189,7 @@ def run_daemon(
     idle_exit_s: float | None = None,
     curve_dir: Path | None = None,
     retention: Retention | None = None,
+    settings: BrainSettings | None = None,
     brains: BrainFactory | None = None,
     load_knowledge: Loader | None = None,
     on_ready: Callable[[Path], None] = lambda store_path: None,
@@ -193,6 +197,7 @@ def run_daemon(
     """Serve `endpoint` until SIGTERM or SIGINT, then drain, write and return 0.
 
     `listen` is a second address, tcp://, at which daemons of other nodes reach this one.
+    `settings` say what brains may try, by default what `BrainSettings` says.
     `brains` and `load_knowledge` are for tests; by default `tuner.brain` and `tuner.knowledge`.
     `on_ready` is called with the store's path once ranks are listened to.
 
@@ -233,7 +238,7 @@ def run_daemon(
 
             uplinks = Uplinks(context, curve_dir)
             welcome = wire.Welcome(os.getpid(), version, _reachable(bound))
-            service = Service(store, brains or _brains(clock, store), clock, welcome, uplinks)
+            service = Service(store, brains or _brains(clock, store, settings), clock, welcome, uplinks)
             daemon = Daemon(socket, service, clock, describe, uplinks)
             learner = Learner(
                 store,
@@ -296,16 +301,16 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _brains(clock: Callable[[], float], store: Store) -> BrainFactory:
+def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | None) -> BrainFactory:
     from tuner.brain import Brain, BrainSettings
     from tuner.knowledge import Knowledge
     from tuner.stage.weights import load_encoder
 
-    settings, encoder = BrainSettings(), load_encoder(store)
+    chosen, encoder = settings or BrainSettings(), load_encoder(store)
 
     def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
         known = knowledge if isinstance(knowledge, Knowledge) else Knowledge.empty()
-        return Brain(job_id, fabric_id, fabric, known, settings, clock, encoder)
+        return Brain(job_id, fabric_id, fabric, known, chosen, clock, encoder)
 
     return make
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from brain_world import Call, World, make_brain, play
 
 from agent.nccl import fabric
-from store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
 from store.wire import OBSERVATION_FIELDS
 from tuner.brain import Brain, BrainSettings
+from tuner.knowledge import Knowledge
 from tuner.policy.trial import KeyState
 
 GATHER = Call(Collective.all_gather, Phase.forward_gather, 1 << 17)
@@ -132,3 +135,58 @@ def test_another_network_is_another_chance_for_what_was_banned() -> None:
     assert not state.banned
     play(world, brain, 60)
     assert state.usual == best
+
+
+@dataclass
+class Line:
+    """What an earlier job left of one setting."""
+
+    key: DecisionKey
+    candidate: Candidate
+    is_default: bool
+    median_us: float
+    count: int = 100
+    std_us: float = 2.0
+
+
+def _proven(key: DecisionKey, candidate: Candidate) -> Knowledge:
+    """An earlier job in which `candidate` took a third of NCCL's own choice."""
+    lines = [Line(key, BASELINE, True, 300.0), Line(key, candidate, False, 100.0)]
+    return Knowledge(lines, by_job=[lines])
+
+
+@pytest.mark.parametrize("pressure", [0.3, 0.97])
+def test_without_exploration_only_what_earlier_jobs_proved_is_used(pressure: float) -> None:
+    world, _, state = _job()
+    options = make_brain(world)._costs.candidates(world.communicator, GATHER.collective)
+    best = min(options, key=lambda one: world.truth(GATHER, one)[0])
+    world, _, _ = _job()
+    brain = make_brain(world, _proven(state.key, best), BrainSettings(explore=False))
+    plans = play(world, brain, 60)
+    world.memory_pressure = pressure
+    plans += play(world, brain, 5)
+    world.memory_pressure = 0.2
+    plans += play(world, brain, 35)
+    assert _gathers(brain).incumbent == best
+    if pressure < 0.9:
+        assert {row.candidate for plan in plans for row in plan.rows} == {best}
+    assert all(row.candidate == best for row in plans[-1].rows)
+    assert brain.n_explored == 0
+    assert {one.kind for one in brain.decisions()} <= {"prior", "promote", "keep"}
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.3, 2.0])
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_batch_that_grows_as_something_is_promoted_is_not_held_against_it(factor: float, seed: int) -> None:
+    """The guard would be sure after two steps; after three it shows that the same settings took less before."""
+    world, brain, state = _job(NOTHING_BY_ITSELF, seed=seed)
+    play(world, brain, 20)
+    brain._policy.begin_trial(state, TRIED, "to be seen", (0.1, 0.05), is_trusted=False)
+    while state.incumbent != TRIED:
+        play(world, brain, 1)
+    world.compute_us *= factor
+    play(world, brain, 15)
+    reasons = [one.reason for one in brain.decisions()]
+    assert not any("slower with it" in reason for reason in reasons)
+    assert sum("not a plan's doing" in reason for reason in reasons) == 1
+    assert state.incumbent == TRIED

@@ -50,10 +50,14 @@ def plan(tmp_path: Path) -> Path:
         ("--no-agent", "--start-daemon"),
         ("--plan", "--start-daemon"),
         ("--store",),
+        ("--budget-percent",),
+        ("--memory-threshold",),
+        ("--no-explore",),
     ],
 )
 def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_path, monkeypatch, capsys):
     values = {"--plan": plan, "--log-trace": tmp_path / "trace", "--store": tmp_path / "s.db"}
+    values |= {"--budget-percent": 2, "--memory-threshold": 0.8}
     given = [part for word in words for part in ((word, values[word]) if word in values else (word,))]
     code, error = launch(monkeypatch, capsys, *given)
     assert (code, error.count("\n")) == (2, 1), error
@@ -109,3 +113,18 @@ def test_a_summary_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
     with pytest.raises(OSError, match="directory"):
         summary.write()
     assert [one.name for one in tmp_path.iterdir()] == ["s.json"]
+
+
+def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(
+        "tuner.background.start_in_background", lambda *_, options, **__: asked.append(options) or Started
+    )
+    for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore",), ()):
+        code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *words)
+        assert code == 0, error
+        assert asked.pop() == list(words)
+
+
+class Started:
+    pid = 1

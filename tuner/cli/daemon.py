@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number, endpoint_or_default, store_path
+from tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings
 
 
 def daemon(
@@ -32,6 +33,9 @@ def daemon(
     retention_rows: Annotated[
         int, typer.Option(help="Measurements kept of each fabric, the newest.", min=1000)
     ] = 1_000_000,
+    budget_percent: BudgetPercent = None,
+    memory_threshold: MemoryThreshold = None,
+    no_explore: NoExplore = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -54,6 +58,7 @@ def daemon(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     where, path = endpoint_or_default(endpoint), store_path(store)
+    settings = brain_settings(budget_percent, memory_threshold, no_explore)
 
     def announce(opened: Path) -> None:
         note = temporary_folder_note()
@@ -75,6 +80,6 @@ def daemon(
             stack.enter_context(metrics_process(metrics, where, path, curve_keys))
         code = run_daemon(
             where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention,
-            on_ready=announce,
+            settings=settings, on_ready=announce,
         )  # fmt: skip
     raise typer.Exit(code)

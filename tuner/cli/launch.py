@@ -12,6 +12,7 @@ import typer
 
 from store.errors import UserError
 from tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_number, output_file, store_path
+from tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_words
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start leaves after so long without a rank: big models are loaded for minutes before they train."""
@@ -24,6 +25,7 @@ EXCLUDING = (
     ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
 )
 """Options of which one makes the other useless, and why."""
+OF_THE_DAEMON = ("--store", "--budget-percent", "--memory-threshold", "--no-explore")
 
 
 def launch(
@@ -44,6 +46,9 @@ def launch(
             min=1, help="Limit channels so that a communicator's ring takes no more memory.", callback=a_number
         ),
     ] = None,
+    budget_percent: BudgetPercent = None,
+    memory_threshold: MemoryThreshold = None,
+    no_explore: NoExplore = False,
     agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
 ) -> None:
     """Run an unmodified training command with its collectives tuned.
@@ -71,9 +76,15 @@ def launch(
         "--log-trace": log_trace is not None,
         "--start-daemon": start_daemon,
         "--store": store is not None and str(store) != os.environ.get("ZEROTUNE_STORE"),
+        "--budget-percent": budget_percent is not None,
+        "--memory-threshold": memory_threshold is not None,
+        "--no-explore": no_explore,
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given)
+    for_daemon = given_words(budget_percent, memory_threshold, no_explore)
+    if for_daemon:
+        brain_settings(budget_percent, memory_threshold, no_explore)  # now, not in the daemon's log
     answers = False
     if agent and plan is None:
         check_endpoint(where)
@@ -88,10 +99,16 @@ def launch(
         print(f"zerotune: --endpoint {where} is not used: --plan heeds none; leave one of them out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
+    if answers and for_daemon:
+        print(
+            f"zerotune: {' '.join(for_daemon)} is not used: the daemon that answers at {where} has its own; end it to"
+            " have one started with these",
+            file=sys.stderr,
+        )
     if agent and plan is None and start_daemon and not answers:
         from tuner.background import start_in_background
 
-        started = start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S)
+        started = start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
         print(
             f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
             f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank",
@@ -109,8 +126,9 @@ def _refuse_contradictions(given: Mapping[str, bool]) -> None:
     for one, other, why in EXCLUDING:
         if given[one] and given[other]:
             raise UserError(f"{one} makes {other} useless: {why}", "leave one of them out")
-    if given["--store"] and not given["--start-daemon"]:
-        raise UserError(
-            "--store is useless without --start-daemon: only a daemon that this command starts gets it from here",
-            "add --start-daemon, or give --store to `zerotune daemon`",
-        )
+    for option in OF_THE_DAEMON:
+        if given[option] and not given["--start-daemon"]:
+            raise UserError(
+                f"{option} is useless without --start-daemon: only a daemon that this command starts gets it from here",
+                f"add --start-daemon, or give {option} to `zerotune daemon`",
+            )

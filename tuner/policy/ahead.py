@@ -70,10 +70,12 @@ class _Opinion(NamedTuple):
 class Ahead:
     """Makes the rows anew when memory or the keys have changed; `rows` are those that hold now."""
 
-    def __init__(self, memory: MemoryGate, outlook: Outlook, min_gain: float) -> None:
+    def __init__(self, memory: MemoryGate, outlook: Outlook, min_gain: float, *, may_try: bool = True) -> None:
         self._memory = memory
         self._outlook = outlook
         self._min_gain = min_gain
+        self._may_try = may_try
+        """Whether what is only predicted to be faster may run."""
         self._made_for: tuple[object, ...] = ()
         self.rows: tuple[PlanRow, ...] = ()
 
@@ -91,7 +93,7 @@ class Ahead:
         if memory.is_short:
             self.rows = self._guards(states, evidence, connected)
         else:
-            self.rows = self._next_ones(states, evidence) if memory.is_falling else ()
+            self.rows = self._next_ones(states, evidence) if memory.is_falling and self._may_try else ()
         return [_setting(row) for row in before] != [_setting(row) for row in self.rows]
 
     def _guards(

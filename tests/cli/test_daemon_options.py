@@ -1,0 +1,65 @@
+"""`zerotune daemon`: what people set is what brains get."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from store.database import Store
+from tuner import cli
+from tuner.brain import Brain, BrainSettings
+
+
+class Served(Exception):
+    """In place of a daemon that runs."""
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ((), BrainSettings()),
+        (("--budget-percent", "2.5"), BrainSettings(budget_fraction=0.025)),
+        (("--budget-percent", "100", "--memory-threshold", "1"), BrainSettings(1.0, 1.0)),
+        (("--memory-threshold", "0.8"), BrainSettings(memory_threshold=0.8)),
+        (("--no-explore",), BrainSettings(explore=False)),
+    ],
+)
+def test_options_are_the_settings_of_its_brains(words, meant, tmp_path: Path, monkeypatch):
+    made: list[Brain] = []
+
+    def service(store, brains, *_):
+        made.append(brains("job", "fabric", {}, None))
+        raise Served
+
+    monkeypatch.setattr("tuner.daemon.Service", service)
+    endpoint = f"ipc://{tmp_path}/d.sock"
+    monkeypatch.setattr(
+        sys, "argv", ["zerotune", "daemon", "--endpoint", endpoint, "--store", str(tmp_path / "s.db"), *words]
+    )
+    tmp_path.chmod(0o700)
+    with pytest.raises(Served):
+        cli.main()
+    assert made[0].settings == meant
+    assert made[0].budget.fraction == (meant.budget_fraction if meant.explore else 0.0)
+    Store.open(tmp_path / "s.db").close()  # given back
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--budget-percent", "0"), ("--budget-percent 0", "--no-explore")),
+        (("--budget-percent", "150"), ("--budget-percent 150", "up to 100")),
+        (("--memory-threshold", "92"), ("--memory-threshold 92", "give 0.92 for 92 %")),
+        (("--no-explore", "--budget-percent", "1"), ("--no-explore makes --budget-percent useless", "leave one")),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_remedy(words, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["zerotune", "daemon", "--endpoint", "ipc:///tmp/nobody/d.sock", *words])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    error = capsys.readouterr().err
+    assert (left.value.code, error.count("\n")) == (2, 1)
+    for word in said:
+        assert word in error

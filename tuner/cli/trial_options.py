@@ -1,0 +1,70 @@
+"""Options that bound what the daemon tries: of `zerotune daemon`, and of the `launch` that starts one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from store.errors import UserError
+
+if TYPE_CHECKING:
+    from tuner.brain import BrainSettings
+
+BudgetPercent = Annotated[
+    float | None,
+    typer.Option(
+        "--budget-percent",
+        help="What trying settings out may cost, in percent of training time; default: 1.",
+        metavar="PERCENT",
+    ),
+]
+MemoryThreshold = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-threshold",
+        help="Share of device memory above which nothing new is connected and no channel is added; default: 0.92.",
+        metavar="SHARE",
+    ),
+]
+NoExplore = Annotated[
+    bool, typer.Option("--no-explore", help="Try nothing out; what earlier jobs proved is used and verified.")
+]
+
+
+def brain_settings(budget_percent: float | None, memory_threshold: float | None, no_explore: bool) -> BrainSettings:
+    """The settings that these options stand for; what is not given is as `BrainSettings` has it.
+
+    Raises:
+        UserError: a value is out of its range, or they contradict each other.
+    """
+    from tuner.brain import BrainSettings
+
+    usual = BrainSettings()
+    if budget_percent is not None and not 0.0 < budget_percent <= 100.0:
+        raise UserError(
+            f"--budget-percent {budget_percent:g} is not above 0 and up to 100",
+            "give 1 for a hundredth of training time, or --no-explore to try nothing",
+        )
+    if memory_threshold is not None and not 0.0 < memory_threshold <= 1.0:
+        raise UserError(
+            f"--memory-threshold {memory_threshold:g} is no share of device memory above 0 and up to 1",
+            f"give {usual.memory_threshold:g} for {100 * usual.memory_threshold:.0f} %",
+        )
+    if no_explore and budget_percent is not None:
+        raise UserError(
+            "--no-explore makes --budget-percent useless: where nothing is tried, nothing is spent",
+            "leave one of them out",
+        )
+    return BrainSettings(
+        budget_fraction=usual.budget_fraction if budget_percent is None else budget_percent / 100.0,
+        memory_threshold=usual.memory_threshold if memory_threshold is None else memory_threshold,
+        explore=not no_explore,
+    )
+
+
+def given_words(budget_percent: float | None, memory_threshold: float | None, no_explore: bool) -> list[str]:
+    """The same options as words of a command line; those that were not given are left out."""
+    words = [] if budget_percent is None else ["--budget-percent", str(budget_percent)]
+    words += [] if memory_threshold is None else ["--memory-threshold", str(memory_threshold)]
+    return [*words, *(["--no-explore"] if no_explore else [])]
