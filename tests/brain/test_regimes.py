@@ -68,6 +68,31 @@ def test_a_unit_is_the_mean_of_a_keys_calls_in_one_step_however_they_arrive(
         assert abs(unit) <= abs(np.mean([value for one, value in calls if one == key])) * 2 + 1e-9
 
 
+def test_only_what_is_new_in_a_step_counts() -> None:
+    """A load that comes and goes over ten steps: each is like the one before, and none is news."""
+    means, rng, load = StepMeans(), np.random.default_rng(2), 0.0
+    found: list[float] = []
+    for step in range(600):
+        load = 0.9 * load + rng.normal(0.0, np.sqrt(1 - 0.81))
+        _, units = means.add(np.array([0, 1]), np.full(2, load), step, lambda keys: np.ones(len(keys)))
+        found += units[:1].tolist()
+    settled = np.array(found[300:])
+    assert means.alike == pytest.approx(0.9, abs=0.1)
+    assert abs(np.corrcoef(settled[:-1], settled[1:])[0, 1]) < 0.2
+    assert np.std(settled) == pytest.approx(1.0, abs=0.25)
+
+
+@pytest.mark.parametrize(("factor", "regime"), [(1.025, 0), (1 / 1.025, 0), (1.08, 1)])
+def test_what_is_no_more_than_drift_is_followed_and_not_called_a_change(factor: float, regime: int) -> None:
+    world = _world()
+    world.noise = world.step_noise = 0.005
+    brain = make_brain(world)
+    play(world, brain, 60)
+    world.slowdown = {"all_gather": factor, "reduce_scatter": factor}
+    play(world, brain, 40)
+    assert brain.regime == regime
+
+
 @pytest.mark.parametrize("kind", ["slow_steps", "weather", "drift"])
 def test_calls_of_a_step_that_suffer_together_are_no_change_of_regime(kind: str) -> None:
     place = fabric.load("h100_node").communicator(range(8))

@@ -1,0 +1,107 @@
+"""Caps on channels: which are asked about, what a trial of one teaches, what an adopted one forbids until lifted."""
+
+from __future__ import annotations
+
+import math
+
+from brain_world import Call, OverlappedWorld, make_brain, play
+
+from agent.nccl import fabric
+from store.records import Collective, Phase
+from tuner.brain import Brain
+from tuner.policy.channel_caps import CapSearch, Fallback
+from tuner.policy.step_trial import GroupChange, Outcome, Variant, audits, group_of
+from tuner.policy.training_cost import Change, TrainingCost
+
+KINDS = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
+
+
+def _brain(n_steps: int = 12) -> Brain:
+    """A job whose collectives hide behind computation that their channels slow down."""
+    place = fabric.load("few_sms_node").communicator(range(8))
+    calls = [Call(kind, phase, 1 << exponent) for exponent in (22, 24) for kind, phase in KINDS for _ in range(3)]
+    world = OverlappedWorld("few_sms_node", place, calls, compute_us=40_000.0)
+    brain = make_brain(world)
+    play(world, brain, n_steps)
+    return brain
+
+
+def _cap(brain: Brain, most: int) -> Variant:
+    changes = {}
+    for state in brain._states:
+        options = brain._outlook.fields.of(state).options
+        changes[state.index] = max((one for one in options if one.n_channels <= most), key=lambda one: one.n_channels)
+    return Variant(f"at most {most} channels", changes, most)
+
+
+def test_what_an_adopted_cap_forbids_is_allowed_again_once_it_is_lifted() -> None:
+    brain = _brain()
+    states, oversight = brain._states, brain._oversight
+    before = [state.incumbent for state in states]
+    wide = {state.index: brain._outlook.fields.of(state).options for state in states}
+
+    def allowed(at_least: int) -> list[bool]:
+        return [
+            any(one.n_channels >= at_least and brain._policy._may_try(state, one) for one in wide[state.index])
+            for state in states
+        ]
+
+    assert all(allowed(16))
+    oversight._adopt_variant(Outcome(_cap(brain, 4), True, 0.05, 0.001), states)
+    assert all(state.n_channels <= 4 for state in states)
+    assert not any(allowed(5))
+    lifting = [variant for variant in audits(states) if variant.lifts_cap]
+    assert {index for variant in lifting for index in variant.changes} == {state.index for state in states}
+    for variant in lifting:
+        oversight._adopt_variant(Outcome(variant, True, 0.05, 0.001), states)
+    assert [state.incumbent for state in states] == before
+    assert all(allowed(16))
+    assert not any(variant.lifts_cap for variant in audits(states))
+
+
+def test_caps_are_asked_about_for_all_and_for_each_group_alone() -> None:
+    brain = _brain()
+    search = CapSearch(brain._states)
+    while not search.is_done:
+        search.advance(lambda state, caps: {cap: Fallback(state.incumbent, 1.0, 2.0, 3.0) for cap in caps})
+    groups = {group_of(state) for state in brain._states}
+    assert len(groups) == 2
+    by_groups = {frozenset(variant.by_group): variant for variant in search.variants()}
+    assert set(by_groups) == {frozenset(groups), *(frozenset({name}) for name in groups)}
+    for affected, variant in by_groups.items():
+        assert set(variant.changes) == {state.index for state in brain._states if group_of(state) in affected}
+
+
+def test_trials_of_caps_teach_what_channels_cost() -> None:
+    brain = _brain(300)
+    assert any(variant.startswith("at most") for variant in brain._oversight._trials._tried)
+    change = {group_of(state): Change(0.0, 1.0) for state in brain._states}
+    learned, fresh = brain._oversight._training_cost.expected(change, 0.3), TrainingCost().expected(change, 0.3)
+    assert learned[1] < 0.75 * fresh[1]
+    assert learned[0] > 3 * learned[1], "channels slow computation down here: releasing one is a gain"
+
+
+def test_variants_that_may_lose_a_tenth_of_the_step_are_not_tried_whatever_they_may_gain() -> None:
+    brain = _brain(60)
+    states, oversight, evidence = brain._states, brain._oversight, brain._regimes.evidence
+    step_us = math.exp(sum(math.log(us) for _, us in oversight._recent) / len(oversight._recent))
+    worth = []
+    for extra in (0.2, 0.5):
+        by_group = {group_of(states[0]): GroupChange(extra * step_us, step_us)}
+        variant = Variant("some", {states[0].index: states[0].incumbent}, 4, by_group)
+        worth.append(oversight._worth(variant, states, evidence, step_us, 10_000))
+    assert worth[0] > 0
+    assert worth[1] == 0.0
+
+
+def test_it_is_known_how_long_each_group_runs() -> None:
+    """Where one group turns out to be waited for, the others are less: that takes their shares of a step."""
+    brain = _brain(30)
+    oversight, cost = brain._oversight, brain._oversight._training_cost
+    assert not oversight._trials._tried
+    oversight._worth(_cap(brain, 4), brain._states, brain._regimes.evidence, 40_000.0, 30)
+    names = sorted({group_of(state) for state in brain._states})
+    first, other = ({name: Change(0.05, 0.0)} for name in names)
+    before = cost.expected(other, 0.3)[0]
+    cost.learn(first, 0.3, -0.05, 0.0001)
+    assert cost.expected(other, 0.3)[0] > before + 1e-4
