@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,20 +12,14 @@ import numpy as np
 
 from store.records import Candidate, StepRecord
 from tuner.guard import WATCH_STEPS, Alarm, Guard, steps_to_know
-from tuner.policy import step_trial
-from tuner.policy.admission import RISK_QUANTILE
-from tuner.policy.call_savings import CallSavings, OfPlan
-from tuner.policy.channel_caps import CapSearch
-from tuner.policy.choice import NEVER_STEP, RETRY_STEPS, Event, Policy
+from tuner.policy.choice import Event, Policy
 from tuner.policy.evidence import Evidence
 from tuner.policy.intake import Intake
 from tuner.policy.pace import N_IN_A_ROW, Pace
 from tuner.policy.plans import PlanBook, PlanInForce
-from tuner.policy.step_gains import StepGains, steps_worth
-from tuner.policy.step_trial import StepTrials, Variant
-from tuner.policy.training_cost import Change, TrainingCost
+from tuner.policy.step_trial import Variant
 from tuner.policy.trial import KeyState
-from tuner.policy.variant_costs import VariantCosts
+from tuner.policy.variants import Variants
 
 RECENT_STEPS: Final = 120
 RETURN_WATCH_STEPS: Final = 20
@@ -38,10 +32,6 @@ otherwise is not known to the percent. The budget keeps such steps few.
 """
 REST_STEPS: Final = 100
 """A key whose promotion made steps slower tries nothing for so long, and for twice as long after each further time."""
-MOST_LOST: Final = 0.1
-"""What may slow a step down by more (log), at the 90 % bound of what is known, is not tried."""
-REFRESH_STEPS: Final = 20
-"""How often it is worked out anew what plans save as calls say."""
 
 
 @dataclass(eq=False)
@@ -75,14 +65,7 @@ class Oversight:
         self._report = report
         self._guard = Guard()
         self._pace = Pace()
-        self._trials = StepTrials()
-        self._gains = StepGains()
-        self._training_cost = TrainingCost()
-        self._savings = CallSavings()
-        self._of_plan: dict[int, OfPlan] = {}
-        self._refresh_at_step = 0
-        self._costs = VariantCosts(policy)
-        self._cap_search: CapSearch | None = None
+        self._variants = Variants(policy, plans, report)
         self._promotions: list[Promotion] = []
         self._withdrawn: list[Promotion] = []
         self._suspects: list[list[Promotion]] = []
@@ -99,18 +82,17 @@ class Oversight:
     @property
     def variant(self) -> Variant | None:
         """The variant that runs in this window."""
-        return self._trials.variant if self._trials.is_on else None
+        return self._variants.running
 
     @property
     def is_comparing(self) -> bool:
         """Steps are compared: a variant is on trial or prepared, or withdrawn settings are looked into."""
-        looks_into = bool(self._withdrawn or self._suspects)
-        return looks_into or self._trials.variant is not None or self._cap_search is not None
+        return bool(self._withdrawn or self._suspects) or self._variants.is_comparing
 
     @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.is_comparing or len(self._recent) < steps_to_know(self._gains.noise)
+        return self.is_comparing or len(self._recent) < steps_to_know(self._variants.noise)
 
     def reset(self) -> None:
         """The network's regime changed: all that steps and calls said is asked for anew."""
@@ -119,11 +101,7 @@ class Oversight:
 
     def reset_yardstick(self) -> None:
         """Steps of before are no yardstick: variants may all be asked for anew, no watch goes on."""
-        self._trials.reset()
-        self._gains, self._savings = StepGains(), CallSavings()
-        self._training_cost = TrainingCost()
-        self._of_plan, self._refresh_at_step = {}, 0
-        self._cap_search = None
+        self._variants.reset()
         self._recent.clear()
         self._guard.settled()
 
@@ -177,9 +155,9 @@ class Oversight:
                 self._recent.append((step.epoch, duration_us))
                 if in_force is not None:
                     self._follow_pace(in_force, duration_us, states)
-                    self._learn_gains(step, duration_us, states, evidence)
-            if self._trials.variant is not None and in_force is not None:
-                is_urgent |= self._judge_variant(in_force, duration_us, step.step, states, evidence)
+                    self._variants.learn(step, duration_us, states, evidence)
+            if self._variants.is_on_trial and in_force is not None:
+                is_urgent |= self._variants.judge(in_force, duration_us, step.step, states, evidence)
                 continue
             # Records may come long after their steps: those of before the change are not its doing.
             if is_doubtful or (self._guard.is_watching and step.step < self._watch_from_step):
@@ -202,53 +180,15 @@ class Oversight:
 
     def consider_variants(self, states: list[KeyState], evidence: Evidence, step: int) -> None:
         """Once the keys have settled, let variants of the whole plan compete on step time."""
-        trials = self._trials
-        if self._policy.trials:
-            self._cap_search = None
-            if trials.variant is None:
-                trials.postpone(step)
-            return
-        may_begin = self._policy.has_settled or self._cap_search is not None
+        step_us = float(np.median([us for _, us in self._recent])) if self._recent else math.inf
         is_guarding = self._guard.is_watching or self.n_promotions > self._n_adopted
-        if not may_begin or not trials.is_due(step) or is_guarding:
-            return
-        if self._policy.budget.remaining_us <= 0:
-            return
-        variant = self._best([*trials.untried(self._costs.audits(states, evidence), step)], states, evidence, step)
-        if variant is None and not trials.has_capped and not self._policy.waits_for_credit:
-            search = self._cap_search = self._cap_search or CapSearch(states)
-            if not search.is_done:
-                self._costs.advance(search, states, evidence)
-            if not search.is_done:
-                return
-            self._cap_search = None
-            untried = [*trials.untried(search.variants(), step)]
-            variant = self._best(untried, states, evidence, step)
-            trials.has_capped = not untried
-        if variant is None:
-            trials.postpone(step, RETRY_STEPS)
-        else:
-            trials.begin(variant, step)
+        self._variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _learn_gains(self, step: StepRecord, duration_us: float, states: list[KeyState], evidence: Evidence) -> None:
-        """Let a step say what plans gain beside what calls save."""
-        if step.step >= self._refresh_at_step:
-            self._refresh_at_step = step.step + REFRESH_STEPS
-            self._of_plan.clear()
-            for name, share in self._savings.refresh(states, evidence, self._policy.rates).items():
-                self._gains.changed(name, share)
-        of_plan = self._of_plan.get(step.epoch)
-        if of_plan is None:
-            slots = self._plans.slots(step.epoch, len(states), evidence)
-            of_plan = self._of_plan[step.epoch] = self._savings.of_plan(slots, evidence)
-        without_us = duration_us + self._policy.exposed_share * of_plan.saved_us
-        self._gains.step(math.log(without_us), {name: us / without_us for name, us in of_plan.runs_us.items()})
-
     def _follow_pace(self, in_force: PlanInForce, duration_us: float, states: list[KeyState]) -> None:
         """Where the same settings take another time than before, steps of before are no yardstick any more."""
-        shift = self._pace.step(in_force.settings, in_force.n_changes, math.log(duration_us), self._gains.noise)
+        shift = self._pace.step(in_force.settings, in_force.n_changes, math.log(duration_us), self._variants.noise)
         if shift is None or not states:
             return
         newest = [*self._recent][-N_IN_A_ROW:]
@@ -256,43 +196,6 @@ class Oversight:
         self._recent.extend(newest)
         words = f"steps take {math.exp(shift):.2f} times as long as before with the same settings: not a plan's doing"
         self._report(Event(states[0], states[0].incumbent, "keep", f"regime change: {words}"))
-
-    def _best(self, variants: list[Variant], states: list[KeyState], evidence: Evidence, step: int) -> Variant | None:
-        """The variant that is most worth a trial, of those that the budget has room for."""
-        if not self._recent or self._refresh_at_step == 0:
-            return None
-        step_us = float(np.median([us for _, us in self._recent]))
-        best, most = None, 0.0
-        for variant in variants:
-            worth = self._worth(variant, states, evidence, step_us, step)
-            if worth > most and self._costs.fits(variant):
-                best, most = variant, worth
-        return best
-
-    def _worth(self, variant: Variant, states: list[KeyState], evidence: Evidence, step_us: float, step: int) -> float:
-        """What it is worth to find out whether steps are faster with it, in steps' time; 0 or less where it is not."""
-        exposed = self._policy.exposed_share
-        if variant.group:
-            # Settings can slow computation down only while they run.
-            running_us = self._savings.running_us([states[index] for index in variant.changes], evidence)
-            share = min(1.0, running_us / step_us)
-            side_effect, doubt = self._gains.side_effect(variant.group)
-            gain = -math.log1p(exposed * max(0.0, variant.extra_us) / step_us) - share * side_effect
-            doubt *= share
-        else:
-            self._training_cost.know_groups(self._group_shares(states, evidence, step_us))
-            gain, doubt = self._training_cost.expected(_of_step(variant.by_group, step_us), exposed)
-            doubt = math.hypot(doubt, exposed * max(0.0, variant.risk_us - variant.extra_us) / RISK_QUANTILE / step_us)
-            if gain - RISK_QUANTILE * doubt < -MOST_LOST:
-                return 0.0
-        return steps_worth(
-            gain,
-            max(doubt, 1e-6),
-            least=step_trial.MIN_STEP_GAIN,
-            noise=self._gains.noise,
-            most_units=step_trial.MAX_UNITS,
-            n_steps=step,
-        )
 
     def _forget_extra(self, oldest: int) -> None:
         """What exploration added to steps that were judged long ago, or never will be."""
@@ -336,58 +239,6 @@ class Oversight:
                 saved_us += np.nan_to_num(per_call_us) * float(self._policy.rates[one.state.index])
         step_us = float(np.median(without_us)) if without_us else math.inf
         return self._policy.exposed_share * saved_us / step_us
-
-    def _judge_variant(
-        self, in_force: PlanInForce, duration_us: float, step: int, states: list[KeyState], evidence: Evidence
-    ) -> bool:
-        trials = self._trials
-        if in_force.is_trial.any() or in_force.variant not in (None, trials.variant):
-            return False
-        extra_us, outcome = trials.step(duration_us, is_on=in_force.variant is not None)
-        self._policy.budget.spend(extra_us)
-        if outcome is None and self._policy.budget.remaining_us >= 0:
-            return False
-        trials.end(step)  # with a verdict, or because it costs more than was expected of it
-        if outcome is not None:
-            self._learn_cost(outcome, states, evidence)
-        if outcome is not None and outcome.is_better:
-            self._adopt_variant(outcome, states)
-        return True
-
-    def _group_shares(self, states: list[KeyState], evidence: Evidence, step_us: float) -> dict[str, float]:
-        """By group, for what share of a step it runs."""
-        groups: dict[str, list[KeyState]] = {}
-        for state in states:
-            groups.setdefault(step_trial.group_of(state), []).append(state)
-        return {name: self._savings.running_us(members, evidence) / step_us for name, members in groups.items()}
-
-    def _learn_cost(self, outcome: step_trial.Outcome, states: list[KeyState], evidence: Evidence) -> None:
-        """Let a trial's steps say what such changes cost training."""
-        changes = self._costs.measured(outcome.variant, states, evidence)
-        if changes and self._recent:
-            step_us = float(np.median([us for _, us in self._recent]))
-            exposed_share = self._policy.exposed_share
-            self._training_cost.learn(_of_step(changes, step_us), exposed_share, outcome.gain, outcome.doubt)
-
-    def _adopt_variant(self, outcome: step_trial.Outcome, states: list[KeyState]) -> None:
-        """Steps were faster with the variant: its settings become the incumbents."""
-        saved = 100.0 * (1.0 - math.exp(-outcome.gain))
-        reason = f"steps are {saved:.1f} % faster with {outcome.variant.name}"
-        for index, candidate in outcome.variant.changes.items():
-            state = states[index]
-            kind = "rollback" if candidate.is_baseline else "promote"
-            before = state.incumbent
-            state.banned[before] = reason
-            if outcome.variant.max_channels is not None:
-                state.max_channels = outcome.variant.max_channels
-                state.before_cap = state.before_cap or before
-            elif outcome.variant.lifts_cap:
-                state.banned.pop(candidate, None)
-                state.max_channels, state.before_cap = 64, None
-            self._policy.set_incumbent(state, candidate, kind, reason)
-            # It was judged by more than its own duration; only a new regime reopens the question.
-            state.quiet_until = NEVER_STEP
-            self._report(Event(state, candidate, kind, reason))
 
     def _roll_back(self, alarm: Alarm, step: int) -> bool:
         """Withdraw what was adopted when steps became slower; nothing, when nothing was."""
@@ -440,10 +291,3 @@ class Oversight:
                 self._promotions[-1].returns = True
                 self._report(Event(state, promotion.candidate, "promote", reason))
         self._withdrawn = []
-
-
-def _of_step(by_group: Mapping[str, step_trial.GroupChange], step_us: float) -> dict[str, Change]:
-    """The same as shares of a step."""
-    return {
-        group: Change(change.extra_us / step_us, change.released_us / step_us) for group, change in by_group.items()
-    }

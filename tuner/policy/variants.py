@@ -1,0 +1,226 @@
+"""Variants of the whole plan: which one is worth a trial, how it went, and what is learned from that.
+
+What other settings would do to training is only seen in its steps. `step_trial` runs one variant against the plan,
+`step_gains` and `training_cost` say what may come of it, `channel_caps` prepares those with fewer channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from store.records import StepRecord
+from tuner.policy import step_trial
+from tuner.policy.admission import RISK_QUANTILE
+from tuner.policy.call_savings import CallSavings, OfPlan
+from tuner.policy.channel_caps import CapSearch
+from tuner.policy.choice import NEVER_STEP, RETRY_STEPS, Event, Policy
+from tuner.policy.evidence import Evidence
+from tuner.policy.plans import PlanBook, PlanInForce
+from tuner.policy.step_gains import StepGains, steps_worth
+from tuner.policy.step_trial import StepTrials, Variant
+from tuner.policy.training_cost import Change, TrainingCost
+from tuner.policy.trial import KeyState
+from tuner.policy.variant_costs import VariantCosts
+
+MOST_LOST: Final = 0.1
+"""What may slow a step down by more (log), at the 90 % bound of what is known, is not tried."""
+REFRESH_STEPS: Final = 20
+"""How often it is worked out anew what plans save as calls say."""
+
+
+class Variants:
+    """One job's variants; `learn` every step, `consider` when a plan is made, `judge` while one is on trial.
+
+    Args:
+        policy: whose incumbents are replaced.
+        plans: what ran under which epoch.
+        report: takes decisions.
+    """
+
+    def __init__(self, policy: Policy, plans: PlanBook, report: Callable[[Event], None]) -> None:
+        self._policy = policy
+        self._plans = plans
+        self._report = report
+        self._trials = StepTrials()
+        self._costs = VariantCosts(policy)
+        self.reset()
+
+    @property
+    def running(self) -> Variant | None:
+        """The variant that runs in this window."""
+        return self._trials.variant if self._trials.is_on else None
+
+    @property
+    def is_on_trial(self) -> bool:
+        """A variant is compared with the plan."""
+        return self._trials.variant is not None
+
+    @property
+    def is_comparing(self) -> bool:
+        """A variant is on trial, or prepared."""
+        return self.is_on_trial or self._cap_search is not None
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation (log) of a step around what was expected of it."""
+        return self._gains.noise
+
+    def reset(self) -> None:
+        """Steps of before are no yardstick: all may be asked for anew."""
+        self._trials.reset()
+        self._gains, self._savings = StepGains(), CallSavings()
+        self._training_cost = TrainingCost()
+        self._of_plan: dict[int, OfPlan] = {}
+        self._refresh_at_step = 0
+        self._step_us = math.inf
+        self._cap_search: CapSearch | None = None
+
+    def learn(self, step: StepRecord, duration_us: float, states: Sequence[KeyState], evidence: Evidence) -> None:
+        """Let a step say what plans gain beside what calls save."""
+        if step.step >= self._refresh_at_step:
+            self._refresh_at_step = step.step + REFRESH_STEPS
+            self._of_plan.clear()
+            for name, share in self._savings.refresh(states, evidence, self._policy.rates).items():
+                self._gains.changed(name, share)
+        of_plan = self._of_plan.get(step.epoch)
+        if of_plan is None:
+            slots = self._plans.slots(step.epoch, len(states), evidence)
+            of_plan = self._of_plan[step.epoch] = self._savings.of_plan(slots, evidence)
+        without_us = duration_us + self._policy.exposed_share * of_plan.saved_us
+        self._gains.step(math.log(without_us), {name: us / without_us for name, us in of_plan.runs_us.items()})
+
+    def consider(
+        self, states: list[KeyState], evidence: Evidence, step: int, step_us: float, *, may_begin: bool
+    ) -> None:
+        """Once the keys have settled, begin the variant that is most worth it, if any is.
+
+        Args:
+            states: all keys.
+            evidence: what calls took.
+            step: the newest step.
+            step_us: the usual step time; infinite where it is not known.
+            may_begin: no promotion is under watch.
+        """
+        trials = self._trials
+        self._step_us = step_us
+        if self._policy.trials:
+            self._cap_search = None
+            if trials.variant is None:
+                trials.postpone(step)
+            return
+        has_settled = self._policy.has_settled or self._cap_search is not None
+        if not (may_begin and has_settled and trials.is_due(step)) or self._policy.budget.remaining_us <= 0:
+            return
+        variant = self._best([*trials.untried(self._costs.audits(states, evidence), step)], states, evidence, step)
+        if variant is None and not trials.has_capped and not self._policy.waits_for_credit:
+            search = self._cap_search = self._cap_search or CapSearch(states)
+            if not search.is_done:
+                self._costs.advance(search, states, evidence)
+            if not search.is_done:
+                return
+            self._cap_search = None
+            untried = [*trials.untried(search.variants(), step)]
+            variant = self._best(untried, states, evidence, step)
+            trials.has_capped = not untried
+        if variant is None:
+            trials.postpone(step, RETRY_STEPS)
+        else:
+            trials.begin(variant, step)
+
+    def judge(
+        self, in_force: PlanInForce, duration_us: float, step: int, states: list[KeyState], evidence: Evidence
+    ) -> bool:
+        """One step while a variant is on trial; True when a new plan is due at once."""
+        trials = self._trials
+        if in_force.is_trial.any() or in_force.variant not in (None, trials.variant):
+            return False
+        extra_us, outcome = trials.step(duration_us, is_on=in_force.variant is not None)
+        self._policy.budget.spend(extra_us)
+        if outcome is None and self._policy.budget.remaining_us >= 0:
+            return False
+        trials.end(step)  # with a verdict, or because it costs more than was expected of it
+        if outcome is not None:
+            self._learn_cost(outcome, states, evidence)
+        if outcome is not None and outcome.is_better:
+            self._adopt(outcome, states)
+        return True
+
+    # ---- inside ---------------------------------------------------------------------------------------
+
+    def _best(self, variants: list[Variant], states: list[KeyState], evidence: Evidence, step: int) -> Variant | None:
+        """The variant that is most worth a trial, of those that the budget has room for."""
+        if not math.isfinite(self._step_us) or self._refresh_at_step == 0:
+            return None
+        best, most = None, 0.0
+        for variant in variants:
+            worth = self._worth(variant, states, evidence, step)
+            if worth > most and self._costs.fits(variant):
+                best, most = variant, worth
+        return best
+
+    def _worth(self, variant: Variant, states: list[KeyState], evidence: Evidence, step: int) -> float:
+        """What it is worth to find out whether steps are faster with it, in steps' time; 0 or less where it is not."""
+        exposed, step_us = self._policy.exposed_share, self._step_us
+        if variant.group:
+            # Settings can slow computation down only while they run.
+            running_us = self._savings.running_us([states[index] for index in variant.changes], evidence)
+            share = min(1.0, running_us / step_us)
+            side_effect, doubt = self._gains.side_effect(variant.group)
+            gain = -math.log1p(exposed * max(0.0, variant.extra_us) / step_us) - share * side_effect
+            doubt *= share
+        else:
+            self._training_cost.know_groups(self._group_shares(states, evidence))
+            gain, doubt = self._training_cost.expected(_of_step(variant.by_group, step_us), exposed)
+            doubt = math.hypot(doubt, exposed * max(0.0, variant.risk_us - variant.extra_us) / RISK_QUANTILE / step_us)
+            if gain - RISK_QUANTILE * doubt < -MOST_LOST:
+                return 0.0
+        return steps_worth(
+            gain,
+            max(doubt, 1e-6),
+            least=step_trial.MIN_STEP_GAIN,
+            noise=self._gains.noise,
+            most_units=step_trial.MAX_UNITS,
+            n_steps=step,
+        )
+
+    def _group_shares(self, states: list[KeyState], evidence: Evidence) -> dict[str, float]:
+        """By group, for what share of a step it runs."""
+        groups: dict[str, list[KeyState]] = {}
+        for state in states:
+            groups.setdefault(step_trial.group_of(state), []).append(state)
+        return {name: self._savings.running_us(members, evidence) / self._step_us for name, members in groups.items()}
+
+    def _learn_cost(self, outcome: step_trial.Outcome, states: list[KeyState], evidence: Evidence) -> None:
+        """Let a trial's steps say what such changes cost training."""
+        changes = _of_step(self._costs.measured(outcome.variant, states, evidence), self._step_us)
+        if changes:
+            self._training_cost.learn(changes, self._policy.exposed_share, outcome.gain, outcome.doubt)
+
+    def _adopt(self, outcome: step_trial.Outcome, states: list[KeyState]) -> None:
+        """Steps were faster with the variant: its settings become the incumbents."""
+        saved = 100.0 * (1.0 - math.exp(-outcome.gain))
+        reason = f"steps are {saved:.1f} % faster with {outcome.variant.name}"
+        for index, candidate in outcome.variant.changes.items():
+            state = states[index]
+            kind = "rollback" if candidate.is_baseline else "promote"
+            before = state.incumbent
+            state.banned[before] = reason
+            if outcome.variant.max_channels is not None:
+                state.max_channels = outcome.variant.max_channels
+                state.before_cap = state.before_cap or before
+            elif outcome.variant.lifts_cap:
+                state.banned.pop(candidate, None)
+                state.max_channels, state.before_cap = 64, None
+            self._policy.set_incumbent(state, candidate, kind, reason)
+            # It was judged by more than its own duration; only a new regime reopens the question.
+            state.quiet_until = NEVER_STEP
+            self._report(Event(state, candidate, kind, reason))
+
+
+def _of_step(by_group: Mapping[str, step_trial.GroupChange], step_us: float) -> dict[str, Change]:
+    """The same as shares of a step."""
+    return {
+        group: Change(change.extra_us / step_us, change.released_us / step_us) for group, change in by_group.items()
+    }
