@@ -367,9 +367,11 @@ class Brain:
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
-        if in_force.is_trial.any():
-            tried = is_trial[keys]
+        may_cost = is_trial | self._policy.verified(n_keys)
+        if may_cost.any():
+            tried = may_cost[keys]
             if tried.any():
+                self._intake.n_explored += int(np.count_nonzero(is_trial[keys]))
                 self._intake.charge(
                     self._states,
                     slots[tried],

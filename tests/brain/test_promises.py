@@ -190,3 +190,32 @@ def test_a_batch_that_grows_as_something_is_promoted_is_not_held_against_it(fact
     assert not any("slower with it" in reason for reason in reasons)
     assert sum("not a plan's doing" in reason for reason in reasons) == 1
     assert state.incumbent == TRIED
+
+
+def test_what_earlier_jobs_proved_and_is_far_slower_here_is_charged_and_not_tried_again() -> None:
+    world, _, state = _job()
+    _, ran = world.truth(GATHER, TRIED)
+    world._truth[GATHER, TRIED] = (10.0 * world.truth(GATHER, BASELINE)[0], ran)
+    brain = make_brain(world, _proven(state.key, TRIED))
+    lost_us, n_ran = 0.0, 0
+    for _ in range(12):
+        n_ran += _ran(world)
+        lost_us += 2 * _ran(world) * (world.truth(GATHER, TRIED)[0] - world.truth(GATHER, BASELINE)[0])
+        play(world, brain, 1)
+    assert 1 <= n_ran <= 2
+    assert TRIED in _gathers(brain).banned
+    assert any("times slower than" in one.reason for one in brain.decisions())
+    assert brain.budget.spent_us == pytest.approx(lost_us, rel=0.1)
+    assert brain.n_explored == 0, "it was none of this job's trials"
+
+
+def test_what_earlier_jobs_proved_and_is_faster_costs_nothing() -> None:
+    world, _, state = _job()
+    best = min(
+        make_brain(world)._costs.candidates(world.communicator, GATHER.collective),
+        key=lambda one: world.truth(GATHER, one)[0],
+    )
+    brain = make_brain(world, _proven(state.key, best), NOTHING_BY_ITSELF)
+    play(world, brain, 30)
+    assert _gathers(brain).incumbent == best
+    assert brain.budget.spent_us == 0.0

@@ -193,6 +193,11 @@ class Policy:
         explored: npt.NDArray[np.bool_] = (self._runs_trial & ~self._is_trusted | self._runs_lead)[:n_keys]
         return explored
 
+    def verified(self, n_keys: int) -> npt.NDArray[np.bool_]:
+        """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
+        verified: npt.NDArray[np.bool_] = (self._is_trusted & (self._share > 0.0))[:n_keys]
+        return verified
+
     # ---- what changes a key's state -------------------------------------------------------------------
 
     def begin_trial(
