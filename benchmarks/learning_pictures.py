@@ -65,7 +65,7 @@ def coverage(prediction_path: Path, out: Path) -> None:
     panel.axvspan(85, 95, color="0.9")
     panel.barh(list(found), list(found.values()), height=0.6)
     panel.axvline(90, color="black", linewidth=0.8)
-    panel.set_xlim(50, 100)
+    panel.set_xlim(0, 100)
     panel.set_xlabel("left-out medians inside the 90 % interval, %  (grey: what it should be)")
     panel.invert_yaxis()
     _save(figure, out / "coverage.svg")

@@ -235,6 +235,11 @@ def _find(store: Store, model_id: str, fabric_id: str | None) -> ModelRecord:
         if not one.name.endswith((DAMAGED, PINNED))
     }
     if not found:
+        names = [one.name for one in store.models() if _id_of(one) == model_id and fabric_id in (None, one.fabric_id)]
+        if any(name.endswith(DAMAGED) for name in names):
+            raise UserError(
+                f"model {model_id} was set aside: it cannot be read", "pin another, see `zerotune models list`"
+            )
         raise UserError(f"there is no model {model_id!r}", "see `zerotune models list` for those that are kept")
     if len(found) > 1:
         raise UserError(f"{len(found)} fabrics have a model {model_id}", "name the fabric with --fabric-id")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from store.database import MEASUREMENT, Store
+from store.errors import UserError
 from store.records import ModelRecord
 from tuner import models, trainer
 from tuner.model.baked import RUNGS, Baked
@@ -61,3 +63,16 @@ def test_pinning_the_one_in_use_shows_it_as_pinned_and_once(path: Path):
         assert next(line.model_id for line in models.listed(store) if line.state == "pinned") == "kriging-00000002"
         models.release(store, None)
         assert [line.state for line in models.listed(store)] == ["in use", "earlier", "earlier"]
+
+
+def test_what_was_set_aside_cannot_be_pinned_and_is_said_to_be_damaged(path: Path):
+    """It is listed under its id: nobody may be told that there is no such model."""
+    with Store.open(path) as store:
+        aside = msgspec.structs.replace(fitted(9), name="kriging" + trainer.DAMAGED, blob=b"junk")
+        store.save_model(aside)
+        store.flush()
+        assert ("kriging-00000009", "set aside") in [(line.model_id, line.state) for line in models.listed(store)]
+        with pytest.raises(UserError, match="kriging-00000009 was set aside: it cannot be read; pin another"):
+            models.pin(store, "kriging-00000009", None)
+        with pytest.raises(UserError, match="there is no model 'kriging-00000009'"):
+            models.pin(store, "kriging-00000009", "another fabric")
