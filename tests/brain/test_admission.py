@@ -73,6 +73,23 @@ def test_the_worst_of_a_hundred_must_have_been_earned(room_us: float) -> None:
     assert found is None or found.surprise_us >= least_us
 
 
+def test_a_key_that_fills_steps_waits_for_credit_also_while_a_surprise_is_not_covered() -> None:
+    """Whole-plan variants are held back as long: their settings might surprise as much."""
+    few_us = 10.0
+    _, waits = best_option(
+        (BASELINE, TRIED),
+        (np.array([math.log(100.0), math.log(100.0)]), np.array([1e-3, 0.3])),
+        BASELINE,
+        math.log(100.0),
+        Stakes(1.0, 1.0, STEPS_AT_RISK, math.inf),
+        Room(few_us, few_us, few_us),
+        PolicySettings(),
+        lambda candidate: candidate == TRIED,
+        (),
+    )
+    assert waits
+
+
 class _Line:
     """What an earlier job left of one setting."""
 

@@ -107,12 +107,12 @@ def best_option(
         is_worth_it &= improvement * stakes.pays_within_steps >= cost
     order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
     for index in sorted(order, key=lambda index: options[index] in ties):
-        if likely_slow[index] or risk_us[index] > room.risk_us or surprise_us[index] > room.budget_us:
-            continue
-        if not may_try(options[index]):
+        if likely_slow[index] or not may_try(options[index]):
             continue
         if overdrawn_us > room.budget_us:
             return None, True
+        if risk_us[index] > room.risk_us or surprise_us[index] > room.budget_us:
+            continue
         log_us, std = float(mean[index]), float(spread[index])
         low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)
         found = Option(
