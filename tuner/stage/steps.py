@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tuner.stage.voted_step import Verdict, VotedStep
-from tuner.stage.voting import Voted, find_step, is_odd_in_rows, walk
+from tuner.stage.voted_step import FOREIGN_CALLS, Verdict, VotedStep
+from tuner.stage.voting import PAIRING, Voted, find_step, is_odd_in_rows, walk
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -24,8 +24,6 @@ MAX_CALLS: Final = 8192
 """Longest history kept, and twice the longest step that is recognised."""
 MAX_PAIRS: Final = 3
 MAX_LAGS_PER_PAIR: Final = 24
-PAIRING: Final = 0x9E3779B97F4A7C1
-"""Odd and large: two calls in a row become one number, and hardly ever the same as two others."""
 SHORTEST_END: Final = 24
 STEPS_TO_TRUST: Final = 3
 CALLS_TO_TRUST: Final = 64
@@ -36,9 +34,8 @@ SEARCH_GROWTH: Final = 0.2
 """A search is repeated when the history has grown by this share since the last one, or when it may have an end."""
 SHARE_LEFT: Final = 0.75
 """Of a step that lost calls, at least."""
-FOREIGN_CALLS: Final = 16
 FOREIGN_SHARE: Final = 0.75
-"""A step is over when so many calls of so great a share since it was put in question are none of its own."""
+"""A step is over when FOREIGN_CALLS calls of so great a share since it was put in question are none of its own."""
 BREAKS_TO_VOTE: Final = 3
 """Disturbances of a step that is known, before several are asked what it is."""
 CALLS_TO_VOTE: Final = 48

@@ -24,6 +24,7 @@ BAND: Final = 24
 MATCHING: Final = 6
 """Calls that must be the same again behind what was skipped."""
 LOOKAHEAD: Final = 96
+"""Calls in which the ways to go on are compared."""
 MAX_WAYS: Final = 5
 PRICE: Final = 4
 """Calls that must be the same for one that is skipped: where calls alternate, many ways look right at first."""
@@ -41,14 +42,20 @@ lost by chance: the step is another."""
 LONG_ROW: Final = 8
 MAX_PLACES: Final = 24
 MAX_CODES: Final = 5
+"""Of the rarest calls, and of the rarest pairs; places of each."""
 PAIRING: Final = 0x9E3779B97F4A7C1
+"""Odd and large: two calls in a row become one number, and hardly ever the same as two others."""
 N_PLACES: Final = 48
 DRIFT: Final = 3
 MIN_SHARE: Final = 0.7
 GOOD_SHARE: Final = 0.92
+"""A distance is looked at if so many of the calls at some places come again at it, give or take a few; first, if most
+do."""
 NEXT_END: Final = 3
+"""A step explains so great a part of the end looked at; else the next end is so much shorter."""
 MAX_WALKS: Final = 32
 MAX_VOTES: Final = 3
+"""Distances tried for one end; rounds of voting for each."""
 NEAR: Final = 0.02
 """Relative difference between distances that may be one."""
 
