@@ -87,6 +87,16 @@ def test_a_step_is_known_although_calls_get_lost_all_the_time(block: int) -> Non
     assert not cutter.is_over
 
 
+def test_a_long_step_is_kept_for_long() -> None:
+    """The history holds fewer rounds of it than there are between two votes of a short one."""
+    long = np.concatenate([np.arange(100, 700), [1] * 50, np.arange(100, 700)])
+    cutter = StepCutter()
+    feed(cutter, lossy(long, 12, 1), 500)
+    feed(cutter, lossy(long, 30, 2), 5000)
+    assert not cutter.is_over
+    assert turned(cutter.window[0]) == turned(long)
+
+
 def test_when_nothing_is_lost_any_more_steps_are_compared_again() -> None:
     cutter = StepCutter()
     feed(cutter, lossy(STEP, 8, 3))

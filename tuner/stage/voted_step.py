@@ -15,10 +15,13 @@ MIN_CALLS: Final = 32
 MAX_UNCHECKED: Final = 12
 MAX_ROUNDS: Final = 6
 """Steps between two votes, at most, and steps that vote; so that records that get lost all the time cost little."""
+MAX_CALLS_UNCHECKED: Final = 4096
+"""Less than is kept of the history."""
 WHOLE_CALLS: Final = 512
 """Without an odd one, and six steps at least: records are no longer lost."""
 FOREIGN_CALLS: Final = 16
 MAX_FOREIGN: Final = 64
+"""Kinds of foreign calls that are remembered."""
 OWN_PER_FOREIGN: Final = 3
 """Calls of the step that make up for one that it does not have."""
 EXPLAINED: Final = 0.75
@@ -59,7 +62,7 @@ class VotedStep:
     @property
     def is_due(self) -> bool:
         """Time for another vote."""
-        pause = max(MIN_CALLS, min(GROWTH * self.n_known, MAX_UNCHECKED * len(self.step)))
+        pause = max(MIN_CALLS, min(GROWTH * self.n_known, MAX_UNCHECKED * len(self.step), MAX_CALLS_UNCHECKED))
         return self._has_again or self._n_unchecked >= pause
 
     def add(self, codes: Ints) -> None:
@@ -68,6 +71,8 @@ class VotedStep:
         is_own = np.isin(codes, self.step)
         n_own = int(np.count_nonzero(is_own))
         self._n_foreign = max(0, self._n_foreign + len(codes) - n_own - OWN_PER_FOREIGN * n_own)
+        if len(self._foreign) > MAX_FOREIGN:
+            self._foreign.clear()
         for code in codes[~is_own][:MAX_FOREIGN].tolist():
             self._has_again |= code in self._foreign
             self._foreign.add(code)
