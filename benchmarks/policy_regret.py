@@ -258,6 +258,8 @@ def main() -> None:
         curves[data.name] = regret_by_call(data.problems, policies, arms)
         found = false_promotions(data, n_calls, 1 if arguments.quick else 3)
         n_keys, n_promoted = n_keys + found[0], n_promoted + found[1]
+    if not n_keys:
+        sys.exit(f"no data set whose name holds {arguments.only!r} can be judged on; leave --only out to see all names")
     results.append(Result("aa_keys", n_keys, "keys"))
     results.append(Result("aa_false_promotion_rate", 100 * n_promoted / max(1, n_keys), "% of keys", "<= 1"))
     if arguments.curves is not None:
