@@ -219,3 +219,24 @@ def test_what_earlier_jobs_proved_and_is_faster_costs_nothing() -> None:
     play(world, brain, 30)
     assert _gathers(brain).incumbent == best
     assert brain.budget.spent_us == 0.0
+
+
+def test_steps_of_another_network_are_no_yardstick_for_plans() -> None:
+    """Steps are as long as before, since computation is most of them: only calls tell that the network is another."""
+    world, brain, state = _job(NOTHING_BY_ITSELF)
+    world.compute_us *= 20
+    play(world, brain, 60)
+    brain._policy.set_incumbent(state, TRIED, "promote", "measured faster")
+    brain._oversight.promoted(state, TRIED)
+    brain._urgent = True
+    while not _ran(world):
+        play(world, brain, 1)
+    assert brain._oversight._guard.is_watching
+    world.slowdown = {"all_gather": 1.6, "reduce_scatter": 1.6}
+    n_steps = 0
+    while brain.regime == 0:
+        play(world, brain, 1)
+        n_steps += 1
+    assert n_steps <= 25
+    assert not brain._oversight._guard.is_watching
+    assert brain._oversight.is_busy, "too few steps are known again to guard by"
