@@ -36,7 +36,7 @@ def _cap(brain: Brain, most: int) -> Variant:
 
 def test_what_an_adopted_cap_forbids_is_allowed_again_once_it_is_lifted() -> None:
     brain = _brain()
-    states, oversight = brain._states, brain._oversight
+    states, variants = brain._states, brain._oversight._variants
     before = [state.incumbent for state in states]
     wide = {state.index: brain._outlook.fields.of(state).options for state in states}
 
@@ -47,13 +47,13 @@ def test_what_an_adopted_cap_forbids_is_allowed_again_once_it_is_lifted() -> Non
         ]
 
     assert all(allowed(16))
-    oversight._adopt_variant(Outcome(_cap(brain, 4), True, 0.05, 0.001), states)
+    variants._adopt(Outcome(_cap(brain, 4), True, 0.05, 0.001), states)
     assert all(state.n_channels <= 4 for state in states)
     assert not any(allowed(5))
     lifting = [variant for variant in audits(states) if variant.lifts_cap]
     assert {index for variant in lifting for index in variant.changes} == {state.index for state in states}
     for variant in lifting:
-        oversight._adopt_variant(Outcome(variant, True, 0.05, 0.001), states)
+        variants._adopt(Outcome(variant, True, 0.05, 0.001), states)
     assert [state.incumbent for state in states] == before
     assert all(allowed(16))
     assert not any(variant.lifts_cap for variant in audits(states))
@@ -74,22 +74,24 @@ def test_caps_are_asked_about_for_all_and_for_each_group_alone() -> None:
 
 def test_trials_of_caps_teach_what_channels_cost() -> None:
     brain = _brain(300)
-    assert any(variant.startswith("at most") for variant in brain._oversight._trials._tried)
+    variants = brain._oversight._variants
+    assert any(name.startswith("at most") for name in variants._trials._tried)
     change = {group_of(state): Change(0.0, 1.0) for state in brain._states}
-    learned, fresh = brain._oversight._training_cost.expected(change, 0.3), TrainingCost().expected(change, 0.3)
+    learned, fresh = variants._training_cost.expected(change, 0.3), TrainingCost().expected(change, 0.3)
     assert learned[1] < 0.75 * fresh[1]
     assert learned[0] > 3 * learned[1], "channels slow computation down here: releasing one is a gain"
 
 
 def test_variants_that_may_lose_a_tenth_of_the_step_are_not_tried_whatever_they_may_gain() -> None:
     brain = _brain(60)
-    states, oversight, evidence = brain._states, brain._oversight, brain._regimes.evidence
-    step_us = math.exp(sum(math.log(us) for _, us in oversight._recent) / len(oversight._recent))
+    states, variants, evidence = brain._states, brain._oversight._variants, brain._regimes.evidence
+    step_us = variants._step_us
+    assert math.isfinite(step_us)
     worth = []
     for extra in (0.2, 0.5):
         by_group = {group_of(states[0]): GroupChange(extra * step_us, step_us)}
         variant = Variant("some", {states[0].index: states[0].incumbent}, 4, by_group)
-        worth.append(oversight._worth(variant, states, evidence, step_us, 10_000))
+        worth.append(variants._worth(variant, states, evidence, 10_000))
     assert worth[0] > 0
     assert worth[1] == 0.0
 
@@ -97,9 +99,9 @@ def test_variants_that_may_lose_a_tenth_of_the_step_are_not_tried_whatever_they_
 def test_it_is_known_how_long_each_group_runs() -> None:
     """Where one group turns out to be waited for, the others are less: that takes their shares of a step."""
     brain = _brain(30)
-    oversight, cost = brain._oversight, brain._oversight._training_cost
-    assert not oversight._trials._tried
-    oversight._worth(_cap(brain, 4), brain._states, brain._regimes.evidence, 40_000.0, 30)
+    variants, cost = brain._oversight._variants, brain._oversight._variants._training_cost
+    assert not variants._trials._tried
+    variants._worth(_cap(brain, 4), brain._states, brain._regimes.evidence, 30)
     names = sorted({group_of(state) for state in brain._states})
     first, other = ({name: Change(0.05, 0.0)} for name in names)
     before = cost.expected(other, 0.3)[0]
