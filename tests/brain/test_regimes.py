@@ -141,18 +141,3 @@ def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> N
     play(world, brain, 12)
     assert brain.regime == 0, "the first regime was not recognised"
     assert [state.incumbent for state in brain._states] == before
-
-
-@pytest.mark.parametrize("seed", [20, 23, 41])
-def test_what_is_on_trial_when_congestion_ends_is_not_promoted_for_that(seed: int) -> None:
-    world = _world(seed)
-    brain = make_brain(world)
-    play(world, brain, 80)
-    before = [state.incumbent for state in brain._states]
-    world.slowdown = {"all_gather": 1.6, "reduce_scatter": 1.6}
-    play(world, brain, 40)
-    tried = {d.key for d in brain.decisions() if d.kind == "explore"}
-    assert tried
-    world.slowdown = {}
-    play(world, brain, 12)
-    assert [state.incumbent for state in brain._states] == before
