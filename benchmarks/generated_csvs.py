@@ -1,0 +1,109 @@
+"""Sweeps in NVIDIA's tuner CSV of machines that nobody described, to be judged like anybody's own.
+
+    python benchmarks/generated_csvs.py FOLDER [--machines N] [--seed S] [--noise 0.03]
+    python benchmarks/policy_regret.py --data FOLDER --only machine
+
+A machine has 1, 4, 16 or 64 nodes of eight ranks and, by algorithm and protocol, a random latency that grows with the
+ranks and a random bandwidth that saturates, or falls again, over channels. NCCL's own choice is the ring, with a
+protocol by size. On little traffic fewer channels run than are asked for (`cost_model.channels_used`). One call per
+row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from agent.nccl.cost_model import channels_used
+from store.records import Algorithm, Collective, Protocol
+
+COLUMNS = (
+    *("collective", "size_bytes", "algorithm", "protocol", "channels", "nodes", "ranks"),
+    *("pipeOps", "regBuff", "cost_metric", "bandwidth_gbps", "latency_us"),
+)
+NAMES = {Collective.all_gather: "allgather", Collective.reduce_scatter: "reducescatter"}
+SETTINGS = (
+    (Algorithm.ring, Protocol.ll),
+    (Algorithm.ring, Protocol.ll128),
+    (Algorithm.ring, Protocol.simple),
+    (Algorithm.pat, Protocol.simple),
+    (Algorithm.nvls, Protocol.simple),
+)
+CHANNELS = (1, 2, 4, 8, 16, 24, 32)
+SIZES = tuple(1 << exponent for exponent in range(12, 29))
+N_NODES = (1, 4, 16, 64)
+RANKS_PER_NODE = 8
+FIRST_SEED = 100
+
+Truth = dict[tuple[Algorithm, Protocol], tuple[float, float, float, float]]
+
+
+def truth(rng: np.random.Generator, n_ranks: int) -> Truth:
+    """By setting: latency (us), bytes per us of the full bandwidth, channels that fill it, what more of them cost."""
+    found: Truth = {}
+    for algorithm, protocol in SETTINGS:
+        hops = n_ranks - 1 if algorithm is Algorithm.ring else np.log2(n_ranks)
+        per_hop_us = {Protocol.ll: 0.8, Protocol.ll128: 1.1, Protocol.simple: 2.0}[protocol] * rng.uniform(0.6, 1.8)
+        share = {Protocol.ll: 0.3, Protocol.ll128: 0.9, Protocol.simple: 1.0}[protocol]
+        latency_us = rng.uniform(8.0, 25.0) + hops * per_hop_us
+        found[algorithm, protocol] = (
+            float(latency_us),
+            float(share * rng.uniform(40e3, 100e3)),
+            float(rng.uniform(4.0, 24.0)),
+            float(rng.choice([0.0, 0.004, 0.012])),
+        )
+    return found
+
+
+def duration_us(known: Truth, kind: Collective, setting: tuple[Algorithm, Protocol], nbytes: int, asked: int) -> float:
+    """How long a call takes on this machine, without noise."""
+    latency_us, bytes_per_us, filled_by, too_many = known[setting]
+    n_channels = max(1, int(channels_used(kind, setting[1], nbytes, asked)))
+    reached = min(1.0, (n_channels / filled_by) ** 0.7) * (1.0 - too_many * max(0.0, n_channels - filled_by))
+    return float(latency_us + 0.1 * n_channels + nbytes / (bytes_per_us * reached))
+
+
+def nccls_choice(nbytes: int) -> tuple[Algorithm, Protocol]:
+    """The ring, with a protocol by size."""
+    if nbytes < 32 << 10:
+        return Algorithm.ring, Protocol.ll
+    return Algorithm.ring, Protocol.ll128 if nbytes < 4 << 20 else Protocol.simple
+
+
+def write(path: Path, seed: int, noise: float) -> None:
+    """One machine's sweep."""
+    rng = np.random.default_rng([seed, 41])
+    n_nodes = N_NODES[seed % len(N_NODES)]
+    n_ranks = n_nodes * RANKS_PER_NODE
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+        for kind, name in NAMES.items():
+            known = truth(rng, n_ranks)
+            for nbytes in SIZES:
+                asked = [(*setting, count, setting) for setting in SETTINGS for count in CHANNELS]
+                own = nccls_choice(nbytes)
+                for algorithm, protocol, count, setting in [*asked, ("default", "default", CHANNELS[-1], own)]:
+                    us = duration_us(known, kind, setting, nbytes, count) * np.exp(rng.normal(0.0, noise))
+                    said = [getattr(one, "name", one) for one in (algorithm, protocol)]
+                    rows.writerow([name, nbytes, *said, count, n_nodes, n_ranks, -1, -1, "", "", f"{us:.3f}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--machines", type=int, default=8, metavar="N")
+    parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first machine")
+    parser.add_argument("--noise", type=float, default=0.03, help="of one call (log)")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for seed in range(arguments.seed, arguments.seed + arguments.machines):
+        write(arguments.folder / f"machine_{seed}.csv", seed, arguments.noise)
+    print(f"{arguments.machines} sweeps in {arguments.folder}")
+
+
+if __name__ == "__main__":
+    main()
