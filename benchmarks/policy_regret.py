@@ -203,7 +203,7 @@ def all_data_sets(arguments: argparse.Namespace) -> Iterator[DataSet]:
     """What the arguments ask for."""
     parts = [
         shipped(0.5 if arguments.quick else 1.0),
-        generated(range(FIRST_GENERATED_SEED, FIRST_GENERATED_SEED + arguments.generated)),
+        generated(range(arguments.seed, arguments.seed + arguments.generated)),
         of_store(arguments.store) if arguments.store is not None else iter(()),
         of_folder(arguments.data) if arguments.data is not None else iter(()),
     ]
@@ -232,6 +232,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
     parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
     parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
+    parser.add_argument("--seed", type=int, default=FIRST_GENERATED_SEED, help="of the first of these fabrics")
     parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
     parser.add_argument("--curves", type=Path, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
