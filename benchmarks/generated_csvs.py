@@ -99,7 +99,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first machine")
     parser.add_argument("--noise", type=float, default=0.03, help="of one call (log)")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.machines < 1:
+        parser.error(f"--machines {arguments.machines}: at least 1")
+    try:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"{arguments.folder} cannot be made: {error}")
     for seed in range(arguments.seed, arguments.seed + arguments.machines):
         write(arguments.folder / f"machine_{seed}.csv", seed, arguments.noise)
     print(f"{arguments.machines} sweeps in {arguments.folder}")

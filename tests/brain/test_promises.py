@@ -188,7 +188,7 @@ def test_a_batch_that_grows_as_something_is_promoted_is_not_held_against_it(fact
     play(world, brain, 15)
     reasons = [one.reason for one in brain.decisions()]
     assert not any("slower with it" in reason for reason in reasons)
-    assert sum("not a plan's doing" in reason for reason in reasons) == 1
+    assert sum("training's own pace changed" in reason for reason in reasons) == 1
     assert state.incumbent == TRIED
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from brain_world import Call, OverlappedWorld, World, decided, make_brain, play
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent.nccl import fabric
 from store.records import Collective, Phase
+from tuner.policy.call_savings import CallSavings
 from tuner.policy.training_cost import EXPOSURE, OWN_TOLL, SHARED_TOLL, Change, TrainingCost
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
@@ -90,3 +92,15 @@ def test_where_channels_cost_nothing_and_all_settings_are_alike_no_cap_is_adopte
         brain = make_brain(world)
         play(world, brain, 200)
         assert all(decided(brain)(call).is_baseline for call in calls)
+
+
+def test_a_key_that_is_younger_than_what_is_known_of_rates_takes_no_time_yet() -> None:
+    place = fabric.load("few_sms_node").communicator(range(8))
+    world = World("few_sms_node", place, [Call(GATHER, Phase.forward_gather, 1 << 22)])
+    brain = make_brain(world)
+    play(world, brain, 3)
+    savings = CallSavings()
+    savings.refresh([], brain._regimes.evidence, np.zeros(0))
+    assert savings.running_us(brain._states, brain._regimes.evidence) == 0.0
+    savings.refresh(brain._states, brain._regimes.evidence, np.ones(1))
+    assert savings.running_us(brain._states, brain._regimes.evidence) > 0.0

@@ -81,9 +81,10 @@ class CallSavings:
         return OfPlan(saved_us, runs_us)
 
     def running_us(self, states: Sequence[KeyState], evidence: Evidence) -> float:
-        """How long the incumbents of these keys run per step."""
-        keys = np.array([state.index for state in states], np.int64)
-        slots = np.array([evidence.slot(state.index, state.incumbent) for state in states], np.int64)
+        """How long the incumbents of these keys run per step; nothing where the key is younger than `refresh`."""
+        known = [state for state in states if state.index < len(self._rates)]
+        keys = np.array([state.index for state in known], np.int64)
+        slots = np.array([evidence.slot(state.index, state.incumbent) for state in known], np.int64)
         return float(self._runs_us(keys, slots, evidence).sum())
 
     def _runs_us(self, keys: Ints, slots: Ints, evidence: Evidence) -> Floats:

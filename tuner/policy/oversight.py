@@ -194,8 +194,8 @@ class Oversight:
         newest = [*self._recent][-N_IN_A_ROW:]
         self.reset_yardstick()
         self._recent.extend(newest)
-        words = f"steps take {math.exp(shift):.2f} times as long as before with the same settings: not a plan's doing"
-        self._report(Event(states[0], states[0].incumbent, "keep", f"regime change: {words}"))
+        words = f"training's own pace changed: steps take {math.exp(shift):.2f} times as long with the same settings"
+        self._report(Event(states[0], states[0].incumbent, "keep", f"{words} (of the whole job)"))
 
     def _forget_extra(self, oldest: int) -> None:
         """What exploration added to steps that were judged long ago, or never will be."""

@@ -206,7 +206,7 @@ class Variants:
             state = states[index]
             kind = "rollback" if candidate.is_baseline else "promote"
             before = state.incumbent
-            state.banned[before] = reason
+            state.banned[before] = f"given up: {reason}"
             if outcome.variant.max_channels is not None:
                 state.max_channels = outcome.variant.max_channels
                 state.before_cap = state.before_cap or before
