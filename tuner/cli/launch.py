@@ -99,9 +99,10 @@ def launch(
         print(f"zerotune: --endpoint {where} is not used: --plan heeds none; leave one of them out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
-    if answers and for_daemon:
+    unused = [*for_daemon, *(("--store", str(store)) if given["--store"] else ())]
+    if answers and unused:
         print(
-            f"zerotune: {' '.join(for_daemon)} is not used: the daemon that answers at {where} has its own; end it to"
+            f"zerotune: {' '.join(unused)} is not used: the daemon that answers at {where} has its own; end it to"
             " have one started with these",
             file=sys.stderr,
         )
