@@ -201,8 +201,7 @@ def _pooled(
     groups: Mapping[tuple[DecisionKey, int], Mapping[Candidate, Sequence[float]]],
 ) -> dict[tuple[DecisionKey, int], dict[Candidate, list[float]]]:
     """The measurements of settings that are one and the same to NCCL, joined: on little traffic it runs fewer channels
-    than it is asked for , and the luckiest of several equal settings would
-    pass for the best.
+    than it is asked for (`cost_model.channels_used`), and the luckiest of several equal ones would pass for the best.
 
     Joined settings go by the lowest count that was asked of the cell at any size and comes to the same: so does the
     tuner, which offers settings of one effect once.

@@ -55,15 +55,20 @@ def test_what_is_on_trial_while_the_network_recovers_is_not_promoted_for_that(se
     assert [one.kind for one in brain.decisions() if one.kind == "promote"] == []
 
 
-@pytest.mark.parametrize("later", [1.0, 1 / 1.03])
-def test_what_was_withdrawn_comes_back_if_steps_stay_slow_without_it(later: float) -> None:
-    world, brain, state = _job(NOTHING_BY_ITSELF)
-    play(world, brain, 20)
+def _promote(world: World, brain: Brain, state: KeyState) -> None:
+    """TRIED is the incumbent from now on; plays until it has run."""
     brain._policy.set_incumbent(state, TRIED, "promote", "measured faster")
     brain._oversight.promoted(state, TRIED)
     brain._urgent = True
     while not _ran(world):
         play(world, brain, 1)
+
+
+@pytest.mark.parametrize("later", [1.0, 1 / 1.03])
+def test_what_was_withdrawn_comes_back_if_steps_stay_slow_without_it(later: float) -> None:
+    world, brain, state = _job(NOTHING_BY_ITSELF)
+    play(world, brain, 20)
+    _promote(world, brain, state)
     world.compute_us *= 1.03
     while state.incumbent == TRIED:
         assert world.step < 60
@@ -226,11 +231,7 @@ def test_steps_of_another_network_are_no_yardstick_for_plans() -> None:
     world, brain, state = _job(NOTHING_BY_ITSELF)
     world.compute_us *= 20
     play(world, brain, 60)
-    brain._policy.set_incumbent(state, TRIED, "promote", "measured faster")
-    brain._oversight.promoted(state, TRIED)
-    brain._urgent = True
-    while not _ran(world):
-        play(world, brain, 1)
+    _promote(world, brain, state)
     assert brain._oversight._guard.is_watching
     world.slowdown = {"all_gather": 1.6, "reduce_scatter": 1.6}
     n_steps = 0

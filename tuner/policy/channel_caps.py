@@ -21,6 +21,7 @@ from tuner.policy.trial import KeyState
 
 KEYS_PER_CALL: Final = 12
 MOST_AT_ONCE: Final = 3
+"""By no more than this factor are channels reduced in one go."""
 
 
 class Fallback(NamedTuple):
@@ -42,7 +43,8 @@ class CapSearch:
         self.caps = [rung for rung in reversed(CHANNEL_LADDER) if rung < most]
         running = [(state, state.n_channels) for state in states]
         self._waiting: Iterator[tuple[KeyState, int]] = iter(running if self.caps else ())
-        self._found: dict[int, dict[KeyState, Fallback]] = {cap: {} for cap in self.caps}
+        self._found: dict[KeyState, dict[int, Fallback]] = {}
+        """By key, what it would run under each cap."""
         self.is_done = not self.caps
 
     def advance(self, fallbacks: Callable[[KeyState, list[int]], dict[int, Fallback]]) -> None:
@@ -52,30 +54,30 @@ class CapSearch:
             caps = [cap for cap in self.caps if cap < running]
             if not caps:
                 continue
-            for cap, fallback in fallbacks(state, caps).items():
-                self._found[cap][state] = fallback
+            if found := fallbacks(state, caps):
+                self._found[state] = found
             n_looked_at += 1
             if n_looked_at >= KEYS_PER_CALL:
                 return
         self.is_done = True
 
     def variants(self) -> list[Variant]:
-        """All of them: the whole plan's, the mildest first, then those of single groups.
+        """All of them, of the whole plan and of single groups.
 
         None has fewer than a third of the channels that run now: what hides behind computation does so only as long
         as it is not much longer, so what is known of one cap says little about a far lower one.
         """
         members: dict[str, list[KeyState]] = {}
-        for state in {state: None for found in self._found.values() for state in found}:
+        for state in self._found:
             members.setdefault(group_of(state), []).append(state)
-        suffixes = {"": [state for states in members.values() for state in states]}
+        named = {"": [*self._found]}
         if len(members) > 1:
-            suffixes |= {f" for {group}": states for group, states in sorted(members.items())}
+            named |= {f" for {group}": states for group, states in sorted(members.items())}
         variants = []
-        for suffix, states in suffixes.items():
+        for suffix, states in named.items():
             most = max((state.n_channels for state in states), default=0)
-            for cap, found in self._found.items():
-                chosen = {state: found[state] for state in states if state in found}
+            for cap in self.caps:
+                chosen = {state: self._found[state][cap] for state in states if cap in self._found[state]}
                 if chosen and cap * MOST_AT_ONCE >= most:
                     variants.append(_variant(f"at most {cap} channels{suffix}", cap, chosen))
         return variants

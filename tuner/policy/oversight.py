@@ -188,7 +188,9 @@ class Oversight:
 
     def _follow_pace(self, in_force: PlanInForce, duration_us: float, states: list[KeyState]) -> None:
         """Where the same settings take another time than before, steps of before are no yardstick any more."""
-        shift = self._pace.step(in_force.settings, in_force.n_changes, math.log(duration_us), self._variants.noise)
+        shift = self._pace.step(
+            self._plans.settings(in_force.plan.epoch), in_force.n_changes, math.log(duration_us), self._variants.noise
+        )
         if shift is None or not states:
             return
         newest = [*self._recent][-N_IN_A_ROW:]

@@ -35,11 +35,6 @@ class PlanInForce(NamedTuple):
     ahead: tuple[PlanRow, ...] = ()
     """What was asked for keys that were not known yet."""
 
-    @property
-    def settings(self) -> int:
-        """The same number for plans that ask the same."""
-        return hash(tuple((at, one) for at, one in enumerate(self.candidates) if not one.is_baseline))
-
 
 class PlanBook:
     """The latest plans by epoch; epoch 0 is the empty plan that every job starts with."""
@@ -48,6 +43,8 @@ class PlanBook:
         self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
         self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0), 0)
         self._slots: dict[int, Ints] = {}
+        self._settings: dict[int, tuple[int, int]] = {}
+        """By epoch, for how many keys its plan asked something, and a number for what."""
         self._asked: list[Candidate] = []
         self._rows: list[PlanRow | None] = []
 
@@ -62,6 +59,7 @@ class PlanBook:
             oldest = next(old for old in self._plans if old != active)
             del self._plans[oldest]
             self._slots.pop(oldest, None)
+            self._settings.pop(oldest, None)
 
     def slots(self, epoch: int, n_keys: int, evidence: Evidence) -> Ints:
         """Evidence slot of every key under the plan of `epoch`; keys it does not know ran the baseline."""
@@ -73,6 +71,15 @@ class PlanBook:
             more = np.array([evidence.slot(known + at, one) for at, one in enumerate(asked)], dtype=np.int64)
             slots = self._slots[epoch] = more if slots is None else np.concatenate([slots, more])
         return slots
+
+    def settings(self, epoch: int) -> int:
+        """The same number for plans that ask the same."""
+        candidates = self._plans[epoch].candidates
+        n_keys, number = self._settings.get(epoch, (-1, 0))
+        if n_keys != len(candidates):
+            number = hash(tuple((at, one) for at, one in enumerate(candidates) if not one.is_baseline))
+            self._settings[epoch] = len(candidates), number
+        return number
 
     def meet(self, state: KeyState) -> None:
         """A key was seen for the first time: note what each plan had asked of it already."""

@@ -6,6 +6,7 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from agent.nccl.catalog import CHANNEL_LADDER
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from tuner.features import Floats
 from tuner.policy.evidence import Evidence, radius
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 Family = tuple[CommunicatorClass, Collective]
 """Keys of one family differ by phase and message size only."""
 
+MOST_CHANNELS: Final = CHANNEL_LADDER[-1]
 MAX_TRIAL_UNITS: Final = 40
 """A trial that is still open after so many more steps of evidence is a tie: others come first now."""
 NO_HOPE: Final = (0.0, math.inf)
@@ -102,7 +104,7 @@ class KeyState:
         """The how-manieth of them each was."""
         self.default_setting: Candidate | None = None
         """What NCCL ran here when left alone."""
-        self.max_channels = 64
+        self.max_channels = MOST_CHANNELS
         """More were found to slow training down."""
         self.before_cap: Candidate | None = None
         """What ran before that was found."""
@@ -132,13 +134,17 @@ class KeyState:
             return candidate.n_channels
         return self.default_setting.n_channels
 
+    def lift_cap(self) -> None:
+        """Channels are no longer found to slow training down."""
+        self.max_channels = MOST_CHANNELS
+        self.before_cap = None
+
     def reopen(self) -> None:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
         self.trial = self.lead = None
         self.is_trusted = False
         self.n_tried = self.n_withdrawn = 0
-        self.max_channels = 64
-        self.before_cap = None
+        self.lift_cap()
         self.banned.clear()
         self.retired.clear()
         self.ties.clear()

@@ -212,7 +212,7 @@ class Variants:
                 state.before_cap = state.before_cap or before
             elif outcome.variant.lifts_cap:
                 state.banned.pop(candidate, None)
-                state.max_channels, state.before_cap = 64, None
+                state.lift_cap()
             self._policy.set_incumbent(state, candidate, kind, reason)
             # It was judged by more than its own duration; only a new regime reopens the question.
             state.quiet_until = NEVER_STEP
