@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.nccl import fabric
+from agent.nccl import cost_model, fabric
 from store.records import Algorithm, Candidate, Collective, Protocol, size_class
 from tuner import trainer
-from tuner.features import NO_CELL, CostPrior
+from tuner.features import NO_CELL, CostPrior, channels_filled
 from tuner.model.baked import Baked
 from tuner.model.estimators import Kriging
 from tuner.model.training_set import TrainingSet, build
@@ -75,3 +77,13 @@ def test_a_cell_is_doubted_less_where_others_were_measured_with_the_count() -> N
     known = points.take(~(ring & (points.n_channels == 16)))
     of_cell = _doubt(trainer.bake(Kriging().fit(known), known), 16, LARGE)
     assert _doubt(_baked("h100_node"), 16, LARGE) < of_cell < _doubt(_baked("h100_node", without=16), 16, LARGE)
+
+
+@given(
+    st.sampled_from(Collective), st.sampled_from(Protocol), st.integers(1, 1 << 40), st.sampled_from([1, 2, 8, 24, 64])
+)
+def test_arrays_know_the_channels_that_little_traffic_fills_as_the_cost_model_does(
+    collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int
+) -> None:
+    filled = channels_filled([int(collective)], [int(protocol)], [message_bytes], [n_channels])
+    assert filled.tolist() == [cost_model.channels_filled(collective, protocol, message_bytes, n_channels)]
