@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.policy.belief import Belief
 from tuner.policy.trial import expected_gain
 
 SIDE_EFFECT: Final = 0.1
@@ -36,9 +37,9 @@ class StepGains:
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        self._state = np.zeros(1)
+        self._belief = Belief()
         """The level of log step times, then the groups' side effects."""
-        self._covariance = np.eye(1)
+        self._belief.add(1.0)
         self._n_steps = 0
         self._squares = NOISE_WEIGHT * NOISE**2
 
@@ -52,7 +53,7 @@ class StepGains:
         at = self._places.get(name)
         if at is None:
             return 0.0, SIDE_EFFECT
-        return float(self._state[at]), math.sqrt(float(self._covariance[at, at]))
+        return float(self._belief.mean[at]), math.sqrt(float(self._belief.covariance[at, at]))
 
     def changed(self, name: str, share: float) -> None:
         """So much of the time that a group runs, other settings run now."""
@@ -62,40 +63,28 @@ class StepGains:
 
     def step(self, log_us: float, in_force: Mapping[str, float]) -> None:
         """One step that would have taken so long if calls had saved nothing; by group, for what share of it it ran."""
+        belief = self._belief
         if self._n_steps == 0:
-            self._state[0] = log_us
+            belief.mean[0] = log_us
         for name in in_force:
             if name not in self._places:
-                self._add(name)
-        design = np.zeros(len(self._state))
+                self._places[name] = belief.add(SIDE_EFFECT**2)
+        design = np.zeros(len(belief.mean))
         design[0] = 1.0
         for name, share in in_force.items():
             design[self._places[name]] = -share
-        self._covariance[0, 0] += DRIFT**2
-        if len(self._state) > 1:
-            self._doubt(np.arange(1, len(self._state)), 1.0 / FADES_IN_STEPS)
-        along = self._covariance @ design
-        variance = float(design @ along) + self.noise**2
-        surprise = log_us - float(design @ self._state)
-        limit = CLIP * math.sqrt(variance)
-        surprise = min(max(surprise, -limit), limit)
-        self._state += along * (surprise / variance)
-        self._covariance -= np.outer(along, along) / variance
+        belief.covariance[0, 0] += DRIFT**2
+        self._doubt(np.arange(1, len(belief.mean)), 1.0 / FADES_IN_STEPS)
+        noise = self.noise
+        surprise, variance = belief.observe(design, log_us, noise, clip=CLIP)
         self._n_steps += 1
-        self._squares += surprise**2 * self.noise**2 / variance
+        self._squares += surprise**2 * noise**2 / variance
 
     def _doubt(self, at: np.ndarray, share: float) -> None:
         """What is known fades: by `share` towards nothing, never beyond."""
-        variance = self._covariance[at, at]
-        self._covariance[at, at] = np.maximum(variance, np.minimum(variance + share * SIDE_EFFECT**2, SIDE_EFFECT**2))
-
-    def _add(self, name: str) -> None:
-        self._places[name] = n = len(self._state)
-        self._state = np.append(self._state, 0.0)
-        grown = np.zeros((n + 1, n + 1))
-        grown[:n, :n] = self._covariance
-        grown[n, n] = SIDE_EFFECT**2
-        self._covariance = grown
+        covariance = self._belief.covariance
+        variance = covariance[at, at]
+        covariance[at, at] = np.maximum(variance, np.minimum(variance + share * SIDE_EFFECT**2, SIDE_EFFECT**2))
 
 
 def steps_worth(gain: float, doubt: float, *, least: float, noise: float, most_units: int, n_steps: int) -> float:

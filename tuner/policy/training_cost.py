@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from tuner.policy.belief import Belief
+
 SHARED_TOLL: Final = 0.007
 """How much (log) one channel may slow computation down, before any step has spoken: 16 of them about a ninth."""
 OWN_TOLL: Final = 0.012
@@ -23,7 +25,7 @@ OWN_TOLL: Final = 0.012
 EXPOSURE: Final = 0.35
 """How far a group's exposure may be from that of all communication, which is measured."""
 EXPOSURE_MEASURED_TO: Final = 0.05
-_N_OF_GROUP: Final = 2
+_LEAST_DOUBT: Final = 1e-6
 
 
 class Change(NamedTuple):
@@ -40,9 +42,9 @@ class TrainingCost:
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        self._state = np.zeros(1)
+        self._belief = Belief()
         """The toll of all groups, then of each group its exposure and its toll, as they differ from that of all."""
-        self._covariance = np.array([[SHARED_TOLL**2]])
+        self._belief.add(SHARED_TOLL**2)
 
     def know_groups(self, shares: Mapping[str, float]) -> None:
         """Groups and how long they run: where one is more exposed than all together, others must be less."""
@@ -50,9 +52,8 @@ class TrainingCost:
             return
         for name in shares:
             self._place(name)
-        self._learn(
-            self._design({name: Change(-share, 0.0) for name, share in shares.items()}), 0.0, EXPOSURE_MEASURED_TO
-        )
+        in_all = self._design({name: Change(-share, 0.0) for name, share in shares.items()})
+        self._belief.observe(in_all, 0.0, EXPOSURE_MEASURED_TO)
 
     def expected(self, changes: Mapping[str, Change], exposed_share: float) -> tuple[float, float]:
         """Mean and standard deviation (log, positive = faster) of what a step gains by these changes.
@@ -61,36 +62,26 @@ class TrainingCost:
             changes: by group.
             exposed_share: of all communication, between 0 and 1.
         """
-        design = self._design(changes)
-        variance = float(design @ self._covariance @ design)
-        return _as_if_all(changes, exposed_share) + float(design @ self._state), math.sqrt(max(variance, 0.0))
+        differs, variance = self._belief.expected(self._design(changes))
+        return _as_if_all(changes, exposed_share) + differs, math.sqrt(variance)
 
     def learn(self, changes: Mapping[str, Change], exposed_share: float, gain: float, doubt: float) -> None:
         """Steps were shorter by `gain` (log) with these changes, give or take `doubt`."""
-        self._learn(self._design(changes), gain - _as_if_all(changes, exposed_share), doubt)
-
-    def _learn(self, design: np.ndarray, value: float, doubt: float) -> None:
-        along = self._covariance @ design
-        variance = float(design @ along) + max(doubt, 1e-6) ** 2
-        self._state += along * ((value - float(design @ self._state)) / variance)
-        self._covariance -= np.outer(along, along) / variance
+        differs = gain - _as_if_all(changes, exposed_share)
+        self._belief.observe(self._design(changes), differs, max(doubt, _LEAST_DOUBT))
 
     def _design(self, changes: Mapping[str, Change]) -> np.ndarray:
         places = [self._place(name) for name in changes]
-        design = np.zeros(len(self._state))
+        design = np.zeros(len(self._belief.mean))
         for place, change in zip(places, changes.values(), strict=True):
             design[0] += change.released
-            design[place : place + _N_OF_GROUP] = -change.extra, change.released
+            design[place : place + 2] = -change.extra, change.released
         return design
 
     def _place(self, name: str) -> int:
         place = self._places.get(name)
         if place is None:
-            place = self._places[name] = len(self._state)
-            self._state = np.append(self._state, np.zeros(_N_OF_GROUP))
-            grown = np.diag([*np.zeros(place), EXPOSURE**2, OWN_TOLL**2])
-            grown[:place, :place] = self._covariance
-            self._covariance = grown
+            place = self._places[name] = self._belief.add(EXPOSURE**2, OWN_TOLL**2)
         return place
 
 
