@@ -186,6 +186,14 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Age of the last word of the rank, or other node, that has been silent longest."""
 
 
+class DaemonOptions(msgspec.Struct, frozen=True):
+    """What a daemon may try, as `zerotune daemon` was told."""
+
+    budget_percent: float
+    memory_threshold: float
+    explore: bool
+
+
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     """The daemon's state."""
 
@@ -200,6 +208,8 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     jobs: tuple[JobStatus, ...] = ()
     n_refused: int = 0
     """Messages of others that were malformed or not theirs to send."""
+    options: DaemonOptions | None = None
+    """None from a daemon that does not say."""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):

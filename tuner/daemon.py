@@ -218,6 +218,7 @@ def run_daemon(
     try:
         for address in filter(None, (endpoint, listen)):
             bound.append(BoundEndpoint(socket, address, curve_dir))
+        options = _options(settings)
         with Store.open(store_path, retention=retention) as store:
 
             def clock() -> float:
@@ -234,6 +235,7 @@ def run_daemon(
                     n_errors=n_errors + store.n_dropped + learner.n_failed,
                     n_refused=n_refused,
                     jobs=service.jobs(),
+                    options=options,
                 )
 
             uplinks = Uplinks(context, curve_dir)
@@ -265,6 +267,13 @@ def run_daemon(
         context.term()  # only then is the socket's file gone and the address another's to take
         for one in bound:
             one.release()
+
+
+def _options(settings: BrainSettings | None) -> wire.DaemonOptions:
+    from tuner.brain import BrainSettings
+
+    chosen = settings or BrainSettings()
+    return wire.DaemonOptions(round(100.0 * chosen.budget_fraction, 9), chosen.memory_threshold, chosen.explore)
 
 
 def _reachable(bound: list[BoundEndpoint]) -> str:

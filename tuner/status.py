@@ -49,6 +49,12 @@ def workload(stage: Stage, step: int) -> str:
     return "workload not recognised" + (" yet" if step < FEW_STEPS else "")
 
 
+def may_try(options: wire.DaemonOptions) -> str:
+    """What a daemon may try, as the options of `zerotune daemon` that say so."""
+    budget = f"--budget-percent {options.budget_percent:g}" if options.explore else "--no-explore"
+    return f"options {budget} --memory-threshold {options.memory_threshold:g}"
+
+
 def render_status(reply: wire.StatusReply, console: Console) -> None:
     """Print the daemon's state, some lines per job: a table of all this would not fit on a terminal."""
     from rich.filesize import decimal
@@ -61,6 +67,8 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         f" {decimal(reply.resident_bytes)}, {reply.n_errors} failures of its own,"
         f" {reply.n_refused} bad messages refused\nstore {reply.store_path}"
     )
+    if reply.options is not None:
+        show(may_try(reply.options))
     if not reply.jobs:
         show("no job is connected")
     for job in reply.jobs:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from store.database import Store
+from store.wire import DaemonOptions
 from tuner import cli
 from tuner.brain import Brain, BrainSettings
 
@@ -26,14 +28,29 @@ class Served(Exception):
         (("--no-explore",), BrainSettings(explore=False)),
     ],
 )
-def test_options_are_the_settings_of_its_brains(words, meant, tmp_path: Path, monkeypatch):
+def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant, tmp_path: Path, monkeypatch):
     made: list[Brain] = []
+    told: list[DaemonOptions | None] = []
 
     def service(store, brains, *_):
         made.append(brains("job", "fabric", {}, None))
-        raise Served
+        return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple)
+
+    class Daemon:
+        def __init__(self, socket, service, clock, describe, uplinks):
+            self.describe = describe
+
+        def run(self, idle_exit_s):
+            told.append(self.describe(0, 0).options)
+            raise Served
+
+        def close(self):
+            pass
+
+        stop = close
 
     monkeypatch.setattr("tuner.daemon.Service", service)
+    monkeypatch.setattr("tuner.daemon.Daemon", Daemon)
     endpoint = f"ipc://{tmp_path}/d.sock"
     monkeypatch.setattr(
         sys, "argv", ["zerotune", "daemon", "--endpoint", endpoint, "--store", str(tmp_path / "s.db"), *words]
@@ -42,6 +59,7 @@ def test_options_are_the_settings_of_its_brains(words, meant, tmp_path: Path, mo
     with pytest.raises(Served):
         cli.main()
     assert made[0].settings == meant
+    assert told == [DaemonOptions(round(100 * meant.budget_fraction, 9), meant.memory_threshold, meant.explore)]
     assert made[0].budget.fraction == (meant.budget_fraction if meant.explore else 0.0)
     Store.open(tmp_path / "s.db").close()  # given back
 

@@ -2,10 +2,13 @@
 
 import io
 
+import msgspec
+import pytest
 from rich.console import Console
 
+from store import wire
 from store.records import Stage
-from store.wire import JobStatus, StatusReply
+from store.wire import DaemonOptions, JobStatus, StatusReply
 from tuner.status import render_status, workload
 
 
@@ -33,3 +36,30 @@ def test_a_workload_that_is_not_recognised_is_said_to_be_so():
     assert workload(Stage.zero3, 5) == "workload zero3"
     assert workload(Stage.unknown, 5) == "workload not recognised yet"
     assert workload(Stage.unknown, 5000) == "workload not recognised"
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (DaemonOptions(2.5, 0.8, True), "options --budget-percent 2.5 --memory-threshold 0.8"),
+        (DaemonOptions(1.0, 0.92, False), "options --no-explore --memory-threshold 0.92"),
+        (None, ""),
+    ],
+)
+def test_what_the_daemon_may_try_is_shown(options, shown: str):
+    out = io.StringIO()
+    reply = StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 70_000_000, 0, options=options)
+    render_status(reply, Console(file=out, width=80))
+    assert ("options" in out.getvalue()) == bool(shown)
+    assert shown in out.getvalue()
+
+
+def test_daemons_of_before_and_after_understand_one_another():
+    """An older daemon says no options; an older client passes over them."""
+    reply = StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, options=DaemonOptions(1.0, 0.92, True))
+    header, body = wire.encode(reply)
+    fields = msgspec.msgpack.decode(body)
+    without = msgspec.msgpack.encode({name: value for name, value in fields.items() if name != "options"})
+    assert wire.decode_daemon([header, without]) == msgspec.structs.replace(reply, options=None)
+    beyond = msgspec.msgpack.encode({**fields, "of_a_newer_daemon": {"a": 1}})
+    assert wire.decode_daemon([header, beyond]) == reply
