@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -57,9 +58,9 @@ def import_measurements(
     """Read `path` and record its measurements; returns the trace with its summary and the rows recorded or usable.
 
     What the file tells (fabric, job, nodes, what ran and who chose it) goes before what is said here. Without
-    either, the fabric is named after the folder the file lies in. `format_name` forces a format, `collective` says
-    what was run where the files do not. Nothing is written before all files were read without an error. Nothing
-    is recorded twice, and an import that was killed goes on where it ended.
+    either, the fabric is named after the folder that is imported, or that the file lies in. `format_name` forces a
+    format, `collective` says what was run where the files do not. Nothing is written before all files were read
+    without an error. Nothing is recorded twice, and an import that was killed goes on where it ended.
 
     Raises:
         UserError: the file holds nothing to use, or what was said cannot be.
@@ -76,7 +77,7 @@ def import_measurements(
 
     def owned() -> Iterator[tuple[Owner, Portion]]:
         for portion in trace.portions(said):
-            fabric = portion.fabric_id or fabric_id or path.absolute().parent.name
+            fabric = portion.fabric_id or fabric_id or folder_name(path)
             yield (portion.job_id or untold_job, fabric), portion
 
     for owner, portion in owned():
@@ -88,6 +89,8 @@ def import_measurements(
     _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
     if fabric_id is not None and any(one.fabric_id not in (None, fabric_id) for one in portions.values()):
         trace.summary.note("the file tells the fabric: --fabric-id was not used for it")
+    trace.summary.fabrics = list(dict.fromkeys(fabric for _, fabric in found))
+    trace.summary.is_named_after_folder = fabric_id is None and any(not one.fabric_id for one in portions.values())
     if dry_run:
         return trace, n_rows
     notes = trace.summary.notes
@@ -117,6 +120,12 @@ def import_measurements(
     if not n_recorded:
         trace.summary.note("the same was imported before: nothing was recorded again")
     return trace, n_recorded
+
+
+def folder_name(path: Path) -> str:
+    """The name of the folder that is imported, or that the file lies in."""
+    whole = Path(os.path.abspath(path))
+    return (whole if path.is_dir() else whole.parent).name or "root"
 
 
 Owner = tuple[str, str]
@@ -234,6 +243,7 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
         "n_joined": summary.n_joined,
         "n_measurements": n_rows,
         "recorded": not dry_run,
+        "fabrics": summary.fabrics,
         "left_out": left_out(trace),
         "notes": summary.notes,
         "facts": summary.facts,
@@ -250,7 +260,10 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
     )
     if summary.n_joined:
         console.print(f"joined over ranks: {summary.n_joined:,} timed records")
-    console.print(f"{'usable' if dry_run else 'recorded'} as measurements: {n_rows:,}")
+    where = f" on fabric {', '.join(summary.fabrics)}" if summary.fabrics else ""
+    if summary.is_named_after_folder:
+        where += ", named after the folder (--fabric-id says another name)"
+    console.print(f"{'usable' if dry_run else 'recorded'} as measurements: {n_rows:,}{where}")
     for reason, count in left_out(trace).items():
         # Nothing is missed for want of a decision's record, and half of all would look as if it were.
         console.print(

@@ -162,3 +162,11 @@ def test_metrics_without_a_daemon_says_that_they_are_the_stores(run: Path, monke
 def test_comparing_sweeps_takes_no_options_of_measuring(tmp_path: Path, monkeypatch, capsys):
     words = ("sweep", "--compare", "a", "b", "--fabric", "ethernet_boxes", "--store", tmp_path / "s.db")
     assert "--compare measures nothing" in unwrapped(said(monkeypatch, capsys, *words))
+
+
+@pytest.mark.parametrize("command", [("stage", "test"), ("replay",), ("import",)])
+def test_a_store_in_place_of_a_trace_gets_a_remedy_that_the_command_has(command, run: Path, monkeypatch, capsys):
+    told = unwrapped(said(monkeypatch, capsys, *command, run / "store.db"))
+    assert "is a SQLite database, perhaps our store or one of Nsight's, and no trace" in told
+    assert "zerotune export FILE --to measurements" in told
+    assert "--store" not in told

@@ -79,3 +79,26 @@ def test_of_a_folder_with_nothing_but_damaged_ranks_the_reason_is_given(tmp_path
     code, _, error = said(monkeypatch, capsys, tmp_path)
     assert code == 2
     assert "is damaged (" in error
+
+
+@pytest.mark.parametrize(
+    ("there", "word"), [("cluster/t.csv", ""), ("cluster", ""), ("cluster", "."), ("cluster/in", "..")]
+)
+def test_what_tells_no_fabric_is_named_after_its_own_folder_and_says_so(
+    there: str, word: str, tmp_path: Path, monkeypatch, capsys
+):
+    (tmp_path / "cluster" / "in").mkdir(parents=True)
+    (tmp_path / "cluster" / "t.csv").write_text(
+        "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,"
+        "latency_us\nallgather,1048576,ring,simple,4,2,16,1,0,0,0,120.5\n"
+    )
+    if word:
+        monkeypatch.chdir(tmp_path / there)
+    path = word or tmp_path / there
+    _, text, _ = said(monkeypatch, capsys, path)
+    assert "usable as measurements: 1 on fabric cluster, named after the folder (--fabric-id says another name)" in text
+    _, text, _ = said(monkeypatch, capsys, path, "--fabric-id", "mine")
+    assert "usable as measurements: 1 on fabric mine" in text
+    assert "named after" not in text
+    _, text, _ = said(monkeypatch, capsys, path, "--fabric-id", "mine", "--json")
+    assert json.loads(text)["fabrics"] == ["mine"]

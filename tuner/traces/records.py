@@ -121,6 +121,10 @@ class Summary:
     """What the user says was run, for files that do not say it."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the file says besides records: versions, model tables, hardware."""
+    fabrics: list[str] = field(default_factory=list)
+    """Under which names of hardware its measurements are recorded."""
+    is_named_after_folder: bool = False
+    """Some are not said by anybody."""
 
     def note(self, text: str) -> None:
         """Adds a remark once; of very many, the first ones."""

@@ -44,7 +44,8 @@ def refusal(begin: bytes) -> Refusal | None:
     if begin.startswith(b"PAR1"):
         return Refusal("is Parquet", "import the CSV that `zerotune export --to measurements` writes")
     if begin.startswith(b"SQLite format 3\0"):
-        return Refusal("is a SQLite database, perhaps our store or one of Nsight's", "name the store with --store")
+        remedy = "give a trace, or what `zerotune export FILE --to measurements` writes of a store"
+        return Refusal("is a SQLite database, perhaps our store or one of Nsight's, and no trace", remedy)
     if begin.lstrip().startswith(b"{") and all(key in begin[:2048] for key in _SWEEP):
         return Refusal(
             "is what `zerotune sweep --json` prints: medians, whose samples are in the sweep's store already",
