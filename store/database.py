@@ -63,7 +63,7 @@ _RETAIN_EVERY_ROWS: Final = 100_000
 _DECISION_COLUMNS: Final = (
     "n_ranks", "n_nodes", "collective", "phase", "size_class", "algorithm", "protocol", "n_channels",
     "epoch", "kind", "reason", "predicted_us", "predicted_low_us", "predicted_high_us", "baseline_us",
-    "n_measurements", "model_id", "decided_at_s", "alternatives",
+    "n_measurements", "model_id", "decided_at_s", "alternatives", "step",
 )  # fmt: skip
 
 
@@ -102,13 +102,15 @@ class Store:
         path: Path | str,
         *,
         read_only: bool = False,
+        may_set_aside: bool = True,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Store:
-        """Open, checking integrity, and bring the schema up to date; a corrupt file is set aside.
+        """Open, checking integrity, and bring the schema up to date; a corrupt file is set aside, if it may be.
 
         Raises:
-            StoreError: it cannot be opened, is another application's, or (read-only) is missing.
+            StoreError: it cannot be opened, is another application's, or (read-only) is missing; or it is corrupt
+                and may not be set aside.
             StoreLockedError: another process has it open for writing; names its command and pid.
             StoreVersionError: a newer zerotune wrote it.
         """
@@ -116,8 +118,13 @@ class Store:
         retention = retention or Retention()
         if read_only:
             return cls(path, open_for_reading(path), None, None, None, retention, clock)
-        writing, lock, set_aside = open_for_writing(path)
+        writing, lock, set_aside = open_for_writing(path, may_set_aside=may_set_aside)
         return cls(path, reader(path), writing, lock, set_aside, retention, clock)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing can be recorded here."""
+        return self._writer is None
 
     @property
     def n_dropped(self) -> int:
@@ -318,8 +325,10 @@ class Store:
     ) -> list[Decision]:
         """Decisions that match all that is given, oldest first; `limit` keeps the newest."""
         where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
+        there = {name for _, name, *_ in self._reader().execute("PRAGMA table_info(decisions)")}
+        columns = ("d." + name if name in there else "NULL" for name in _DECISION_COLUMNS)
         rows = self._reader().execute(
-            f"SELECT j.job_id, f.fabric_id, {','.join('d.' + name for name in _DECISION_COLUMNS)}"
+            f"SELECT j.job_id, f.fabric_id, {','.join(columns)}"
             f" FROM decisions d JOIN jobs j ON j.id = d.job JOIN fabrics f ON f.id = d.fabric"
             f" WHERE {where} ORDER BY d.id DESC LIMIT ?",
             (*parameters, -1 if limit is None else limit),

@@ -65,3 +65,13 @@ def m001_first_schema(db: Database) -> None:
     )
     for statement in statements:
         db.execute(statement)
+
+
+@MIGRATIONS()
+def m002_step_of_decisions(db: Database) -> None:
+    """At which step a decision was taken."""
+    db.execute("ALTER TABLE decisions ADD COLUMN step INTEGER")
+
+
+READABLE_WITHOUT: Final = {"m002_step_of_decisions"}
+"""Steps that a store may lack while it is only read; whoever reads what they add must bear that."""

@@ -13,7 +13,7 @@ from sqlite_utils import Database
 
 from store.errors import StoreError, StoreLockedError, StoreVersionError
 from store.lockfile import LockFile, LockHeld
-from store.migrations import APPLICATION_ID, MIGRATIONS
+from store.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT
 
 _log = logging.getLogger("zerotune.store")
 
@@ -25,11 +25,12 @@ _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 
 
-def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Path | None]:
+def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Path | None]:
     """The writer's connection, the lock that goes with it, and where a corrupt file was set aside.
 
     Raises:
-        StoreError: the directory cannot be written, or the file is another application's.
+        StoreError: the directory cannot be written, or the file is another application's; or it is corrupt and may
+            not be set aside.
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
@@ -42,6 +43,8 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Path | N
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise StoreError(f"store {path} cannot be opened: {error}", _BY_FLAG) from error
+            if not may_set_aside:
+                raise StoreError(f"store {path} is damaged", _RESTART) from error
             set_aside = _set_aside(path, error)
             connection = _checked(path)
         return connection, lock, set_aside
@@ -65,7 +68,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         connection = reader(path)
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
         _check_origin(connection, path)
-        if MIGRATIONS.pending(Database(connection)):
+        if any(step.name not in READABLE_WITHOUT for step in MIGRATIONS.pending(Database(connection))):
             connection.close()
             raise StoreError(
                 f"store {path} was written by an older zerotune",

@@ -8,6 +8,7 @@ they pass through the plugin, the wire and the store without translation. Units 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -290,7 +291,10 @@ class Decision(msgspec.Struct, frozen=True):
     candidate: Candidate
     epoch: int
     kind: str
-    """`explore`, `promote`, `keep`, `rollback` or `prior` (known from earlier runs)."""
+    """`explore`, `promote`, `keep`, `rollback` or `prior` (known from earlier runs); `pace`, `regime` and `variant` are
+    news of the whole job (`is_of_job`): training's own pace or the network has changed, another plan was compared with
+    the one in force.
+    """
     reason: str
     predicted_us: float | None = None
     predicted_low_us: float | None = None
@@ -301,6 +305,23 @@ class Decision(msgspec.Struct, frozen=True):
     decided_at_s: float = 0.0
     alternatives: str = "[]"
     """JSON list of the other candidates: setting, predicted interval, measured median and count."""
+    step: int | None = None
+    """The newest step known then; of a change of pace the step that showed it. None where an older version decided."""
+
+    @property
+    def is_of_job(self) -> bool:
+        """Whether this is news of the whole job: its key is then only one of those concerned."""
+        return self.kind in OF_JOB or (self.kind == "keep" and self.reason.startswith(_OF_JOB_ONCE))
+
+
+OF_JOB: Final = ("pace", "regime", "variant")
+_OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
+"""How such news began before they had kinds of their own."""
+
+
+def settled_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:
+    """The last word on every key: trials that began, and news of the whole job, are none."""
+    return {one.key: one for one in decisions if one.kind != "explore" and not one.is_of_job}
 
 
 class CandidateStatistics(msgspec.Struct, frozen=True):

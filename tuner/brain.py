@@ -321,7 +321,7 @@ class Brain:
             self._oversight.adopted(latest, self._step + 1, len(self._states), self._regimes.evidence)
 
     def _note(self, event: Event) -> None:
-        self._pending.append((event, self._next_epoch))
+        self._pending.append((event if event.step is not None else event._replace(step=self._step), self._next_epoch))
 
     def _report(self, event: Event) -> None:
         self._note(event)
@@ -336,8 +336,10 @@ class Brain:
             if state.trial is not None:
                 self._policy.drop(state, state.trial, row.reason, ban=False)
             self._policy.set_incumbent(state, row.candidate, "prior", row.reason)
+            self._note(Event(state, row.candidate, "prior", row.reason))
         elif row is not None and state.trial is None and not row.candidate.is_baseline:
             self._policy.begin_trial(state, row.candidate, row.reason, TRUSTED_HOPE, is_trusted=True)
+            self._note(Event(state, row.candidate, "prior", row.reason))
         self._urgent |= row is not None or state.is_trusted
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
@@ -391,7 +393,7 @@ class Brain:
         self._urgent = True
         if self._states:
             state = self._states[0]
-            self._note(Event(state, state.incumbent, "keep", f"regime change: {reason}"))
+            self._note(Event(state, state.incumbent, "regime", reason))
 
     def _learn_exposed(self, exposed_us: float) -> None:
         in_force = self._plans.get(self._active)

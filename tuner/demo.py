@@ -26,7 +26,7 @@ from agent.launch import make_writable
 from agent.nccl import fabric as fabrics
 from store.database import Store
 from store.errors import UserError
-from store.records import BASELINE, Candidate, Decision, size_class_range
+from store.records import BASELINE, Candidate, Decision, settled_decisions, size_class_range
 from tuner.background import start_in_background
 from tuner.comparison import Comparison, Measured, Medians, compare, medians
 from tuner.scratch import ScratchFolder
@@ -219,7 +219,7 @@ def _print_comparison(console: Console, off: Run, on: Run) -> None:
 
 def _print_decisions(console: Console, decisions: list[Decision], here: Medians, everywhere: Medians) -> None:
     table = Table("collective, phase", "message", "NCCL's own", "zerotune", title="Decisions, measured medians")
-    settled = {decision.key: decision for decision in decisions if decision.kind != "explore"}
+    settled = settled_decisions(decisions)
     if not settled:
         console.print("no setting was decided: so few steps leave nothing to compare")
         return

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from store.records import BASELINE, Candidate, Decision
+from store.records import BASELINE, OF_JOB, Candidate, Decision
+from tuner.features import Floats
 from tuner.policy.choice import Event
 from tuner.policy.evidence import Evidence
 from tuner.policy.field import Field
 from tuner.policy.trial import KeyState
-
-Z_90 = 1.645
+from tuner.policy.words import Z_90
 
 
 class _Measured(NamedTuple):
@@ -49,11 +49,9 @@ def decision(
     # The options may have changed since the key was looked at.
     is_guess = state.opinion is None or len(state.opinion[0]) != len(field.options)
     guess = field.table[:, 4], field.table[:, 5]
-    mean, spread = guess if is_guess or state.opinion is None else state.opinion
-    predicted = np.round(np.exp(np.stack([mean, mean - Z_90 * spread, mean + Z_90 * spread], axis=1)), 3)
-    is_known: list[bool] = np.all(np.isfinite(predicted), axis=1).tolist()
+    predicted = _intervals(*(guess if is_guess or state.opinion is None else state.opinion))
     at = field.place.get(candidate)
-    own = predicted[at].tolist() if at is not None and is_known[at] else [None, None, None]
+    own = predicted[at].tolist() if at is not None and np.isfinite(predicted[at]).all() else [None, None, None]
     measured = {
         evidence.candidates[slot]: _Measured(
             round(math.exp(evidence.log_us(slot)), 3),
@@ -65,12 +63,8 @@ def decision(
     }
     now_us = measured.get(state.usual, _NOT_MEASURED).us
     hope = why_tried(now_us, own[0], own[1]) if event.kind == "explore" else ""
-    rows = predicted.tolist()
-    alternatives = [
-        _alternative(field.options[index], rows[index], measured, state, is_guess=is_guess)
-        for index in np.argsort(predicted[:, 0]).tolist()
-        if is_known[index]
-    ]
+    is_of_job = event.kind in OF_JOB
+    alternatives = [] if is_of_job else _alternatives(field, predicted, measured, state, is_guess=is_guess)
     return Decision(
         job_id=job_id,
         fabric_id=fabric_id,
@@ -87,6 +81,7 @@ def decision(
         model_id=model_id,
         decided_at_s=now_s,
         alternatives=msgspec.json.encode(alternatives).decode(),
+        step=event.step,
     )
 
 
@@ -100,9 +95,31 @@ def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None)
     return "; tried for the small chance that it is faster all the same"
 
 
+def guessed(state: KeyState, field: Field) -> list[dict[str, Any]]:
+    """The starting guess of every option, best first, as `Decision.alternatives` has them."""
+    return _alternatives(field, _intervals(field.table[:, 4], field.table[:, 5]), {}, state, is_guess=True)
+
+
+def _intervals(mean: Floats, spread: Floats) -> Floats:
+    """Microseconds [n_options, 3]: what is expected, and both ends of the 90 % interval."""
+    ends: Floats = np.exp(np.stack([mean, mean - Z_90 * spread, mean + Z_90 * spread], axis=1))
+    return ends.round(3)
+
+
+def _alternatives(
+    field: Field, predicted: Floats, measured: dict[Candidate, _Measured], state: KeyState, *, is_guess: bool
+) -> list[dict[str, Any]]:
+    rows: list[list[float]] = predicted.tolist()
+    return [
+        _alternative(field.options[index], rows[index], measured, state, is_guess=is_guess)
+        for index in np.argsort(predicted[:, 0]).tolist()
+        if all(map(math.isfinite, rows[index]))
+    ]
+
+
 def _alternative(
     option: Candidate, predicted: list[float], measured: dict[Candidate, _Measured], state: KeyState, *, is_guess: bool
-) -> dict[str, str | float | int | None]:
+) -> dict[str, Any]:
     found = measured.get(option, _NOT_MEASURED)
     return {
         "candidate": _name(option),

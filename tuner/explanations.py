@@ -1,62 +1,72 @@
-"""`zerotune explain`: why each setting is what it is, read back from the store's decisions."""
+"""`zerotune explain`: why each setting is what it is, read back from the store's decisions and measurements."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from agent.nccl.catalog import parse_collective
 from store.database import Store
 from store.errors import UserError
-from store.records import Candidate, Decision, DecisionKey, Phase, size_class, size_class_range
+from store.records import (
+    BASELINE,
+    Candidate,
+    CandidateStatistics,
+    Decision,
+    DecisionKey,
+    Phase,
+    size_class,
+    size_class_range,
+)
 from tuner.comparison import Measured, Medians, alternatives_of, medians
 from tuner.jobs import job_of
-from tuner.wording import exact_range
-
-MAX_UNSEEN = 4
-MEANINGS: Final = (
-    "expected: foretold from the predictions and from what this job had measured until the key's last decision;"
-    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial; what is"
-    " predicted to be slower goes on trial where its interval leaves enough to be gained. Medians are"
-    " of what the store has now."
-)
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """One decision key: the decision in force, what else was possible, and how it came to it."""
+    """One decision key: what runs there, what else is possible, and how it came to it."""
 
     key: DecisionKey
     min_bytes: int
     max_bytes: int
-    decision: Decision
+    decision: Decision | None
+    """What made the setting in force what it is; None where nothing has been decided yet."""
     alternatives: list[dict[str, Any]]
-    """Every candidate: what the last decision expected of it, with the 90 % interval (`predicted_us`,
-    `predicted_low_us`, `predicted_high_us`; `is_guess` where nothing that this job measured had a part in that), had
-    seen of it (`measured_us`, `n_measurements`) and had spent on trying it (`spent_us`); and what is in the store by
-    now: median and calls of this job (`job_median_us`, `n_this_job`) and of all jobs on the fabric (`median_us`,
-    `n_all_jobs`).
+    """Every candidate. What was expected of it when the key was last looked at, with the 90 % interval
+    (`predicted_us`, `predicted_low_us`, `predicted_high_us`, None for what ran without having been weighed;
+    `is_guess` where nothing that this job measured had a part in that); what the last decision had seen of it
+    (`measured_us`, `n_measurements`) and had spent on trying it (`spent_us`); what was found (`note`), when
+    (`noted_step`, `noted_epoch`), and whether another setting has come into force since (`is_past`); and what is
+    in the store by now: median and calls of this job (`job_median_us`, `n_this_job`) and of all jobs on the fabric
+    (`median_us`, `n_all_jobs`).
     """
     is_guess: bool
     """Whether the expectations are starting guesses."""
-    decided_at_s: float
-    """When the last decision was taken: the expectations are of then."""
+    decided_at_s: float | None
+    """When the last decision was taken; None: never."""
     n_explored: int
     """Candidates that were on trial."""
     spent_us: float
-    """What exploring this key has cost, as the budget counts it."""
+    """What exploring this key had cost by the last decision, as the budget counts it."""
     history: list[str]
+    setting: str = str(BASELINE)
+    """In force, as the last decision left it."""
+    on_trial: str = ""
+    """The candidate whose trial the last decision began."""
+    model_id: str = ""
+    """Whose predictions the expectations rest on; empty: NCCL's own cost."""
+    job_history: list[str] = []
+    """What concerned all keys: changes of training's pace and of the network, other plans on trial."""
 
 
 def explain(
     store_path: Path, job_id: str | None, collective: str | None, phase: str | None, message_bytes: int | None
 ) -> list[Explanation]:
-    """Explanations of one job's decisions, by default the newest's that trained; filters may be None.
+    """Explanations of one job's keys, by default the newest's that trained; filters may be None.
 
     Raises:
         UserError: no store, no such job, an unknown collective or phase.
@@ -69,30 +79,84 @@ def explain(
         raise UserError(f"unknown phase {phase!r}", f"use one of {', '.join(Phase.__members__)}")
     if message_bytes is not None and message_bytes < 1:
         raise UserError(f"--message-bytes {message_bytes} is not positive", "give the total size in bytes")
+
+    def is_wanted(key: DecisionKey) -> bool:
+        return (
+            wanted_collective in (None, key.collective)
+            and phase in (None, key.phase.name)
+            and (message_bytes is None or key.size_class == size_class(message_bytes))
+        )
+
     with Store.open(store_path, read_only=True) as store:
-        chosen = job_of(store, job_id).job_id
-        decisions = store.decisions(job_id=chosen)
-        fabrics = dict.fromkeys(decision.fabric_id for decision in decisions)
-        here = medians([line for fabric_id in fabrics for line in store.statistics(fabric_id, chosen)])
-        everywhere = medians([line for fabric_id in fabrics for line in store.statistics(fabric_id)])
-    by_key: dict[DecisionKey, list[Decision]] = {}
+        job = job_of(store, job_id)
+        decisions = store.decisions(job_id=job.job_id)
+        fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
+        lines = [line for fabric_id in fabrics for line in store.statistics(fabric_id)]
+        here = medians([line for fabric_id in fabrics for line in store.statistics(fabric_id, job.job_id)])
+        by_key = by_keys([decision for decision in decisions if is_wanted(decision.key)])
+        undecided = [key for key in here if key not in by_key and is_wanted(key)]
+        if not decisions and not store.steps(job.job_id):
+            undecided = []  # it did not train: a sweep, an import
+        guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
+    return explained(by_key, here, medians(lines), guesses, news_of(decisions))
+
+
+def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
+    """Decisions by the key they are about, in order; news of the whole job is about none."""
+    found: dict[DecisionKey, list[Decision]] = {}
     for decision in decisions:
-        key = decision.key
-        if wanted_collective is not None and key.collective != wanted_collective:
-            continue
-        if phase is not None and key.phase.name != phase:
-            continue
-        if message_bytes is not None and key.size_class != size_class(message_bytes):
-            continue
-        by_key.setdefault(key, []).append(decision)
-    return explained(by_key, here, everywhere)
+        if not decision.is_of_job:
+            found.setdefault(decision.key, []).append(decision)
+    return found
+
+
+def news_of(decisions: Sequence[Decision]) -> list[str]:
+    """What concerned the whole job, in order."""
+    return [f"{when(decision)}: {decision.reason}" for decision in decisions if decision.is_of_job]
+
+
+Guesses = tuple[str, list[dict[str, Any]]]
+"""The model, and what it expects of every candidate of a key."""
 
 
 def explained(
-    decisions: Mapping[DecisionKey, Sequence[Decision]], here: Medians, everywhere: Medians
+    decisions: Mapping[DecisionKey, Sequence[Decision]],
+    here: Medians,
+    everywhere: Medians,
+    guesses: Mapping[DecisionKey, Guesses],
+    job_history: list[str],
 ) -> list[Explanation]:
-    """Explanations by key, from each key's decisions in order and the measured medians of this job and of all jobs."""
-    return [_explanation(key, decisions[key], here.get(key, {}), everywhere.get(key, {})) for key in sorted(decisions)]
+    """Explanations by key, from each key's decisions in order (or, where there are none, from guesses) and the
+    measured medians of this job and of all jobs.
+    """
+    keys = sorted({*decisions, *guesses})
+    return [
+        _explanation(
+            key, decisions.get(key, ()), here.get(key, {}), everywhere.get(key, {}), guesses.get(key), job_history
+        )
+        for key in keys
+    ]
+
+
+def deciding(settled: Sequence[Decision]) -> Decision | None:
+    """Of a key's decisions, trials that began left out, the one that made the setting in force what it is."""
+    if not settled:
+        return None
+    n_since = next(
+        (n for n, one in enumerate(reversed(settled)) if one.candidate != settled[-1].candidate), len(settled)
+    )
+    since = settled[-n_since:]
+    chosen = [one for one in since if one.kind in ("promote", "prior")]
+    if chosen:
+        return chosen[-1]
+    return since[0] if since[0].kind == "rollback" else since[-1]
+
+
+def when(decision: Decision) -> str:
+    """The time, the step and the epoch of a decision."""
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(decision.decided_at_s))
+    step = "" if decision.step is None else f", step {decision.step}"
+    return f"{clock}{step}, epoch {decision.epoch}"
 
 
 def _explanation(
@@ -100,11 +164,74 @@ def _explanation(
     decisions: Sequence[Decision],
     here: Mapping[Candidate, Measured],
     everywhere: Mapping[Candidate, Measured],
+    guesses: Guesses | None,
+    job_history: list[str],
 ) -> Explanation:
     settled = [decision for decision in decisions if decision.kind != "explore"]
     low, high = size_class_range(key.size_class)
-    # The last decision of any kind saw the most evidence.
-    alternatives = alternatives_of(decisions[-1])
+    last = decisions[-1] if decisions else None
+    model_id, alternatives = guesses or ("", [])
+    if last is not None:  # of any kind: it saw the most evidence
+        model_id, alternatives = last.model_id, alternatives_of(last)
+    setting = str(settled[-1].candidate if settled else BASELINE)
+    is_guess = bool(alternatives) and all(one.get("is_guess", False) for one in alternatives)
+    alternatives = [*alternatives, *_unweighed(alternatives, here, everywhere)]
+    _add_medians(alternatives, here, everywhere)
+    _date_notes(alternatives, decisions, setting)
+    return Explanation(
+        key=key,
+        min_bytes=low,
+        max_bytes=high,
+        decision=deciding(settled),
+        alternatives=alternatives,
+        is_guess=is_guess,
+        decided_at_s=None if last is None else last.decided_at_s,
+        n_explored=len({decision.candidate for decision in decisions if decision.kind == "explore"}),
+        spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
+        history=[f"{when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
+        setting=setting,
+        on_trial=str(last.candidate) if last is not None and last.kind == "explore" else "",
+        model_id=model_id,
+        job_history=job_history,
+    )
+
+
+def _unweighed(
+    alternatives: Collection[Mapping[str, Any]],
+    here: Mapping[Candidate, Measured],
+    everywhere: Mapping[Candidate, Measured],
+) -> list[dict[str, Any]]:
+    """Lines for what was measured, but is not among the candidates that the last decision weighed."""
+    measured = {str(candidate): candidate for candidate in (*here, *everywhere)}
+    known = {str(one["candidate"]) for one in alternatives}
+    # Some are what NCCL made of a candidate that was asked for, of which a decision has seen the same calls.
+    renamed = {
+        name.rpartition("/")[0]
+        for one in alternatives
+        if one.get("n_measurements") and (name := str(one["candidate"])) not in measured
+    }
+    return [
+        {
+            "candidate": name,
+            "predicted_us": None,
+            "predicted_low_us": None,
+            "predicted_high_us": None,
+            "is_guess": False,
+            "measured_us": None,
+            "n_measurements": 0,
+            "spent_us": 0.0,
+            "note": "",
+        }
+        for name in measured
+        if name not in known and name.rpartition("/")[0] not in renamed
+    ]
+
+
+def _add_medians(
+    alternatives: Sequence[dict[str, Any]],
+    here: Mapping[Candidate, Measured],
+    everywhere: Mapping[Candidate, Measured],
+) -> None:
     by_name = [{str(candidate): found for candidate, found in known.items()} for known in (here, everywhere)]
     for one in alternatives:
         # What the store has no longer, or under the name of what NCCL made of it, the decision has seen.
@@ -117,88 +244,54 @@ def _explanation(
             if all_jobs is not None and counted
             else (one["job_median_us"], one["n_this_job"])
         )
-    return Explanation(
-        key=key,
-        min_bytes=low,
-        max_bytes=high,
-        decision=(settled or decisions)[-1],
-        alternatives=alternatives,
-        is_guess=bool(alternatives) and all(one.get("is_guess", False) for one in alternatives),
-        decided_at_s=decisions[-1].decided_at_s,
-        n_explored=len({decision.candidate for decision in decisions if decision.kind == "explore"}),
-        spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
-        history=[f"{_when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
-    )
 
 
-def _when(decision: Decision) -> str:
-    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(decision.decided_at_s))
-    return f"{clock}, epoch {decision.epoch}"
+def _date_notes(alternatives: Sequence[dict[str, Any]], decisions: Sequence[Decision], setting: str) -> None:
+    """When each note was taken; what was once said against the setting in force is no news any more."""
+    settled = [(at, one) for at, one in enumerate(decisions) if one.kind != "explore"]
+    in_force_at = next((at for at, one in reversed(settled) if str(one.candidate) != setting), -1) + 1
+    for one in alternatives:
+        name, note = str(one["candidate"]), one.get("note") or ""
+        said = next((at for at in reversed(range(len(decisions))) if _says(decisions[at], name, note)), None)
+        one["note"] = "" if name == setting else note
+        one["noted_step"] = decisions[said].step if note and said is not None else None
+        one["noted_epoch"] = decisions[said].epoch if note and said is not None else None
+        one["is_past"] = bool(note) and said is not None and said < in_force_at
 
 
-def render(explanations: list[Explanation], console: Console) -> None:
-    """Print them; says so when there are none."""
-    if not explanations:
-        console.print("Nothing has been decided for this job: NCCL's own choice ran throughout. --job names another.")
-        return
-    for explained in explanations:
-        key, decision = explained.key, explained.decision
-        sizes = exact_range(explained.min_bytes, explained.max_bytes)
-        console.print(
-            f"\n[bold]{key.collective.name}[/] {key.phase.name}, {sizes} bytes, {key.communicator}:"
-            f" [bold cyan]{decision.candidate}[/]"
-        )
-        guesses = f"model {decision.model_id}" if decision.model_id else "NCCL's cost, no model yet"
-        console.print(f"  {decision.kind}, {_when(decision)}: {decision.reason}")
-        n_tried = explained.n_explored
-        tried = "no candidate was on trial here"
-        if n_tried:
-            tried = f"{n_tried} candidate{'s were' if n_tried > 1 else ' was'} on trial here, which cost"
-            tried += f" {explained.spent_us:,.0f} us"
-        console.print(f"  predictions by {guesses}; {tried}")
-        # Notes below, not beside: on 80 columns they would leave the figures no room.
-        table = Table("  setting", f"{_outlook(explained)} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
-        notes = []
-        for one in shown(explained.alternatives):
-            table.add_row(
-                f"  {one['candidate']}",
-                f"{one['predicted_us']:,.1f} ({one['predicted_low_us']:,.1f}..{one['predicted_high_us']:,.1f})",
-                _median(one["job_median_us"], one["n_this_job"]),
-                _median(one["median_us"], one["n_all_jobs"]),
-            )
-            if one["note"]:
-                notes.append(f"  {one['candidate']}: {one['note']}")
-        console.print(table)
-        for line in notes:
-            console.print(line, highlight=False)
-        for line in explained.history[:-1]:
-            console.print(f"  earlier: {line}", style="dim")
-    console.print(f"\n{MEANINGS}", style="dim", highlight=False)
+def _says(decision: Decision, name: str, note: str) -> bool:
+    if decision.reason.startswith(f"{name}: {note}"):
+        return True
+    return note == f"given up: {decision.reason}" or (str(decision.candidate) == name and note == decision.reason)
 
 
-def render_none(known: list[Explanation], console: Console) -> None:
-    """Nothing fits what was asked for: print what there is."""
-    if not known:
-        render(known, console)
-        return
-    console.print("No decision fits. NCCL's own choice runs where none is. This job has decisions for:")
-    sizes: dict[str, list[str]] = {}
-    for one in known:
-        place = f"{one.key.collective.name} {one.key.phase.name}"
-        sizes.setdefault(place, []).append(exact_range(one.min_bytes, one.max_bytes))
-    for place, ranges in sizes.items():
-        console.print(f"  {place}: {'; '.join(ranges)} bytes", highlight=False)
+def _guesses(
+    store: Store,
+    fabric_id: str,
+    keys: Sequence[DecisionKey],
+    here: Medians,
+    lines: Sequence[CandidateStatistics],
+) -> dict[DecisionKey, Guesses]:
+    """What a job that began now would expect at keys of which nothing has been decided."""
+    from tuner.explain import guessed
+    from tuner.features import CostPrior
+    from tuner.knowledge import Knowledge
+    from tuner.policy.field import FieldBook
+    from tuner.policy.trial import KeyState
+    from tuner.trainer import load_correction
 
-
-def _outlook(explained: Explanation) -> str:
-    return "guessed" if explained.is_guess else "expected"
-
-
-def shown(alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was measured, and the best of what was not; `--json` has them all."""
-    unseen = [one for one in alternatives if not one["n_all_jobs"]][:MAX_UNSEEN]
-    return [one for one in alternatives if one["n_all_jobs"] or one in unseen]
-
-
-def _median(us: float | None, n_calls: int) -> str:
-    return "-" if us is None else f"{us:,.1f} ({n_calls:,})"
+    costs = CostPrior(store.fabrics().get(fabric_id, {}))
+    book = FieldBook(costs)
+    book.knowledge = Knowledge(lines, *load_correction(store, fabric_id))
+    states = []
+    for index, key in enumerate(keys):
+        low, high = size_class_range(key.size_class)
+        state = KeyState(index, key, math.sqrt(low * high))
+        own = here[key].get(BASELINE)
+        if own is not None and own.setting.algorithm is not None:
+            state.default_setting = own.setting
+        for found in here[key].values():
+            costs.learn_channels(key.communicator, found.setting.n_channels)
+        book.register(state)
+        states.append(state)
+    return {state.key: (book.knowledge.model_id, guessed(state, book.of(state))) for state in states}

@@ -34,6 +34,7 @@ from store.records import (
     Protocol,
     Source,
     TimingSource,
+    settled_decisions,
     size_class_range,
 )
 
@@ -100,7 +101,7 @@ def learned_plan(store: Store, job_id: str | None = None) -> PlanFile:
 
 def plan_of(decisions: Iterable[Decision]) -> Plan:
     """The last word on every key as plan rows; neighbouring size classes of one setting become one row."""
-    settled = {one.key: one for one in decisions if one.kind != "explore"}
+    settled = settled_decisions(decisions)
     rows: list[PlanRow] = []
     for key in sorted(settled):
         decision = settled[key]

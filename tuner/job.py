@@ -239,6 +239,8 @@ class Job:
 
 def headline(decision: Decision) -> str:
     """A decision in one line."""
+    if decision.is_of_job:
+        return f"epoch {decision.epoch}: {decision.reason}"
     key = decision.key
     what = f"{key.collective.name} {key.phase.name} from {size_class_floor(key.size_class)} bytes"
     return f"epoch {decision.epoch}: {decision.kind} {decision.candidate} for {what}: {decision.reason}"

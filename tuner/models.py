@@ -9,6 +9,7 @@ fitted meanwhile. A model is only a digest: one of other versions or with damage
 from __future__ import annotations
 
 import time
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -144,11 +145,12 @@ def open_for_change(path: Path) -> Store:
 
     Raises:
         UserError: there is none, or a daemon writes to it.
+        StoreError: it is damaged: that is left to the daemon.
     """
     if not path.exists():
         raise UserError(f"there is no store at {path}", "name one with --store or run a job first")
     try:
-        return Store.open(path)
+        return Store.open(path, may_set_aside=False)
     except StoreLockedError as error:
         raise UserError(error.problem, "stop it first: models are changed while no daemon uses the store") from None
 
@@ -158,12 +160,13 @@ def render(lines: list[ModelLine], console: Console) -> None:
     if not lines:
         console.print("No model is saved yet. One is fitted when a job's first measurements are in.")
         return
-    table = Table("model", "fabric", "state", "fitted", "held-out error", "training set", "bytes", box=None)
-    for line in lines:
-        error = "-" if line.held_out_error is None else f"{100 * line.held_out_error:.1f} %"
-        fitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.created_at_s))
-        table.add_row(line.model_id, line.fabric_id, line.state, fitted, error, line.training_hash, f"{line.n_bytes:,}")
-    console.print(table)
+    for fabric_id, group in groupby(lines, key=lambda line: line.fabric_id):
+        table = _table("model", "state", "fitted", "held-out error", "training set", "bytes")
+        for line in group:
+            error = "-" if line.held_out_error is None else f"{100 * line.held_out_error:.1f} %"
+            fitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.created_at_s))
+            table.add_row(line.model_id, line.state, fitted, error, line.training_hash[:12], f"{line.n_bytes:,}")
+        _print_fabric(fabric_id, table, console)
 
 
 def render_comparison(found: list[Judgement], console: Console) -> None:
@@ -171,16 +174,24 @@ def render_comparison(found: list[Judgement], console: Console) -> None:
     if not found:
         console.print("There is no model with measurements to compare it to.")
         return
-    table = Table("model", "fabric", "settings", "median error", "worst error", "inside its 90 %", box=None)
-    for one in found:
-        table.add_row(
-            one.model_id,
-            one.fabric_id,
-            str(one.n_points),
-            f"{one.median_error_percent:.1f} %",
-            f"{one.worst_error_percent:.1f} %",
-            f"{one.interval_coverage_90:.0f} %",
-        )
+    for fabric_id, group in groupby(found, key=lambda one: one.fabric_id):
+        table = _table("model", "settings", "median error", "worst error", "inside its 90 %")
+        for one in group:
+            errors = f"{one.median_error_percent:.1f} %", f"{one.worst_error_percent:.1f} %"
+            table.add_row(one.model_id, str(one.n_points), *errors, f"{one.interval_coverage_90:.0f} %")
+        _print_fabric(fabric_id, table, console)
+
+
+def _table(*columns: str) -> Table:
+    """The first column, the model's name, stays whole on narrow terminals: people copy it."""
+    table = Table(*columns, box=None)
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _print_fabric(fabric_id: str, table: Table, console: Console) -> None:
+    """A table below the name of its fabric, which would leave it no room beside."""
+    console.print(f"fabric {fabric_id}", highlight=False, soft_wrap=True)
     console.print(table)
 
 

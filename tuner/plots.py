@@ -111,10 +111,13 @@ def save(figure: Figure, path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}", "choose another path") from error
 
 
-def step_times(runs: Sequence[tuple[str, Array, Array]], unit_label: str = "step time") -> Figure:
+def step_times(
+    runs: Sequence[tuple[str, Array, Array]], unit_label: str = "step time", changes: Sequence[int] = ()
+) -> Figure:
     """Step times of one or two runs over the steps, and how they are spread once settled.
 
-    `runs` holds (label, step numbers [n], microseconds [n]); the last run is drawn in the strong colour.
+    `runs` holds (label, step numbers [n], microseconds [n]); the last run is drawn in the strong colour. `changes` are
+    steps at which something else than a plan changed them.
     """
     figure, (over_time, spread) = new_figure(2.7, 2, width_ratios=[3, 1], sharey=True)
     colours = [BEFORE, AFTER] if len(runs) > 1 else [AFTER]
@@ -125,6 +128,8 @@ def step_times(runs: Sequence[tuple[str, Array, Array]], unit_label: str = "step
         share = np.arange(1, len(tail) + 1) / len(tail)
         spread.plot(100 * share, tail, color=colour, linewidth=1.8)
         spread.axhline(float(np.median(tail)), color=colour, linewidth=0.8, linestyle=":")
+    for step in changes:
+        over_time.axvline(step, color=MUTED, linewidth=1.0, linestyle="--")
     top = max(float(np.percentile(duration_us, 99)) for _, _, duration_us in runs) / 1e3
     over_time.set_ylim(0, 1.15 * top if top > 0 else 1)
     over_time.set_xlabel("step")

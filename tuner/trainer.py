@@ -109,7 +109,8 @@ def keep(store: Store, record: ModelRecord) -> None:
 def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[Baked | None, str]:
     """The correction for one fabric and its id, the pinned one if it can be used; (None, "") when there is none.
 
-    A damaged model is set aside under another name, so that the next fit replaces it.
+    A damaged model is set aside under another name, so that the next fit replaces it; a store that is only read stays
+    as it is.
     """
     for wanted in (name + PINNED, name):
         record = store.load_model(wanted, fabric_id)
@@ -120,8 +121,10 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
             continue
         try:
             return Baked.from_bytes(record.blob), f"{name}-{hash_of(record)}"
-        except ValueError as error:
-            _log.warning("the saved model of fabric %s is damaged (%s); set aside", fabric_id, error)
+        except ValueError:  # numpy's words would recommend to unpickle it
+            if store.is_read_only:
+                continue
+            _log.warning("the saved model of fabric %s is damaged: set aside, to be fitted anew", fabric_id)
             store.save_model(msgspec.structs.replace(record, name=name + DAMAGED))
             store.delete_model(wanted, fabric_id)
     return None, ""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain
+from brain_world import Call, OverlappedWorld, World, make_brain, play
 from rich.console import Console
 
 from agent.nccl import fabric
 from store.database import Store
-from store.records import Collective, Phase
-from tuner import explanations
+from store.records import BASELINE, Collective, Decision, Phase, settled_decisions
+from tuner import explanations, explanations_shown
+from tuner.brain import Brain
+from tuner.report.before_after import NOTICED_WITHIN_STEPS
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def test_every_key_shows_what_was_possible_and_what_it_cost(path: Path) -> None:
 
 def test_the_text_says_who_decided_when(path: Path) -> None:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    explanations.render(explanations.explain(path, None, "all_gather", "forward_gather", 1 << 20), console)
+    explanations_shown.render(explanations.explain(path, None, "all_gather", "forward_gather", 1 << 20), console)
     text = " ".join(console.export_text().split())
     for words in (
         "epoch",
@@ -68,3 +71,82 @@ def test_the_text_says_who_decided_when(path: Path) -> None:
     ):
         assert words in text
     assert np.char.find(text, "1970") >= 0, "the brain's clock stands still in this test"
+
+
+def _told(world: World, brain: Brain, n_steps: int) -> list[Decision]:
+    play(world, brain, n_steps)
+    return brain.decisions()
+
+
+def test_trials_of_other_plans_leave_a_trace_with_their_verdict_and_cost() -> None:
+    place = fabric.load("few_sms_node").communicator(range(8))
+    kinds = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
+    calls = [Call(kind, phase, 1 << exponent) for exponent in (22, 24) for kind, phase in kinds for _ in range(3)]
+    world = OverlappedWorld("few_sms_node", place, calls, compute_us=40_000.0)
+    brain = make_brain(world)
+    decisions = _told(world, brain, 300)
+    news = [one for one in decisions if one.is_of_job]
+    tried = {name for name in brain._oversight._variants._trials._tried if name.startswith("at most")}
+    ended = {name for name in tried if any(f"{name}: " in one.reason for one in news)}
+    assert ended
+    assert len(tried - ended) <= 1, "one may be on trial still"
+    for one in news:
+        assert one.kind == "variant"
+        assert re.search(r"steps were \d+\.\d % (faster|slower) with it \(90 %: give or take \d+\.\d\)", one.reason)
+        assert re.search(r"that cost [\d,]+ us$", one.reason)
+        assert one.alternatives == "[]"
+    assert not any(one.is_of_job for one in settled_decisions(decisions).values())
+
+
+def test_another_pace_is_told_with_the_step_that_showed_it_and_as_news_of_the_job() -> None:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2
+    world = World("ethernet_boxes", place, calls, compute_us=100_000.0)
+    brain = make_brain(world)
+    play(world, brain, 60)
+    brain.decisions()
+    world.compute_us *= 2
+    changed_at = world.step
+    told = [one for one in _told(world, brain, 12) if one.kind == "pace"]
+    assert len(told) == 1
+    assert told[0].is_of_job
+    assert told[0].step is not None
+    assert 2 <= told[0].step - changed_at <= NOTICED_WITHIN_STEPS
+    assert all(one.step is not None for one in brain.decisions())
+
+
+def test_a_lead_that_ended_is_told() -> None:
+    """Else it would be said to run, long after it does not."""
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    world = World("ethernet_boxes", place, [call] * 2, compute_us=20_000.0)
+    brain = make_brain(world)
+    play(world, brain, 3)
+    state = brain._states[0]
+    usual_us = world.truth(call, BASELINE)[0]
+    slower = next(
+        one for one in brain._costs.candidates(place, call.collective)
+        if 1.05 < world.truth(call, one)[0] / usual_us < 1.5
+    )  # fmt: skip
+    brain._policy.begin_lead(state, slower, (0.01, 0.005))
+    told = [one.reason for one in _told(world, brain, 40)]
+    assert state.lead != slower
+    assert any(reason.startswith(f"{slower}: measured") and reason.endswith("it runs no longer") for reason in told)
+
+
+def test_what_memory_makes_a_new_size_run_is_told() -> None:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2
+    world = World("ethernet_boxes", place, calls, compute_us=100_000.0)
+    brain = make_brain(world)
+    play(world, brain, 60)
+    assert not brain._states[0].incumbent.is_baseline
+    world.memory_pressure = 0.97
+    play(world, brain, 10)
+    brain.decisions()
+    world.calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << 21)] * 2
+    told = _told(world, brain, 3)
+    assert brain._states[-1].key != brain._states[0].key
+    assert [(one.kind, one.candidate) for one in told if one.key == brain._states[-1].key][:1] == [
+        ("prior", brain._states[-1].incumbent)
+    ]

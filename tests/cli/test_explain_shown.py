@@ -1,17 +1,47 @@
-"""What `zerotune explain` prints: what a figure means, and what there is where nothing fits."""
+"""What `zerotune explain` prints: what figures mean, what is in force and why, and what there is where nothing fits."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
-from store.database import Store
-from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, size_class
+from store.database import MEASUREMENT, Store
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    DecisionKey,
+    ModelRecord,
+    Phase,
+    Protocol,
+    StepRecord,
+    size_class,
+)
 from tuner import cli
 from tuner.explain import why_tried
+
+PLACE = CommunicatorClass(2, 1)
+KEY = DecisionKey(PLACE, Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
+RING, SIMPLE, PAT = (
+    Candidate(Algorithm.ring, Protocol.ll, 8),
+    Candidate(Algorithm.ring, Protocol.simple, 4),
+    Candidate(Algorithm.pat, Protocol.simple, 4),
+)
+
+
+def weighed(candidate: Candidate, *, note: str = "", is_guess: bool = False) -> dict[str, Any]:
+    one = {"candidate": str(candidate), "predicted_us": 9.0, "predicted_low_us": 8.0, "predicted_high_us": 10.0}
+    return one | {"is_guess": is_guess, "measured_us": None, "n_measurements": 0, "spent_us": 0.0, "note": note}
 
 
 @pytest.fixture
@@ -19,14 +49,9 @@ def store(tmp_path: Path) -> Path:
     with Store.open(tmp_path / "s.db") as opened:
         opened.record_job("job", "fabric", {}, 2)
         for message_bytes, is_guess in ((1 << 20, True), (1 << 24, False)):
-            key = DecisionKey(
-                CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, size_class(message_bytes)
-            )
-            one = {"candidate": "baseline", "predicted_us": 9.0, "predicted_low_us": 8.0, "predicted_high_us": 10.0}
-            one |= {"is_guess": is_guess, "measured_us": None, "n_measurements": 0, "spent_us": 0.0, "note": ""}
-            opened.record_decisions(
-                [Decision("job", "fabric", key, BASELINE, 1, "keep", "so", alternatives=json.dumps([one]))]
-            )
+            key = msgspec.structs.replace(KEY, size_class=size_class(message_bytes))
+            lines = json.dumps([weighed(BASELINE, is_guess=is_guess)])
+            opened.record_decisions([Decision("job", "fabric", key, BASELINE, 1, "keep", "so", alternatives=lines)])
         opened.flush()
     return tmp_path / "s.db"
 
@@ -35,7 +60,37 @@ def explained(monkeypatch, capsys, *words: str) -> str:
     monkeypatch.setattr(sys, "argv", ["zerotune", "explain", *words])
     with pytest.raises(SystemExit):
         cli.main()
-    return capsys.readouterr().out
+    return re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def written(path: Path, *decisions: Decision, block: np.ndarray | None = None) -> Path:
+    with Store.open(path) as opened:
+        opened.record_job("job", "fabric", {}, 2)
+        opened.record_steps("job", [StepRecord(step, 0, 1000.0) for step in range(20)])
+        opened.record_decisions(decisions)
+        if block is not None:
+            opened.record_measurements("fabric", "job", block)
+        opened.flush()
+    return path
+
+
+def decided(
+    kind: str, candidate: Candidate, reason: str, step: int, *, key: DecisionKey = KEY, **notes: str
+) -> Decision:
+    lines = [weighed(one, note=notes.get(name, "")) for name, one in (("ring", RING), ("tree", SIMPLE), ("pat", PAT))]
+    alternatives = json.dumps(lines)
+    return Decision("job", "fabric", key, candidate, step, kind, reason, alternatives=alternatives, step=10 * step)
+
+
+def measured(n_calls: int, message_bytes: int = 1 << 20, candidate: Candidate = RING, **fields: object) -> np.ndarray:
+    block = np.zeros(n_calls, MEASUREMENT)
+    block["n_ranks"], block["n_nodes"], block["collective"], block["phase"] = 2, 1, Collective.all_gather, 1
+    block["message_bytes"], block["duration_us"] = message_bytes, 50.0
+    block["algorithm"], block["protocol"] = candidate.algorithm, candidate.protocol
+    block["n_channels"] = candidate.n_channels
+    for name, value in fields.items():
+        block[name] = value
+    return block
 
 
 def test_guesses_and_expectations_have_names_of_their_own(store: Path, monkeypatch, capsys):
@@ -56,3 +111,105 @@ def test_a_trial_of_what_is_predicted_slower_says_what_it_may_gain():
     assert "small chance" in why_tried(50.0, 60.0, 55.0)
     assert why_tried(50.0, 45.0, 40.0) == "", "its prediction is reason enough"
     assert why_tried(None, 60.0, 40.0) == why_tried(50.0, None, None) == ""
+
+
+def test_news_of_the_job_is_told_once_and_is_no_keys_reason(tmp_path: Path, monkeypatch, capsys):
+    other = msgspec.structs.replace(KEY, size_class=84)
+    path = written(
+        tmp_path / "s.db",
+        decided("promote", RING, "measured 5 % faster than baseline", 3),
+        decided("promote", SIMPLE, "measured 7 % faster than baseline", 3, key=other),
+        decided("pace", RING, "training's own pace changed", 5),
+        decided("keep", RING, "regime change: calls take 1.50 times as long", 6),
+    )
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert (
+        text.index("Of the whole job") < text.index("step 50, epoch 5: training's own pace") < text.index("all_gather")
+    )
+    assert text.count("pace changed") == text.count("regime change") == 1
+    assert "promote, 1970-01-01 00:00:00, step 30, epoch 3: measured 5 % faster than baseline" in text
+    told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert [len(one["job_history"]) for one in told] == [2, 2], "whoever asks for one key sees it, too"
+    assert [one["decision"]["kind"] for one in told] == ["promote", "promote"]
+
+
+def test_what_made_a_setting_what_it_is_goes_before_what_was_found_since(tmp_path: Path, monkeypatch, capsys):
+    path = written(
+        tmp_path / "s.db",
+        decided("explore", RING, "hope", 1),
+        decided("promote", RING, "measured 5 % faster than baseline", 2),
+        decided("keep", RING, f"{PAT}: measured 9 % slower than {RING}", 4, pat=f"measured 9 % slower than {RING}"),
+    )
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert f": {RING} promote, 1970-01-01 00:00:00, step 20" in text
+    assert text.index("earlier: ") < text.index("later: ")
+    assert f"{PAT}: measured 9 % slower than {RING} (step 40)" in text
+
+
+def test_a_note_is_dated_and_what_was_promoted_since_has_none(tmp_path: Path, monkeypatch, capsys):
+    tie, slow = "measured 1.0 % faster than baseline, too little to be sure yet", "measured 3.0 % slower than baseline"
+    path = written(
+        tmp_path / "s.db",
+        decided("keep", BASELINE, f"{RING}: {tie}; it runs in most steps until that is known", 2, ring=tie),
+        decided("keep", BASELINE, f"{SIMPLE}: {slow}", 3, ring=tie, tree=slow),
+        decided("promote", RING, "measured 1.1 % faster than baseline", 5, ring=tie, tree=slow),
+    )
+    told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))[0]
+    notes = {one["candidate"]: (one["note"], one["noted_step"], one["is_past"]) for one in told["alternatives"]}
+    assert notes[str(RING)][0] == "", "it is in force: nothing speaks against it any more"
+    assert notes[str(SIMPLE)] == (slow, 30, True)
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert f"{SIMPLE}: {slow} (step 30, before what runs now)" in text
+
+
+def test_a_trial_that_has_begun_is_not_what_is_in_force(tmp_path: Path, monkeypatch, capsys):
+    """As in a job that was killed meanwhile."""
+    path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1))
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert "2 ranks on 1 node: baseline nothing has been decided here yet" in text
+    assert f"the last decision put {RING} on trial" in text
+
+
+def test_keys_of_which_nothing_was_decided_yet_show_what_is_known_and_expected(tmp_path: Path, monkeypatch, capsys):
+    block = np.concatenate([measured(3, is_default=True), measured(2, candidate=PAT)])
+    path = written(tmp_path / "s.db", block=block)
+    told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert len(told) == 1
+    assert (told[0]["decision"], told[0]["setting"], told[0]["is_guess"]) == (None, "baseline", True)
+    alternatives = {one["candidate"]: one for one in told[0]["alternatives"]}
+    assert len(alternatives) > 5
+    assert alternatives["baseline"]["n_this_job"] == 3
+    assert alternatives["baseline"]["predicted_low_us"] < alternatives["baseline"]["predicted_high_us"]
+    assert alternatives[str(PAT)]["n_this_job"] == 2, "measured, though NCCL does not offer it on one node"
+    text = explained(monkeypatch, capsys, "--store", str(path), "--message-bytes", "1048576")
+    assert "nothing has been decided here yet predictions by NCCL's cost, no model yet setting guessed" in text
+
+
+def test_a_damaged_model_does_not_keep_explain_from_reading(tmp_path: Path, monkeypatch, capsys):
+    from tuner.trainer import versions
+
+    path = written(tmp_path / "s.db", block=measured(3, is_default=True))
+    with Store.open(path) as opened:
+        opened.save_model(ModelRecord("kriging", "fabric", b"junk", versions("kriging"), "0" * 24, 0.1, 1.0))
+        opened.flush()
+    assert "predictions by NCCL's cost" in explained(monkeypatch, capsys, "--store", str(path))
+    with Store.open(path, read_only=True) as opened:
+        assert [one.name for one in opened.models()] == ["kriging"], "reading changes nothing"
+
+
+def test_what_ran_without_having_been_weighed_is_evidence_too(tmp_path: Path, monkeypatch, capsys):
+    """Such as settings with fewer channels, in windows of another plan."""
+    few = Candidate(Algorithm.ring, Protocol.ll128, 2)
+    last = decided("promote", RING, "measured 5 % faster than baseline", 3)
+    path = written(tmp_path / "s.db", last, block=np.concatenate([measured(4), measured(6, candidate=few)]))
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert f"{few} - 50.0 (6) 50.0 (6)" in text
+
+
+def test_a_job_that_did_not_train_is_not_said_to_have_run_nccls_choice(tmp_path: Path, monkeypatch, capsys):
+    with Store.open(tmp_path / "s.db") as opened:
+        opened.record_job("sweep-1", "fabric", {}, 2)
+        opened.record_measurements("fabric", "sweep-1", measured(4))
+        opened.flush()
+    text = explained(monkeypatch, capsys, "--store", str(tmp_path / "s.db"))
+    assert "no training of it was measured" in text

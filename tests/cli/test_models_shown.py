@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from store.database import MEASUREMENT, Store
-from store.errors import UserError
+from store.errors import StoreError, UserError
 from store.records import ModelRecord
 from tuner import models, trainer
 from tuner.model.baked import RUNGS, Baked
@@ -76,3 +78,29 @@ def test_what_was_set_aside_cannot_be_pinned_and_is_said_to_be_damaged(path: Pat
             models.pin(store, "kriging-00000009", None)
         with pytest.raises(UserError, match="there is no model 'kriging-00000009'"):
             models.pin(store, "kriging-00000009", "another fabric")
+
+
+def test_names_that_people_copy_are_whole_on_80_columns(path: Path):
+    out = io.StringIO()
+    console = Console(file=out, width=80)
+    with Store.open(path) as store:
+        models.roll_back(store, None)  # its state is the widest
+        lines = [msgspec.structs.replace(one, fabric_id="emulated-" + 40 * "x") for one in models.listed(store)]
+        models.render(lines, console)
+        found = [msgspec.structs.replace(one, fabric_id="emulated-" + 40 * "x") for one in models.compared(store)]
+        models.render_comparison(found, console)
+    text = out.getvalue()
+    for number in (1, 2, 3):
+        assert text.count(f"kriging-{number:08x}") == 2
+    assert text.count("fabric emulated-" + 40 * "x") == 2
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_changing_models_leaves_a_damaged_store_as_it_is(path: Path):
+    content = bytearray(path.read_bytes())
+    content[4096:8192] = bytes(4096)
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"is damaged; start `zerotune daemon` anew"):
+        models.open_for_change(path)
+    assert path.read_bytes() == content
+    assert not [one for one in path.parent.iterdir() if "corrupt" in one.name]

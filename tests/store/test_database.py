@@ -143,7 +143,7 @@ def test_steps(store):
 def test_decisions(store):
     decision = Decision(
         "job", "fabric", KEY, Candidate(Algorithm.ring, Protocol.ll128, 4), 3, "promote", "faster",
-        predicted_us=1.5, predicted_low_us=1.0, n_measurements=40, decided_at_s=5, alternatives='[{"a": 1}]',
+        predicted_us=1.5, predicted_low_us=1.0, n_measurements=40, decided_at_s=5, alternatives='[{"a": 1}]', step=70,
     )  # fmt: skip
     baseline = msgspec.structs.replace(decision, candidate=BASELINE, epoch=4, kind="rollback")
     channels = msgspec.structs.replace(decision, candidate=Candidate(n_channels=2), job_id="other")

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from sqlite_utils import Database
 
 from store.database import Store
 from store.errors import StoreError, StoreLockedError, StoreVersionError
+from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
 
 WRITE_UNTIL_KILLED = """
 import sys
@@ -185,3 +187,20 @@ def test_a_file_that_never_was_a_store_is_left_alone(tmp_path):
         Store.open(script)
     assert script.read_text() == "print('precious')"
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_store_of_before_decisions_had_steps_is_read_and_brought_up(path):
+    decision = Decision("j", "f", DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.other, 80),
+                        BASELINE, 1, "keep", "so", step=7)  # fmt: skip
+    with Store.open(path) as store:
+        store.record_decisions([decision])
+    database = Database(path)
+    database.execute("ALTER TABLE decisions DROP COLUMN step")
+    database["_sqlite_migrations"].delete_where("name = ?", ["m002_step_of_decisions"])
+    database.close()
+    with Store.open(path, read_only=True) as store:
+        assert store.decisions() == [msgspec.structs.replace(decision, step=None)]
+    with Store.open(path) as store:
+        store.record_decisions([decision])
+        store.flush()
+        assert [one.step for one in store.decisions()] == [None, 7]

@@ -28,13 +28,14 @@ def explain(
 
     Example: zerotune explain --collective all_gather --message-bytes 1048576
     """
-    from tuner import explanations
+    from tuner import explanations_shown
+    from tuner.explanations import explain as explain_job
 
-    explained = explanations.explain(store_path(store), job, collective, phase, message_bytes)
+    explained = explain_job(store_path(store), job, collective, phase, message_bytes)
     if as_json:
         print_json(explained)
         return
     if not explained and any((collective, phase, message_bytes)):
-        explanations.render_none(explanations.explain(store_path(store), job, None, None, None), console())
+        explanations_shown.render_none(explain_job(store_path(store), job, None, None, None), console())
         return
-    explanations.render(explained, console())
+    explanations_shown.render(explained, console())

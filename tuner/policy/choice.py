@@ -61,6 +61,8 @@ class Event(NamedTuple):
     candidate: Candidate
     kind: str
     reason: str
+    step: int | None = None
+    """The step that showed it, where that is not the newest."""
 
 
 class Policy:
@@ -313,7 +315,8 @@ class Policy:
             state.ties[trial] = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
             self.begin_lead(state, trial)  # it is not slower than the lead so far, if there was one
-            self._report(Event(state, state.incumbent, "keep", f"{trial}: {state.ties[trial]}"))
+            words = f"{trial}: {state.ties[trial]}; it runs in most steps until that is known"
+            self._report(Event(state, state.incumbent, "keep", words))
         else:
             self._share[state.index] = _share(odds(evidence, state, 0.0), is_trusted=state.is_trusted)
 
@@ -328,6 +331,8 @@ class Policy:
             self._promote(state, lead, gain, half)
         elif verdict is Verdict.not_better:
             self.end_lead(state)
+            words = f"{lead}: measured {comparison(gain)} than {state.incumbent} by now: it runs no longer"
+            self._report(Event(state, state.incumbent, "keep", words))
 
     def _promote(self, state: KeyState, candidate: Candidate, gain: float, half: float) -> None:
         """Proven to be faster: by `gain` (log), at least by `gain - half`."""

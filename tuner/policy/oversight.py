@@ -154,7 +154,7 @@ class Oversight:
             if not is_doubtful:
                 self._recent.append((step.epoch, duration_us))
                 if in_force is not None:
-                    self._follow_pace(in_force, duration_us, states)
+                    self._follow_pace(in_force, step.step, duration_us, states)
                     self._variants.learn(step, duration_us, states, evidence)
             if self._variants.is_on_trial and in_force is not None:
                 is_urgent |= self._variants.judge(in_force, duration_us, step.step, states, evidence)
@@ -186,7 +186,7 @@ class Oversight:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _follow_pace(self, in_force: PlanInForce, duration_us: float, states: list[KeyState]) -> None:
+    def _follow_pace(self, in_force: PlanInForce, step: int, duration_us: float, states: list[KeyState]) -> None:
         """Where the same settings take another time than before, steps of before are no yardstick any more."""
         shift = self._pace.step(
             self._plans.settings(in_force.plan.epoch), in_force.n_changes, math.log(duration_us), self._variants.noise
@@ -197,7 +197,7 @@ class Oversight:
         self.reset_yardstick()
         self._recent.extend(newest)
         words = f"training's own pace changed: steps take {math.exp(shift):.2f} times as long with the same settings"
-        self._report(Event(states[0], states[0].incumbent, "keep", f"{words} (of the whole job)"))
+        self._report(Event(states[0], states[0].incumbent, "pace", words, step))
 
     def _forget_extra(self, oldest: int) -> None:
         """What exploration added to steps that were judged long ago, or never will be."""

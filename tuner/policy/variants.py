@@ -23,6 +23,7 @@ from tuner.policy.step_trial import StepTrials, Variant
 from tuner.policy.training_cost import Change, TrainingCost
 from tuner.policy.trial import KeyState
 from tuner.policy.variant_costs import VariantCosts
+from tuner.policy.words import Z_90, comparison
 
 MOST_LOST: Final = 0.1
 """What may slow a step down by more (log), at the 90 % bound of what is known, is not tried."""
@@ -44,6 +45,8 @@ class Variants:
         self._plans = plans
         self._report = report
         self._trials = StepTrials()
+        self._spent_us = 0.0
+        """What the variant on trial has cost."""
         self._costs = VariantCosts(policy)
         self.reset()
 
@@ -128,6 +131,7 @@ class Variants:
             trials.postpone(step, RETRY_STEPS)
         else:
             trials.begin(variant, step)
+            self._spent_us = 0.0
 
     def judge(
         self, in_force: PlanInForce, duration_us: float, step: int, states: list[KeyState], evidence: Evidence
@@ -138,8 +142,12 @@ class Variants:
             return False
         extra_us, outcome = trials.step(duration_us, is_on=in_force.variant is not None)
         self._policy.budget.spend(extra_us)
+        self._spent_us += extra_us
         if outcome is None and self._policy.budget.remaining_us >= 0:
             return False
+        if trials.variant is not None:
+            state, words = states[min(trials.variant.changes)], compared(trials.variant, outcome, self._spent_us)
+            self._report(Event(state, state.incumbent, "variant", words, step))
         trials.end(step)  # with a verdict, or because it costs more than was expected of it
         if outcome is not None:
             self._learn_cost(outcome, states, evidence)
@@ -217,6 +225,16 @@ class Variants:
             # It was judged by more than its own duration; only a new regime reopens the question.
             state.quiet_until = NEVER_STEP
             self._report(Event(state, candidate, kind, reason))
+
+
+def compared(variant: Variant, outcome: step_trial.Outcome | None, spent_us: float) -> str:
+    """How the trial of a variant ended, in words."""
+    verdict = "given up without a verdict: it cost more than was expected"
+    if outcome is not None:
+        unsure = 100.0 * Z_90 * outcome.doubt
+        verdict = f"steps were {comparison(outcome.gain)} with it (90 %: give or take {unsure:.1f})"
+        verdict += ", so it runs now" if outcome.is_better else ", so it does not run"
+    return f"another plan on trial, {variant.name}: {verdict}; that cost {spent_us:,.0f} us"
 
 
 def _of_step(by_group: Mapping[str, step_trial.GroupChange], step_us: float) -> dict[str, Change]:

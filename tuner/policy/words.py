@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Final
+
+Z_90: Final = 1.645
+"""Standard deviations to either side that hold 90 %."""
 
 
 def comparison(gain: float) -> str:

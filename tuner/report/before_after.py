@@ -2,7 +2,8 @@
 
 In this order: two run summaries; a job's steps under NCCL's own choice at its start with those under a plan; where it
 had too few of the former (a plan may be adopted within a few steps), also those of earlier jobs with the same
-collectives.
+collectives and the same pace. Where training's own pace or the network changes, steps of before and after are never
+compared: that was no plan's doing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.database import Store
-from store.records import JobRecord, StepRecord
+from store.records import Decision, JobRecord, StepRecord
 from tuner.report.groups import groups_of
 from tuner.report.summary import Summary, SummaryStep
 
@@ -26,6 +27,13 @@ SETTLED_SHARE: Final = 0.25
 """The last quarter of a run is compared: by then the tuner has made up its mind."""
 MIN_STEPS: Final = 8
 """Fewer steps than this are not compared."""
+MIN_OWN_STEPS: Final = 3
+"""So many untuned steps of a job say whether another job's have the same pace."""
+NOTICED_WITHIN_STEPS: Final = 10
+"""A change of pace is noticed so many steps after it at the latest."""
+SAME_PACE: Final = 0.04
+"""Medians (log) that differ by less, or by less than noise may do, are of the same pace."""
+WORTH_TELLING_PERCENT: Final = 2.0
 MAX_EARLIER_JOBS: Final = 20
 """So many earlier jobs are looked through for one to compare with."""
 _BLOCK_STEPS: Final = 8
@@ -66,6 +74,27 @@ class BeforeAfter:
     """How to come to a better comparison."""
     other_jobs: tuple[str, ...] = ()
     """Whose steps are among the ones before, besides this job's own."""
+    part: Part | None = None
+    """The part of the job that is compared, where it is not all of it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps of a job between two changes of pace: from `first` on and before `end`."""
+
+    first: int = 0
+    end: int | None = None
+    words: str = ""
+    """Why others are left out."""
+
+    def of(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
+        """Those of `steps` that belong to it."""
+        kept = self.holds(np.array([step.step for step in steps], np.int64))
+        return [step for step, is_kept in zip(steps, kept.tolist(), strict=True) if is_kept]
+
+    def holds(self, numbers: Array) -> Array:
+        """Whether each of these step numbers belongs to it."""
+        return np.asarray((numbers >= self.first) & (numbers < (np.inf if self.end is None else self.end)))
 
 
 def of_summaries(before: Summary, after: Summary) -> BeforeAfter:
@@ -79,14 +108,42 @@ def of_summaries(before: Summary, after: Summary) -> BeforeAfter:
     return _compared(first, last, f"the last quarter of two runs, {before.label} and {after.label}")
 
 
-def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord]) -> BeforeAfter:
+def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> BeforeAfter:
     """This job's own start, or an earlier job's, and this job's last steps under a plan."""
-    planned = [step for step in steps if step.epoch > 0]
-    last = settled_of(planned)
     if not steps:
         return BeforeAfter([], "too few steps to compare: the store has no step times of this job")
-    if not planned:
+    if not any(step.epoch for step in steps):
         return BeforeAfter([], "nothing to compare: no plan was adopted, NCCL's own choice ran throughout")
+    part = part_around_first_plan(steps, decisions)
+    alike = part.of(steps)
+    found = _of_part(store, job, alike, [step for step in alike if step.epoch > 0])
+    if not part.words:
+        return found
+    return replace(found, part=part, words=f"{found.words}. {part.words}", remedy=found.remedy or HOW_TO_COMPARE)
+
+
+def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> Part:
+    """The steps around the adoption of the first plan up to the changes of pace, or of the network, next to it."""
+    adopted = next((step.step for step in steps if step.epoch > 0), 0)
+    part = Part()
+    for one in decisions:
+        if not one.is_of_job or one.kind == "variant":
+            continue
+        noticed, when = one.step, f"at step {one.step}"
+        if noticed is None:  # by an older version: sometime in the epoch before the one to come
+            first = next((step.step for step in steps if step.epoch >= one.epoch - 1), steps[-1].step)
+            noticed, when = first + NOTICED_WITHIN_STEPS, "later on"
+        if noticed <= adopted:
+            part = Part(noticed, None, f"Steps before step {noticed} are left out: {one.reason}")
+        else:
+            end = max(noticed - NOTICED_WITHIN_STEPS, adopted)
+            left_out = f"Steps from step {end} on are left out: {when} it was noticed that {one.reason}"
+            return replace(part, end=end, words=". ".join(filter(None, (part.words, left_out))))
+    return part
+
+
+def _of_part(store: Store, job: JobRecord, steps: Sequence[StepRecord], planned: Sequence[StepRecord]) -> BeforeAfter:
+    last = settled_of(planned)
     if len(last) < MIN_STEPS:
         words = f"only {len(planned)} timed steps ran under a plan, {int(MIN_STEPS / SETTLED_SHARE)} are needed"
         return BeforeAfter([], f"too few steps to compare: {words}")
@@ -95,14 +152,16 @@ def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord]) -> BeforeA
         words = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
         return replace(_compared(first, last, words), remedy=STARTS_DIFFER)
     few = f"only {len(first)} timed steps of this job ran under NCCL's own choice, {MIN_STEPS} are needed"
-    others, more = _earlier(store, job, MIN_STEPS - len(first))
+    others, more = _earlier(store, job, first) if len(first) >= MIN_OWN_STEPS else ([], [])
     if not others:
-        reason = f"{few}, and earlier jobs with the same fabric, ranks and collectives do not have more in this store"
-        return BeforeAfter([], f"too few steps to compare: {reason}", HOW_TO_COMPARE)
+        reason = "earlier jobs with the same fabric, ranks, collectives and pace do not have more in this store"
+        if len(first) < MIN_OWN_STEPS:
+            reason = "so few do not tell whether earlier jobs had the same pace"
+        return BeforeAfter([], f"too few steps to compare: {few}, and {reason}", HOW_TO_COMPARE)
     words = (
         "steps under NCCL's own choice at the start of this job and of others with the same fabric, ranks, kind of"
-        f" training and collectives ({', '.join(others)}), and the last quarter of this job's under a plan. For {few}."
-        " Those were other runs, whose computation may differ"
+        f" training, collectives and pace ({', '.join(others)}), and the last quarter of this job's under a plan. For"
+        f" {few}. Those were other runs, whose computation may differ a little"
     )
     return replace(_compared([*more, *first], last, words), remedy=STARTS_DIFFER, other_jobs=tuple(others))
 
@@ -117,11 +176,31 @@ def _untuned(steps: Sequence[StepRecord]) -> list[StepRecord]:
     return [step for step in steps if step.epoch == 0][1:]
 
 
-def _earlier(store: Store, job: JobRecord, n_wanted: int) -> tuple[list[str], list[StepRecord]]:
-    """Jobs before `job` with the same training, the latest first, and `n_wanted` or more of their untuned steps.
+def _has_same_pace(own: Sequence[StepRecord], others: Sequence[StepRecord]) -> bool:
+    """Whether untuned steps of two jobs take about as long, and, where that is known, compute as long: another batch
+    size, say, is no plan's doing.
+    """
+    return _is_alike(_column(own, "duration_us"), _column(others, "duration_us")) and _is_alike(
+        _computation(own), _computation(others)
+    )
+
+
+def _is_alike(own: Array, others: Array) -> bool:
+    if not (np.isfinite(own).all() and np.isfinite(others).all()):
+        return True
+    mine, theirs = np.log(np.maximum(own, 1e-3)), np.log(np.maximum(others, 1e-3))
+    spread = 1.48 * float(np.median(np.abs(theirs - np.median(theirs))))
+    may_differ = max(SAME_PACE, 3.0 * spread * (1 / len(mine) + 1 / len(theirs)) ** 0.5)
+    return bool(abs(np.median(mine) - np.median(theirs)) <= may_differ)
+
+
+def _earlier(store: Store, job: JobRecord, own: Sequence[StepRecord]) -> tuple[list[str], list[StepRecord]]:
+    """Jobs before `job` with the same training, the latest first, and so many of their untuned steps that these and
+    `own` are enough.
 
     Nothing where they do not have so many.
     """
+    n_wanted = MIN_STEPS - len(own)
     shapes = _shapes(store, job.job_id)
     jobs = store.jobs()
     before = jobs[: [one.job_id for one in jobs].index(job.job_id)][::-1]
@@ -131,8 +210,9 @@ def _earlier(store: Store, job: JobRecord, n_wanted: int) -> tuple[list[str], li
     names: list[str] = []
     found: list[StepRecord] = []
     for one in itertools.islice(alike, MAX_EARLIER_JOBS):
-        steps = _untuned(store.steps(one.job_id))
-        if steps and shapes and _shapes(store, one.job_id) == shapes:
+        steps = store.steps(one.job_id)
+        steps = _untuned(part_around_first_plan(steps, store.decisions(job_id=one.job_id)).of(steps))
+        if steps and shapes and _has_same_pace(own, steps) and _shapes(store, one.job_id) == shapes:
             names.append(one.job_id)
             found = [*steps, *found]
         if len(found) >= n_wanted:
@@ -155,7 +235,16 @@ def _compared(
     exposed = _column(first, "exposed_us"), _column(last, "exposed_us")
     if np.isfinite(exposed[0]).all() and np.isfinite(exposed[1]).all() and float(np.median(exposed[0])) > 0:
         changes.append(_change("exposed communication", *exposed))
+        computation = _change("all but exposed communication", _computation(first), _computation(last))
+        # Fewer channels may leave it more of the device; another batch size would, too, be seen here.
+        if computation.is_beyond_noise and abs(computation.percent) > WORTH_TELLING_PERCENT:
+            changes.append(computation)
     return BeforeAfter(changes, words)
+
+
+def _computation(steps: Sequence[SummaryStep] | Sequence[StepRecord]) -> Array:
+    """What steps take beside exposed communication (us)."""
+    return _column(steps, "duration_us") - _column(steps, "exposed_us")
 
 
 def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> Array:

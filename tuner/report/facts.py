@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from store.database import Store
 from store.errors import UserError
-from store.records import Decision, DecisionKey, JobRecord, Outcome, StepRecord, TimingSource
+from store.records import Decision, DecisionKey, JobRecord, Outcome, StepRecord, TimingSource, settled_decisions
 from tuner.comparison import Comparison, Medians, compare, medians
-from tuner.explanations import Explanation, explained
+from tuner.explanations import Explanation, by_keys, explained, news_of
 from tuner.jobs import job_of
 from tuner.replay.loading import load_table
 from tuner.replay.table import CollectiveTable
-from tuner.report.before_after import BeforeAfter, of_job, of_summaries
+from tuner.report.before_after import BeforeAfter, of_job, of_summaries, part_around_first_plan
+from tuner.report.step_timeline import only_steps
 from tuner.report.summary import Summary, read_summary
 
 Array = NDArray[Any]
@@ -50,11 +51,16 @@ class Facts:
 
     def settled(self) -> dict[DecisionKey, Decision]:
         """The last word on every key, explorations left out."""
-        return {one.key: one for one in self.decisions if one.kind != "explore"}
+        return settled_decisions(self.decisions)
 
     def against_own(self, decision: Decision) -> Comparison:
         """A decision's setting against NCCL's own choice."""
         return compare(decision, self.here, self.everywhere)
+
+    @property
+    def changes_at(self) -> list[int]:
+        """Steps by which something else than a plan had changed steps: training's own pace, or the network."""
+        return [one.step for one in self.decisions if one.is_of_job and one.kind != "variant" and one.step is not None]
 
     @property
     def n_steps(self) -> int:
@@ -76,11 +82,8 @@ class Facts:
 
     def explained(self) -> list[Explanation]:
         """Every key with a decision in force, as `zerotune explain` has it."""
-        by_key: dict[DecisionKey, list[Decision]] = {}
-        for one in self.decisions:
-            by_key.setdefault(one.key, []).append(one)
-        settled = self.settled()
-        return [one for one in explained(by_key, self.here, self.everywhere) if one.key in settled]
+        found = explained(by_keys(self.decisions), self.here, self.everywhere, {}, news_of(self.decisions))
+        return [one for one in found if one.decision is not None]
 
     def collectives_us(self) -> tuple[float, float] | None:
         """What the decided collectives of a step take by their medians: under NCCL's own choice, and as decided.
@@ -129,10 +132,15 @@ def gather(
         decisions = store.decisions(job_id=job.job_id)
         measurements = store.measurements(job_id=job.job_id)
         fabric = store.fabrics().get(job.fabric_id, {})
-        compared = of_summaries(*runs) if runs else of_job(store, job, steps)
+        compared = of_summaries(*runs) if runs else of_job(store, job, steps, decisions)
         here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
     before, after = runs or (None, None)
     traced = [load_table(path) for path in traces]
+    part = part_around_first_plan(steps, decisions)
+    if part.words and [table.job_id for table in traced] == [job.job_id]:
+        # Of one trace, its beginning is drawn beside its end: both of one pace.
+        numbers = traced[0].steps["step"]
+        traced = [only_steps(traced[0], numbers[part.holds(numbers)])]
     return Facts(job, fabric, steps, decisions, measurements, before, after, compared, here, everywhere, traced)
 
 
@@ -158,6 +166,7 @@ def trust(facts: Facts) -> list[tuple[str, str]]:
     if len(losses) == 2 and all(losses):
         verdict = "identical to the last bit" if losses[0] == losses[1] else "DIFFERENT"
         lines.append(("Loss", f"Loss curves {verdict} over the compared runs."))
+    lines += [("Of the whole job", f"{news}.") for news in news_of(facts.decisions)]
     measured = facts.measurements
     if len(measured):
         n_outliers = int(np.count_nonzero(measured["outcome"] == Outcome.outlier))

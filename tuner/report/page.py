@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from store.errors import UserError
 from store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
 from tuner import plots
-from tuner.explanations import MEANINGS, shown
+from tuner.explanations import Explanation
+from tuner.explanations_shown import MEANINGS, noted, shown
 from tuner.report import step_timeline
 from tuner.report.facts import Facts, trust
 from tuner.report.groups import groups_of
@@ -63,6 +64,7 @@ def page(facts: Facts) -> str:
     )
     environment.filters["us"] = _us
     environment.filters["percent"] = lambda value: f"{value:+.1f} %".replace("-", "−")
+    environment.filters["noted"] = noted
     missing = missing_timeline(facts)
     return environment.from_string(template).render(
         facts=facts,
@@ -92,10 +94,12 @@ def pictures(facts: Facts) -> list[Picture]:
 
 
 def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture | None:
+    changes: Sequence[int] = ()
     if facts.before is not None and facts.after is not None:
         runs: list[tuple[str, Sequence[Any]]] = [(run.label, run.steps) for run in (facts.before, facts.after)]
     else:
         runs = [(facts.job.job_id, facts.steps)]
+        changes = facts.changes_at
     lines = []
     for label, steps in runs:
         values = np.array([np.nan if (v := getattr(one, column)) is None else v for one in steps], np.float64)
@@ -105,7 +109,9 @@ def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture |
     caption = (
         "Thin: every step; thick: running median. Right: the last quarter of the steps, sorted; dotted: its median."
     )
-    return _picture(plots.step_times(lines, title), name, title, caption)
+    if changes:
+        caption += " Dashed: training's own pace, or the network, was another from about there on."
+    return _picture(plots.step_times(lines, title, changes), name, title, caption)
 
 
 def _timeline_picture(facts: Facts) -> Picture | None:
@@ -125,6 +131,8 @@ def _timeline_picture(facts: Facts) -> Picture | None:
         f"Orange: communication that computation waited for, {exposed}. Where a rank waited is inferred from the order"
         f" and times of its collectives; the step time that this gives is within {max(error, 0.1):.1f} % of the logged."
     )
+    if facts.before_after.part is not None and len(facts.traced) == 1:
+        caption += " Both are of the part of the job that is compared."
     others = [table.job_id for table in facts.traced if table.job_id != facts.job.job_id]
     if len(facts.traced) == 1 and others:
         caption += f" The trace is of another job, {others[0] or 'which it does not name'}."
@@ -243,7 +251,8 @@ def _picture(figure: Figure, name: str, title: str, caption: str) -> Picture:
 
 
 def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
+    settled = facts.settled()
     for one in facts.explained():
         key = one.key
         rows.append(
@@ -252,12 +261,22 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
                 "ranks": str(key.communicator),
                 "bytes": rounded_range(one.min_bytes, one.max_bytes, "\nto ").splitlines(),
                 "decision": one.decision,
-                "against_own": facts.against_own(one.decision),
+                "against_own": facts.against_own(settled[key]),
+                "expected": _expected(one),
                 "explained": one,
                 "alternatives": shown(one.alternatives),
             }
         )
     return rows
+
+
+def _expected(explained: Explanation) -> tuple[float | None, float | None, float | None]:
+    """What the key's last decision expected of the setting in force, and both ends of the 90 % interval."""
+    for one in explained.alternatives:
+        if one["candidate"] == explained.setting and one["predicted_us"] is not None:
+            return one["predicted_us"], one["predicted_low_us"], one["predicted_high_us"]
+    last = explained.decision
+    return (None, None, None) if last is None else (last.predicted_us, last.predicted_low_us, last.predicted_high_us)
 
 
 def _undecided(facts: Facts) -> list[str]:

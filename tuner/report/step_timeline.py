@@ -120,15 +120,16 @@ def lanes_of(steps: Sequence[StepTimeline]) -> list[str]:
 def _under_no_plan(table: CollectiveTable) -> CollectiveTable:
     """Steps before the first plan, but the very first, which connects and allocates."""
     steps = table.steps
-    return _only(table, steps["step"][steps["epoch"] == 0][1:] if len(steps) else steps["step"])
+    return only_steps(table, steps["step"][steps["epoch"] == 0][1:] if len(steps) else steps["step"])
 
 
 def _settled(table: CollectiveTable) -> CollectiveTable:
     steps = table.steps
-    return _only(table, steps["step"][-max(8, int(len(steps) * SETTLED_SHARE)) :])
+    return only_steps(table, steps["step"][-max(8, int(len(steps) * SETTLED_SHARE)) :])
 
 
-def _only(table: CollectiveTable, numbers: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> CollectiveTable:
+def only_steps(table: CollectiveTable, numbers: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> CollectiveTable:
+    """The part of a trace that is of the steps `numbers`."""
     kept = np.isin(table.rows["step"], numbers)
     return replace(
         table,
