@@ -31,10 +31,12 @@ class Explanation(msgspec.Struct, frozen=True):
     """One decision key: what runs there, what else is possible, and how it came to it."""
 
     key: DecisionKey
+    collective: str
+    phase: str
     min_bytes: int
     max_bytes: int
     decision: Decision | None
-    """What made the setting in force what it is; None where nothing has been decided yet."""
+    """What made the setting in force what it is, without its alternatives; None where nothing has been decided yet."""
     alternatives: list[dict[str, Any]]
     """Every candidate. What was expected of it when the key was last looked at, with the 90 % interval
     (`predicted_us`, `predicted_low_us`, `predicted_high_us`, None for what ran without having been weighed;
@@ -173,6 +175,7 @@ def _explanation(
     model_id, alternatives = guesses or ("", [])
     if last is not None:  # of any kind: it saw the most evidence
         model_id, alternatives = last.model_id, alternatives_of(last)
+    decision = deciding(settled)
     setting = str(settled[-1].candidate if settled else BASELINE)
     is_guess = bool(alternatives) and all(one.get("is_guess", False) for one in alternatives)
     alternatives = [*alternatives, *_unweighed(alternatives, here, everywhere)]
@@ -180,9 +183,11 @@ def _explanation(
     _date_notes(alternatives, decisions, setting)
     return Explanation(
         key=key,
+        collective=key.collective.name,
+        phase=key.phase.name,
         min_bytes=low,
         max_bytes=high,
-        decision=deciding(settled),
+        decision=None if decision is None else msgspec.structs.replace(decision, alternatives="[]"),
         alternatives=alternatives,
         is_guess=is_guess,
         decided_at_s=None if last is None else last.decided_at_s,

@@ -52,6 +52,8 @@ class Judgement(msgspec.Struct, frozen=True):
 
     model_id: str
     fabric_id: str
+    state: str
+    """As in `ModelLine`."""
     n_points: int
     median_error_percent: float
     worst_error_percent: float
@@ -60,41 +62,24 @@ class Judgement(msgspec.Struct, frozen=True):
 
 def listed(store: Store, fabric_id: str | None = None) -> list[ModelLine]:
     """Every saved correction, by fabric, those in use first and then the newest."""
-    records = _kept(store)
-    pinned = {one.fabric_id: one.training_hash for one in records if one.name.endswith(PINNED)}
-    lines = [
-        ModelLine(
-            _id_of(one),
-            one.fabric_id,
-            _state(one, pinned.get(one.fabric_id)),
-            one.training_hash,
-            len(one.blob),
-            one.error,
-            one.created_at_s,
-            one.versions,
-        )
-        for one in records
-        if fabric_id in (None, one.fabric_id)
-    ]
-    order = ("pinned", "in use")
-    return sorted(lines, key=lambda line: (line.fabric_id, line.state not in order, -line.created_at_s))
+    return [line for line, _ in _in_order(store, fabric_id)]
 
 
 def compared(store: Store, fabric_id: str | None = None) -> list[Judgement]:
     """Every readable model against the newest measurements of its fabric."""
     found = []
-    for name, facts in store.fabrics().items():
-        if fabric_id not in (None, name):
+    facts, points = store.fabrics(), dict[str, TrainingSet]()
+    for line, record in _in_order(store, fabric_id):
+        name = line.fabric_id
+        if name not in points:
+            points[name] = build(store.measurements(name, limit=MAX_MEASUREMENTS), CostPrior(facts.get(name, {})))
+        if not len(points[name]):
             continue
-        points = build(store.measurements(name, limit=MAX_MEASUREMENTS), CostPrior(facts))
-        for record in _kept(store):
-            if record.fabric_id != name or not len(points):
-                continue
-            try:
-                baked = Baked.from_bytes(record.blob)
-            except ValueError:
-                continue
-            found.append(_judged(record, baked, points))
+        try:
+            baked = Baked.from_bytes(record.blob)
+        except ValueError:
+            continue
+        found.append(_judged(line, baked, points[name]))
     return found
 
 
@@ -140,6 +125,19 @@ def release(store: Store, fabric_id: str | None) -> list[str]:
     return [record.fabric_id for record in freed]
 
 
+def check_fabric(store: Store, fabric_id: str | None) -> Store:
+    """The store, if it knows this fabric.
+
+    Raises:
+        UserError: it does not; the store is closed then.
+    """
+    known = {*store.fabrics(), *(one.fabric_id for one in store.models() if one.fabric_id)}
+    if fabric_id is not None and fabric_id not in known:
+        store.close()
+        raise UserError(f"no fabric {fabric_id!r} in {store.path}", f"use one of {', '.join(sorted(known)) or 'none'}")
+    return store
+
+
 def open_for_change(path: Path) -> Store:
     """The store, for writing.
 
@@ -175,10 +173,10 @@ def render_comparison(found: list[Judgement], console: Console) -> None:
         console.print("There is no model with measurements to compare it to.")
         return
     for fabric_id, group in groupby(found, key=lambda one: one.fabric_id):
-        table = _table("model", "settings", "median error", "worst error", "inside its 90 %")
+        table = _table("model", "state", "settings", "median error", "worst error", "inside its 90 %")
         for one in group:
             errors = f"{one.median_error_percent:.1f} %", f"{one.worst_error_percent:.1f} %"
-            table.add_row(one.model_id, str(one.n_points), *errors, f"{one.interval_coverage_90:.0f} %")
+            table.add_row(one.model_id, one.state, str(one.n_points), *errors, f"{one.interval_coverage_90:.0f} %")
         _print_fabric(fabric_id, table, console)
 
 
@@ -193,6 +191,30 @@ def _print_fabric(fabric_id: str, table: Table, console: Console) -> None:
     """A table below the name of its fabric, which would leave it no room beside."""
     console.print(f"fabric {fabric_id}", highlight=False, soft_wrap=True)
     console.print(table)
+
+
+def _in_order(store: Store, fabric_id: str | None) -> list[tuple[ModelLine, ModelRecord]]:
+    records = _kept(store)
+    pinned = {one.fabric_id: one.training_hash for one in records if one.name.endswith(PINNED)}
+    lines = [
+        (
+            ModelLine(
+                _id_of(one),
+                one.fabric_id,
+                _state(one, pinned.get(one.fabric_id)),
+                one.training_hash,
+                len(one.blob),
+                one.error,
+                one.created_at_s,
+                one.versions,
+            ),
+            one,
+        )
+        for one in records
+        if fabric_id in (None, one.fabric_id)
+    ]
+    order = ("pinned", "in use")
+    return sorted(lines, key=lambda one: (one[0].fabric_id, one[0].state not in order, -one[0].created_at_s))
 
 
 def _kept(store: Store) -> list[ModelRecord]:
@@ -257,7 +279,7 @@ def _find(store: Store, model_id: str, fabric_id: str | None) -> ModelRecord:
     return next(iter(found.values()))
 
 
-def _judged(record: ModelRecord, baked: Baked, points: TrainingSet) -> Judgement:
+def _judged(line: ModelLine, baked: Baked, points: TrainingSet) -> Judgement:
     shift, spread = np.zeros(len(points)), np.ones(len(points))
     table = np.stack([points.n_ranks, points.n_nodes, points.collective], axis=1)
     for n_ranks, n_nodes, collective in np.unique(table, axis=0).tolist():
@@ -273,8 +295,9 @@ def _judged(record: ModelRecord, baked: Baked, points: TrainingSet) -> Judgement
         shift[rows], spread[rows] = means[np.arange(len(rows)), columns], stds[np.arange(len(rows)), columns]
     error = np.abs(points.residual - shift)
     return Judgement(
-        _id_of(record),
-        record.fabric_id,
+        line.model_id,
+        line.fabric_id,
+        line.state,
         len(points),
         100.0 * float(np.expm1(np.median(error))),
         100.0 * float(np.expm1(error.max())),

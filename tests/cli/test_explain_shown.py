@@ -131,6 +131,8 @@ def test_news_of_the_job_is_told_once_and_is_no_keys_reason(tmp_path: Path, monk
     told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
     assert [len(one["job_history"]) for one in told] == [2, 2], "whoever asks for one key sees it, too"
     assert [one["decision"]["kind"] for one in told] == ["promote", "promote"]
+    assert [(one["collective"], one["phase"]) for one in told] == [("all_gather", "forward_gather")] * 2
+    assert [one["decision"]["alternatives"] for one in told] == ["[]", "[]"], "they are there, once"
 
 
 def test_what_made_a_setting_what_it_is_goes_before_what_was_found_since(tmp_path: Path, monkeypatch, capsys):

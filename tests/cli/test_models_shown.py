@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from rich.console import Console
 from store.database import MEASUREMENT, Store
 from store.errors import StoreError, UserError
 from store.records import ModelRecord
-from tuner import models, trainer
+from tuner import cli, models, trainer
 from tuner.model.baked import RUNGS, Baked
 
 FABRIC = "fabric"
@@ -104,3 +105,24 @@ def test_changing_models_leaves_a_damaged_store_as_it_is(path: Path):
         models.open_for_change(path)
     assert path.read_bytes() == content
     assert not [one for one in path.parent.iterdir() if "corrupt" in one.name]
+
+
+@pytest.mark.parametrize("words", [["list"], ["compare"], ["pin", "kriging-00000001"], ["rollback"], ["release"]])
+def test_a_fabric_that_is_not_there_is_no_fabric_without_models(words: list[str], path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["zerotune", "models", *words, "--store", str(path), "--fabric-id", "nope"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert f"no fabric 'nope' in {path}; use one of {FABRIC}\n" in capsys.readouterr().err
+    Store.open(path).close()  # given back
+
+
+def test_comparing_says_which_is_used_and_names_it_first(path: Path):
+    with Store.open(path) as store:
+        models.roll_back(store, None)
+        found = [(one.model_id, one.state) for one in models.compared(store)]
+    assert found == [
+        ("kriging-00000002", "pinned"),
+        ("kriging-00000003", "newest, not in use"),
+        ("kriging-00000001", "earlier"),
+    ]

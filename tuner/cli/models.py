@@ -33,7 +33,7 @@ def list_models(store: StorePath = None, fabric_id: FabricId = None, as_json: As
     """
     from tuner import models as kept
 
-    with _reading(store) as opened:
+    with kept.check_fabric(_reading(store), fabric_id) as opened:
         lines = kept.listed(opened, fabric_id)
     if as_json:
         print_json(lines)
@@ -49,7 +49,7 @@ def compare(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
     """
     from tuner import models as kept
 
-    with _reading(store) as opened:
+    with kept.check_fabric(_reading(store), fabric_id) as opened:
         found = kept.compared(opened, fabric_id)
     if as_json:
         print_json(found)
@@ -72,7 +72,7 @@ def pin(
     """
     from tuner import models as kept
 
-    with kept.open_for_change(store_path(store)) as opened:
+    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
         line = kept.pin(opened, model, fabric_id)
     if as_json:
         print_json(line)
@@ -88,7 +88,7 @@ def roll_back(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJs
     """
     from tuner import models as kept
 
-    with kept.open_for_change(store_path(store)) as opened:
+    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
         line = kept.roll_back(opened, fabric_id)
     if as_json:
         print_json(line)
@@ -104,7 +104,7 @@ def release(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
     """
     from tuner import models as kept
 
-    with kept.open_for_change(store_path(store)) as opened:
+    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
         freed = kept.release(opened, fabric_id)
     if as_json:
         print_json(freed)
