@@ -199,7 +199,9 @@ class Brain:
         self.budget.earn(step.duration_us)
         if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
             before = self.memory.is_short, self.memory.is_falling
-            self.memory.pressure = step.memory_pressure
+            self.memory.heard(step.memory_pressure, step.step)
+            if self.memory.is_overbooked:
+                self._policy.connect_nothing()
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
         if step.epoch == self._active:
             self._steps_in_epoch += 1
@@ -251,7 +253,7 @@ class Brain:
             may_start=not self._oversight.is_busy,
             may_lead=not self._oversight.is_comparing,
         )
-        if self.settings.explore and not self.memory.is_short:
+        if self.settings.explore:
             self._oversight.consider_variants(self._states, evidence, self._step)
         variant = self._oversight.variant
         overlay = variant.changes if variant is not None else {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import pytest
 from brain_world import Call, World, make_brain, play, zero3_step
+from tight_world import OutOfMemory, TightWorld
 
 from agent.nccl import cost_model, library
 from store.measurements import MEASUREMENT
@@ -31,35 +31,6 @@ from tuner.policy.memory import MemoryGate
 
 MIB = 1 << 20
 KIB = 1 << 10
-
-
-class OutOfMemory(Exception):
-    """What the device says."""
-
-
-@dataclass
-class TightWorld(World):
-    """A device whose memory NCCL shares with training; connections are made at first use, as NCCL makes them."""
-
-    free_mb: float = float("inf")
-    connects: str = "all_channels"
-    connected: dict[Algorithm, int] = field(default_factory=dict)
-
-    def run_step(self):
-        for call in self.calls:
-            ran = self.truth(call, self.chosen(call))[1]
-            n_channels = self.topology.comm_channels if self.connects == "all_channels" else ran.n_channels
-            if n_channels > self.connected.get(ran.algorithm, 0):
-                self.connected[ran.algorithm] = n_channels
-                if self.taken_mb > self.free_mb:
-                    raise OutOfMemory(f"{ran} for {call}")
-        used_mb = self.fabric.memory.device_mb - self.free_mb + self.taken_mb
-        self.memory_pressure = max(0.0, used_mb / self.fabric.memory.device_mb)
-        return super().run_step()
-
-    @property
-    def taken_mb(self) -> float:
-        return self.fabric.memory_mb(self.communicator, self.connected)
 
 
 def _zero3(n_bytes: int) -> list[Call]:
@@ -228,10 +199,12 @@ def test_what_is_connected_is_known_per_communicator() -> None:
     assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 5), wide)
     assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 1), narrow)
     assert not gate.has_room_for(BASELINE, wide)
-    gate.pressure = 0.95
-    assert gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), 0, narrow)
-    assert not gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), 0, wide)
-    assert not gate.allows(Candidate(Algorithm.ring, Protocol.ll, 4), 2, wide)
+    assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
+    gate.heard(0.95, 1)
+    assert gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), narrow)
+    assert not gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), wide)
+    assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 4), wide)
+    assert not gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
 
 
 def test_what_would_fill_the_device_is_not_tried_while_it_is_not_full_yet() -> None:
@@ -239,31 +212,31 @@ def test_what_would_fill_the_device_is_not_tried_while_it_is_not_full_yet() -> N
     gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0})
     gate.ran(_ran(boxes, Candidate(Algorithm.ring, Protocol.ll, 8)))
     tree = Candidate(Algorithm.tree, Protocol.ll, 1)  # 8 channels, 3 neighbours: 216 MB
-    for pressure, fits in ((0.6, True), (0.8, False), (0.6, True)):
-        gate.pressure = pressure
-        assert gate.allows(tree, 8, boxes) == fits
-        assert gate.allows(Candidate(Algorithm.ring, Protocol.simple, 8), 8, boxes)
+    for step, (pressure, fits) in enumerate(((0.6, True), (0.8, False), (0.6, True))):
+        gate.heard(pressure, step)
+        assert gate.allows(tree, boxes) == fits
+        assert gate.allows(Candidate(Algorithm.ring, Protocol.simple, 8), boxes)
     by_nccls_arithmetic = MemoryGate(0.92, {"device_mb": 80_000.0})
-    by_nccls_arithmetic.pressure = 0.91
-    assert not by_nccls_arithmetic.allows(tree, 0, boxes)  # 16 channels of 56 MB
+    by_nccls_arithmetic.heard(0.91, 0)
+    assert not by_nccls_arithmetic.allows(tree, boxes)  # 16 channels of 56 MB
     unknown = MemoryGate(0.92, {})
-    unknown.pressure = 0.91
-    assert unknown.allows(tree, 0, boxes)
+    unknown.heard(0.91, 0)
+    assert unknown.allows(tree, boxes)
 
 
 def test_memory_is_short_above_the_threshold_and_falls_where_it_matters() -> None:
     gate = MemoryGate(0.92)
     seen = []
     for pressure in (0.5, 0.93, 0.91, 0.93, 0.89, 0.89, 0.85, 0.7, 0.95, 0.95, 0.5):
-        gate.pressure = pressure
+        gate.heard(pressure, len(seen))
         seen.append((gate.is_short, gate.is_falling))
     short, free, quiet = (True, False), (False, True), (False, False)
     assert seen == [quiet, short, short, short, free, free, free, free, short, short, free]
     gradual = MemoryGate(0.92)
-    for pressure in (0.8, 0.75, 0.72):
-        gradual.pressure = pressure
+    for step, pressure in enumerate((0.8, 0.75, 0.72)):
+        gradual.heard(pressure, step)
         assert not gradual.is_falling
-    gradual.pressure = 0.6
+    gradual.heard(0.6, 3)
     assert gradual.is_falling
 
 

@@ -81,6 +81,7 @@ def best_option(
     settings: PolicySettings,
     may_try: Callable[[Candidate], bool],
     ties: Container[Candidate],
+    least_gain: Floats | float = 0.0,
 ) -> tuple[Option | None, bool]:
     """The best trial that fits, if any; and whether there is one that only waits for more credit.
 
@@ -89,11 +90,12 @@ def best_option(
         usual: what mostly runs at the key; `log_now` is its log duration.
         may_try: whether a candidate is allowed at all.
         ties: candidates that were on trial without a verdict; others go first.
+        least_gain: what each option must gain (log) besides what the settings ask of all.
     """
     mean, spread = opinion
     duration_us = math.exp(log_now)
     log_catastrophe = math.log(settings.catastrophic_ratio)
-    improvement = expected_improvement(log_now - mean - settings.min_gain, spread)
+    improvement = expected_improvement(log_now - mean - settings.min_gain - least_gain, spread)
     exposed_us = duration_us * stakes.calls_per_step * stakes.steps_at_risk * stakes.charged_share
     worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
     risk_us = worst * exposed_us

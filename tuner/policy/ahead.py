@@ -2,8 +2,9 @@
 
 While memory is short, a message of a new size must not make NCCL connect what the device has no room for:
 every size that was not seen gets a setting that is connected already. When memory becomes free, larger
-batches and buckets usually follow: the sizes just above the largest ones get the setting they would be given
-anyway. Both are guesses, made where the alternative is to guess nothing; they are verified once they run.
+batches and buckets usually follow: the sizes just above the largest ones get what was measured faster at those, as
+far as NCCL's costs do not speak against it, or what the model is sure of. Both are guesses, made where the alternative
+is to guess nothing; they are verified once they run.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ OCTAVES_GUARDED: Final = 4
 SMALLEST_CLASS: Final = 3 * SIZE_CLASSES_PER_OCTAVE
 """Eight bytes: below, several classes begin at the same size."""
 LARGEST_CLASS: Final = 47 * SIZE_CLASSES_PER_OCTAVE
+CARRIED_GAIN: Final = 0.05
+"""What the setting of the largest messages must promise (log) at larger ones, for each octave."""
 SMALLER_COSTS: Final = 0.01
 """Slowdown (log) for which fewer channels are preferred while memory is short."""
 PHASES: Final[Mapping[Collective, tuple[Phase, ...]]] = {
@@ -77,6 +80,9 @@ class Ahead:
         self._may_try = may_try
         """Whether what is only predicted to be faster may run."""
         self._made_for: tuple[object, ...] = ()
+        self._n_known = 0
+        self._largest: list[KeyState] = []
+        """The keys of the largest messages, as long as no new ones come."""
         self.rows: tuple[PlanRow, ...] = ()
 
     def refresh(self, states: list[KeyState], evidence: Evidence) -> bool:
@@ -85,7 +91,10 @@ class Ahead:
         if not (memory.is_short or memory.is_falling or self.rows):
             return False
         connected = {shape: dict(own) for shape, own in memory.connected()}
-        situation = memory.is_short, memory.is_falling, len(states), connected if memory.is_short else None
+        if len(states) != self._n_known:
+            self._n_known, self._largest = len(states), _largest(states)
+        depends_on = connected if memory.is_short else [state.usual for state in self._largest]
+        situation = memory.is_short, memory.is_falling, len(states), depends_on
         if situation == self._made_for:
             return False
         self._made_for = situation
@@ -93,7 +102,7 @@ class Ahead:
         if memory.is_short:
             self.rows = self._guards(states, evidence, connected)
         else:
-            self.rows = self._next_ones(states, evidence) if memory.is_falling and self._may_try else ()
+            self.rows = self._next_ones(self._largest, states, evidence) if memory.is_falling and self._may_try else ()
         return [_setting(row) for row in before] != [_setting(row) for row in self.rows]
 
     def _guards(
@@ -117,23 +126,40 @@ class Ahead:
                             rows.append(_row(communicator, collective, phase, span, setting, SHORT))
         return _merged(rows)[:MAX_ROWS]
 
-    def _next_ones(self, states: list[KeyState], evidence: Evidence) -> tuple[PlanRow, ...]:
+    def _next_ones(self, largest: list[KeyState], states: list[KeyState], evidence: Evidence) -> tuple[PlanRow, ...]:
         rows: list[PlanRow] = []
         n_opinions = 0
-        for (communicator, collective, phase), classes in _seen(states).items():
+        for state in largest:
+            communicator, collective, phase = state.key.communicator, state.family[1], Phase(state.key.phase)
             for octave in range(OCTAVES_AHEAD):
-                first = classes[-1] + 1 + octave * SIZE_CLASSES_PER_OCTAVE
+                first = state.key.size_class + 1 + octave * SIZE_CLASSES_PER_OCTAVE
                 span = Span(first, first + SIZE_CLASSES_PER_OCTAVE - 1)
+                if self._promises(state, span, evidence) > (1 + octave) * CARRIED_GAIN:
+                    rows.append(_row(communicator, collective, phase, span, state.usual, FREE))
+                    continue
                 if n_opinions >= MAX_OPINIONS or len(rows) >= MAX_ROWS:
                     return tuple(rows)
                 n_opinions += 1
                 opinion = self._opinion((communicator, collective), span, phase, states, evidence)
-                allowed = [self._memory.allows(option, 0, communicator) for option in opinion.options]
+                allowed = [self._memory.allows(option, communicator) for option in opinion.options]
                 best = int(np.argmin(np.where(allowed, opinion.mean, np.inf)))
                 edge = opinion.mean[0] - opinion.mean[best] - 0.5 * opinion.spread[best]
                 setting = opinion.options[best] if edge > self._min_gain else BASELINE
                 rows.append(_row(communicator, collective, phase, span, setting, FREE))
         return tuple(rows)
+
+    def _promises(self, state: KeyState, span: Span, evidence: Evidence) -> float:
+        """By how much (log) what runs at a key should be faster than NCCL's choice at other sizes: by as much as was
+        measured at its own, but for what NCCL's costs of the two say of the difference; NaN where that is not known.
+        """
+        slots = evidence.find(state.index, BASELINE), evidence.find(state.index, state.usual)
+        if slots[0] is None or slots[1] is None:
+            return math.nan
+        sizes = np.array([state.message_bytes, float(_middle(span))])
+        costs = self._outlook.fields.costs.log_cost(*state.family, (BASELINE, state.usual), sizes)
+        (own, own_usual), (next_, next_usual) = costs.tolist()
+        measured = evidence.log_us(slots[0]) - evidence.log_us(slots[1])
+        return float(measured + next_ - next_usual - (own - own_usual))
 
     def _connected_best(
         self, family: Family, span: Span, phase: Phase, states: list[KeyState], evidence: Evidence, n_before: int
@@ -189,6 +215,12 @@ def _seen(states: list[KeyState]) -> dict[tuple[CommunicatorClass, Collective, P
     for classes in found.values():
         classes.sort()
     return found
+
+
+def _largest(states: list[KeyState]) -> list[KeyState]:
+    """Of each communicator's collectives, by phase, the key of the largest messages."""
+    by_key = {state.key: state for state in states}
+    return [by_key[DecisionKey(*place, classes[-1])] for place, classes in _seen(states).items()]
 
 
 def _gaps(classes: list[int]) -> list[Span]:

@@ -126,7 +126,7 @@ class Policy:
             self._grow(max(64, state.index))
         state.is_known = self.outlook.fields.knowledge.has_measured(state.key)
         decided = self.outlook.fields.knowledge.decided(state.key)
-        if decided is not None:
+        if decided is not None and self.may_run(state, decided[0]):
             candidate, reason = decided
             self.begin_trial(state, candidate, reason, TRUSTED_HOPE, is_trusted=True)
             self._report(Event(state, candidate, "prior", reason))
@@ -210,6 +210,7 @@ class Policy:
         `hope` is by how much (log) it should be faster, and the standard deviation of that.
         """
         state.trial, state.trial_reason, state.hope, state.is_trusted = candidate, reason, hope, is_trusted
+        self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
         self._is_trusted[state.index] = is_trusted
         share = self._share[state.index] = _share(odds(None, state, 0.0), is_trusted=is_trusted)
@@ -229,6 +230,7 @@ class Policy:
         `hope` is what earlier jobs measured, as in `begin_trial`.
         """
         state.lead, state.lead_hope = candidate, hope
+        self.memory.promise(candidate, state.key.communicator)
         self.leads[state.index] = state
         self._has_lead[state.index] = True
         self._changed.add(state.index)
@@ -369,7 +371,7 @@ class Policy:
                 break
         self.has_settled = not n_looked_at and n_quiet > 0 and not self.trials
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
-            if found.risk_us > risk_left_us or found.surprise_us > room_us:
+            if found.risk_us > risk_left_us or found.surprise_us > room_us or not self.may_run(state, found.candidate):
                 continue
             risk_left_us -= found.risk_us
             room_us -= found.risk_us
@@ -389,8 +391,9 @@ class Policy:
             return None
         usual = evidence.find(state.index, state.usual)
         pays_within_steps = PAYS_WITHIN * self.budget.n_steps if state.is_known else math.inf
+        options = self.outlook.fields.of(state).options
         found, waits_for_credit = best_option(
-            self.outlook.fields.of(state).options,
+            options,
             opinion,
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
@@ -399,16 +402,36 @@ class Policy:
             self.settings,
             lambda candidate: self._may_try(state, candidate),
             state.ties,
+            self.memory.least_gain(options, state.n_channels),
         )
         (self._waits_for_credit.add if waits_for_credit else self._waits_for_credit.discard)(state.index)
         return found
+
+    def may_run(self, state: KeyState, candidate: Candidate) -> bool:
+        """Whether device memory allows it."""
+        return self.memory.allows(self.what_runs(state, candidate), state.key.communicator)
+
+    @staticmethod
+    def what_runs(state: KeyState, candidate: Candidate) -> Candidate:
+        """The setting that is meant, NCCL's own where that is known."""
+        return state.default_setting or candidate if candidate.is_baseline else candidate
+
+    def connect_nothing(self) -> None:
+        """End trials and leads that have not run yet and would take memory that is no longer there."""
+        for state in [*self.trials.values()]:
+            if state.trial is not None and not self.memory.is_connected(state.trial, state.key.communicator):
+                self.end_trial(state)
+        for state in [*self.leads.values()]:
+            if state.lead is not None and not self.memory.is_connected(state.lead, state.key.communicator):
+                self.end_lead(state)
+        self.memory.take_back()
 
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
         if candidate in (state.incumbent, state.lead) or candidate in state.banned or candidate in state.retired:
             return False
         if candidate.n_channels > state.max_channels:
             return False
-        return self.memory.allows(candidate, state.n_channels, state.key.communicator)
+        return self.may_run(state, candidate)
 
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
         """What one more window of a running trial may cost, from what it has cost so far."""

@@ -37,8 +37,7 @@ class VariantCosts:
                 return {}
 
             def may_run(option: Candidate) -> bool:
-                allowed = self._policy.memory.allows(option, state.n_channels, state.key.communicator)
-                return allowed and option not in state.banned
+                return self._policy.may_run(state, option) and option not in state.banned
 
             mean, spread = state.opinion or self._policy.outlook.posterior(state, states, evidence)
             worst = np.minimum(mean + RISK_QUANTILE * spread, mean + 6.0)
@@ -60,6 +59,14 @@ class VariantCosts:
     def fits(self, variant: Variant) -> bool:
         """Whether the budget has room for a variant."""
         return variant.risk_us <= self._affordable_us()
+
+    def may_run(self, variant: Variant, states: list[KeyState]) -> bool:
+        """Whether device memory allows a variant."""
+        settings = {
+            (self._policy.what_runs(states[index], candidate), states[index].key.communicator)
+            for index, candidate in variant.changes.items()
+        }
+        return self._policy.memory.allows_all(settings)
 
     def audits(self, states: list[KeyState], evidence: Evidence) -> list[Variant]:
         """Groups of promotions back at NCCL's own choice; all of that was measured."""

@@ -108,6 +108,8 @@ class Variants:
         """
         trials = self._trials
         self._step_us = step_us
+        if trials.variant is not None and not self._costs.may_run(trials.variant, states):
+            trials.end(step)  # there is no memory for it any more
         if self._policy.trials:
             self._cap_search = None
             if trials.variant is None:
@@ -164,7 +166,7 @@ class Variants:
         best, most = None, 0.0
         for variant in variants:
             worth = self._worth(variant, states, evidence, step)
-            if worth > most and self._costs.fits(variant):
+            if worth > most and self._costs.fits(variant) and self._costs.may_run(variant, states):
                 best, most = variant, worth
         return best
 

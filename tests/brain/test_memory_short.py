@@ -1,0 +1,314 @@
+"""What runs while memory is short: only what has run already, and of that whatever is fastest."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play, zero3_step
+from tight_world import TightWorld
+
+from agent.nccl import fabric
+from store.measurements import MEASUREMENT
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+    size_class,
+)
+from tuner.knowledge import Knowledge
+from tuner.policy import memory
+from tuner.policy.admission import Option
+from tuner.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate
+from tuner.policy.step_trial import Variant
+
+MIB = 1 << 20
+BOXES = CommunicatorClass(16, 16)
+RING, TREE, PAT = (Candidate(one, Protocol.simple, 4) for one in (Algorithm.ring, Algorithm.tree, Algorithm.pat))
+
+
+class Line(NamedTuple):
+    """What a store remembers of one setting."""
+
+    key: DecisionKey
+    candidate: Candidate
+    median_us: float
+    is_default: bool
+    count: int = 50
+
+    @property
+    def std_us(self) -> float:
+        return 0.02 * self.median_us
+
+
+def _says_another_algorithm(world: World, *, is_proven: bool = True) -> Knowledge:
+    """Earlier jobs, with more memory, found another algorithm to be a third faster than NCCL's own choice."""
+    lines = []
+    options = make_brain(world)._costs
+    for call in dict.fromkeys(world.calls):
+        usual_us, ran = world.truth(call, BASELINE)
+        others = (
+            one
+            for one in options.candidates(world.communicator, call.collective)
+            if one.algorithm not in (None, ran.algorithm)
+        )
+        other = min(others, key=lambda one: world.truth(call, one)[0])
+        key = DecisionKey(world.communicator, call.collective, call.phase, size_class(call.message_bytes))
+        lines += [Line(key, ran, usual_us, True), Line(key, other, 0.7 * usual_us, False)]
+    return Knowledge(lines if is_proven else (), by_job=[lines])
+
+
+def _device_for_one_algorithm(device_mb: float | None = None) -> TightWorld:
+    """Room for what NCCL connects by itself and next to nothing else; all of the device, or the rest is training's."""
+    calls = zero3_step(shard_bytes=MIB, n_ranks=1)
+    alone = TightWorld("ethernet_boxes", BOXES, calls)
+    alone.run_step()
+    world = TightWorld("ethernet_boxes", BOXES, calls, free_mb=1.02 * alone.taken_mb)
+    if device_mb is not None:
+        world.fabric = copy.copy(world.fabric)
+        world.fabric.memory = msgspec.structs.replace(world.fabric.memory, device_mb=device_mb * alone.taken_mb)
+        world.free_mb = world.fabric.memory.device_mb
+    return world
+
+
+@pytest.mark.parametrize("latency_steps", [1, 3])
+def test_what_earlier_jobs_proved_is_not_connected_when_a_job_begins_with_little_memory(latency_steps: int) -> None:
+    world = _device_for_one_algorithm()
+    play(world, make_brain(world, _says_another_algorithm(world)), 40, latency_steps=latency_steps)
+    assert set(world.connected) == {Algorithm.pat}
+    assert world.memory_pressure > 0.92
+
+
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_nor_where_memory_is_not_short_but_would_be(is_proven: bool) -> None:
+    world = _device_for_one_algorithm(device_mb=1.1)  # 0.91, until another is connected
+    play(world, make_brain(world, _says_another_algorithm(world, is_proven=is_proven)), 40)
+    assert set(world.connected) == {Algorithm.pat}
+    roomy = _device_for_one_algorithm(device_mb=3.0)
+    play(roomy, make_brain(roomy, _says_another_algorithm(roomy, is_proven=is_proven)), 40)
+    assert set(roomy.connected) > {Algorithm.pat}
+
+
+def test_nor_on_communicators_that_come_later() -> None:
+    world = World("ethernet_boxes", BOXES, zero3_step(shard_bytes=MIB, n_ranks=1), memory_pressure=0.97)
+    world.communicator = CommunicatorClass(4, 4)
+    brain = make_brain(world, _says_another_algorithm(world))
+    world.communicator = BOXES
+    play(world, brain, 3)
+    world.communicator = CommunicatorClass(4, 4)
+    brain.observe(world.run_step()[0])  # the daemon may think before it hears how full the device is by now
+    new = [state for state in brain._states if state.key.communicator != BOXES]
+    assert new
+    assert all(state.trial is None for state in new)
+
+
+def test_trials_that_begin_together_fit_together() -> None:
+    """Gathers would try PAT and all-reduces a tree; both fit alone."""
+    calls = [
+        *[Call(Collective.all_gather, Phase.other, 8 * MIB)] * 4,
+        *[Call(Collective.all_reduce, Phase.other, 4 * MIB)] * 4,
+    ]
+    for free in (0.5, 1.3):
+        world = TightWorld("ethernet_boxes", BOXES, calls)
+        ring, tree, pat = (
+            world.fabric.memory_mb(BOXES, {one: world.topology.comm_channels})
+            for one in (Algorithm.ring, Algorithm.tree, Algorithm.pat)
+        )
+        world.fabric = copy.copy(world.fabric)
+        device_mb = (ring + max(tree, pat) + free * min(tree, pat)) / 0.92
+        world.fabric.memory = msgspec.structs.replace(world.fabric.memory, device_mb=device_mb)
+        world.free_mb = device_mb
+        play(world, make_brain(world), 250)
+        assert world.memory_pressure <= 0.92
+        assert (len(world.connected) == 3) == (free > 1)
+
+
+def test_nor_do_those_of_one_window_that_fit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [Call(one, Phase.other, 4 * MIB) for one in (Collective.all_reduce, Collective.all_gather)]
+    world = World("ethernet_boxes", BOXES, calls * 2)
+    brain = make_brain(world)
+    play(world, brain, 3)
+    brain.memory._device_mb = 1700.0  # tree takes 0.127, PAT 0.339
+
+    def best(state, *_: object) -> Option:
+        return Option(1.0, 0.0, 0.0, (TREE, PAT)[state.index], (0.0, 1.0), "")
+
+    monkeypatch.setattr(brain._policy, "_best_option", best)
+    for pressure, n_begun in ((0.5, 1), (0.4, 2)):
+        brain.memory.heard(pressure, world.step)
+        brain._policy._start_trials(brain._states, brain._regimes.evidence, world.step, 1.0, 1.0)
+        assert len(brain._policy.trials) == n_begun
+        brain._policy.connect_nothing()
+
+
+SHORT_FOR_GOOD = {
+    "few_sms_node": CommunicatorClass(8, 1),
+    "h100_ib_2": CommunicatorClass(16, 2),
+    "h100_node": CommunicatorClass(8, 1),
+}
+
+
+@pytest.mark.parametrize("name", SHORT_FOR_GOOD)
+def test_where_memory_is_short_from_first_to_last_the_gain_is_had_all_the_same(name: str) -> None:
+    """Frameworks cache what memory there is, so most large jobs run like that."""
+    calls = [
+        *(call for exponent in (16, 20, 23) for call in zero3_step(shard_bytes=1 << exponent, n_ranks=1)),
+        *[Call(Collective.all_reduce, Phase.gradient_scatter, 4 * MIB)] * 3,
+    ]
+    world = World(name, SHORT_FOR_GOOD[name], calls, seed=1, memory_pressure=0.97)
+    brain = make_brain(world)
+    plans = play(world, brain, 400)
+    usual, best, ours = (sum(some) for some in zip(*gain_share(world, brain).values(), strict=True))
+    assert usual - ours > 0.9 * (usual - best)
+    connected = dict(brain.memory.connected())[world.communicator]
+    for row in (row for plan in plans for row in plan.rows):
+        assert row.candidate.n_channels <= connected[row.candidate.algorithm]
+
+
+def test_more_channels_are_not_tried_for_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = CommunicatorClass(8, 1)
+    calls = zero3_step(shard_bytes=1 << 16, n_ranks=1)
+    most = []
+    for gain in (0.0, 2.0):
+        monkeypatch.setattr(memory, "MORE_CHANNELS_GAIN", gain)
+        world = World(
+            "few_sms_node", place, [*calls, *zero3_step(shard_bytes=8 * MIB, n_ranks=1)], memory_pressure=0.97
+        )
+        plans = play(world, make_brain(world), 100)
+        used = world.truth(calls[0], BASELINE)[1].n_channels
+        small = [row for plan in plans for row in plan.rows if row.min_bytes <= 1 << 16 <= row.max_bytes]
+        most.append(max(row.candidate.n_channels for row in small) > used)
+    assert most == [True, False]
+
+
+def test_fewer_channels_are_found_to_train_faster_while_memory_is_short_too() -> None:
+    place = fabric.load("few_sms_node").communicator(range(8))
+    kinds = [(Collective.all_gather, Phase.backward_gather), (Collective.reduce_scatter, Phase.gradient_scatter)]
+    calls = [Call(kind, phase, 1 << exponent) for exponent in (22, 24, 26) for kind, phase in kinds for _ in range(3)]
+    found = []
+    for pressure in (0.3, 0.97):
+        world = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0, memory_pressure=pressure)
+        brain = make_brain(world)
+        play(world, brain, 500)
+        world.chosen = decided(brain)
+        found.append(float(np.median([world.run_step()[1].duration_us for _ in range(20)])))
+    assert found[1] < 1.01 * found[0]
+
+
+def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short() -> None:
+    world = World("ethernet_boxes", BOXES, [Call(Collective.all_reduce, Phase.gradient_scatter, 4 * MIB)] * 3)
+    brain = make_brain(world)
+    play(world, brain, 3)
+    assert Algorithm.tree not in dict(brain.memory.connected())[BOXES]
+    brain._oversight._variants._trials.begin(Variant("tree", {0: TREE}, 4), world.step)
+    world.memory_pressure = 0.97
+    plans = play(world, brain, 20)
+    assert not brain._oversight._variants.is_on_trial
+    assert all(row.candidate.algorithm is not Algorithm.tree for plan in plans for row in plan.rows)
+
+
+def test_variants_fit_as_a_whole() -> None:
+    calls = [Call(one, Phase.other, 4 * MIB) for one in (Collective.all_reduce, Collective.all_gather)]
+    world = World("ethernet_boxes", BOXES, calls * 2)
+    brain = make_brain(world)
+    play(world, brain, 3)
+    brain.memory._device_mb = 1700.0  # tree takes 0.127, PAT 0.339
+    reduces, gathers = ({at: setting} for at, setting in enumerate((TREE, PAT)))
+    costs = brain._oversight._variants._costs
+    for pressure, fits in ((0.4, True), (0.5, False)):
+        brain.memory.heard(pressure, world.step)
+        assert costs.may_run(Variant("", reduces, 4), brain._states)
+        assert costs.may_run(Variant("", gathers, 4), brain._states)
+        assert costs.may_run(Variant("", reduces | gathers, 4), brain._states) == fits
+
+
+def test_nothing_goes_back_to_what_nccl_would_have_to_connect() -> None:
+    world = World("ethernet_boxes", BOXES, zero3_step(shard_bytes=MIB, n_ranks=1), memory_pressure=0.97)
+    brain = make_brain(world)
+    play(world, brain, 5)
+    world.calls = zero3_step(shard_bytes=8 * MIB, n_ranks=1)
+    play(world, brain, 5)
+    small, large = (
+        next(one for one in brain._states if one.key.size_class == size_class(n_bytes)) for n_bytes in (MIB, 8 * MIB)
+    )
+    assert brain._policy.may_run(small, BASELINE)
+    assert not brain._policy.may_run(large, BASELINE)  # ring, which never ran
+
+
+# ---- the gate ----
+
+
+def _gate(**facts: float) -> MemoryGate:
+    gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0, **facts})
+    gate.ran(_calls(0, 0.3))
+    gate.heard(0.3, 0)
+    return gate
+
+
+def _calls(step: int, pressure: float) -> np.ndarray:
+    block = np.zeros(1, MEASUREMENT)
+    block["n_ranks"], block["n_nodes"] = BOXES.n_ranks, BOXES.n_nodes
+    block["algorithm"], block["protocol"], block["n_channels"] = Algorithm.ring, Protocol.simple, 8
+    block["step"], block["memory_pressure"] = step, pressure
+    return block
+
+
+def test_what_fits_alone_does_not_fit_beside_what_is_to_be_connected() -> None:
+    gate = _gate()
+    gate.heard(0.5, 1)  # tree takes 0.216, PAT 0.576
+    assert gate.allows(TREE, BOXES)
+    gate = _gate(device_mb=1700.0)  # 0.127 and 0.339
+    gate.heard(0.5, 1)
+    assert gate.allows(TREE, BOXES)
+    assert gate.allows(PAT, BOXES)
+    gate.promise(TREE, BOXES)
+    assert gate.allows(TREE, BOXES)
+    assert not gate.allows(PAT, BOXES)
+    for step in range(PROMISE_READINGS):
+        gate.heard(0.5, 2 + step)
+    assert gate.allows(PAT, BOXES), "the trial ended before it ran"
+    gate.promise(TREE, BOXES)
+    connected = _calls(200, 0.5)
+    connected["algorithm"] = Algorithm.tree
+    gate.ran(connected)
+    assert gate.allows(PAT, BOXES), "the pressure tells by now"
+
+
+def test_the_fullest_device_counts() -> None:
+    gate = _gate()
+    gate.ran(_calls(1, 0.95))
+    gate.heard(0.5, 1)
+    assert gate.is_short
+    assert gate.pressure == pytest.approx(0.95)
+    gate.heard(0.4, 2)  # as much less on the other
+    assert gate.pressure == pytest.approx(0.85)
+    assert gate.is_falling
+    gate.ran(_calls(2, np.nan))
+    gate.heard(0.4, 3)
+    assert gate.pressure == pytest.approx(0.85)
+
+
+def test_calls_that_are_told_late_are_held_against_the_step_that_they_were_part_of() -> None:
+    gate = _gate()
+    gate.heard(0.95, 1)
+    gate.heard(0.5, 2)
+    gate.ran(_calls(1, 0.95))
+    gate.heard(0.5, 3)
+    assert gate.pressure == pytest.approx(0.5)
+    assert not gate.is_short
+
+
+def test_more_channels_must_gain_more_while_memory_is_short() -> None:
+    options = tuple(Candidate(Algorithm.ring, Protocol.simple, n) for n in (2, 4, 8))
+    gate = _gate()
+    assert gate.least_gain(options, 4).tolist() == [0.0, 0.0, 0.0]
+    gate.heard(0.95, 1)
+    assert gate.least_gain(options, 4).tolist() == [0.0, 0.0, MORE_CHANNELS_GAIN]
