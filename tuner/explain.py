@@ -42,14 +42,16 @@ def decision(
 ) -> Decision:
     """The record of one decision, with the whole field it was taken from.
 
-    Predictions are those of when the key was last looked at: they rest on what was measured by then. Until then
-    they are the starting guess, and say so (`is_guess`).
+    Predictions are those of when the key was last looked at, with what was measured of each candidate since. Until a
+    key is looked at they are the starting guess, and say so (`is_guess`).
     """
     state, candidate = event.state, event.candidate
     # The options may have changed since the key was looked at.
     is_guess = state.opinion is None or len(state.opinion[0]) != len(field.options)
     guess = field.table[:, 4], field.table[:, 5]
-    predicted = _intervals(*(guess if is_guess or state.opinion is None else state.opinion))
+    predicted = _intervals(
+        *(guess if is_guess or state.opinion is None else _up_to_date(*state.opinion, state, field, evidence))
+    )
     at = field.place.get(candidate)
     own = predicted[at].tolist() if at is not None and np.isfinite(predicted[at]).all() else [None, None, None]
     measured = {
@@ -98,6 +100,26 @@ def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None)
 def guessed(state: KeyState, field: Field) -> list[dict[str, Any]]:
     """The starting guess of every option, best first, as `Decision.alternatives` has them."""
     return _alternatives(field, _intervals(field.table[:, 4], field.table[:, 5]), {}, state, is_guess=True)
+
+
+def _up_to_date(
+    mean: Floats, spread: Floats, state: KeyState, field: Field, evidence: Evidence
+) -> tuple[Floats, Floats]:
+    """An opinion (log) with what was measured since the key was looked at, as in windows of another plan.
+
+    What an opinion rests on leaves it no wider than its noise: where it is wider, it is older than the measurements.
+    """
+    mean, spread = mean.copy(), spread.copy()
+    sigma = float(evidence.sigma(np.array([state.index]))[0])
+    for slot in evidence.slots_of(state.index):
+        at = field.place.get(evidence.candidates[slot])
+        noise = sigma**2 / (evidence.units(slot) + 1.0)
+        if at is None or not evidence.n_calls[slot] or not math.isfinite(mean[at]) or spread[at] ** 2 <= 1.05 * noise:
+            continue
+        weight = 1.0 / spread[at] ** 2 + 1.0 / noise
+        mean[at] = (mean[at] / spread[at] ** 2 + evidence.log_us(slot) / noise) / weight
+        spread[at] = 1.0 / math.sqrt(weight)
+    return mean, spread
 
 
 def _intervals(mean: Floats, spread: Floats) -> Floats:

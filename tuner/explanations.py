@@ -38,7 +38,7 @@ class Explanation(msgspec.Struct, frozen=True):
     decision: Decision | None
     """What made the setting in force what it is, without its alternatives; None where nothing has been decided yet."""
     alternatives: list[dict[str, Any]]
-    """Every candidate. What was expected of it when the key was last looked at, with the 90 % interval
+    """Every candidate. What was expected of it at the key's last decision, with the 90 % interval
     (`predicted_us`, `predicted_low_us`, `predicted_high_us`, None for what ran without having been weighed;
     `is_guess` where nothing that this job measured had a part in that); what the last decision had seen of it
     (`measured_us`, `n_measurements`) and had spent on trying it (`spent_us`); what was found (`note`), when

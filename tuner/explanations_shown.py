@@ -14,9 +14,9 @@ from tuner.wording import exact_range
 
 MAX_UNSEEN: Final = 4
 MEANINGS: Final = (
-    "expected: foretold from the predictions and from what this job had measured when the key was last looked at for"
-    " something to try; guessed: from the predictions alone. In a reason, predicted is what was expected before that"
-    " trial; what is predicted to be slower goes on trial where its interval leaves enough to be gained. Medians are"
+    "expected: foretold from the predictions and from what this job had measured until the key's last decision;"
+    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial; what is"
+    " predicted to be slower goes on trial where its interval leaves enough to be gained. Medians are"
     " of what the store has now."
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from store.database import Store
 from store.records import BASELINE, Collective, Decision, Phase, settled_decisions
 from tuner import explanations, explanations_shown
 from tuner.brain import Brain
+from tuner.policy.choice import Event
 from tuner.report.before_after import NOTICED_WITHIN_STEPS
 
 
@@ -150,3 +152,28 @@ def test_what_memory_makes_a_new_size_run_is_told() -> None:
     assert [(one.kind, one.candidate) for one in told if one.key == brain._states[-1].key][:1] == [
         ("prior", brain._states[-1].incumbent)
     ]
+
+
+def test_what_ran_in_windows_of_another_plan_has_a_part_in_what_is_expected() -> None:
+    """Its key was last looked at before; then, the expectation was a guess of half to double."""
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    world = World("ethernet_boxes", place, [call] * 2, compute_us=100_000.0)
+    brain = make_brain(world)
+    play(world, brain, 40)
+    state = brain._states[0]
+    assert state.opinion is not None
+    field = brain._outlook.fields.of(state)
+    wide = np.full(len(field.options), 0.4)
+    state.opinion = np.where(np.isfinite(state.opinion[0]), state.opinion[0] + 0.3, np.inf), wide
+    brain.decisions()
+    brain._note(Event(state, state.incumbent, "promote", "steps are faster with it"))
+    lines = {one["candidate"]: one for one in json.loads(brain.decisions()[0].alternatives)}
+    ran = [one for one in lines.values() if one["n_measurements"] >= 3]
+    assert len(ran) >= 2
+    for one in ran:
+        assert one["predicted_us"] == pytest.approx(one["measured_us"], rel=0.03)
+        assert one["predicted_high_us"] / one["predicted_low_us"] < 1.15
+    unseen = [one for one in lines.values() if not one["n_measurements"]]
+    assert all(one["predicted_high_us"] / one["predicted_low_us"] > 3 for one in unseen)
+    assert unseen

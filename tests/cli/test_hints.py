@@ -12,6 +12,7 @@ from rich.console import Console
 
 from agent.trace_log import TraceLog
 from store.database import Store
+from store.paths import default_store_path
 from store.records import (
     BASELINE,
     Algorithm,
@@ -27,6 +28,7 @@ from store.wire import OBSERVATION_FIELDS
 from tuner import cli, demo
 from tuner.comparison import Measured
 from tuner.endpoint import temporary_folder_note
+from tuner.stage.weights import load_encoder
 
 
 def said(monkeypatch, capsys, *words: object) -> str:
@@ -170,3 +172,13 @@ def test_a_store_in_place_of_a_trace_gets_a_remedy_that_the_command_has(command,
     assert "is a SQLite database, perhaps our store or one of Nsight's, and no trace" in told
     assert "zerotune export FILE --to measurements" in told
     assert "--store" not in told
+
+
+def test_without_a_store_the_weights_of_the_default_one_are_shown(tmp_path: Path, monkeypatch, capsys):
+    """Those are what `zerotune daemon` would use."""
+    monkeypatch.delenv("ZEROTUNE_STORE", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert "store.db" not in said(monkeypatch, capsys, "stage", "show"), "there is none"
+    with Store.open(default_store_path()) as store:
+        load_encoder(store)
+    assert str(tmp_path) in unwrapped(said(monkeypatch, capsys, "stage", "show"))

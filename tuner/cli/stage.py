@@ -48,13 +48,14 @@ def train(
 
 @stage.command()
 def show(store: StorePath = None, as_json: AsJson = False) -> None:
-    """Which weights are there and which of them a daemon would use.
+    """Which weights are there and which of them a daemon with this store would use.
 
     Example: zerotune stage show
     """
     from tuner.stage import command
 
-    known = command.weights_known(None if store is None else store_path(store))
+    path = store_path(store)
+    known = command.weights_known(path if store is not None or path.exists() else None)
     if as_json:
         print_json(known)
         return
