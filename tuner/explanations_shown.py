@@ -77,7 +77,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
         _indented(console, f"the last decision put {explained.on_trial} on trial")
     guesses = f"model {explained.model_id}" if explained.model_id else "NCCL's cost, no model yet"
     n_tried = explained.n_explored
-    tried = "nothing new was tried here" if decision is not None else ""
+    tried = "no candidate had a trial of its own here" if decision is not None else ""
     if n_tried:
         tried = f"{n_tried} candidate{'s were' if n_tried > 1 else ' was'} on trial here"
     if explained.spent_us:
