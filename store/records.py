@@ -291,9 +291,9 @@ class Decision(msgspec.Struct, frozen=True):
     candidate: Candidate
     epoch: int
     kind: str
-    """`explore`, `promote`, `keep`, `rollback` or `prior` (known from earlier runs); `pace`, `regime` and `variant` are
-    news of the whole job (`is_of_job`): training's own pace or the network has changed, another plan was compared with
-    the one in force.
+    """`explore`, `promote`, `keep`, `rollback` or `prior` (known from earlier runs); `pace`, `regime`, `variant` and
+    `takeover` are news of the whole job (`is_of_job`): training's own pace or the network has changed, another plan was
+    compared with the one in force, another daemon began to decide.
     """
     reason: str
     predicted_us: float | None = None
@@ -314,7 +314,7 @@ class Decision(msgspec.Struct, frozen=True):
         return self.kind in OF_JOB or (self.kind == "keep" and self.reason.startswith(_OF_JOB_ONCE))
 
 
-OF_JOB: Final = ("pace", "regime", "variant")
+OF_JOB: Final = ("pace", "regime", "variant", "takeover")
 _OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
 """How such news began before they had kinds of their own."""
 

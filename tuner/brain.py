@@ -101,6 +101,8 @@ class Brain:
         self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
         self._active = 0
         self._has_expired = False
+        self._takes_over = False
+        """The plan in force is of a daemon that is gone, and that has not been told yet."""
         self._offered: int | None = None
         self._offered_at_step = 0
         self._next_epoch = 1
@@ -228,6 +230,7 @@ class Brain:
         self._steps_in_epoch = 0
         if self._offered is not None and epoch >= self._offered:
             self._offered = None
+        self._takes_over |= epoch >= self._next_epoch
         self._next_epoch = max(self._next_epoch, epoch + 1)
         in_force = self._plans.get(epoch)
         if in_force is not None:
@@ -242,6 +245,10 @@ class Brain:
             return None
         self._urgent = False
         self._planned_at_step = self._step
+        if self._takes_over:
+            self._takes_over = False
+            words = "another daemon took over: what earlier measurements do not prove is decided anew"
+            self._note(Event(self._states[0], self._states[0].incumbent, "takeover", words))
         self._policy.steps_at_risk = self._withdrawal.steps
         self._policy.rates = self._keys.rates(self._step)
         self._policy.may_promote = not self._intake.is_suspicious

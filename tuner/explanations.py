@@ -100,7 +100,7 @@ def explain(
         if not decisions and not store.steps(job.job_id):
             undecided = []  # it did not train: a sweep, an import
         guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
-    return explained(by_key, here, medians(lines), guesses, news_of(decisions))
+    return explained(by_key, here, medians(lines), guesses, news_of(decisions), taken_over_s(decisions))
 
 
 def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
@@ -110,6 +110,11 @@ def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
         if not decision.is_of_job:
             found.setdefault(decision.key, []).append(decision)
     return found
+
+
+def taken_over_s(decisions: Sequence[Decision]) -> float:
+    """When the newest daemon took over: what was decided before is in force no longer."""
+    return max((one.decided_at_s for one in decisions if one.kind == "takeover"), default=0.0)
 
 
 def news_of(decisions: Sequence[Decision]) -> list[str]:
@@ -127,14 +132,21 @@ def explained(
     everywhere: Medians,
     guesses: Mapping[DecisionKey, Guesses],
     job_history: list[str],
+    since_s: float = 0.0,
 ) -> list[Explanation]:
     """Explanations by key, from each key's decisions in order (or, where there are none, from guesses) and the
-    measured medians of this job and of all jobs.
+    measured medians of this job and of all jobs. What was decided before `since_s` is history.
     """
     keys = sorted({*decisions, *guesses})
     return [
         _explanation(
-            key, decisions.get(key, ()), here.get(key, {}), everywhere.get(key, {}), guesses.get(key), job_history
+            key,
+            decisions.get(key, ()),
+            here.get(key, {}),
+            everywhere.get(key, {}),
+            guesses.get(key),
+            job_history,
+            since_s,
         )
         for key in keys
     ]
@@ -168,8 +180,9 @@ def _explanation(
     everywhere: Mapping[Candidate, Measured],
     guesses: Guesses | None,
     job_history: list[str],
+    since_s: float,
 ) -> Explanation:
-    settled = [decision for decision in decisions if decision.kind != "explore"]
+    settled = [one for one in decisions if one.kind != "explore" and one.decided_at_s >= since_s]
     low, high = size_class_range(key.size_class)
     last = decisions[-1] if decisions else None
     model_id, alternatives = guesses or ("", [])
@@ -195,7 +208,7 @@ def _explanation(
         spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
         history=[f"{when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
         setting=setting,
-        on_trial=str(last.candidate) if last is not None and last.kind == "explore" else "",
+        on_trial=str(last.candidate) if last and last.kind == "explore" and last.decided_at_s >= since_s else "",
         model_id=model_id,
         job_history=job_history,
     )

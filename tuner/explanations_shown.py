@@ -70,7 +70,10 @@ def _render_one(explained: Explanation, console: Console) -> None:
     where = f"\n[bold]{key.collective.name}[/] {key.phase.name}, {sizes} bytes, {key.communicator}:"
     console.print(f"{where} [bold cyan]{explained.setting}[/]", highlight=False)
     if decision is None:
-        _indented(console, "nothing has been decided here yet")
+        since = (
+            " since another daemon took over" if explained.decided_at_s is not None and not explained.on_trial else ""
+        )
+        _indented(console, f"nothing has been decided here{since or ' yet'}")
     else:
         _indented(console, f"{decision.kind}, {when(decision)}: {decision.reason}")
     if explained.on_trial:

@@ -177,3 +177,17 @@ def test_what_ran_in_windows_of_another_plan_has_a_part_in_what_is_expected() ->
     unseen = [one for one in lines.values() if not one["n_measurements"]]
     assert all(one["predicted_high_us"] / one["predicted_low_us"] > 3 for one in unseen)
     assert unseen
+
+
+def test_a_brain_that_takes_over_says_so_once() -> None:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    world = World("ethernet_boxes", place, [call] * 2, compute_us=100_000.0)
+    first = make_brain(world)
+    assert "takeover" not in [one.kind for one in _told(world, first, 40)]
+    assert world.plan.epoch > 0
+    second = make_brain(world)
+    second.adopted(world.plan.epoch, world.step)
+    told = [one for one in _told(world, second, 40) if one.kind == "takeover"]
+    assert len(told) == 1
+    assert told[0].is_of_job

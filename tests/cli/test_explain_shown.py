@@ -215,3 +215,26 @@ def test_a_job_that_did_not_train_is_not_said_to_have_run_nccls_choice(tmp_path:
         opened.flush()
     text = explained(monkeypatch, capsys, "--store", str(tmp_path / "s.db"))
     assert "no training of it was measured" in text
+
+
+def test_what_an_earlier_daemon_decided_is_in_force_no_longer(tmp_path: Path, monkeypatch, capsys):
+    """The next one plans with what it knows itself; what measurements prove comes back as a decision of its own."""
+    other = msgspec.structs.replace(KEY, size_class=84)
+
+    def at(now_s: float, decision: Decision) -> Decision:
+        return msgspec.structs.replace(decision, decided_at_s=now_s)
+
+    path = written(
+        tmp_path / "s.db",
+        at(10.0, decided("promote", RING, "measured 0.8 % faster than baseline", 3)),
+        at(10.0, decided("promote", SIMPLE, "measured 20 % faster than baseline", 3, key=other)),
+        at(20.0, decided("prior", SIMPLE, "earlier runs measured it 20 % faster", 4, key=other)),
+        at(20.0, decided("takeover", BASELINE, "another daemon took over", 4)),
+    )
+    told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert [one["setting"] for one in told] == ["baseline", str(SIMPLE)]
+    assert told[0]["decision"] is None
+    assert len(told[0]["history"]) == 1
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert "nothing has been decided here since another daemon took over" in text
+    assert "step 40, epoch 4: another daemon took over" in text

@@ -83,8 +83,9 @@ def test_a_pace_that_changed_soon_after_the_first_plan_leaves_nothing_to_compare
     assert "--no-agent --summary" in found.remedy
 
 
-def test_other_plans_on_trial_change_no_pace(tmp_path: Path):
-    found = gather(slowed(tmp_path / "s.db", told("variant", 153), since=1000)).before_after
+@pytest.mark.parametrize("kind", ["variant", "takeover"])
+def test_other_news_is_not_of_the_pace(kind: str, tmp_path: Path):
+    found = gather(slowed(tmp_path / "s.db", told(kind, 153), since=1000)).before_after
     assert found.part is None
 
 

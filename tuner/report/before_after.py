@@ -122,12 +122,17 @@ def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord], decisions:
     return replace(found, part=part, words=f"{found.words}. {part.words}", remedy=found.remedy or HOW_TO_COMPARE)
 
 
+def is_of_pace(decision: Decision) -> bool:
+    """Whether it tells of another pace of training, or another network."""
+    return decision.is_of_job and decision.kind not in ("variant", "takeover")
+
+
 def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> Part:
     """The steps around the adoption of the first plan up to the changes of pace, or of the network, next to it."""
     adopted = next((step.step for step in steps if step.epoch > 0), 0)
     part = Part()
     for one in decisions:
-        if not one.is_of_job or one.kind == "variant":
+        if not is_of_pace(one):
             continue
         noticed, when = one.step, f"at step {one.step}"
         if noticed is None:  # by an older version: sometime in the epoch before the one to come

@@ -14,11 +14,11 @@ from store.database import Store
 from store.errors import UserError
 from store.records import Decision, DecisionKey, JobRecord, Outcome, StepRecord, TimingSource, settled_decisions
 from tuner.comparison import Comparison, Medians, compare, medians
-from tuner.explanations import Explanation, by_keys, explained, news_of
+from tuner.explanations import Explanation, by_keys, explained, news_of, taken_over_s
 from tuner.jobs import job_of
 from tuner.replay.loading import load_table
 from tuner.replay.table import CollectiveTable
-from tuner.report.before_after import BeforeAfter, of_job, of_summaries, part_around_first_plan
+from tuner.report.before_after import BeforeAfter, is_of_pace, of_job, of_summaries, part_around_first_plan
 from tuner.report.step_timeline import only_steps
 from tuner.report.summary import Summary, read_summary
 
@@ -51,7 +51,8 @@ class Facts:
 
     def settled(self) -> dict[DecisionKey, Decision]:
         """The last word on every key, explorations left out."""
-        return settled_decisions(self.decisions)
+        since_s = taken_over_s(self.decisions)
+        return settled_decisions(one for one in self.decisions if one.decided_at_s >= since_s)
 
     def against_own(self, decision: Decision) -> Comparison:
         """A decision's setting against NCCL's own choice."""
@@ -60,7 +61,7 @@ class Facts:
     @property
     def changes_at(self) -> list[int]:
         """Steps by which something else than a plan had changed steps: training's own pace, or the network."""
-        return [one.step for one in self.decisions if one.is_of_job and one.kind != "variant" and one.step is not None]
+        return [one.step for one in self.decisions if is_of_pace(one) and one.step is not None]
 
     @property
     def n_steps(self) -> int:
@@ -82,7 +83,8 @@ class Facts:
 
     def explained(self) -> list[Explanation]:
         """Every key with a decision in force, as `zerotune explain` has it."""
-        found = explained(by_keys(self.decisions), self.here, self.everywhere, {}, news_of(self.decisions))
+        news, since_s = news_of(self.decisions), taken_over_s(self.decisions)
+        found = explained(by_keys(self.decisions), self.here, self.everywhere, {}, news, since_s)
         return [one for one in found if one.decision is not None]
 
     def collectives_us(self) -> tuple[float, float] | None:
