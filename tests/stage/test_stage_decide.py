@@ -79,5 +79,41 @@ def test_what_is_broadcast_once_was_not_sent_twice_if_it_is_as_much() -> None:
     assert decide(guess, step_of(*sent * 2, (AR, 4), *broadcasts)) == Shown(Stage.zero1, True)
 
 
+def test_who_sends_in_every_micro_step_sends_the_same_each_time() -> None:
+    guess = scores(9.0, 3.0, -5.0, -5.0, Shown(Stage.zero2, True))
+    sent = [(AR, 3 << 20), *[(AR, 2 << 20), (AR, 1 << 20)] * 4]
+    back = [(AR, 4), (AG, 15 << 19)]
+    assert decide(guess, step_of(*sent, *back)) == Shown(Stage.zero1_or_2)
+    assert decide(guess, step_of(*sent, *sent, *back)) == Shown(Stage.zero2, True)
+    guess = scores(9.0, 3.0, -5.0, -5.0, Shown(Stage.ddp, True))
+    assert decide(guess, step_of(*sent, (AR, 4))) == Shown(Stage.ddp)
+    assert decide(guess, step_of(*sent, *sent, (AR, 4))) == Shown(Stage.ddp, True)
+
+
+def test_under_tensor_parallelism_gradients_may_leave_once_and_micro_steps_show() -> None:
+    guess = scores(9.0, 3.0, 9.0, 9.0, Shown(Stage.ddp, True))
+    act, part = (AR, 1 << 15), (AG, 1 << 15)
+    micro = [*[act] * 4, part, *[act] * 4, part, *[act] * 4]
+    assert decide(guess, step_of(*micro * 2, (AR, 1 << 24), (AR, 4))) == Shown(Stage.ddp, True, True, True)
+
+
+def test_counted_micro_steps_are_never_left_open() -> None:
+    for stage in (Stage.ddp, Stage.zero1_or_2, Stage.zero2):
+        unsure = scores(9.0, 3.0, 9.0, 9.0, Shown(stage))
+        assert decide(unsure, partitioned(2)).accumulation is True
+
+
+def test_a_flag_tells_one_micro_step_and_buffers_that_are_broadcast_before_each_forward_do_not() -> None:
+    act, part = (AR, 1 << 15), (AG, 1 << 15)
+    micro = [*[act] * 4, part, *[act] * 4, part, *[act] * 4, (AR, 1 << 24)]
+    buffers = [(Collective.broadcast, 512), (Collective.broadcast, 64)]
+    open_, told = Shown(Stage.ddp, None, True, True), Shown(Stage.ddp, False, True, True)
+    for guess in (open_, told):
+        values = scores(9.0, 3.0, 9.0, 9.0, guess)
+        assert decide(values, step_of(*micro)) == open_
+        assert decide(values, step_of(*buffers, *micro)) == open_
+        assert decide(values, step_of(*micro, (AR, 4))) == told
+
+
 def test_what_is_not_probable_enough_is_unknown() -> None:
     assert decide(np.zeros(N_OUTPUTS), PLAIN).stage is Stage.unknown

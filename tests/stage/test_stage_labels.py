@@ -78,6 +78,14 @@ def codes_of(calls: Calls) -> np.ndarray:
             [Shown(Stage.ddp), Shown(Stage.ddp, tensor_parallel=True)],
             Shown(Stage.ddp, tensor_parallel=None), id="equal buckets, or activations and one bucket",
         ),
+        *(
+            E(
+                [(AR, MiB)] * n + [(AR, 3 * MiB)],
+                [Shown(Stage.ddp), Shown(Stage.ddp, tensor_parallel=True)],
+                Shown(Stage.ddp, tensor_parallel=None), id=f"{n} of them: embeddings are summed once, frozen ones less",
+            )
+            for n in (5, 7, 23, 47, 115)
+        ),
         E(
             [(AR, MiB)] * 8 + [(AR, 4)],
             [Shown(Stage.ddp), Shown(Stage.ddp, True), Shown(tensor_parallel=True)],
@@ -116,7 +124,8 @@ def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], 
 @pytest.mark.parametrize(
     ("calls", "shown"),
     [
-        E([(AR, MiB)] * 7 + [(AR, 3 * MiB)], Shown(Stage.ddp), id="an odd number"),
+        E([(AR, MiB)] * 7 + [(AR, 3 * MiB)] * 4, Shown(Stage.ddp), id="more buckets than units that sum twice"),
+        E([(AR, MiB)] * 3 + [(AR, 3 * MiB)], Shown(Stage.ddp), id="too few"),
         E([*[(AR, MiB)] * 6, (AR, 3 * MiB)] * 2 + [*[(AR, MiB)] * 2, (AR, 3 * MiB)] * 3,
           Shown(Stage.ddp, tensor_parallel=True), id="buckets amid activations"),
         E([(AR, 2 * MiB), (AR, MiB), (AR, 4 * MiB), (AR, MiB)], Shown(Stage.ddp), id="few are alike"),

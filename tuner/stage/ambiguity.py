@@ -43,14 +43,18 @@ def told(shown: Shown, codes: Ints) -> Shown:
 
 
 def _all_reduces(shown: Shown, large: Ints) -> Shown:
-    """Equal buckets, or activations: the same, if those that are alike stand in one row."""
+    """Equal buckets, or activations: the same, if those that are alike stand in one row.
+
+    Of any number: units sum as often in backward as in forward, and a third time where forward is recomputed, but
+    embeddings in forward only, and the first unit not in backward where its inputs need no gradient.
+    """
     round_ = large[: _period(large)]
     if len(round_) == 1:
         return PERHAPS_TENSOR_PARALLEL if len(large) > 1 else msgspec.structs.replace(shown, accumulation=None)
     values, counts = np.unique(round_, return_counts=True)
     n_alike, commonest = int(counts.max()), values[counts.argmax()]
     in_a_row = _n_rows(round_ == commonest) == 1 and not has_nearly_equal(values >> 4, int(commonest >> 4))
-    if in_a_row and _may_be_activations(n_alike) and n_alike >= SUMS_PER_BUCKET * (len(round_) - n_alike):
+    if in_a_row and n_alike >= MIN_ACTIVATIONS and n_alike >= SUMS_PER_BUCKET * (len(round_) - n_alike):
         return msgspec.structs.replace(shown, tensor_parallel=None)
     return shown
 
@@ -61,7 +65,7 @@ def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
     is_once, is_twice = (abs(ratio / n - 1) < PADDING for n in (1, 2))
     is_whole = ratio > 1 - PADDING and abs(ratio / round(ratio) - 1) < PADDING
     if (sent == sent[0]).all():
-        may_be_activations = sent[0] & 15 == Collective.all_reduce and _may_be_activations(len(sent))
+        may_be_activations = sent[0] & 15 == Collective.all_reduce and len(sent) >= MIN_ACTIVATIONS
         is_result = len(returned) <= 2 and is_whole and int((returned >> 4).sum()) > (1 + PADDING) * int(sent[0] >> 4)
         if may_be_activations and is_result:
             return PERHAPS_TENSOR_PARALLEL  # activations and a result, or equal chunks of one or more micro-steps
@@ -79,11 +83,6 @@ def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
         if are_equal and is_once and shown.stage is Stage.zero1:
             return msgspec.structs.replace(shown, stage=Stage.zero1_or_2, accumulation=None)
     return shown
-
-
-def _may_be_activations(n: int) -> bool:
-    """Sums in forward and backward are as many; forward's come three times if it is recomputed."""
-    return n >= MIN_ACTIVATIONS and (n % 2 == 0 or n % 3 == 0)
 
 
 def _period(codes: Ints) -> int:

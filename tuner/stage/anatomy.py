@@ -61,6 +61,8 @@ class Step:
         tiny = n_bytes <= np.maximum(TINY_BYTES, share * int(n_bytes.max()))
         self.n_flags = len(np.unique(n_bytes[tiny & (codes & 15 == Collective.all_reduce)]))
         """Sizes of all-reduces too small for a model: norms, losses, counters, or the beginning of a sweep."""
+        self.has_mark = bool((tiny & (roles != ROOTED)).any())
+        """Something small is asked as once per step; small buffers may be broadcast before every forward."""
         roles = np.where(tiny, TINY, roles)
         sent = ~_replica_sums(roles, n_bytes)
         self._turn(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from store.records import Stage
 from tuner.stage import arrays
-from tuner.stage.anatomy import N_ROLES, REDUCE, ROOTED, SCATTER, TINY, Floats, Step
-from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, micro_steps_shown, summary
+from tuner.stage.anatomy import N_ROLES, REDUCE, ROOTED, SCATTER, Floats, Step
+from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, micro_steps_shown, rounds, summary
 from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
@@ -134,7 +134,7 @@ def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
 
 def decide(scores: Floats, step: Step) -> Shown:
     """The likeliest of all that `step` can show; a stage that is not probable enough is unknown."""
-    chances = np.where(_can_be(step), np.exp(_PARTS @ _log_chances(scores)), 0.0)
+    chances = np.where(_can_be(step), np.exp(_PARTS @ _log_chances(_told_apart(scores, step))), 0.0)
     by_stage = chances @ _OF_STAGE
     best = int(by_stage.argmax())
     if by_stage[best] < MIN_CONFIDENCE * by_stage.sum():
@@ -146,26 +146,60 @@ def _can_be(step: Step) -> list[bool]:
     """For all of POSSIBLE: tensor parallelism sums, P_a gathers what is summed, and its micro-steps can be counted.
 
     ZeRO-3 gathers in every micro-step, so with a flag once per step they show; and where nothing at all comes once per
-    step, one micro-step may be all of it. Who broadcasts more than two thirds of what was sent has sent it once.
+    step, one micro-step may be all of it. Who broadcasts more than two thirds of what was sent has sent it once, and
+    who sends in every micro-step sends the same each time.
     """
     n_micro_steps = micro_steps_shown(step)
     sums = step.activations is not None or bool((step.roles == REDUCE).any())
     returned = int(step.rest.bytes[step.rest.roles == ROOTED].sum())
-    sent = int(step.rest.bytes[(step.rest.roles == SCATTER) | (step.rest.roles == REDUCE)].sum())
-    has_mark = returned > 0 or bool((step.roles == TINY).any())
+    sent = int(step.rest.bytes[_is_sent(step.rest)].sum())
+    has_mark = returned > 0 or step.has_mark
     sent_once = 0 < sent < SENT_TWICE * returned
+    sends_again = _sends_again(step)
 
     def can_be(one: Shown) -> bool:
         if one.stage is Stage.zero3 and one.accumulation is None and step.n_flags:
             return False
+        if one.accumulation and not sends_again and one.stage is Stage.zero2:
+            return False
         if one.partitioned_activations:
-            shows = has_mark or one.accumulation is not False
-            return shows and n_micro_steps > 0 and one.accumulation is not (n_micro_steps == 1)
+            if one.stage is Stage.unknown or not n_micro_steps:
+                return n_micro_steps > 0
+            if n_micro_steps > 1:
+                return one.accumulation is True
+            return not step.n_flags if one.accumulation is None else has_mark and not one.accumulation
+        if one.accumulation and not sends_again and one.stage is Stage.ddp:
+            return False
         if one.stage is Stage.zero1 and one.accumulation and sent_once:
             return False
         return sums or not one.tensor_parallel
 
     return [can_be(one) for one in POSSIBLE]
+
+
+def _told_apart(scores: Floats, step: Step) -> Floats:
+    """ZeRO-2 that sends its gradients once is not told from ZeRO-1; where micro-steps show, one is told from the other
+    by whether they send.
+    """
+    scores = scores.copy()
+    sends_again = _sends_again(step)
+    if not sends_again:
+        scores[_ZERO1_OR_2] = np.logaddexp(scores[_ZERO1_OR_2], scores[_ZERO2])
+    if micro_steps_shown(step) > 1:
+        named = _ZERO2 if sends_again else _ZERO1
+        scores[named] = np.logaddexp(scores[named], scores[_ZERO1_OR_2])
+    return scores
+
+
+def _is_sent(step: Step) -> npt.NDArray[np.bool_]:
+    sent: npt.NDArray[np.bool_] = (step.roles == SCATTER) | (step.roles == REDUCE)
+    return sent
+
+
+def _sends_again(step: Step) -> bool:
+    """Whether gradients may leave several times: the same each time."""
+    sent = step.rest.bytes[_is_sent(step.rest)]
+    return not len(sent) or rounds(sent) > 1
 
 
 def _log_chances(scores: Floats) -> Floats:
@@ -181,6 +215,9 @@ def _parts(shown: Shown) -> list[bool]:
     return [value is answer for values, answer in zip(_ANSWERS, given, strict=True) for value in values]
 
 
+_ZERO1: Final = STAGES.index(Stage.zero1)
+_ZERO2: Final = STAGES.index(Stage.zero2)
+_ZERO1_OR_2: Final = STAGES.index(Stage.zero1_or_2)
 _ANSWERS: Final = (STAGES, ACCUMULATIONS, (False, True), (False, True))
 _PARTS: Final = np.array([_parts(one) for one in POSSIBLE], np.float64)
 _OF_STAGE: Final = np.array([[one.stage is stage for stage in STAGES] for one in POSSIBLE])

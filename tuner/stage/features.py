@@ -109,9 +109,9 @@ def _summary(step: Step, left_over: int) -> Floats:
             amid / max(1.0, float(volume[GATHER])),
             step.longest_stretch / n,
             _log_ratio(float(reduces.modal_count), counts[SCATTER] + counts[REDUCE] - reduces.modal_count),
-            _rounds(n_bytes[(roles == SCATTER) | (roles == REDUCE)]),
-            _rounds(n_bytes[is_gather]),
-            _rounds(n_bytes[roles == ROOTED]),
+            _octaves(rounds(n_bytes[(roles == SCATTER) | (roles == REDUCE)])),
+            _octaves(rounds(n_bytes[is_gather])),
+            _octaves(rounds(n_bytes[roles == ROOTED])),
             _long_stretches(is_gather),
             *gathers.repetition(),
             *sizes_sent.repetition(),
@@ -344,15 +344,17 @@ def _modal(roles: Ints, n_bytes: Ints, reduces: _Sizes) -> tuple[float, ...]:
     )
 
 
-def _rounds(n_bytes: Ints) -> float:
-    """How many times the sizes run through the same series (log2): micro-steps that all send the same."""
+def rounds(n_bytes: Ints) -> int:
+    """How many times the sizes run through the same series: micro-steps that all send the same."""
     n = len(n_bytes)
-    if n < 2:
-        return 0.0
     for period in range(1, n // 2 + 1):
         if n % period == 0 and np.array_equal(n_bytes[period:], n_bytes[:-period]):
-            return float(np.log2(n // period)) / 4.0
-    return 0.0
+            return n // period
+    return 1
+
+
+def _octaves(n: int) -> float:
+    return float(np.log2(n)) / 4.0
 
 
 def _long_stretches(is_gather: npt.NDArray[np.bool_]) -> float:
