@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"agent", "store", "tuner", "zero_runtime"}
+OURS = ("agent", "store", "tuner", "zero_runtime")
 BASE = {"store.records", "store.errors", "store.wire", "store.paths", "store.plan_file"}
 
 # Longest matching prefix rules: module prefix -> prefixes of ours it may import.
