@@ -100,11 +100,16 @@ def shipped(n_per_octave: float = 1.0) -> Iterator[DataSet]:
 def generated(seeds: Iterable[int], n_per_octave: float = 1.0, n_ranks: int = 16) -> Iterator[DataSet]:
     """Random variations of the shipped fabrics, in turn."""
     for seed in seeds:
-        path = generate(seed, GENERATED_BASES[seed % len(GENERATED_BASES)])
-        machine = fabric.load(path)
-        facts = {**machine.describe(), "emulated": str(path)}
+        machine, facts = generated_fabric(seed, GENERATED_BASES[seed % len(GENERATED_BASES)])
         problems = fabric_problems(machine, facts, n_per_octave=n_per_octave, n_ranks=n_ranks, surface=Surface(seed))
         yield DataSet(f"generated_{seed}", problems, facts)
+
+
+def generated_fabric(seed: int, base: str) -> tuple[fabric.Fabric, Facts]:
+    """A random variation of the shipped fabric `base`, and its description."""
+    path = generate(seed, base)
+    machine = fabric.load(path)
+    return machine, {**machine.describe(), "emulated": str(path)}
 
 
 def of_store(path: Path) -> Iterator[DataSet]:

@@ -1,10 +1,11 @@
 """Sweeps in NVIDIA's tuner CSV of machines that nobody described, to be judged like anybody's own.
 
-    python benchmarks/generated_csvs.py FOLDER [--machines N] [--seed S] [--noise 0.03]
+    python benchmarks/generated_csvs.py FOLDER [--machines N] [--seed S] [--noise 0.03] [--nodes N ...]
     python benchmarks/policy_regret.py --data FOLDER --only machine
 
-A machine has 1, 4, 16 or 64 nodes of eight ranks and, by algorithm and protocol, a random latency that grows with the
-ranks and a random bandwidth that saturates, or falls again, over channels. NCCL's own choice is the ring, with a
+A machine has 1, 4, 16 or 64 nodes of eight ranks, or is measured on each of `--nodes`. By algorithm and protocol it has
+a random latency that grows with the ranks and a random bandwidth, the same on any number of nodes, that saturates, or
+falls again, over channels. NCCL's own choice is the ring, with a
 protocol by size. On little traffic fewer channels run than are asked for (`cost_model.channels_used`). One call per
 row.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,19 +41,20 @@ N_NODES = (1, 4, 16, 64)
 RANKS_PER_NODE = 8
 FIRST_SEED = 100
 
-Truth = dict[tuple[Algorithm, Protocol], tuple[float, float, float, float]]
+Truth = dict[tuple[Algorithm, Protocol], tuple[float, float, float, float, float]]
 
 
-def truth(rng: np.random.Generator, n_ranks: int) -> Truth:
-    """By setting: latency (us), bytes per us of the full bandwidth, channels that fill it, what more of them cost."""
+def truth(rng: np.random.Generator) -> Truth:
+    """By setting: latency (us) of a hop, of the rest; bytes per us of the full bandwidth, channels that fill it, what
+    more of them cost.
+    """
     found: Truth = {}
     for algorithm, protocol in SETTINGS:
-        hops = n_ranks - 1 if algorithm is Algorithm.ring else np.log2(n_ranks)
         per_hop_us = {Protocol.ll: 0.8, Protocol.ll128: 1.1, Protocol.simple: 2.0}[protocol] * rng.uniform(0.6, 1.8)
         share = {Protocol.ll: 0.3, Protocol.ll128: 0.9, Protocol.simple: 1.0}[protocol]
-        latency_us = rng.uniform(8.0, 25.0) + hops * per_hop_us
         found[algorithm, protocol] = (
-            float(latency_us),
+            float(per_hop_us),
+            float(rng.uniform(8.0, 25.0)),
             float(share * rng.uniform(40e3, 100e3)),
             float(rng.uniform(4.0, 24.0)),
             float(rng.choice([0.0, 0.004, 0.012])),
@@ -58,12 +62,15 @@ def truth(rng: np.random.Generator, n_ranks: int) -> Truth:
     return found
 
 
-def duration_us(known: Truth, kind: Collective, setting: tuple[Algorithm, Protocol], nbytes: int, asked: int) -> float:
+def duration_us(
+    known: Truth, kind: Collective, setting: tuple[Algorithm, Protocol], n_ranks: int, nbytes: int, asked: int
+) -> float:
     """How long a call takes on this machine, without noise."""
-    latency_us, bytes_per_us, filled_by, too_many = known[setting]
+    per_hop_us, rest_us, bytes_per_us, filled_by, too_many = known[setting]
+    n_hops = n_ranks - 1 if setting[0] is Algorithm.ring else np.log2(n_ranks)
     n_channels = max(1, int(channels_used(kind, setting[1], nbytes, asked)))
     reached = min(1.0, (n_channels / filled_by) ** 0.7) * (1.0 - too_many * max(0.0, n_channels - filled_by))
-    return float(latency_us + 0.1 * n_channels + nbytes / (bytes_per_us * reached))
+    return float(rest_us + n_hops * per_hop_us + 0.1 * n_channels + nbytes / (bytes_per_us * reached))
 
 
 def nccls_choice(nbytes: int) -> tuple[Algorithm, Protocol]:
@@ -73,21 +80,20 @@ def nccls_choice(nbytes: int) -> tuple[Algorithm, Protocol]:
     return Algorithm.ring, Protocol.ll128 if nbytes < 4 << 20 else Protocol.simple
 
 
-def write(path: Path, seed: int, noise: float) -> None:
+def write(path: Path, seed: int, noise: float, node_counts: Sequence[int]) -> None:
     """One machine's sweep."""
     rng = np.random.default_rng([seed, 41])
-    n_nodes = N_NODES[seed % len(N_NODES)]
-    n_ranks = n_nodes * RANKS_PER_NODE
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)
         for kind, name in NAMES.items():
-            known = truth(rng, n_ranks)
-            for nbytes in SIZES:
+            known = truth(rng)
+            for n_nodes, nbytes in itertools.product(node_counts, SIZES):
+                n_ranks = n_nodes * RANKS_PER_NODE
                 asked = [(*setting, count, setting) for setting in SETTINGS for count in CHANNELS]
                 own = nccls_choice(nbytes)
                 for algorithm, protocol, count, setting in [*asked, ("default", "default", CHANNELS[-1], own)]:
-                    us = duration_us(known, kind, setting, nbytes, count) * np.exp(rng.normal(0.0, noise))
+                    us = duration_us(known, kind, setting, n_ranks, nbytes, count) * np.exp(rng.normal(0.0, noise))
                     said = [getattr(one, "name", one) for one in (algorithm, protocol)]
                     rows.writerow([name, nbytes, *said, count, n_nodes, n_ranks, -1, -1, "", "", f"{us:.3f}"])
 
@@ -98,7 +104,10 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=8, metavar="N")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first machine")
     parser.add_argument("--noise", type=float, default=0.03, help="of one call (log)")
+    parser.add_argument("--nodes", type=int, nargs="+", metavar="N", help="measure every machine on these")
     arguments = parser.parse_args()
+    if min(arguments.nodes or N_NODES) < 1:
+        parser.error(f"--nodes {min(arguments.nodes)}: at least 1")
     if arguments.machines < 1:
         parser.error(f"--machines {arguments.machines}: at least 1")
     try:
@@ -106,7 +115,8 @@ def main() -> None:
     except OSError as error:
         parser.error(f"{arguments.folder} cannot be made: {error}")
     for seed in range(arguments.seed, arguments.seed + arguments.machines):
-        write(arguments.folder / f"machine_{seed}.csv", seed, arguments.noise)
+        node_counts = arguments.nodes or (N_NODES[seed % len(N_NODES)],)
+        write(arguments.folder / f"machine_{seed}.csv", seed, arguments.noise, node_counts)
     print(f"{arguments.machines} sweeps in {arguments.folder}")
 
 

@@ -1,7 +1,7 @@
 """How good predictions are where nothing was measured: sizes, rank counts and fabrics left out.
 
     python benchmarks/prediction_held_out.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--grids N]
-        [--by size range ranks cell channels fabric cost] [--models NAME ...]
+        [--only TEXT] [--by size range ranks cell channels fabric cost] [--models NAME ...]
 
 Every registered model is fitted to a noisy sweep (three calls per setting and size) without the part left out,
 and asked for the best setting there. Per data set and model:
@@ -18,11 +18,13 @@ Beside the models stands what no smooth prediction can do better, from true time
     neighbours_regret           in hindsight the best of three: what wins below, what wins above, what wins interpolated
 
 Held out by size: every sixth size class at a time. By range: the lower third of the sizes (`below`), then the
-upper one (`above`). By ranks: one of 16, 32, 64, 128 ranks at a time. By cell: one algorithm and
+upper one (`above`). By cell: one algorithm and
 protocol of one collective at a time, never measured, as baked arrays tell of it; chosen among all. By channels:
 one channel count at a time, never measured with anything (`channels`), or not with one algorithm and protocol of one
-collective (`channels_of_cell`: each with another count in turn); likewise. By fabric:
-the model of all *other* fabrics against NCCL's own choice on this one (`loss_vs_nccl`). Cost: seconds and memory
+collective (`channels_of_cell`: each with another count in turn); likewise. By ranks: one rank count at a time, of
+fabrics, files or stores with several, as the model tells of it (`ranks`) and as the baked arrays of the others do
+(`ranks_looked_up`: what the daemon has). By fabric: the model of all *other* fabrics, shipped ones or those of
+`--store` and `--data`, beside NCCL's own choice (`nccl_regret_mean`). Cost: seconds and memory
 to fit 100,000 measurements in a fresh process, milliseconds to predict all candidates of 1,000 keys, and the
 regret on a machine whose best channel counts lie in two peaks far apart. `--grids N` adds N small random grids and
 N with isolated jumps (`generated_grids`), each group judged as one.
@@ -33,131 +35,32 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from data_sets import (
-    DataSet,
-    Facts,
-    check_sources,
-    fabric_problems,
-    generated,
-    of_folder,
-    of_store,
-    shipped,
-    sweep_block,
-)
+from data_sets import DataSet, check_sources, generated, of_folder, of_store, shipped, sweep_block
 from generated_grids import generated_grids
-from prediction_cost import RANKS, cost
+from prediction_cost import cost
+from prediction_elsewhere import TooFew, by_fabric, by_ranks, enough_fabrics, many_rank_counts, with_rank_counts
+from prediction_verdicts import judge, looked_up, summed_up, truth_of, verdicts
 from regret_policies import Problem
 from reporting import Result, report
 
 from agent.nccl import fabric
 from agent.nccl.cost_model import channels_used
-from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
+from store.records import BASELINE, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
 from tuner import trainer
-from tuner.features import DEFAULT_CELL, NO_CELL, CostPrior, Floats, Ints
-from tuner.model.baked import Baked
+from tuner.features import DEFAULT_CELL, NO_CELL, CostPrior, Ints
 from tuner.model.estimators import MODELS, WINNER
-from tuner.model.training_set import TrainingSet, build, candidate_at
-from tuner.policy.admission import RISK_QUANTILE
-from tuner.replay.policies import DOUBT_Z, MIN_GAIN
+from tuner.model.training_set import TrainingSet, build
 
 N_FOLDS = 6
+TWO_PEAKS = "two_peaks"
 WAYS = ("size", "range", "ranks", "cell", "channels", "fabric", "cost")
-MANY_NODES = ("ethernet_boxes", "h100_ib_16")
 Bools = npt.NDArray[np.bool_]
-Truth = dict[tuple[CommunicatorClass, int, int], dict[Candidate, float]]
-"""True us by candidate, at each communicator, collective and bytes."""
-
-
-def truth_of(problems: Sequence[Problem]) -> Truth:
-    return {
-        (p.key.communicator, int(p.key.collective), p.message_bytes): dict(zip(p.candidates, p.truth_us, strict=True))
-        for p in problems
-    }
-
-
-def places(points: TrainingSet) -> Iterator[tuple[CommunicatorClass, int, int, Ints]]:
-    """(communicator, collective, bytes, rows) of each place with points."""
-    nbytes = np.round(2.0**points.log2_bytes).astype(np.int64)
-    table = np.stack([points.n_ranks, points.n_nodes, points.collective, nbytes], axis=1)
-    names, inverse = np.unique(table, axis=0, return_inverse=True)
-    for at, (n_ranks, n_nodes, collective, size) in enumerate(names.tolist()):
-        yield CommunicatorClass(n_ranks, n_nodes), collective, size, np.flatnonzero(inverse.reshape(-1) == at)
-
-
-def asked(points: TrainingSet, row: int, known: Collection[Candidate]) -> Candidate:
-    """What was measured at a row; in points, no opinion on channels reads as the highest rung."""
-    found = candidate_at(int(points.algorithm[row]), int(points.protocol[row]), int(points.n_channels[row]))
-    if found is None or found in known:
-        return found or BASELINE
-    return Candidate(found.algorithm, found.protocol, 0)
-
-
-def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: Facts, truth: Truth) -> list[Result]:
-    """Regrets at the places of `test` and coverage of its points, for one fold."""
-    opinion = MODELS[model]().fit(train).predict(test)
-    return verdicts(f"{name}:{model}", test, opinion, np.arange(len(test)), facts, truth)
-
-
-def verdicts(
-    name: str, test: TrainingSet, opinion: tuple[Floats, Floats], left_out: Ints, facts: Facts, truth: Truth
-) -> list[Result]:
-    """Regrets of `opinion`, mean and spread of every point, at the places of `test`; coverage of those left out."""
-    costs = CostPrior(facts)
-    mean, std = opinion
-    inside = np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)
-    regrets, bounded, careful, defaults = [], [], [], []
-    for place, collective, nbytes, rows in places(test):
-        known = truth.get((place, collective, nbytes), {})
-        options = [asked(test, row, known) for row in rows]
-        true = [known.get(one, math.nan) for one in options]
-        if BASELINE in options and not np.isnan(true).any():
-            predicted = mean[rows] + costs.log_cost(place, Collective(collective), options, nbytes)[0]
-            baseline = options.index(BASELINE)
-            sure = predicted[baseline] - predicted > np.maximum(DOUBT_Z * std[rows], MIN_GAIN)
-            sure[baseline] = True
-            regrets.append(true[int(np.argmin(predicted))] / min(true) - 1)
-            bounded.append(true[int(np.argmin(predicted + RISK_QUANTILE * std[rows]))] / min(true) - 1)
-            careful.append(true[int(np.argmin(np.where(sure, predicted, np.inf)))] / min(true) - 1)
-            defaults.append(true[baseline] / min(true) - 1)
-    return [
-        Result(name, one, kind)
-        for kind, values in (
-            ("regret", regrets),
-            ("bounded", bounded),
-            ("careful", careful),
-            ("default", defaults),
-            ("inside", inside[left_out].tolist()),
-        )
-        for one in values
-    ]
-
-
-def summed_up(found: Sequence[Result]) -> Iterator[Result]:
-    """Mean and worst regret, and coverage, by name."""
-    for name in dict.fromkeys(one.metric for one in found):
-        values = {
-            kind: [100 * one.value for one in found if one.metric == name and one.unit == kind]
-            for kind in ("regret", "bounded", "careful", "default", "inside")
-        }
-        wins = name.endswith(WINNER)
-        aimed = wins and name.startswith("size:")
-        if values["regret"]:
-            yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if aimed else "")
-            yield Result(f"regret_worst@{name}", max(values["regret"]), "%", "<= 10" if aimed else "")
-            yield Result(f"bounded_regret_mean@{name}", float(np.mean(values["bounded"])), "%")
-            yield Result(f"bounded_regret_worst@{name}", max(values["bounded"]), "%")
-            yield Result(f"careful_regret_mean@{name}", float(np.mean(values["careful"])), "%")
-            yield Result(f"careful_regret_worst@{name}", max(values["careful"]), "%")
-            yield Result(f"nccl_regret_mean@{name}", float(np.mean(values["default"])), "%")
-        if values["inside"]:
-            coverage = float(np.mean(values["inside"]))
-            yield Result(f"interval_coverage_90@{name}", coverage, "%", "85 to 95" if wins else "")
 
 
 def by_size(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
@@ -221,7 +124,7 @@ def not_asked(name: str, data: DataSet, points: TrainingSet, held: Bools, models
     there = np.flatnonzero(np.isin(place_names(points), place_names(points)[held]))  # where they could be chosen
     train, test, judged = points.take(~held), points.take(there), np.flatnonzero(left_out[there])
     for model in models:
-        opinion = looked_up(trainer.bake(MODELS[model]().fit(train), train), test)
+        opinion = looked_up(trainer.bake(MODELS[model]().fit(train), train, CostPrior(data.facts)), test)
         yield from verdicts(f"{name}:{model}", test, opinion, judged, data.facts, truth_of(data.problems))
 
 
@@ -244,18 +147,6 @@ def place_names(points: TrainingSet) -> Ints:
     """A number for each communicator, collective and size."""
     table = np.stack([points.n_ranks, points.n_nodes, points.collective, points.size_class], axis=1)
     return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def looked_up(baked: Baked, points: TrainingSet) -> tuple[Floats, Floats]:
-    """Mean and spread of every point, as the daemon finds them."""
-    mean, std = np.zeros(len(points)), np.zeros(len(points))
-    classes = points.size_class
-    for place, collective, _, rows in places(points):
-        settings = zip(points.algorithm[rows], points.protocol[rows], points.n_channels[rows], strict=True)
-        options = [candidate_at(int(a), int(p), int(n)) or BASELINE for a, p, n in settings]
-        found = baked.predict(place, Collective(collective), options, classes[rows[:1]])
-        mean[rows], std[rows] = found[0][0], found[1][0]
-    return mean, std
 
 
 def measured(group: Sequence[DataSet]) -> Iterator[tuple[DataSet, TrainingSet, Ints]]:
@@ -316,42 +207,6 @@ def floor_regrets(data: DataSet) -> tuple[list[float], list[float]]:
     return interpolated, neighbours
 
 
-def by_ranks(models: Sequence[str], n_per_octave: float) -> Iterator[Result]:
-    for name in MANY_NODES:
-        machine = fabric.load(name)
-        facts = machine.describe()
-        by_ranks = {
-            n_ranks: fabric_problems(machine, facts, n_per_octave=n_per_octave, n_ranks=n_ranks)
-            for n_ranks in RANKS
-            if n_ranks <= machine.max_ranks
-        }
-        found: list[Result] = []
-        for held, problems in by_ranks.items():
-            others = [problem for n_ranks, known in by_ranks.items() if n_ranks != held for problem in known]
-            if not others:
-                continue
-            train, test = (build(sweep_block(some), CostPrior(facts)) for some in (others, problems))
-            for model in models:
-                found += judge(f"ranks:{name}", model, train, test, facts, truth_of(problems))
-        yield from summed_up(found)
-
-
-def by_fabric(data_sets: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
-    points = [build(sweep_block(data.problems), CostPrior(data.facts)) for data in data_sets]
-    for at, data in enumerate(data_sets):
-        others = joined([one for index, one in enumerate(points) if index != at], 1500 // max(1, len(points) - 1))
-        for model in models:
-            found = judge(f"fabric:{data.name}", model, others, points[at], data.facts, truth_of(data.problems))
-            yield from summed_up(found)
-
-
-def joined(parts: Sequence[TrainingSet], n_each: int) -> TrainingSet:
-    """All points in one set, thinned out evenly."""
-    thin = [part.take(np.unique(np.linspace(0, len(part) - 1, n_each).astype(np.int64))) for part in parts]
-    first = thin[0]
-    return replace(first, **{name: np.concatenate([getattr(part, name) for part in thin]) for name in vars(first)})
-
-
 def two_peaks() -> Iterator[Result]:
     """Channels that are best at 2 and at 32, bad between: the far peak is a few percent better."""
     facts = fabric.load("h100_ib_2").describe()
@@ -364,7 +219,7 @@ def two_peaks() -> Iterator[Result]:
             octaves = min(abs(math.log2(n_channels / 2)), abs(math.log2(n_channels / 16)) + 0.1)
             truth.append(us * (1.0 + 0.25 * min(octaves, 1.5)))
         problems.append(replace(problem, truth_us=tuple(truth)))
-    found = list(by_size("two_peaks", [DataSet("two_peaks", problems, facts)], [WINNER]))
+    found = list(by_size(TWO_PEAKS, [DataSet(TWO_PEAKS, problems, facts)], [WINNER]))
     yield from found
     keys = [DecisionKey(p.key.communicator, p.key.collective, Phase.other, p.key.size_class) for p in problems]
     assert len(keys) == len(problems)
@@ -381,22 +236,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000, help="first seed of what is generated")
     parser.add_argument("--by", nargs="+", choices=WAYS)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
+    parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
+    own = list(of_store(arguments.store)) if arguments.store is not None else []
+    own += of_folder(arguments.data) if arguments.data is not None else []
+    own = [data for data in own if arguments.only in data.name]
+    own_by_ranks, own_by_fabric = elsewhere(parser, own, arguments.by or ())
     models = arguments.models or ([WINNER] if arguments.quick else list(MODELS))
     asked_for = arguments.by or WAYS
     n_per_octave = 0.5 if arguments.quick else 1.0
     seeds = range(arguments.seed, arguments.seed + arguments.generated)
-    known = [*shipped(n_per_octave), *generated(seeds, n_per_octave)]
-    if arguments.store is not None:
-        known += of_store(arguments.store)
-    if arguments.data is not None:
-        known += of_folder(arguments.data)
+    ours = [data for data in shipped(n_per_octave) if arguments.only in data.name]
+    known = [*ours, *(data for data in generated(seeds, n_per_octave) if arguments.only in data.name), *own]
     groups = [(data.name, [data]) for data in known]
-    seeds = range(arguments.seed, arguments.seed + arguments.grids)
+    grid_seeds = range(arguments.seed, arguments.seed + arguments.grids)
     for name, jumpy in (("small_grids", False), ("jumpy_grids", True)):
-        if seeds:
-            groups.append((name, [DataSet(one, keys, {}) for one, keys in generated_grids(seeds, jumpy=jumpy)]))
+        if grid_seeds and arguments.only in name:
+            groups.append((name, [DataSet(one, keys, {}) for one, keys in generated_grids(grid_seeds, jumpy=jumpy)]))
     results: list[Result] = []
     for name, group in groups:
         print(f"{name}: {sum(len(data.problems) for data in group)} keys", file=sys.stderr, flush=True)
@@ -408,15 +265,40 @@ def main() -> None:
             results += by_cell(name, group, models)
         if "channels" in asked_for:
             results += by_channels(name, group, models)
-    if "size" in asked_for:
+    if "size" in asked_for and arguments.only in TWO_PEAKS:
         results += two_peaks()
     if "ranks" in asked_for:
-        results += by_ranks(models, n_per_octave)
+        for data in [*many_rank_counts(n_per_octave, seeds), *own_by_ranks]:
+            if arguments.only in data.name:
+                results += by_ranks(data, models)
     if "fabric" in asked_for:
-        results += by_fabric(list(shipped(n_per_octave)), models)
+        for data_sets in (ours, own_by_fabric):
+            if len(data_sets) > 1:
+                results += by_fabric(data_sets, models)
     if "cost" in asked_for:
         results += cost(10_000 if arguments.quick else 100_000)
+    if not results:
+        sys.exit(f"no data set whose name holds {arguments.only!r} can be judged on; leave --only out to see all names")
     report("prediction_held_out", results, as_json=arguments.json)
+
+
+def elsewhere(
+    parser: argparse.ArgumentParser, own: Sequence[DataSet], asked_for: Sequence[str]
+) -> tuple[Sequence[DataSet], Sequence[DataSet]]:
+    """Those of the user's data sets that can be judged by rank counts, and by fabrics.
+
+    Ends with a message (2) where the user has asked for either and there are too few.
+    """
+    found: list[Sequence[DataSet]] = []
+    for way, choose in (("ranks", with_rank_counts), ("fabric", enough_fabrics)):
+        try:
+            found.append(choose(own))
+        except TooFew as why:
+            if way in asked_for:
+                parser.error(str(why))
+            print(why, file=sys.stderr)
+            found.append(())
+    return found[0], found[1]
 
 
 if __name__ == "__main__":

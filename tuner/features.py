@@ -37,6 +37,9 @@ NO_CELL: Final = 255
 """Algorithm or protocol byte of a measurement whose setting is unknown."""
 DEFAULT_CELL: Final = (NO_CELL, NO_CELL)
 
+MANY_NODES: Final = 3
+"""From so many nodes on NCCL's cost counts with the same rates."""
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -194,10 +197,12 @@ class CostPrior:
         message_bytes: npt.ArrayLike,
         *,
         described_only: bool = False,
+        saturates: bool = True,
     ) -> Floats:
         """Natural log of the predicted microseconds, shape [n_bytes, n_candidates]; NaN = not available.
 
-        `described_only` leaves live tables out: a correction fitted from the store never saw them.
+        `described_only` leaves live tables out: a correction fitted from the store never saw them. Without `saturates`
+        every channel brings as much as the first.
         """
         sizes = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
         lines: dict[tuple[int, int], tuple[Floats, Floats]] = {}
@@ -209,10 +214,50 @@ class CostPrior:
                 lines[cell] = self._latency_and_transfer(communicator, collective, cell, sizes, described_only)
             latency_us, transfer_us = lines[cell]
             n_channels = candidate.n_channels or n_available
-            factor = max(1.0, _SATURATING_SHARE * n_available / n_channels)
+            factor = _SATURATING_SHARE * n_available / n_channels
+            if saturates:
+                factor = max(1.0, factor)
             with np.errstate(invalid="ignore", divide="ignore"):
                 logs[:, column] = np.log(latency_us + transfer_us * factor)
         return logs
+
+    def log_jump(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+    ) -> Floats:
+        """What being on few nodes does to `log_cost` as described, against as many ranks on three nodes or more.
+
+        NCCL counts with other rates on one node and on two; shape [n_bytes, n_candidates], 0 where nothing is said.
+        """
+        most = self._fabric.max_nodes if self._fabric is not None else communicator.n_ranks
+        n_nodes = min(MANY_NODES, communicator.n_ranks, most)
+        if communicator.n_nodes >= n_nodes:
+            return np.zeros((len(np.atleast_1d(message_bytes)), len(candidates)))
+        apart = CommunicatorClass(communicator.n_ranks, n_nodes)
+        here, there = (
+            self.log_cost(place, collective, candidates, message_bytes, described_only=True)
+            for place in (communicator, apart)
+        )
+        jump: Floats = np.nan_to_num(here - there)
+        return jump
+
+    def log_idle(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+    ) -> Floats:
+        """What `log_cost` as described would be less if the last channels, too, brought as much as the first."""
+        some, every = (
+            self.log_cost(communicator, collective, candidates, message_bytes, described_only=True, saturates=saturates)
+            for saturates in (True, False)
+        )
+        idle: Floats = np.nan_to_num(some - every)
+        return idle
 
     def _offered_cells(
         self, communicator: CommunicatorClass, collective: Collective

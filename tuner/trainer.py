@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.nccl.catalog import legal_cells
-from store.records import Collective, CommunicatorClass, ModelRecord
+from store.records import BASELINE, Collective, CommunicatorClass, ModelRecord
 from tuner.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
 from tuner.model.baked import BAKED_VERSION, RUNGS, UNKNOWN_STD, Baked, grid_classes
 from tuner.model.estimators import MODELS, WINNER, Estimator, Kriging
-from tuner.model.training_set import TrainingSet, build, training_hash
+from tuner.model.training_set import TrainingSet, build, candidate_at, training_hash
 
 if TYPE_CHECKING:
     from store.database import Store
@@ -66,7 +66,7 @@ def fit(
     return ModelRecord(
         name=name,
         fabric_id=fabric_id,
-        blob=bake(estimator, points).to_bytes(),
+        blob=bake(estimator, points, costs).to_bytes(),
         versions=versions(name),
         training_hash=training_hash(block),
         error=held_out_error(estimator, points),
@@ -138,7 +138,7 @@ def model_error(store: Store, fabric_id: str, model_id: str) -> float | None:
     return None
 
 
-def bake(estimator: Estimator, points: TrainingSet) -> Baked:
+def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
     """Evaluate a fitted model over the grid of what it was fitted on, and of what else NCCL offers there.
 
     Cells that were never measured are asked for as well: next to cells that are slower than believed, one that kept
@@ -164,7 +164,8 @@ def bake(estimator: Estimator, points: TrainingSet) -> Baked:
         for cell in cells_there:
             # The baseline's channels are NCCL's choice: one rung stands for all.
             asked = rungs if cell != DEFAULT_CELL else rungs[-1:]
-            grid = _grid(int(shapes[m, 0]), int(shapes[m, 1]), int(collectives[c]), cell, asked, asked_classes)
+            place = CommunicatorClass(int(shapes[m, 0]), max(1, int(shapes[m, 1])))
+            grid = _grid(place, Collective(collectives[c]), cell, asked, asked_classes, costs)
             shift, spread = estimator.predict(grid)
             at = m, c, cells.index(cell)
             mean[at] = shift.reshape(len(asked), -1) @ between
@@ -198,21 +199,29 @@ def held_out_error(estimator: Estimator, points: TrainingSet) -> float | None:
 
 
 def _grid(
-    n_ranks: int, n_nodes: int, collective: int, cell: tuple[int, int], rungs: Ints, classes: Ints
+    place: CommunicatorClass,
+    collective: Collective,
+    cell: tuple[int, int],
+    rungs: Ints,
+    classes: Ints,
+    costs: CostPrior,
 ) -> TrainingSet:
     n_points = len(rungs) * len(classes)
     ones = np.ones(n_points, dtype=np.int64)
     # Middle of each class, a quarter octave wide.
-    log2_bytes = np.tile(classes / 4.0 + 0.125, len(rungs))
+    log2_bytes = classes / 4.0 + 0.125
+    candidates = [candidate_at(*cell, rung) or BASELINE for rung in rungs.tolist()]
     return TrainingSet(
-        n_ranks * ones,
-        n_nodes * ones,
-        collective * ones,
+        place.n_ranks * ones,
+        place.n_nodes * ones,
+        int(collective) * ones,
         cell[0] * ones,
         cell[1] * ones,
         np.repeat(rungs, len(classes)),
-        log2_bytes,
+        np.tile(log2_bytes, len(rungs)),
         np.zeros(n_points),
         np.zeros(n_points),
         ones,
+        costs.log_jump(place, collective, candidates, 2.0**log2_bytes).T.ravel(),
+        costs.log_idle(place, collective, candidates, 2.0**log2_bytes).T.ravel(),
     )

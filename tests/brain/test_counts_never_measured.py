@@ -39,7 +39,11 @@ def _points(name: str) -> TrainingSet:
 def _baked(name: str, without: int = 0) -> Baked:
     points = _points(name)
     known = points.take((points.n_channels != without) | (points.algorithm == NO_CELL))
-    return trainer.bake(Kriging().fit(known), known)
+    return _bake(name, known)
+
+
+def _bake(name: str, known: TrainingSet) -> Baked:
+    return trainer.bake(Kriging().fit(known), known, CostPrior(fabric.load(name).describe()))
 
 
 def _doubt(baked: Baked, n_channels: int, nbytes: int) -> float:
@@ -75,7 +79,7 @@ def test_a_cell_is_doubted_less_where_others_were_measured_with_the_count() -> N
     points = _points("h100_node")
     ring = (points.algorithm == int(Algorithm.ring)) & (points.protocol == int(Protocol.simple))
     known = points.take(~(ring & (points.n_channels == 16)))
-    of_cell = _doubt(trainer.bake(Kriging().fit(known), known), 16, LARGE)
+    of_cell = _doubt(_bake("h100_node", known), 16, LARGE)
     assert _doubt(_baked("h100_node"), 16, LARGE) < of_cell < _doubt(_baked("h100_node", without=16), 16, LARGE)
 
 

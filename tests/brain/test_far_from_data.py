@@ -88,4 +88,17 @@ def _two_settings(log2_bytes: Floats, residual: Floats) -> TrainingSet:
     protocol = np.repeat([int(Protocol.ll), int(Protocol.simple)], 8)
     noise = np.full(16, 0.02)
     kind, ring = int(Collective.reduce_scatter) * ones, int(Algorithm.ring) * ones
-    return TrainingSet(2 * ones, 2 * ones, kind, ring, protocol, 64 * ones, log2_bytes, residual, noise, ones)
+    return TrainingSet(
+        2 * ones,
+        2 * ones,
+        kind,
+        ring,
+        protocol,
+        64 * ones,
+        log2_bytes,
+        residual,
+        noise,
+        ones,
+        np.zeros(16),
+        np.zeros(16),
+    )

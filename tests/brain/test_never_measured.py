@@ -43,6 +43,8 @@ def _points(collective: Collective, protocols: tuple[Protocol, ...], shift: floa
         residual,
         noise,
         3 * ones,
+        np.zeros(len(log2_bytes)),
+        np.zeros(len(log2_bytes)),
     )
 
 
@@ -51,7 +53,7 @@ def _joined(*parts: TrainingSet) -> TrainingSet:
 
 
 def _asked_of_ll(points: TrainingSet, model: str = WINNER) -> tuple[float, float]:
-    baked = trainer.bake(MODELS[model]().fit(points), points)
+    baked = trainer.bake(MODELS[model]().fit(points), points, CostPrior({}))
     mean, std = baked.predict(PLACE, Collective.all_gather, (LL,), np.array([size_class(1 << 20)]))
     return float(mean[0, 0]), float(std[0, 0])
 

@@ -24,6 +24,8 @@ UNKNOWN_STD: Final = 0.5
 """Standard deviation (log) of NCCL's cost as a prediction, where nothing corrected it yet."""
 FOREIGN_STD: Final = 0.25
 """Added per octave of ranks or nodes between the asked communicator and the nearest one baked."""
+_JUMPS: Final = ((1, 2.0), (2, 1.0))
+"""Most nodes that NCCL counts with the same rates, and as how many octaves it counts to be on the other side."""
 FAR_STD: Final = 0.05
 """Added per octave beyond the sizes that the model was asked for or fitted on."""
 _MAX_BLOB_BYTES = 256 << 20
@@ -149,7 +151,10 @@ class Baked:
 
     def _nearest(self, communicator: CommunicatorClass) -> tuple[int, float]:
         asked = np.log2([communicator.n_ranks, communicator.n_nodes])
-        gaps = np.abs(np.log2(np.maximum(self.communicators, 1)) - asked).sum(axis=1)
+        known = np.maximum(self.communicators, 1)
+        gaps = np.abs(np.log2(known) - asked).sum(axis=1)
+        for most, octaves in _JUMPS:
+            gaps += np.where((known[:, 1] <= most) != (communicator.n_nodes <= most), octaves, 0.0)
         nearest = int(np.argmin(gaps))
         return nearest, float(gaps[nearest])
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.features import Floats
+from tuner.features import Floats, Ints
 from tuner.model.training_set import TrainingSet
 
 Bools = npt.NDArray[np.bool_]
@@ -25,6 +25,12 @@ def log2_bytes_per_rank(points: TrainingSet) -> Floats:
     """log2 of the bytes per rank."""
     logs: Floats = points.log2_bytes - np.log2(points.n_ranks)
     return logs
+
+
+def place_codes(points: TrainingSet) -> Ints:
+    """A number for the communicator of every point."""
+    codes: Ints = points.n_ranks << 20 | np.maximum(points.n_nodes, 1)
+    return codes
 
 
 def kinds_of(points: TrainingSet) -> list[Kind]:

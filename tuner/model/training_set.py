@@ -37,6 +37,10 @@ class TrainingSet:
     noise: Floats
     """Standard error (log) of the median."""
     count: Ints
+    jump: Floats
+    """What being on few nodes does to the log of the cost (`CostPrior.log_jump`)."""
+    idle: Floats
+    """What the log of the cost says that the last channels do not bring (`CostPrior.log_idle`)."""
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -91,7 +95,7 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
     """One point per distinct row of `table` (the columns of `_COLUMNS`)."""
     if not len(logs):
         none, nothing = np.zeros(0, np.int64), np.zeros(0)
-        return TrainingSet(none, none, none, none, none, none, nothing, nothing, nothing, none)
+        return TrainingSet(none, none, none, none, none, none, nothing, nothing, nothing, none, nothing, nothing)
     order = np.lexsort((logs, *table.T[::-1]))
     table, logs = table[order], logs[order]
     starts = np.flatnonzero(np.r_[True, np.any(table[1:] != table[:-1], axis=1)])
@@ -104,8 +108,8 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
     # The best measured ones; among equals a mixture, as points are ordered by rank count, collective and setting.
     mixed = np.random.default_rng(_SEED).permutation(len(points))
     kept = np.sort(np.lexsort((mixed, -counts))[:MAX_POINTS])
-    cost = np.full(len(points), np.nan)
-    cost[kept] = _log_costs(points[kept], costs)
+    cost, jump, idle = believed = np.full((3, len(points)), np.nan)
+    believed[:, kept] = _believed(points[kept], costs)
     kept = np.flatnonzero(np.isfinite(cost))
     n_ranks, n_nodes, collective, algorithm, protocol, n_channels, message_bytes = points[kept].T
     return TrainingSet(
@@ -119,6 +123,8 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
         medians[kept] - cost[kept],
         noise[kept],
         counts[kept],
+        jump[kept],
+        idle[kept],
     )
 
 
@@ -141,9 +147,9 @@ def _call_noise(logs: Floats, starts: Ints, counts: Ints, own: Floats) -> Floats
     return shrunk
 
 
-def _log_costs(points: Ints, costs: CostPrior) -> Floats:
-    """NCCL's log cost of every point; NaN where a record names something NCCL does not have."""
-    result = np.full(len(points), np.nan)
+def _believed(points: Ints, costs: CostPrior) -> Floats:
+    """NCCL's log cost of every point, its jump and what is idle in it; NaN where NCCL has no such thing."""
+    found = np.full((3, len(points)), np.nan)
     families, inverse = np.unique(points[:, :6], axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     for at, (n_ranks, n_nodes, collective, algorithm, protocol, n_channels) in enumerate(families.tolist()):
@@ -151,9 +157,10 @@ def _log_costs(points: Ints, costs: CostPrior) -> Floats:
         candidate = candidate_at(algorithm, protocol, n_channels)
         if candidate is None or collective not in _COLLECTIVES:
             continue
-        place = CommunicatorClass(n_ranks, max(1, n_nodes))
-        result[rows] = costs.log_cost(place, Collective(collective), (candidate,), points[rows, 6])[:, 0]
-    return result
+        asked = CommunicatorClass(n_ranks, max(1, n_nodes)), Collective(collective), (candidate,), points[rows, 6]
+        for row, believed in enumerate((costs.log_cost, costs.log_jump, costs.log_idle)):
+            found[row, rows] = believed(*asked)[:, 0]
+    return found
 
 
 def candidate_at(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:

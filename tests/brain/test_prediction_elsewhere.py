@@ -1,0 +1,96 @@
+"""Rank counts and fabrics that were never measured: judged on anybody's files, doubted where NCCL's cost jumps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from tuner.features import CostPrior
+from tuner.model.estimators import Kriging
+from tuner.model.training_set import build
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import generated_csvs
+import prediction_held_out
+from data_sets import DataSet, of_folder, sweep_block
+
+from agent.nccl import fabric
+
+RING = Candidate(Algorithm.ring, Protocol.simple, 8)
+
+
+@pytest.fixture
+def few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated_csvs, "SETTINGS", generated_csvs.SETTINGS[:3])
+    monkeypatch.setattr(generated_csvs, "CHANNELS", (4, 16))
+    monkeypatch.setattr(generated_csvs, "SIZES", generated_csvs.SIZES[::4])
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["prediction_held_out.py", *map(str, arguments)])
+    prediction_held_out.main()
+
+
+@pytest.mark.usefixtures("few_settings")
+def test_rank_counts_and_fabrics_of_a_folder_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        generated_csvs.write(tmp_path / f"own_{seed}.csv", seed, 0.02, (1, 4, 8))
+    _run(monkeypatch, "--by", "ranks", "fabric", "--data", tmp_path, "--only", "own", "--models", "kriging", "--json")
+    printed = capsys.readouterr().out
+    for metric in ("regret_mean", "nccl_regret_mean", "interval_coverage_90"):
+        for way in ("ranks", "ranks_looked_up", "fabric"):
+            assert f'"{metric}@{way}:own_1:kriging"' in printed
+    assert "h100_ib_16" not in printed
+
+
+@pytest.mark.usefixtures("few_settings")
+@pytest.mark.parametrize("way", ["ranks", "fabric"])
+def test_too_few_rank_counts_or_fabrics_are_refused_with_a_reason(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
+    with pytest.raises(SystemExit) as ended:
+        _run(monkeypatch, "--by", way, "--data", tmp_path)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"--by {way} leaves one" in said
+    assert "own" in said
+
+
+@pytest.mark.usefixtures("few_settings")
+@pytest.mark.parametrize("n_nodes", [1, 2])
+def test_intervals_hold_where_the_cost_jumps_and_the_machine_does_not(n_nodes: int, tmp_path: Path) -> None:
+    """NCCL's cost has other rates on one node; this machine has the same everywhere."""
+    generated_csvs.write(tmp_path / "smooth.csv", 320, 0.02, (1, 2, 4, 8, 16))
+    (data,) = of_folder(tmp_path)
+    assert isinstance(data, DataSet)
+    points = build(sweep_block(data.problems), CostPrior({}))
+    held = points.n_nodes == n_nodes
+    test = points.take(held)
+    mean, std = Kriging().fit(points.take(~held)).predict(test)
+    assert np.mean(np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)) > 0.8
+
+
+def test_the_cost_jumps_up_to_two_nodes_of_described_machines_and_on_one_of_others() -> None:
+    described, generic = CostPrior(fabric.load("h100_ib_16").describe()), CostPrior({})
+    jumps = {
+        (name, n_nodes): abs(
+            costs.log_jump(CommunicatorClass(8 * n_nodes, n_nodes), Collective.all_gather, (RING,), 1 << 26)[0, 0]
+        )
+        for name, costs in (("described", described), ("generic", generic))
+        for n_nodes in (1, 2, 3, 8)
+    }
+    assert {place for place, jump in jumps.items() if jump > 0.1} == {
+        ("described", 1),
+        ("described", 2),
+        ("generic", 1),
+    }
+    one_node = CostPrior(fabric.load("h100_node").describe())
+    assert not one_node.log_jump(CommunicatorClass(8, 1), Collective.all_gather, (BASELINE, RING), [1 << 26]).any()
