@@ -69,7 +69,7 @@ def with_rank_counts(own: Sequence[DataSet]) -> list[DataSet]:
     if own and not found:
         counts = ", ".join(f"{data.name} with {rank_counts(data)[0]} ranks" for data in own)
         raise TooFew(
-            f"--by ranks leaves one rank count out and needs two at least in one fabric or file; ranks of {counts}"
+            f"--by ranks leaves one rank count out and needs two at least in one fabric or file; there is {counts}"
         )
     for data in own:
         if len(rank_counts(data)) < 2:
