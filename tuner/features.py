@@ -204,10 +204,40 @@ class CostPrior:
         `described_only` leaves live tables out: a correction fitted from the store never saw them. Without `saturates`
         every channel brings as much as the first.
         """
+        latency_us, transfer_us = self._parts(
+            communicator, collective, candidates, message_bytes, described_only, saturates
+        )
+        with np.errstate(invalid="ignore", divide="ignore"):
+            logs: Floats = np.log(latency_us + transfer_us)
+        return logs
+
+    def transfer_share(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+    ) -> Floats:
+        """Share of the predicted microseconds that goes with the bytes, [n_bytes, n_candidates]; NaN = unavailable."""
+        latency_us, transfer_us = self._parts(communicator, collective, candidates, message_bytes)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share: Floats = transfer_us / (latency_us + transfer_us)
+        return share
+
+    def _parts(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+        described_only: bool = False,
+        saturates: bool = True,
+    ) -> tuple[Floats, Floats]:
+        """Microseconds that do not depend on the bytes, and those that do, each [n_bytes, n_candidates]."""
         sizes = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
         lines: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         n_available = self.max_channels(communicator)
-        logs = np.full((len(sizes), len(candidates)), np.nan)
+        latencies, transfers = np.empty((2, len(sizes), len(candidates)))
         for column, candidate in enumerate(candidates):
             cell = cell_of(candidate)
             if cell not in lines:
@@ -215,11 +245,9 @@ class CostPrior:
             latency_us, transfer_us = lines[cell]
             n_channels = candidate.n_channels or n_available
             factor = _SATURATING_SHARE * n_available / n_channels
-            if saturates:
-                factor = max(1.0, factor)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                logs[:, column] = np.log(latency_us + transfer_us * factor)
-        return logs
+            latencies[:, column] = latency_us
+            transfers[:, column] = transfer_us * (max(1.0, factor) if saturates else factor)
+        return latencies, transfers
 
     def log_jump(
         self,

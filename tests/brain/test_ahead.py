@@ -11,6 +11,7 @@ from store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Algorithm, Candidat
 from tuner.brain import Brain
 from tuner.policy import ahead
 from tuner.policy.ahead import Span
+from tuner.policy.choice import NEVER_STEP
 
 MIB = 1 << 20
 NODE = CommunicatorClass(8, 1)
@@ -47,6 +48,7 @@ def test_what_is_found_later_is_taken_along_too() -> None:
     state = brain._states[0]
     rows = brain._ahead.rows
     brain._policy.set_incumbent(state, BASELINE, "rollback", "")
+    state.quiet_until = NEVER_STEP  # nor is it tried again
     brain.propose()
     play(world, brain, 2)
     assert brain._ahead.rows != rows

@@ -47,9 +47,9 @@ TRUSTED_SHARE: Final = 0.75
 TRUSTED_HOPE: Final = (0.03, 0.03)
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
-RETRY_STEPS: Final = 25
+RETRY_STEPS: Final = 8
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
-LOOK_EVERY: Final = 4
+LOOK_EVERY: Final = 2
 """With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
 NEVER_STEP: Final = 2**62
 
@@ -369,13 +369,15 @@ class Policy:
             if n_looked_at >= MAX_NEW_TRIALS:
                 self._next_key = (self._next_key + offset + 1) % len(states)
                 break
-        self.has_settled = not n_looked_at and n_quiet > 0 and not self.trials
+        was_all = n_looked_at < MAX_NEW_TRIALS
+        self.has_settled = was_all and n_quiet > 0 and not picked and not self.trials
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             if found.risk_us > risk_left_us or found.surprise_us > room_us or not self.may_run(state, found.candidate):
                 continue
             risk_left_us -= found.risk_us
             room_us -= found.risk_us
             self._number(state, found.candidate)
+            state.retired.pop(found.candidate, None)
             self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
             slot = evidence.find(state.index, found.candidate)
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
@@ -401,7 +403,7 @@ class Policy:
             Room(risk_left_us, room_us, self.budget.earned_in_us(CREDIT_STEPS)),
             self.settings,
             lambda candidate: self._may_try(state, candidate),
-            state.ties,
+            {*state.ties, *state.retired},
             self.memory.least_gain(options, state.n_channels),
         )
         (self._waits_for_credit.add if waits_for_credit else self._waits_for_credit.discard)(state.index)
@@ -427,7 +429,7 @@ class Policy:
         self.memory.take_back()
 
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
-        if candidate in (state.incumbent, state.lead) or candidate in state.banned or candidate in state.retired:
+        if candidate in (state.incumbent, state.lead) or candidate in state.banned:
             return False
         if candidate.n_channels > state.max_channels:
             return False

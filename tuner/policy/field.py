@@ -19,10 +19,8 @@ from tuner.features import CostPrior, Floats, cell_of
 from tuner.knowledge import Knowledge
 from tuner.policy.trial import Family, KeyState
 
-REST_OF_DOUBT: Final = 0.6
-"""Where hardware is described by nobody, most of the doubt about a guess is about all of them at once (`Outlook`):
-so much (a factor on standard deviations) is left for one alone.
-"""
+N_COLUMNS: Final = 8
+"""Of `Field.table`."""
 MAX_BATCH: Final = 64
 """Message sizes whose guesses are worked out in one go: bounds the time of one call."""
 
@@ -31,7 +29,8 @@ class Field:
     """The options of one key, the baseline first, and where each lies.
 
     `table` has a row per option: log2 bytes, log2 channels, algorithm, protocol, and the starting guess's
-    log microseconds (NaN = not available) and standard deviation.
+    log microseconds (NaN = not available) and standard deviation, the share of it that goes with the bytes, and by how
+    many octaves its channels are fewer than the communicator has.
     """
 
     __slots__ = ("options", "place", "table")
@@ -50,7 +49,7 @@ class FieldBook:
         self.knowledge = Knowledge.empty()
         self._sizes: dict[Family, dict[int, None]] = {}
         """Message sizes met, in the order they were met."""
-        self._guesses: dict[Family, dict[int, tuple[Floats, Floats]]] = {}
+        self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
         self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
 
     def register(self, state: KeyState) -> None:
@@ -78,11 +77,11 @@ class FieldBook:
     def _make(self, state: KeyState) -> Field:
         family = state.family
         offered = self.costs.candidates(*family)
-        mean, std = self._guess(family, int(state.message_bytes))
+        mean, std, share = self._guess(family, int(state.message_bytes))
         options = self._options_of(state, offered)
         column = {candidate: at for at, candidate in enumerate(offered)}
         at = [column.get(option, -1) for option in options]
-        mean, std = mean[at], std[at] * (REST_OF_DOUBT if self.is_guesswork(family) else 1.0)
+        mean, std = mean[at], std[at]
         if -1 in at:  # an incumbent from another time, not offered any more
             mean[[index for index, place in enumerate(at) if place < 0]] = np.nan
         self.knowledge.overrule(state.key, options, mean, std)
@@ -91,20 +90,25 @@ class FieldBook:
             state.default_setting if option.algorithm is None and state.default_setting is not None else option
             for option in options
         ]
-        places = [(log2_bytes, math.log2(one.n_channels or n_available), *cell_of(one)) for one in shown]
-        return Field(options, np.column_stack([np.array(places, dtype=np.float64), mean, std]))
+        table = np.empty((len(options), N_COLUMNS))
+        table[:, 0] = log2_bytes
+        table[:, 1:4] = [(math.log2(one.n_channels or n_available), *cell_of(one)) for one in shown]
+        table[:, 4], table[:, 5], table[:, 6] = mean, std, share[at]
+        np.maximum(0.0, math.log2(n_available) - table[:, 1], out=table[:, 7])
+        return Field(options, table)
 
-    def _guess(self, family: Family, nbytes: int) -> tuple[Floats, Floats]:
+    def _guess(self, family: Family, nbytes: int) -> tuple[Floats, Floats, Floats]:
         known = self._guesses.setdefault(family, {})
         if nbytes not in known:
             waiting = [one for one in self._sizes.get(family, {}) if one not in known and one != nbytes]
             batch = [nbytes, *waiting[: MAX_BATCH - 1]]
             classes = np.array([size_class(one) for one in batch], dtype=np.int64)
             sizes = np.array(batch, dtype=np.float64)
-            means, stds = self.knowledge.guess(
-                *family, self.costs.candidates(*family), sizes, classes, self.costs, carries_over=False
-            )
-            known.update(zip(batch, zip(means, stds, strict=True), strict=True))
+            offered = self.costs.candidates(*family)
+            means, stds = self.knowledge.guess(*family, offered, sizes, classes, self.costs, carries_over=False)
+            shares = self.costs.transfer_share(*family, offered, sizes)
+            shares[np.isnan(shares)] = 1.0
+            known.update(zip(batch, zip(means, stds, shares, strict=True), strict=True))
         return known[nbytes]
 
     def _options_of(self, state: KeyState, offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:

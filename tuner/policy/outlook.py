@@ -12,7 +12,7 @@ from store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, CommunicatorClass
 from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
 from tuner.policy.evidence import Evidence
-from tuner.policy.field import Field, FieldBook
+from tuner.policy.field import N_COLUMNS, Field, FieldBook
 from tuner.policy.posterior import MAX_POINTS, Kinship, Settings, condition, kinship_of
 from tuner.policy.trial import KeyState
 
@@ -21,7 +21,7 @@ MAX_NEW_FIELDS: Final = 24
 MIN_TO_TUNE: Final = 12
 OTHER_COLLECTIVE: Final = 2.0 * SIZE_CLASSES_PER_OCTAVE
 """So many size classes away counts what another collective measured."""
-COMMON_DOUBT: Final = 0.6
+COMMON_DOUBT: Final = 1.0
 """How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too."""
 RETUNE_GROWTH: Final = 1.3
 """Slots measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
@@ -127,7 +127,7 @@ class _FamilySlots:
         self._made_from: list[Field | None] = []
         self._classes = np.zeros(0)
         self._collectives = np.zeros(0, np.int64)
-        self._rows = np.zeros((0, 6))
+        self._rows = np.zeros((0, N_COLUMNS))
         self.kinship = Kinship()
         self.tuned_at = 0
 
@@ -146,7 +146,7 @@ class _FamilySlots:
             more = max(64, at)
             self._classes = np.concatenate([self._classes, np.zeros(more)])
             self._collectives = np.concatenate([self._collectives, np.zeros(more, np.int64)])
-            self._rows = np.concatenate([self._rows, np.full((more, 6), np.nan)])
+            self._rows = np.concatenate([self._rows, np.full((more, N_COLUMNS), np.nan)])
         self._classes[at] = state.key.size_class
         self._collectives[at] = int(state.key.collective)
         self._slots.append(slot)

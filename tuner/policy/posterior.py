@@ -2,9 +2,10 @@
 
 The starting guess (`tuner.knowledge`) gives every candidate a mean and a standard deviation of its log
 duration. Errors of that guess are correlated: all candidates of one size share what the fabric does, a
-protocol or cell shares its own error over neighbouring sizes and channel counts. Conditioning on the slots
-measured near the key turns a handful of calls into an opinion about every candidate. Nothing here assumes
-that durations have one minimum over channels: far-apart rungs are only weakly tied.
+protocol or cell shares the error of its latency at all small sizes and that of its bandwidth at all large
+ones, and how many channels fill a link is about the same at all sizes. Conditioning on the slots measured near
+the key turns a handful of calls into an opinion about every candidate. Nothing here assumes that durations
+have one minimum over channels.
 """
 
 from __future__ import annotations
@@ -20,15 +21,25 @@ Ints = npt.NDArray[np.int64]
 
 SHARE_ALL: Final = 0.10
 SHARE_PROTOCOL: Final = 0.10
-SHARE_CELL: Final = 0.70
-SHARE_OWN: Final = 0.10
-"""How the variance of the starting guess splits; the last part belongs to one slot alone.
+SHARE_CELL: Final = 0.60
+SHARE_NEAR: Final = 0.10
+SHARE_OWN: Final = 0.02
+"""How the variance of the starting guess splits: what all settings share, a protocol, a cell, neighbouring channel
+counts of a cell at neighbouring sizes, and what belongs to one slot alone.
 
 What NCCL chooses is what it believes best, so its guess is among the most flattering. If much of that error were taken
 to be about all cells, those that nobody has tried would pass for slow, too, and never be tried.
 """
+SHARE_LINE: Final = 0.5
+"""So much of what is shared is an error of latencies, or of bandwidths, at all sizes; the rest fades over sizes."""
 OCTAVES: Final = 3.0
 CHANNEL_OCTAVES: Final = 1.5
+FILL_ALL: Final = 0.15
+FILL_CELL: Final = 0.15
+FILL_OCTAVES: Final = 6.0
+"""How many channels fill a link is a guess. By so much (of the variance) per octave of channels below all of them, the
+bandwidth part may be off further: what is wrong at one count is wrong at all lower ones. Cells share half of that.
+"""
 MAX_POINTS: Final = 48
 
 
@@ -41,12 +52,14 @@ class Settings(NamedTuple):
     protocol: Ints
     collective: Ints
     key: Ints
+    transfer_share: Floats
+    octaves_fewer: Floats
 
     @classmethod
     def of_table(cls, table: Floats, collective: Ints, key: Ints) -> Settings:
-        """From rows of log2 bytes, log2 channels, algorithm, protocol, and whatever follows."""
+        """From rows as in `Field.table`."""
         cells = table[:, 2:4].astype(np.int64)
-        return cls(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], collective, key)
+        return cls(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], collective, key, table[:, 6], table[:, 7])
 
 
 class Kinship(NamedTuple):
@@ -61,9 +74,13 @@ class Kinship(NamedTuple):
 
 
 CHOICES: Final = (
-    ("amplitude", (1.0, 0.6, 1.5)),
-    ("across", (0.5, 0.0, 0.9)),
+    ("amplitude", (1.0, 1.5)),
+    ("across", (0.5, 0.0, 0.75)),
 )
+"""The usual value first. What was tried was promising, and NCCL's own choice flatters its guess: that these guesses
+were good, or agree between collectives, says less of the others. So no doubt is smaller than the usual one, and a cell
+that is slow in one collective is never thought to be as surely slow in another.
+"""
 DOUBT_OF_CHOICE: Final = 1.5
 """What another value than the usual one must be worth in log likelihood."""
 
@@ -82,8 +99,8 @@ def kinship_of(
         scored = []
         for value in values:
             kinship = best._replace(**{name: value})
-            covariance = correlation(measured, measured, kinship) * scales
-            lower = np.linalg.cholesky(kinship.amplitude**2 * covariance + kinship.common**2 + noise)
+            errors = covariance(measured, measured, kinship) * scales
+            lower = np.linalg.cholesky(kinship.amplitude**2 * errors + kinship.common**2 + noise)
             white = np.linalg.solve(lower, residual)
             score = -0.5 * float(white @ white) - float(np.log(np.diagonal(lower)).sum())
             scored.append((score - DOUBT_OF_CHOICE * (value != values[0]), kinship))
@@ -91,25 +108,46 @@ def kinship_of(
     return best
 
 
-def correlation(first: Settings, second: Settings, kinship: Kinship) -> Floats:
-    """Correlation of the starting guess's errors, shape [len(first), len(second)]."""
+def covariance(first: Settings, second: Settings, kinship: Kinship) -> Floats:
+    """Covariance of the starting guesses' errors, in units of their spreads; shape [len(first), len(second)]."""
 
     def differences(name: str) -> Floats:
         gaps: Floats = getattr(first, name)[:, None] - getattr(second, name)[None, :]
         return gaps
 
-    channels = differences("log2_channels")
+    sizes, channels = np.abs(differences("log2_bytes")), np.abs(differences("log2_channels"))
     same_protocol = differences("protocol") == 0
     same_cell = same_protocol & (differences("algorithm") == 0)
-    beside = _matern(np.abs(channels) * (1.0 / CHANNEL_OCTAVES))
-    beside *= same_cell
-    beside *= SHARE_CELL
-    beside += SHARE_PROTOCOL * same_protocol
-    beside += SHARE_ALL
-    beside *= _matern(np.abs(differences("log2_bytes")) * (1.0 / OCTAVES))
-    beside *= np.where(differences("collective") == 0, 1.0, kinship.across)
-    beside += SHARE_OWN * (same_cell & (channels == 0) & (differences("key") == 0))
-    return beside
+    near = _matern(sizes * (1.0 / OCTAVES))
+    ours, theirs = first.transfer_share[:, None], second.transfer_share
+    transfers = ours * theirs
+    line = transfers + (1.0 - ours) * (1.0 - theirs)
+    shared = SHARE_CELL * same_cell
+    shared += SHARE_PROTOCOL * same_protocol
+    shared += SHARE_ALL
+    line *= SHARE_LINE
+    line += (1.0 - SHARE_LINE) * near
+    shared *= line
+    near *= _matern(channels * (1.0 / CHANNEL_OCTAVES))
+    near *= SHARE_NEAR * same_cell
+    shared += near
+    transfers *= np.minimum.outer(first.octaves_fewer, second.octaves_fewer)
+    transfers *= _matern(sizes * (1.0 / FILL_OCTAVES))
+    transfers *= FILL_CELL * same_cell + FILL_ALL
+    shared += transfers
+    shared *= np.where(differences("collective") == 0, 1.0, kinship.across)
+    own: Floats = SHARE_OWN * (same_cell & (channels == 0) & (differences("key") == 0))
+    own += shared
+    return own
+
+
+def variance_of(settings: Settings) -> Floats:
+    """The diagonal of `covariance`."""
+    share = settings.transfer_share
+    line = SHARE_LINE * (share**2 + (1.0 - share) ** 2) + 1.0 - SHARE_LINE
+    fill = (FILL_ALL + FILL_CELL) * settings.octaves_fewer * share**2
+    variance: Floats = (SHARE_ALL + SHARE_PROTOCOL + SHARE_CELL) * line + SHARE_NEAR + fill + SHARE_OWN
+    return variance
 
 
 def condition(
@@ -129,17 +167,15 @@ def condition(
     """
     if not len(residual):
         return prior_mean, prior_std
-    # That guesses were good for some cells says little of a cell that nobody has tried.
-    is_tried = np.isin(16 * targets.algorithm + targets.protocol, 16 * measured.algorithm + measured.protocol)
-    prior_std = prior_std * np.where(is_tried, kinship.amplitude, max(1.0, kinship.amplitude))
+    prior_std = kinship.amplitude * prior_std
     measured_std = kinship.amplitude * measured_std
-    inner = correlation(measured, measured, kinship) * (measured_std[:, None] * measured_std)
+    inner = covariance(measured, measured, kinship) * (measured_std[:, None] * measured_std)
     inner += kinship.common**2
     inner[np.diag_indices_from(inner)] += noise_variance + 1e-9
-    cross = correlation(targets, measured, kinship) * (prior_std[:, None] * measured_std) + kinship.common**2
+    cross = covariance(targets, measured, kinship) * (prior_std[:, None] * measured_std) + kinship.common**2
     solved = np.linalg.solve(inner, np.column_stack([residual, cross.T]))
     mean: Floats = prior_mean + cross @ solved[:, 0]
-    variance = prior_std**2 + kinship.common**2 - np.einsum("ij,ji->i", cross, solved[:, 1:])
+    variance = prior_std**2 * variance_of(targets) + kinship.common**2 - np.einsum("ij,ji->i", cross, solved[:, 1:])
     return mean, np.sqrt(np.maximum(variance, 1e-8))
 
 

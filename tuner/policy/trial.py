@@ -18,8 +18,10 @@ Family = tuple[CommunicatorClass, Collective]
 """Keys of one family differ by phase and message size only."""
 
 MOST_CHANNELS: Final = CHANNEL_LADDER[-1]
-MAX_TRIAL_UNITS: Final = 40
-"""A trial that is still open after so many more steps of evidence is a tie: others come first now."""
+MAX_TRIAL_UNITS: Final = 12
+"""A trial that is still open after so many more steps of evidence is a tie: others come first now. What is probably
+faster leads from then on and so goes on being measured; what is not is asked again once it looks better.
+"""
 NO_HOPE: Final = (0.0, math.inf)
 """Nothing is known of a lead but what this job measures."""
 WORTH_GOING_ON: Final = 0.001

@@ -1,0 +1,84 @@
+"""What one measurement says about settings that nobody has tried: other sizes, channel counts and collectives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from agent.nccl import fabric
+from store.records import Collective, Phase
+from tuner.policy.posterior import Kinship, Settings, condition, covariance, variance_of
+
+OCTAVES_OF_ALL = 5.0
+"""32 channels."""
+
+
+def _place(
+    *, log2_bytes: float = 27.0, octaves_fewer: float = 0.0, share: float = 1.0, cell: int = 1, collective: int = 0
+) -> Settings:
+    one = np.array([1], np.int64)
+    return Settings(
+        np.array([log2_bytes]),
+        np.array([OCTAVES_OF_ALL - octaves_fewer]),
+        cell * one,
+        cell * one,
+        collective * one,
+        np.array([int(log2_bytes) + 100 * collective], np.int64),
+        np.array([share]),
+        np.array([octaves_fewer]),
+    )
+
+
+def _shift(target: Settings, measured: Settings, kinship: Kinship | None = None) -> float:
+    """How far a guess follows another one that was off by 1 (log)."""
+    one = np.ones(1)
+    mean, _ = condition(np.zeros(1), 0.5 * one, target, measured, 0.5 * one, one, 1e-4 * one, kinship or Kinship())
+    return float(mean[0])
+
+
+@pytest.mark.parametrize("octaves_fewer", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_variance_is_the_diagonal_of_the_covariance(octaves_fewer: float, share: float) -> None:
+    place = _place(octaves_fewer=octaves_fewer, share=share)
+    assert covariance(place, place, Kinship())[0, 0] == pytest.approx(variance_of(place)[0])
+
+
+def test_what_is_wrong_at_one_channel_count_is_wrong_at_lower_ones() -> None:
+    """Where a link is full earlier than believed, it is so for all lower counts, and at neighbouring sizes."""
+    measured = _place(octaves_fewer=2.0)
+    lower, all_channels = _place(octaves_fewer=3.0), _place(octaves_fewer=0.0)
+    assert _shift(lower, measured) > 0.7
+    assert _shift(lower, measured) > _shift(all_channels, measured) + 0.1
+    assert _shift(_place(octaves_fewer=3.0, log2_bytes=24.0), measured) > 0.5
+
+
+def test_bandwidth_says_more_of_large_messages_and_latency_of_small_ones() -> None:
+    large, small = _place(share=1.0, log2_bytes=20.0), _place(share=0.0, log2_bytes=20.0)
+    assert _shift(large, _place(share=1.0, log2_bytes=28.0)) > 0.4
+    assert _shift(small, _place(share=1.0, log2_bytes=28.0)) < 0.15
+
+
+def test_a_cell_that_is_slow_in_one_collective_is_not_surely_slow_in_another() -> None:
+    most_alike = Kinship(across=0.75)
+    one = np.ones(1)
+    mean, std = condition(
+        np.zeros(1), 0.5 * one, _place(), _place(collective=1), 0.5 * one, one, 1e-4 * one, most_alike
+    )
+    assert mean[0] < 0.8
+    assert std[0] > 0.3
+
+
+def test_what_was_given_up_too_early_is_tried_again_last() -> None:
+    """A key's own choice had a lucky start, so that the best setting looked slower."""
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in (16, 18, 20)]
+    world = World("ethernet_boxes", place, calls, seed=4, compute_us=100_000.0)
+    brain = make_brain(world)
+    play(world, brain, 5)
+    state = brain._states[0]
+    options = brain._outlook.fields.of(state).options[1:]
+    state.retired.update(dict.fromkeys(options, "measured slower than baseline"))
+    play(world, brain, 150)
+    best_us = min(world.truth(calls[0], one)[0] for one in options)
+    assert world.truth(calls[0], state.usual)[0] < 1.03 * best_us
