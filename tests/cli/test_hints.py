@@ -28,7 +28,7 @@ from store.wire import OBSERVATION_FIELDS
 from tuner import cli, demo
 from tuner.comparison import Measured
 from tuner.endpoint import temporary_folder_note
-from tuner.stage.weights import load_encoder
+from tuner.stage.weights import record, shipped_blob
 
 
 def said(monkeypatch, capsys, *words: object) -> str:
@@ -174,11 +174,11 @@ def test_a_store_in_place_of_a_trace_gets_a_remedy_that_the_command_has(command,
     assert "--store" not in told
 
 
-def test_without_a_store_the_weights_of_the_default_one_are_shown(tmp_path: Path, monkeypatch, capsys):
+def test_without_a_store_what_was_trained_into_the_default_one_is_shown(tmp_path: Path, monkeypatch, capsys):
     """Those are what `zerotune daemon` would use."""
     monkeypatch.delenv("ZEROTUNE_STORE", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert "store.db" not in said(monkeypatch, capsys, "stage", "show"), "there is none"
     with Store.open(default_store_path()) as store:
-        load_encoder(store)
+        store.save_model(record("lstm", shipped_blob("lstm")))
     assert str(tmp_path) in unwrapped(said(monkeypatch, capsys, "stage", "show"))

@@ -82,16 +82,37 @@ def test_a_store_gets_the_shipped_weights_and_gives_its_own_back(tmp_path: Path)
         assert saved.blob == shipped_blob("lstm")
         _, values = arrays.from_bytes(saved.blob, FEATURES_VERSION)
         own = LstmEncoder({name: 2 * value for name, value in values.items()})
-        store.save_model(record("lstm", own.to_bytes(), "", None))
+        store.save_model(record("lstm", own.to_bytes()))
         store.flush()
         loaded = load_encoder(store)
         assert loaded is not None
         np.testing.assert_array_equal(loaded.scores(STEP), own.scores(STEP))
 
 
+def test_newer_shipped_weights_take_the_place_of_older_copies_but_not_of_trained_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, values = arrays.from_bytes(shipped_blob("lstm"), FEATURES_VERSION)
+    newer = LstmEncoder({name: 2 * value for name, value in values.items()})
+    trained = LstmEncoder({name: 3 * value for name, value in values.items()})
+    with Store.open(tmp_path / "store.db") as store:
+        load_encoder(store)
+        store.flush()
+        monkeypatch.setattr(weights, "SHIPPED", tmp_path)
+        (tmp_path / "lstm.weights").write_bytes(newer.to_bytes())
+        loaded = load_encoder(store)
+        assert loaded is not None
+        assert loaded.to_bytes() == newer.to_bytes()
+        store.save_model(record("lstm", trained.to_bytes()))
+        store.flush()
+        loaded = load_encoder(store)
+        assert loaded is not None
+        assert loaded.to_bytes() == trained.to_bytes()
+
+
 def test_damaged_weights_are_set_aside_and_replaced(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store.db") as store:
-        store.save_model(record("lstm", b"not weights", "", None))
+        store.save_model(record("lstm", b"not weights"))
         store.flush()
         assert isinstance(load_encoder(store), LstmEncoder)
         store.flush()
@@ -108,7 +129,7 @@ def test_what_is_said_to_be_used_is_what_a_daemon_loads(tmp_path: Path, is_reada
     _, values = arrays.from_bytes(shipped_blob("lstm"), FEATURES_VERSION)
     own = LstmEncoder({name: 2 * value for name, value in values.items()}).to_bytes()
     with Store.open(tmp_path / "store.db") as store:
-        store.save_model(record("lstm", own if is_readable else b"not weights", "", None))
+        store.save_model(record("lstm", own if is_readable else b"not weights"))
     (used,) = [one for one in weights_known(tmp_path / "store.db") if one.is_used]
     assert (used.encoder, used.origin == "shipped") == ("lstm", not is_readable)
     with Store.open(tmp_path / "store.db") as store:

@@ -85,17 +85,17 @@ def _save(store_path: Path, kind: str, blob: bytes) -> None:
     from store.database import Store
 
     with Store.open(store_path) as store:
-        store.save_model(weights.record(kind, blob, hashlib.sha256(blob).hexdigest(), None))
+        store.save_model(weights.record(kind, blob))
 
 
 def weights_known(store_path: Path | None) -> list[KnownWeights]:
-    """The shipped weights and those in a store."""
+    """The shipped weights and those that were trained into a store."""
     rows = []
     if store_path is not None:
         from store.database import Store
 
         with Store.open(store_path, read_only=True) as store:
-            saved = [one for one in store.models() if one.name.startswith("stage-")]
+            saved = [one for one in store.models() if one.name.startswith("stage-") and not weights.is_copy(one)]
         rows += [(one.name.removeprefix("stage-"), str(store_path), one.blob) for one in saved]
     for kind in weights.KINDS:
         try:

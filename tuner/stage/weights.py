@@ -24,6 +24,8 @@ KINDS: Final = ("lstm", "ngram")
 FABRIC: Final = ""
 """Stage models belong to no fabric."""
 DAMAGED: Final = ".damaged"
+_COPIED: Final = {"origin": "shipped"}
+"""Marks what the store has only because it was shipped: newer shipped weights take its place."""
 
 
 def model_name(kind: str) -> str:
@@ -47,22 +49,26 @@ def default_encoder() -> Encoder | None:
     return None
 
 
-def record(kind: str, blob: bytes, training_hash: str, error: float | None) -> ModelRecord:
-    """One encoder's weights as the store keeps them."""
-    return ModelRecord(
-        model_name(kind), FABRIC, blob, {"features": str(FEATURES_VERSION), "model": kind}, training_hash, error,
-        time.time(),
-    )  # fmt: skip
+def record(kind: str, blob: bytes, *, is_copy: bool = False) -> ModelRecord:
+    """One encoder's weights as the store keeps them; a copy is of what was shipped."""
+    versions = {"features": str(FEATURES_VERSION), "model": kind, **(_COPIED if is_copy else {})}
+    return ModelRecord(model_name(kind), FABRIC, blob, versions, hashlib.sha256(blob).hexdigest(), None, time.time())
+
+
+def is_copy(model: ModelRecord) -> bool:
+    """The store has it only because it was shipped with some version."""
+    return model.versions.items() >= _COPIED.items()
 
 
 def load_encoder(store: Store) -> Encoder | None:
     """The best encoder that can be read from the store; the shipped ones are put there at first use.
 
-    A blob that is damaged or foreign is set aside under another name, and the shipped weights take its place.
+    A blob that is damaged or foreign is set aside under another name, and the shipped weights take its place. What was
+    trained into the store is kept; what was only copied there gives way to other shipped weights.
     """
     for kind in KINDS:
         saved = store.load_model(model_name(kind), FABRIC)
-        if saved is not None:
+        if saved is not None and not is_copy(saved):
             try:
                 return encoder_from_bytes(saved.blob)
             except ValueError as error:
@@ -74,7 +80,8 @@ def load_encoder(store: Store) -> Encoder | None:
         except (OSError, ValueError) as error:
             _log.warning("the shipped %s weights cannot be used: %s", kind, error)
             continue
-        store.save_model(record(kind, blob, hashlib.sha256(blob).hexdigest(), None))
+        if saved is None or saved.blob != blob:
+            store.save_model(record(kind, blob, is_copy=True))
         return encoder
     return None
 
