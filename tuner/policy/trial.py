@@ -18,7 +18,7 @@ Family = tuple[CommunicatorClass, Collective]
 """Keys of one family differ by phase and message size only."""
 
 MOST_CHANNELS: Final = CHANNEL_LADDER[-1]
-MAX_TRIAL_UNITS: Final = 12
+MAX_TRIAL_UNITS: Final = 8
 """A trial that is still open after so many more steps of evidence is a tie: others come first now. What is probably
 faster leads from then on and so goes on being measured; what is not is asked again once it looks better.
 """
