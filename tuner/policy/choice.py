@@ -31,6 +31,7 @@ from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import MAX_TRIAL_UNITS, NO_HOPE, KeyState, Verdict, judge, judge_lead, odds
+from tuner.policy.turns import Turns
 from tuner.policy.words import comparison, saved
 
 MIN_BASELINE_UNITS: Final = 2
@@ -38,12 +39,6 @@ MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 MAX_JUDGED: Final = 48
 """Trials judged in one window; with more running they take turns."""
-LEAST_SHARE: Final = 0.15
-MOST_SHARE: Final = 0.95
-"""Bounds of the share of windows that a trial gets; between them it is the odds that the trial is faster."""
-LEAD_SHARE: Final = 0.92
-"""Share of the windows without a trial that a lead gets."""
-TRUSTED_SHARE: Final = 0.75
 TRUSTED_HOPE: Final = (0.03, 0.03)
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
@@ -91,19 +86,9 @@ class Policy:
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
         self.trials: dict[int, KeyState] = {}
         """Keys that have a trial, by index, those judged longest ago first."""
-        self._changed: set[int] = set()
         self.leads: dict[int, KeyState] = {}
         """Keys that have a lead, by index, those judged longest ago first."""
-        self._runs_trial = np.zeros(0, np.bool_)
-        self._runs_lead = np.zeros(0, np.bool_)
-        self._has_lead = np.zeros(0, np.bool_)
-        self._lead_due = np.zeros(0)
-        """Windows of the lead that are due, among those without a trial."""
-        self._share = np.zeros(0)
-        """Share of a key's windows that its trial gets; 0 = no trial."""
-        self._due = np.zeros(0)
-        """Windows of the trial that are due: sums up the share, a window takes one."""
-        self._is_trusted = np.zeros(0, np.bool_)
+        self._turns = Turns()
         self._next_key = 0
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
@@ -122,8 +107,7 @@ class Policy:
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
         self.outlook.fields.register(state)
-        if state.index >= len(self._share):
-            self._grow(max(64, state.index))
+        self._turns.register(state.index)
         state.is_known = self.outlook.fields.knowledge.has_measured(state.key)
         decided = self.outlook.fields.knowledge.decided(state.key)
         if decided is not None and self.may_run(state, decided[0]):
@@ -166,39 +150,22 @@ class Policy:
             if risk_left_us > 0:
                 room_us = self.budget.remaining_us - running_us
                 self._start_trials(states, evidence, step, risk_left_us, room_us)
-        self._due += self._share
-        runs_trial = self._due >= 1.0
-        self._due[runs_trial] -= 1.0
-        self._postpone(risks_us, runs_trial)
-        waits = self._has_lead & ~runs_trial
-        self._lead_due[waits] += LEAD_SHARE
-        runs_lead = waits & (self._lead_due >= 1.0)
-        self._lead_due[runs_lead] -= 1.0
-        if self.budget.remaining_us < 0:
-            runs_trial &= self._is_trusted  # paused until the budget has recovered
-        if self.budget.remaining_us < 0 or not may_lead:
-            runs_lead[:] = False  # steps are compared now: what is not proven stays out
-        differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
-        changed = self._changed | set(np.flatnonzero(differs).tolist())
-        self._runs_trial, self._runs_lead = runs_trial, runs_lead
-        self._changed = set()
+        changed = self._turns.take(risks_us, self.budget.remaining_us, may_lead=may_lead)
         return {index: self.runs(states[index]) for index in changed}
 
     def runs(self, state: KeyState) -> Candidate:
         """The setting of one key in this window."""
-        if state.trial is not None and self._runs_trial[state.index]:
+        if state.trial is not None and self._turns.is_trials(state.index):
             return state.trial
-        return state.usual if self._runs_lead[state.index] else state.incumbent
+        return state.usual if self._turns.is_leads(state.index) else state.incumbent
 
     def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys this window tries something that nothing has spoken for yet."""
-        explored: npt.NDArray[np.bool_] = (self._runs_trial & ~self._is_trusted | self._runs_lead)[:n_keys]
-        return explored
+        return self._turns.explored()[:n_keys]
 
     def verified(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
-        verified: npt.NDArray[np.bool_] = (self._is_trusted & (self._share > 0.0))[:n_keys]
-        return verified
+        return self._turns.verified()[:n_keys]
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
@@ -212,17 +179,13 @@ class Policy:
         state.trial, state.trial_reason, state.hope, state.is_trusted = candidate, reason, hope, is_trusted
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
-        self._is_trusted[state.index] = is_trusted
-        share = self._share[state.index] = _share(odds(None, state, 0.0), is_trusted=is_trusted)
-        # It runs at once; trusted ones take turns at showing the incumbent again.
-        self._due[state.index] = 1.0 - share * (state.index % 3 == 0 if is_trusted else 1)
+        self._turns.begin_trial(state.index, odds(None, state, 0.0), is_trusted=is_trusted)
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
         state.trial, state.is_trusted = None, False
         self.trials.pop(state.index, None)
-        self._share[state.index] = self._due[state.index] = 0.0
-        self._changed.add(state.index)
+        self._turns.end_trial(state.index)
 
     def begin_lead(self, state: KeyState, candidate: Candidate, hope: tuple[float, float] = NO_HOPE) -> None:
         """Let `candidate` run in nearly all windows without a trial; the incumbent shows itself in the others.
@@ -232,15 +195,13 @@ class Policy:
         state.lead, state.lead_hope = candidate, hope
         self.memory.promise(candidate, state.key.communicator)
         self.leads[state.index] = state
-        self._has_lead[state.index] = True
-        self._changed.add(state.index)
+        self._turns.begin_lead(state.index)
 
     def end_lead(self, state: KeyState) -> None:
         """The incumbent runs again where nothing is on trial."""
         state.lead = None
         self.leads.pop(state.index, None)
-        self._has_lead[state.index] = False
-        self._changed.add(state.index)
+        self._turns.end_lead(state.index)
 
     def set_incumbent(self, state: KeyState, candidate: Candidate, kind: str, reason: str) -> None:
         """What runs at a key from the next window on, unless a trial does."""
@@ -260,7 +221,7 @@ class Policy:
         self._waits_for_credit.clear()
 
     def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
-        """End a trial, or what leads, and do not try it again in this regime."""
+        """End a trial, or what leads; what is banned is not tried again in this regime, anything else last of all."""
         (state.banned if ban else state.retired)[candidate] = reason
         if candidate == state.trial:
             self.end_trial(state)
@@ -276,23 +237,6 @@ class Policy:
         if candidate not in state.numbers:
             state.n_tried += 1
             state.numbers[candidate] = state.n_tried
-
-    def _postpone(self, risks_us: dict[int, float], runs_trial: npt.NDArray[np.bool_]) -> None:
-        """Trials that one more window of would cost more than is left wait until that has been earned."""
-        left_us = max(0.0, self.budget.remaining_us)
-        for index, risk_us in risks_us.items():
-            if not runs_trial[index]:
-                continue
-            if risk_us <= left_us:
-                left_us -= risk_us
-            else:
-                runs_trial[index] = False
-                self._due[index] = 1.0 - self._share[index]  # it is due in the next window
-
-    def _grow(self, more: int) -> None:
-        for name in ("_runs_trial", "_runs_lead", "_has_lead", "_lead_due", "_share", "_due", "_is_trusted"):
-            old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
 
     def _settle(self, state: KeyState, evidence: Evidence) -> None:
         trial = state.trial
@@ -320,7 +264,7 @@ class Policy:
             words = f"{trial}: {state.ties[trial]}; it runs in most steps until that is known"
             self._report(Event(state, state.incumbent, "keep", words))
         else:
-            self._share[state.index] = _share(odds(evidence, state, 0.0), is_trusted=state.is_trusted)
+            self._turns.weigh_trial(state.index, odds(evidence, state, 0.0))
 
     def _settle_lead(self, state: KeyState, evidence: Evidence) -> None:
         lead = state.lead
@@ -443,7 +387,3 @@ class Policy:
             return 0.0  # it was admitted at a share of what was left: all that follow fit the rest
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
         return max(0.0, extra) * float(self.rates[state.index]) * self.steps_at_risk * self.charged_share
-
-
-def _share(odds_of_gain: float, *, is_trusted: bool) -> float:
-    return min(max(odds_of_gain, TRUSTED_SHARE if is_trusted else LEAST_SHARE), MOST_SHARE)

@@ -1,0 +1,131 @@
+"""Whose turn it is at each key in the next window: the incumbent's, its trial's or its lead's.
+
+Trials and leads get shares of the windows, and the windows that are due sum these up: over a few windows everything
+has run as often as it should, whatever the shares are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_SHARE: Final = 0.15
+MOST_SHARE: Final = 0.95
+"""Bounds of the share of windows that a trial gets; between them it is the odds that the trial is faster."""
+LEAD_SHARE: Final = 0.92
+"""Share of the windows without a trial that a lead gets."""
+TRUSTED_SHARE: Final = 0.75
+"""The least that a trial gets which earlier jobs proved."""
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Turns:
+    """Shares and turns of all keys, by index."""
+
+    def __init__(self) -> None:
+        self._runs_trial = np.zeros(0, np.bool_)
+        self._runs_lead = np.zeros(0, np.bool_)
+        self._has_lead = np.zeros(0, np.bool_)
+        self._lead_due = np.zeros(0)
+        """Windows of the lead that are due, among those without a trial."""
+        self._share = np.zeros(0)
+        """Share of a key's windows that its trial gets; 0 = no trial."""
+        self._due = np.zeros(0)
+        """Windows of the trial that are due: sums up the share, a window takes one."""
+        self._is_trusted = np.zeros(0, np.bool_)
+        self._changed: set[int] = set()
+
+    def register(self, index: int) -> None:
+        """There is such a key."""
+        if index >= len(self._share):
+            self._grow(max(64, index + 1))
+
+    def is_trials(self, index: int) -> bool:
+        """This window is the trial's."""
+        return bool(self._runs_trial[index])
+
+    def is_leads(self, index: int) -> bool:
+        """This window is the lead's."""
+        return bool(self._runs_lead[index])
+
+    def explored(self) -> Flags:
+        """Where something runs in this window that nothing has spoken for yet."""
+        explored: Flags = self._runs_trial & ~self._is_trusted | self._runs_lead
+        return explored
+
+    def verified(self) -> Flags:
+        """Where something that earlier jobs proved takes turns with the incumbent."""
+        verified: Flags = self._is_trusted & (self._share > 0.0)
+        return verified
+
+    def begin_trial(self, index: int, odds: float, *, is_trusted: bool) -> None:
+        """A trial that is faster with probability `odds`; trusted is what earlier jobs proved."""
+        self._is_trusted[index] = is_trusted
+        self.weigh_trial(index, odds)
+        # It runs at once; trusted ones take turns at showing the incumbent again.
+        self._due[index] = 1.0 - self._share[index] * (index % 3 == 0 if is_trusted else 1)
+
+    def weigh_trial(self, index: int, odds: float) -> None:
+        """What is known now of the trial."""
+        self._share[index] = min(max(odds, TRUSTED_SHARE if self._is_trusted[index] else LEAST_SHARE), MOST_SHARE)
+
+    def end_trial(self, index: int) -> None:
+        """No trial any more."""
+        self._share[index] = self._due[index] = 0.0
+        self._changed.add(index)
+
+    def begin_lead(self, index: int) -> None:
+        """A lead from now on."""
+        self._has_lead[index] = True
+        self._changed.add(index)
+
+    def end_lead(self, index: int) -> None:
+        """No lead any more."""
+        self._has_lead[index] = False
+        self._changed.add(index)
+
+    def take(self, risks_us: Mapping[int, float], remaining_us: float, *, may_lead: bool) -> set[int]:
+        """The next window; returns the keys at which something else may run than in the last.
+
+        Args:
+            risks_us: what one more window of a trial may cost, by key; trials without an entry wait for nothing.
+            remaining_us: of the budget. Once overdrawn, only incumbents and what earlier jobs proved run.
+            may_lead: False while steps are compared: what is not proven stays out.
+        """
+        self._due += self._share
+        runs_trial = self._due >= 1.0
+        self._due[runs_trial] -= 1.0
+        self._postpone(risks_us, max(0.0, remaining_us), runs_trial)
+        waits = self._has_lead & ~runs_trial
+        self._lead_due[waits] += LEAD_SHARE
+        runs_lead = waits & (self._lead_due >= 1.0)
+        self._lead_due[runs_lead] -= 1.0
+        if remaining_us < 0:
+            runs_trial &= self._is_trusted
+        if remaining_us < 0 or not may_lead:
+            runs_lead[:] = False
+        differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
+        changed = self._changed | set(np.flatnonzero(differs).tolist())
+        self._runs_trial, self._runs_lead = runs_trial, runs_lead
+        self._changed = set()
+        return changed
+
+    def _postpone(self, risks_us: Mapping[int, float], left_us: float, runs_trial: Flags) -> None:
+        """Trials that one more window of would cost more than is left wait until that has been earned."""
+        for index, risk_us in risks_us.items():
+            if not runs_trial[index]:
+                continue
+            if risk_us <= left_us:
+                left_us -= risk_us
+            else:
+                runs_trial[index] = False
+                self._due[index] = 1.0 - self._share[index]  # it is due in the next window
+
+    def _grow(self, more: int) -> None:
+        for name in ("_runs_trial", "_runs_lead", "_has_lead", "_lead_due", "_share", "_due", "_is_trusted"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
