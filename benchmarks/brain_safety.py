@@ -133,6 +133,12 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
     yield Result(f"good_promotion_kept_beside_it_{noise}", 100 * good / n_runs, "% of runs")
 
 
+def decided_us(world: World, brain: Brain) -> np.ndarray:
+    """True microseconds of what is decided for each call."""
+    setting_of = decided(brain)
+    return np.array([world.truth(call, setting_of(call))[0] for call in world.calls])
+
+
 def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
     """Calls per key until a slowdown of the network is noticed; false alarms; the old regime recognised."""
     for slowdown in (1.05, 1.10, 1.30):
@@ -186,12 +192,13 @@ def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
         world = World("ethernet_boxes", place, zero_calls((17, 20, 23)), seed=seed, compute_us=100_000.0)
         brain = make_brain(world)
         play(world, brain, 80)
-        before = [state.incumbent for state in brain._states]
+        before = decided_us(world, brain)
         world.slowdown = {GATHER.name: 1.6, SCATTER.name: 1.6}
         play(world, brain, 40)
         world.slowdown = {}
         play(world, brain, 12)
-        back += brain.regime == 0 and [state.incumbent for state in brain._states] == before
+        # What has been found since may have replaced something; nothing may be lost.
+        back += brain.regime == 0 and bool((decided_us(world, brain) <= before).all())
     yield Result("old_regime_recognised_within_12_steps", 100 * back / n_runs, "% of runs")
 
 
