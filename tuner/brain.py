@@ -202,7 +202,7 @@ class Brain:
         if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
             before = self.memory.is_short, self.memory.is_falling
             self.memory.heard(step.memory_pressure, step.step)
-            if self.memory.is_overbooked:
+            if self.memory.is_overbooked or (self.memory.is_short and not before[0]):
                 self._policy.connect_nothing()
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
         if step.epoch == self._active:
@@ -366,7 +366,8 @@ class Brain:
         steps = block["step"].astype(np.int64)
         self._keys.count(keys)
         self._step = max(self._step, int(steps.max()))
-        self._keys.learn_defaults(block, keys, self._costs)
+        if self._keys.learn_defaults(block, keys, self._costs):
+            self._outlook.fields.forget(self._states)
         self.memory.ran(block)
         is_trial = np.zeros(n_keys, np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial

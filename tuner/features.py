@@ -153,10 +153,11 @@ class CostPrior:
         tables[message_bytes] = np.array(table, np.float32)
         return True
 
-    def learn_channels(self, communicator: CommunicatorClass, n_channels: int) -> None:
-        """A collective ran on `n_channels`: the communicator has at least as many."""
-        if n_channels > self._max_channels.get(communicator, 0):
-            self._max_channels[communicator] = min(n_channels, catalog.CHANNEL_LADDER[-1])
+    def learn_channels(self, communicator: CommunicatorClass, n_channels: int) -> bool:
+        """A collective ran on `n_channels`: the communicator has at least as many. True if that changes candidates."""
+        before = self.max_channels(communicator)
+        self._max_channels[communicator] = max(n_channels, self._max_channels.get(communicator, 0))
+        return self.max_channels(communicator) != before
 
     def max_channels(self, communicator: CommunicatorClass) -> int:
         """Most channels that may be asked for: stated, or the most that were seen to run."""

@@ -149,6 +149,28 @@ def test_nor_do_those_of_one_window_that_fit_alone(monkeypatch: pytest.MonkeyPat
         brain._policy.connect_nothing()
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_what_would_add_channels_ends_as_memory_gets_short(leads: bool) -> None:
+    world = World(
+        "h100_ib_2", CommunicatorClass(16, 2), [Call(Collective.all_gather, Phase.forward_gather, 1 << 18)] * 3
+    )
+    brain = make_brain(world)
+    play(world, brain, 8)
+    (state,), gate = brain._states, brain.memory
+    ((_, connected),) = gate.connected()
+    ((algorithm, n_channels),) = connected.items()
+    for n_asked, stays in ((n_channels, True), (2 * n_channels, False)):
+        asked = Candidate(algorithm, Protocol.ll, n_asked)
+        gate.heard(0.3, world.step)
+        if leads:
+            brain._policy.begin_lead(state, asked)
+        else:
+            brain._policy.begin_trial(state, asked, "", (0.03, 0.03), is_trusted=False)
+        _, record = world.run_step()
+        brain.step_finished(msgspec.structs.replace(record, memory_pressure=0.99))
+        assert (state.lead if leads else state.trial) == (asked if stays else None)
+
+
 SHORT_FOR_GOOD = {
     "few_sms_node": CommunicatorClass(8, 1),
     "h100_ib_2": CommunicatorClass(16, 2),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from brain_world import Call, World
+from brain_world import Call, World, play
 
 from agent.nccl import fabric
 from store.records import Collective, Phase
 from tuner.brain import Brain, BrainSettings
 from tuner.features import cell_of
 from tuner.knowledge import Knowledge
+from tuner.policy.field import FieldBook
 
 
 def _pull(*, is_described: bool) -> float:
@@ -47,3 +48,22 @@ def test_a_cost_table_of_nccl_ends_the_guesswork() -> None:
     table[1] = 40.0, 30.0, 20.0
     brain._costs.learn_live(*family, 1 << 20, table)
     assert not brain._outlook.fields.is_guesswork(family)
+
+
+def test_how_many_channels_there_are_may_become_known_late() -> None:
+    """What was guessed for other candidates is guessed anew, also for keys that were known before."""
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    early = [Call(Collective.all_gather, Phase.forward_gather, 1 << 16)]
+    late = [Call(Collective.all_gather, Phase.backward_gather, 1 << exponent) for exponent in (28, 16)]
+    world = World("h100_ib_2", place, early)
+    brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
+    play(world, brain, 40)
+    world.calls = early + late
+    play(world, brain, 40)
+    fresh = FieldBook(brain._costs)
+    for state in brain._states:
+        kept = brain._outlook.fields.of(state)
+        state.field = None
+        made_anew = fresh.of(state)
+        assert kept.options == made_anew.options
+        np.testing.assert_allclose(kept.table, made_anew.table)

@@ -363,14 +363,18 @@ class Policy:
         return state.default_setting or candidate if candidate.is_baseline else candidate
 
     def connect_nothing(self) -> None:
-        """End trials and leads that have not run yet and would take memory that is no longer there."""
+        """End trials and leads that would take memory that is no longer there."""
         for state in [*self.trials.values()]:
-            if state.trial is not None and not self.memory.is_connected(state.trial, state.key.communicator):
+            if state.trial is not None and self._would_connect(state, state.trial):
                 self.end_trial(state)
         for state in [*self.leads.values()]:
-            if state.lead is not None and not self.memory.is_connected(state.lead, state.key.communicator):
+            if state.lead is not None and self._would_connect(state, state.lead):
                 self.end_lead(state)
         self.memory.take_back()
+
+    def _would_connect(self, state: KeyState, candidate: Candidate) -> bool:
+        is_connected = self.memory.is_connected(candidate, state.key.communicator)
+        return not is_connected or not self.may_run(state, candidate)
 
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
         if candidate in (state.incumbent, state.lead) or candidate in state.banned:
