@@ -18,7 +18,7 @@ reserved_mb = float(sys.argv[6])
 """What training holds while messages are small; it lets go of that some steps before they grow."""
 compute_us = float(sys.argv[7])
 FREE_STEPS = 80
-"""A plan is agreed within two turns, at most 16 steps; the rest is the time in which the daemon hears of it and thinks."""
+"""A plan is agreed within two turns, at most 16 steps; in the others the daemon hears of it and thinks."""
 CALLS_PER_STEP = 4
 
 torch.set_num_threads(1)
