@@ -228,7 +228,7 @@ def two_peaks() -> Iterator[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, the winner only; ends within 60 s")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, the winner only; a minute, own sets apart")
     parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
     parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
     parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")

@@ -149,3 +149,17 @@ def test_the_reason_of_a_setting_is_its_promotion_not_news_of_the_job(tmp_path: 
     reasons = {one.key: one.decision.reason for one in facts.explained() if one.decision is not None}
     assert KEY in reasons
     assert not any("pace" in reason for reason in reasons.values())
+
+
+def test_steps_after_a_plan_was_lifted_are_no_start(tmp_path: Path):
+    """A plan expires where its daemon has died; what runs then is not what the job began with."""
+    path = make_store(tmp_path / "s.db")
+    before = gather(path).before_after.changes[0]
+    with Store.open(path) as store:
+        lifted = [one for one in store.steps("job-1") if 60 <= one.step < 90]
+        store.record_steps(
+            "job-1", [msgspec.structs.replace(one, epoch=0, duration_us=9 * one.duration_us) for one in lifted]
+        )
+        store.flush()
+    after = gather(path).before_after.changes[0]
+    assert after.before_us == before.before_us

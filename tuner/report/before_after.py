@@ -177,8 +177,8 @@ def settled_of(steps: Sequence[Any]) -> list[Any]:
 
 
 def _untuned(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """Steps before the first plan, but the very first, which connects and allocates."""
-    return [step for step in steps if step.epoch == 0][1:]
+    """Steps before the first plan, but the very first, which connects and allocates; not those after one was lifted."""
+    return [*itertools.takewhile(lambda step: step.epoch == 0, steps)][1:]
 
 
 def _has_same_pace(own: Sequence[StepRecord], others: Sequence[StepRecord]) -> bool:
