@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
+from brain_world import Call, World, decided, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -156,3 +156,42 @@ def test_what_is_likely_twice_as_slow_is_not_tried_however_much_it_may_gain() ->
     assert _option(0.75, 1.5) is None, "it may well be far faster, and there is room for any surprise"
     assert _option(0.3, 0.3) is not None, "slower, but hardly twice"
     assert _option(0.6, 0.5) is None, "twice as slow is less than half a standard deviation away"
+
+
+def test_what_was_measured_in_another_phase_at_that_size_need_not_fear_a_catastrophe() -> None:
+    """A key that fills steps must not wait for ten times its time to be covered where the same kernel has run."""
+
+    def begins(room: Room, kin: tuple[Candidate, ...]) -> tuple[Option | None, bool]:
+        return best_option(
+            (BASELINE, TRIED),
+            (np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])),
+            BASELINE,
+            math.log(100.0),
+            Stakes(1.0, 1.0, STEPS_AT_RISK, math.inf),
+            room,
+            PolicySettings(),
+            lambda candidate: candidate == TRIED,
+            (),
+            kin=kin,
+        )
+
+    little_credit = Room(1e5, 2 * 100.0 * STEPS_AT_RISK, 0.0)
+    assert begins(little_credit, ()) == (None, True)
+    found, waits = begins(little_credit, (TRIED,))
+    assert found is not None
+    assert not waits
+    assert found.surprise_us == pytest.approx(0.5 * 100.0 * STEPS_AT_RISK)
+    hardly_anything = Room(1e5, 0.4 * 100.0 * STEPS_AT_RISK, 0.0)
+    assert begins(hardly_anything, (TRIED,))[0] is None, "half as slow again is reckoned with"
+
+
+def test_a_phase_that_fills_steps_follows_what_the_other_phase_found() -> None:
+    place = fabric.load("ethernet_boxes").communicator(range(2))
+    forward = Call(Collective.all_gather, Phase.forward_gather, 800_000)
+    backward = Call(Collective.all_gather, Phase.backward_gather, 800_000)
+    world = World("ethernet_boxes", place, [forward] * 3 + [backward], seed=2, compute_us=300.0)
+    brain = make_brain(world)
+    play(world, brain, 400, latency_steps=9)
+    chosen = decided(brain)
+    assert not chosen(backward).is_baseline
+    assert chosen(forward) == chosen(backward)

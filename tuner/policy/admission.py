@@ -28,6 +28,10 @@ CREDIT_STEPS: Final = 2000
 """A trial that takes the most time that is reckoned with may overdraw the budget by what so many steps earn. Where
 steps are short and a key is most of them, that is little beside what passes until a trial is withdrawn.
 """
+KIN_SURPRISE: Final = 1.5
+"""What this job has measured at the same size in another phase may surprise by so much, not by a catastrophe: it is the
+same kernel on the same links, and only what computes beside it differs.
+"""
 PAYS_WITHIN: Final = 3.0
 """Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within so many times the
 steps that the job has run.
@@ -82,6 +86,7 @@ def best_option(
     may_try: Callable[[Candidate], bool],
     ties: Container[Candidate],
     least_gain: Floats | float = 0.0,
+    kin: Container[Candidate] = (),
 ) -> tuple[Option | None, bool]:
     """The best trial that fits, if any; and whether there is one that only waits for more credit.
 
@@ -91,6 +96,7 @@ def best_option(
         may_try: whether a candidate is allowed at all.
         ties: candidates that were on trial without a verdict; others go first.
         least_gain: what each option must gain (log) besides what the settings ask of all.
+        kin: candidates that this job has measured at this size in another phase.
     """
     mean, spread = opinion
     duration_us = math.exp(log_now)
@@ -100,19 +106,24 @@ def best_option(
     worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
     risk_us = worst * exposed_us
     log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
-    surprise_us = np.expm1(np.clip(log_surprise, log_catastrophe, math.log(MOST_SURPRISE))) * exposed_us
-    overdrawn_us = (MOST_SURPRISE - 1.0) * exposed_us - room.credit_us
+    is_kin = np.array([option in kin for option in options])
+    least_surprise = np.where(is_kin, math.log(KIN_SURPRISE), log_catastrophe)
+    surprise_us = np.expm1(np.clip(log_surprise, least_surprise, math.log(MOST_SURPRISE))) * exposed_us
+    most_us = np.where(is_kin, surprise_us, (MOST_SURPRISE - 1.0) * exposed_us)
+    overdrawn_us = most_us - room.credit_us
     likely_slow = mean + 0.5 * spread - log_now > log_catastrophe
     is_worth_it = improvement >= settings.worthwhile
     if math.isfinite(stakes.pays_within_steps):
         cost = np.maximum(mean - log_now, 0.0) * stakes.steps_at_risk
         is_worth_it &= improvement * stakes.pays_within_steps >= cost
     order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
+    waits_for_credit = False
     for index in sorted(order, key=lambda index: options[index] in ties):
         if likely_slow[index] or not may_try(options[index]):
             continue
-        if overdrawn_us > room.budget_us:
-            return None, True
+        if overdrawn_us[index] > room.budget_us:
+            waits_for_credit = True
+            continue
         if risk_us[index] > room.risk_us or surprise_us[index] > room.budget_us:
             continue
         log_us, std = float(mean[index]), float(spread[index])
@@ -120,11 +131,11 @@ def best_option(
         found = Option(
             worth_us=float(improvement[index]) * duration_us * stakes.calls_per_step,
             risk_us=float(risk_us[index]),
-            surprise_us=max(float(surprise_us[index]), overdrawn_us),
+            surprise_us=max(float(surprise_us[index]), float(overdrawn_us[index])),
             candidate=options[index],
             hope=(log_now - log_us, std),
             reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
             f" against {duration_us:.1f} us of {usual}",
         )
         return found, False
-    return None, False
+    return None, waits_for_credit

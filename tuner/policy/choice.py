@@ -349,6 +349,7 @@ class Policy:
             lambda candidate: self._may_try(state, candidate),
             {*state.ties, *state.retired},
             self.memory.least_gain(options, state.n_channels),
+            self.outlook.kin(state, states, evidence),
         )
         (self._waits_for_credit.add if waits_for_credit else self._waits_for_credit.discard)(state.index)
         return found

@@ -21,6 +21,8 @@ MAX_NEW_FIELDS: Final = 24
 MIN_TO_TUNE: Final = 12
 OTHER_COLLECTIVE: Final = 2.0 * SIZE_CLASSES_PER_OCTAVE
 """So many size classes away counts what another collective measured."""
+KIN_UNITS: Final = 3.0
+"""Steps of evidence from which on a setting counts as measured there."""
 COMMON_DOUBT: Final = 1.0
 """How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too."""
 RETUNE_GROWTH: Final = 1.3
@@ -56,6 +58,10 @@ class Outlook:
         )
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
+
+    def kin(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> set[Candidate]:
+        """What this job has measured at about the same message size in other phases of the collective."""
+        return self._families(states, evidence)[state.key.communicator].kin(state, evidence)
 
     def retune(self, states: list[KeyState], evidence: Evidence) -> None:
         """Once much was measured since the last time, ask one family how far off its starting guesses are."""
@@ -153,6 +159,17 @@ class _FamilySlots:
         self._owners.append(state.index)
         self._candidates.append(evidence.candidates[slot])
         self._made_from.append(None)
+
+    def kin(self, state: KeyState, evidence: Evidence) -> set[Candidate]:
+        """What was measured at keys that differ from `state` in the phase, or by the least step in size, only."""
+        n_slots = len(self._slots)
+        is_near = np.abs(self._classes[:n_slots] - state.key.size_class) <= 1
+        is_near &= self._collectives[:n_slots] == int(state.key.collective)
+        return {
+            self._candidates[at]
+            for at in np.flatnonzero(is_near).tolist()
+            if self._owners[at] != state.index and evidence.units(self._slots[at]) >= KIN_UNITS
+        }
 
     def near(self, state: KeyState, states: list[KeyState], fields: FieldBook) -> tuple[Ints, Floats, Ints]:
         """Slots with the nearest size classes, their rows and collectives; other collectives count as far off."""
