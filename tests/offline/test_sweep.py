@@ -183,7 +183,7 @@ def sweep_process(path: Path) -> subprocess.Popen[str]:
     """A long sweep in its own process, which prints a line per visit."""
     script = (
         "from pathlib import Path; from tuner.sweep import *\n"
-        "request = SweepRequest(fabric='ethernet_boxes', full=True, min_bytes=4096, max_bytes=4 << 20)\n"
+        "request = SweepRequest(fabric='ethernet_boxes', full=True, min_bytes=64, max_bytes=4 << 20)\n"
         f"result = run_sweep(request, Path({str(path)!r}), lambda done, total, words: print(words, flush=True))\n"
         "print('interrupted', result.interrupted, result.n_samples, flush=True)\n"
     )
