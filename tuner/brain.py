@@ -100,7 +100,8 @@ class Brain:
         self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
         self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
         self._active = 0
-        self._has_expired = False
+        self._must_repeat = False
+        """What was last asked for is not in force: it expired, was refused or got lost."""
         self._takes_over = False
         """The plan in force is of a daemon that is gone, and that has not been told yet."""
         self._offered: int | None = None
@@ -221,7 +222,7 @@ class Brain:
         if epoch == 0 < self._active:
             # They heard nothing of this daemon for so long that their plan expired.
             self._active, self._steps_in_epoch, self._offered = 0, 0, None
-            self._has_expired = self._urgent = True
+            self._must_repeat = self._urgent = True
             return
         if epoch < self._active:
             return
@@ -245,6 +246,8 @@ class Brain:
             return None
         self._urgent = False
         self._planned_at_step = self._step
+        if self._offered is not None and self._is_overdue():
+            self._offered, self._must_repeat = None, True
         if self._takes_over:
             self._takes_over = False
             words = "another daemon took over: what earlier measurements do not prove is decided anew"
@@ -269,8 +272,8 @@ class Brain:
         self._overlay = overlay
         changes |= overlay
         differs = self._plans.ask(self._states, changes, self.knowledge.model_id)
-        differs |= self._ahead.refresh(self._states, evidence) or self._has_expired
-        self._has_expired = False
+        differs |= self._ahead.refresh(self._states, evidence) or self._must_repeat
+        self._must_repeat = False
         latest = self._plans.get(self._active if self._offered is None else self._offered)
         gathers_after_step = self._fingerprint.gathers_after_step
         is_trial = self._explored(len(self._states), overlay)
@@ -310,11 +313,14 @@ class Brain:
     # ---- inside ------------------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
-        waiting = self._offered is not None
-        patience_steps = max(OFFER_PATIENCE_STEPS, 2.0 * self._withdrawal.steps)
-        if waiting and self._step - self._offered_at_step < patience_steps:
+        if self._offered is not None and not self._is_overdue():
             return False
         return self._steps_in_epoch >= self.settings.window_steps and self._step != self._planned_at_step
+
+    def _is_overdue(self) -> bool:
+        """The plan that was offered should have been adopted long ago."""
+        patience_steps = max(OFFER_PATIENCE_STEPS, 2.0 * self._withdrawal.steps)
+        return self._step - self._offered_at_step >= patience_steps
 
     def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
         is_trial = self._policy.explored(n_keys)

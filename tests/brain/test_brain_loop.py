@@ -7,6 +7,7 @@ from brain_world import Call, OverlappedWorld, World, decided, gain_share, make_
 
 from agent.nccl import catalog, fabric
 from store.records import BASELINE, Collective, Phase, Plan
+from tuner.brain import OFFER_PATIENCE_STEPS
 from tuner.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
@@ -115,3 +116,23 @@ def test_a_plan_that_the_ranks_gave_up_is_offered_again():
     again, *_ = play(world, brain, 5)
     assert again.epoch > before.epoch
     assert again.rows == before.rows
+
+
+def test_a_plan_that_nobody_adopts_is_offered_again() -> None:
+    """Refused, or lost on its way: else what is on trial would run until the job ends."""
+    world = _world()
+    brain = make_brain(world)
+    plans = play(world, brain, 40)
+    assert any(plan.rows for plan in plans)
+    in_force = world.plan
+    ignored = []
+    while world.step < 440:
+        block, record = world.run_step()
+        brain.observe(block)
+        brain.step_finished(record)
+        plan = brain.propose()
+        if plan is not None and plan.epoch > in_force.epoch:
+            ignored.append(plan)
+    assert len(ignored) >= 400 // OFFER_PATIENCE_STEPS
+    epochs = [plan.epoch for plan in ignored]
+    assert epochs == sorted(set(epochs))
