@@ -162,15 +162,27 @@ def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
     mean, std = np.zeros(shape, np.float32), np.full(shape, UNKNOWN_STD, np.float32)
     for (m, c), cells_there in offered.items():
         for cell in cells_there:
-            # The baseline's channels are NCCL's choice: one rung stands for all.
-            asked = rungs if cell != DEFAULT_CELL else rungs[-1:]
             place = CommunicatorClass(int(shapes[m, 0]), max(1, int(shapes[m, 1])))
+            # The baseline's channels are NCCL's choice: one rung stands for all.
+            asked = _rungs_asked(points, place, costs) if cell != DEFAULT_CELL else rungs[-1:]
+            others = np.stack([np.interp(np.log2(rungs), np.log2(asked), row) for row in np.eye(len(asked))], axis=1)
             grid = _grid(place, Collective(collectives[c]), cell, asked, asked_classes, costs)
             shift, spread = estimator.predict(grid)
             at = m, c, cells.index(cell)
-            mean[at] = shift.reshape(len(asked), -1) @ between
-            std[at] = np.clip(spread.reshape(len(asked), -1) @ between, 1e-3, 2.0)
+            mean[at] = others @ shift.reshape(len(asked), -1) @ between
+            std[at] = np.clip(others @ spread.reshape(len(asked), -1) @ between, 1e-3, 2.0)
     return Baked(shapes, collectives, np.array(cells, dtype=np.int64), int(classes[0]), mean, std)
+
+
+def _rungs_asked(points: TrainingSet, place: CommunicatorClass, costs: CostPrior) -> Ints:
+    """Rungs up to the channels that the communicator has, and the last, which stands for no opinion.
+
+    Those between are asked by nobody as far as is known: to work them out is a third of what baking costs.
+    """
+    rungs = np.array(RUNGS, dtype=np.int64)
+    measured = points.n_channels[(points.n_ranks == place.n_ranks) & (points.n_channels < RUNGS[-1])]
+    most = max(costs.max_channels(place), int(measured.max(initial=1)))
+    return rungs[np.unique([*range(int(np.searchsorted(rungs, most)) + 1), len(rungs) - 1])]
 
 
 def _cells(points: TrainingSet, place: CommunicatorClass, collective: int) -> set[tuple[int, int]]:

@@ -81,28 +81,21 @@ class Kriging:
         """Fit hyperparameters on a sample, then condition on every point."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
-        from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+        from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
+
+        from tuner.model.surfaces import Surface
 
         self._cells = kinds_of(points)
         self._compares_places = len(np.unique(place_codes(points))) > 1
         design = self._design(points)
-        n_columns = design.shape[1]
-        n_flags = n_columns - 5
         n_collectives = len(np.unique(points.collective))
-        n_others = n_flags - n_collectives
-        shared = ConstantKernel(0.5, (1e-3, 4.0)) * Matern(
-            [20.0, 4.0, 4.0, 4.0, 4.0, *[1e3] * n_flags],
-            [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), (0.4, 100.0), *[(999.0, 1001.0)] * n_flags],
-            nu=1.5,
+        shared = ConstantKernel(0.5, (1e-3, 4.0)) * Surface(
+            [20.0, 4.0, 4.0, 4.0, 4.0], [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), (0.4, 100.0)]
         )
-        own = ConstantKernel(0.2, (1e-3, 4.0)) * Matern(
-            [8.0, 2.0, 3.0, 3.0, 4.0, *[1.5] * n_collectives, *[0.4] * n_others],
-            [
-                *[(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), (0.4, 100.0)],
-                *[(0.4, 20.0)] * n_collectives,
-                *[(0.399, 0.401)] * n_others,
-            ],
-            nu=1.5,
+        own = ConstantKernel(0.2, (1e-3, 4.0)) * Surface(
+            [8.0, 2.0, 3.0, 3.0, 4.0, *[1.5] * n_collectives],
+            [(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), (0.4, 100.0), *[(0.4, 20.0)] * n_collectives],
+            given_scale=0.4,
         )
         kernel: Any = shared + own + WhiteKernel(1e-3, (1e-6, 0.5))
         sample = _sample(points, 220)
@@ -110,7 +103,7 @@ class Kriging:
             kernel, alpha=points.noise[sample] ** 2, optimizer=_most_probable, random_state=SEED
         )
         with warnings.catch_warnings():
-            # Most flags' scales are pinned by tight bounds on purpose; being at them is no news.
+            # Scales that nothing speaks for or against end at their bounds, as they may.
             warnings.simplefilter("ignore", ConvergenceWarning)
             tuned.fit(design[sample], points.residual[sample])
         self._process = GaussianProcessRegressor(tuned.kernel_, alpha=points.noise**2, optimizer=None)
