@@ -24,7 +24,8 @@ one channel count at a time, never measured with anything (`channels`), or not w
 collective (`channels_of_cell`: each with another count in turn); likewise. By ranks: one rank count at a time, of
 fabrics, files or stores with several, as the model tells of it (`ranks`) and as the baked arrays of the others do
 (`ranks_looked_up`: what the daemon has). By fabric: the model of all *other* fabrics, shipped ones or those of
-`--store` and `--data`, beside NCCL's own choice (`nccl_regret_mean`). Cost: seconds and memory
+`--store` and `--data`, beside NCCL's own choice (`nccl_regret_mean`) and what the daemon believes there
+(`as_a_job_begins`: NCCL's cost, and the doubt about it). Cost: seconds and memory
 to fit 100,000 measurements in a fresh process, milliseconds to predict all candidates of 1,000 keys, and the
 regret on a machine whose best channel counts lie in two peaks far apart. `--grids N` adds N small random grids and
 N with isolated jumps (`generated_grids`), each group judged as one.
@@ -123,8 +124,9 @@ def not_asked(name: str, data: DataSet, points: TrainingSet, held: Bools, models
         return
     there = np.flatnonzero(np.isin(place_names(points), place_names(points)[held]))  # where they could be chosen
     train, test, judged = points.take(~held), points.take(there), np.flatnonzero(left_out[there])
+    costs = CostPrior(data.facts)
     for model in models:
-        opinion = looked_up(trainer.bake(MODELS[model]().fit(train), train, CostPrior(data.facts)), test)
+        opinion = looked_up(trainer.bake(MODELS[model]().fit(train), train, costs), test, costs)
         yield from verdicts(f"{name}:{model}", test, opinion, judged, data.facts, truth_of(data.problems))
 
 

@@ -15,6 +15,7 @@ from reporting import Result
 
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass
 from tuner.features import CostPrior, Floats, Ints
+from tuner.knowledge import Knowledge
 from tuner.model.baked import Baked
 from tuner.model.estimators import MODELS, WINNER
 from tuner.model.training_set import TrainingSet, candidate_at
@@ -111,13 +112,15 @@ def summed_up(found: Sequence[Result]) -> Iterator[Result]:
             yield Result(f"interval_coverage_90@{name}", coverage, "%", "85 to 95" if wins else "")
 
 
-def looked_up(baked: Baked, points: TrainingSet) -> tuple[Floats, Floats]:
+def looked_up(baked: Baked, points: TrainingSet, costs: CostPrior) -> tuple[Floats, Floats]:
     """Mean and spread of every point, as the daemon finds them."""
     mean, std = np.zeros(len(points)), np.zeros(len(points))
-    classes = points.size_class
-    for place, collective, _, rows in places(points):
+    classes, known = points.size_class, Knowledge((), baked)
+    for place, collective, nbytes, rows in places(points):
         settings = zip(points.algorithm[rows], points.protocol[rows], points.n_channels[rows], strict=True)
         options = [candidate_at(int(a), int(p), int(n)) or BASELINE for a, p, n in settings]
-        found = baked.predict(place, Collective(collective), options, classes[rows[:1]])
-        mean[rows], std[rows] = found[0][0], found[1][0]
+        asked = place, Collective(collective), options, np.array([float(nbytes)])
+        found = known.guess(*asked, classes[rows[:1]], costs)
+        mean[rows] = found[0][0] - costs.log_cost(*asked, described_only=True)[0]
+        std[rows] = found[1][0]
     return mean, std

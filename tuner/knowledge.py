@@ -10,7 +10,7 @@ import numpy as np
 
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from tuner.features import CostPrior, Floats, Ints, cell_of
-from tuner.model.baked import UNKNOWN_STD, Correction
+from tuner.model.baked import DISBELIEF, UNKNOWN_STD, Correction
 
 if TYPE_CHECKING:
     from store.database import CandidateStatistics, Store
@@ -28,6 +28,7 @@ BETWEEN_JOBS_STD: Final = 0.003
 LEAD_Z: Final = 0.5
 MIN_LEAD_GAIN: Final = 0.002
 """A candidate that earlier jobs measured faster by this much (log), and by so many standard errors, leads."""
+_MIDDLING_BYTES: Final = float(1 << 20)
 
 
 class Learned(Protocol):
@@ -128,17 +129,47 @@ class Knowledge:
 
         Cost and correction only: what was measured at a key comes in by `overrule`. Without `carries_over` algorithms
         and protocols that no earlier run has measured are left to NCCL's cost, with all the doubt about it: a trial
-        may find what others of another kind do not foretell.
+        may find what others of another kind do not foretell. And what all guesses at a communicator never measured may
+        be off together is left to `doubt_in_common`.
         """
         corrected = self.correction is not None
         means = costs.log_cost(communicator, collective, candidates, message_bytes, described_only=corrected)
         if self.correction is None:
             return means, np.full(means.shape, UNKNOWN_STD)
         shifts, stds = self.correction.predict(communicator, collective, candidates, classes)
+        doubt = self._doubt_of_jump(communicator, collective, candidates, message_bytes, costs)
         if not carries_over:
             is_new = [not self.knows_of(collective, candidate) for candidate in candidates]
             shifts[:, is_new], stds[:, is_new] = 0.0, UNKNOWN_STD
-        return means + shifts, stds
+            doubt = np.maximum(doubt - np.median(doubt), 0.0)
+        return means + shifts, stds + doubt
+
+    def doubt_in_common(
+        self, communicator: CommunicatorClass, collective: Collective, candidates: Sequence[Candidate], costs: CostPrior
+    ) -> float:
+        """How far off (log) all guesses may be together at a communicator that was never measured."""
+        doubt = self._doubt_of_jump(communicator, collective, candidates, np.array([_MIDDLING_BYTES]), costs)
+        return float(np.median(doubt))
+
+    def _doubt_of_jump(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: Floats,
+        costs: CostPrior,
+    ) -> Floats:
+        """What to add to spreads where the measured communicator that stands in for one never measured lies on the
+        other side of a jump of NCCL's cost, [n_sizes, n_candidates]: nobody has seen whether the machine makes it.
+        """
+        nearest = communicator if self.correction is None else self.correction.nearest(communicator)
+        if nearest == communicator:
+            return np.zeros((len(message_bytes), len(candidates)))
+        here, there = (
+            costs.log_jump(place, collective, candidates, message_bytes) for place in (communicator, nearest)
+        )
+        doubt: Floats = DISBELIEF * np.abs(here - there)
+        return doubt
 
     def overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
         """What was measured at the very key, or at its twin of another phase, beats any model; in place."""

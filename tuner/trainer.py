@@ -182,7 +182,8 @@ def _rungs_asked(points: TrainingSet, place: CommunicatorClass, costs: CostPrior
     rungs = np.array(RUNGS, dtype=np.int64)
     measured = points.n_channels[(points.n_ranks == place.n_ranks) & (points.n_channels < RUNGS[-1])]
     most = max(costs.max_channels(place), int(measured.max(initial=1)))
-    return rungs[np.unique([*range(int(np.searchsorted(rungs, most)) + 1), len(rungs) - 1])]
+    asked: Ints = np.unique([*rungs[: int(np.searchsorted(rungs, most)) + 1], rungs[-1]])
+    return asked
 
 
 def _cells(points: TrainingSet, place: CommunicatorClass, collective: int) -> set[tuple[int, int]]:

@@ -134,6 +134,9 @@ class _Shifted:
     ) -> tuple[Floats, Floats]:
         return np.full((len(classes), len(candidates)), 0.7), np.full((len(classes), len(candidates)), 0.1)
 
+    def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
+        return communicator
+
 
 def test_what_no_earlier_run_has_measured_is_as_doubtful_as_without_a_model_where_trials_are_chosen() -> None:
     machine = fabric.load("ethernet_boxes")

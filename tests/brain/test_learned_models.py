@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import Matern
 
 from agent.nccl import cost_model, fabric
 from store.measurements import MEASUREMENT
@@ -14,9 +15,10 @@ from store.records import BASELINE, Candidate, Collective, CommunicatorClass, De
 from tuner import trainer
 from tuner.features import CostPrior, key_code, key_codes, key_of, size_classes
 from tuner.knowledge import Knowledge
-from tuner.model.baked import UNKNOWN_STD, Baked
+from tuner.model.baked import RUNGS, UNKNOWN_STD, Baked
 from tuner.model.estimators import MODELS, WINNER, Kriging
-from tuner.model.training_set import MAX_POINTS, build
+from tuner.model.surfaces import Surface
+from tuner.model.training_set import MAX_POINTS, build, candidate_at
 
 PLACE = CommunicatorClass(16, 16)
 EXPONENTS = range(12, 27, 2)
@@ -84,6 +86,40 @@ def test_the_winner_knows_what_it_would_say_without_some_points(swept: tuple[np.
     process.fit(whole._design(points)[~held], points.residual[~held])
     expected = points.residual[held] - process.predict(whole._design(points)[held])
     np.testing.assert_allclose(whole.left_out(np.flatnonzero(held)), expected, atol=2e-3)
+
+
+def test_arrays_say_what_the_model_says_at_every_count_that_can_be_asked_for(
+    swept: tuple[np.ndarray, CostPrior],
+) -> None:
+    points = build(*swept)
+    whole = Kriging().fit(points)
+    baked = trainer.bake(whole, points, swept[1])
+    most = swept[1].max_channels(PLACE)
+    assert most < RUNGS[-1]
+    middle = points.take((points.size_class == size_class(1 << 20)) & (points.collective == int(Collective.all_gather)))
+    mean, std = whole.predict(middle)
+    for at, (algorithm, protocol, count) in enumerate(
+        zip(middle.algorithm.tolist(), middle.protocol.tolist(), middle.n_channels.tolist(), strict=True)
+    ):
+        asked = candidate_at(algorithm, protocol, count)
+        assert asked is not None
+        shift, spread = baked.predict(PLACE, Collective.all_gather, (asked,), np.array([size_class(1 << 20)]))
+        assert shift[0, 0] == pytest.approx(mean[at], abs=0.05)
+        assert spread[0, 0] == pytest.approx(std[at], abs=0.03)
+
+
+def test_a_surface_knows_its_gradient() -> None:
+    points = np.random.default_rng(3).normal(size=(6, 4))
+    scales, given = [2.0, 0.7], 0.4
+    surface = Surface(scales, [(0.1, 9.0)] * 2, given)
+    usual = Matern([*scales, given, given], nu=1.5)
+    values, gradient = surface(points, eval_gradient=True)
+    expected, slopes = usual(points, eval_gradient=True)
+    np.testing.assert_allclose(values, expected)
+    np.testing.assert_allclose(surface(points, points[:3]), expected[:, :3])
+    np.testing.assert_allclose(gradient, slopes[:, :, :2], atol=1e-12)
+    ignoring = Surface(scales, [(0.1, 9.0)] * 2)
+    np.testing.assert_allclose(ignoring(points), Matern(scales, nu=1.5)(points[:, :2]))
 
 
 def test_too_many_points_are_thinned_out_evenly(swept: tuple[np.ndarray, CostPrior]) -> None:

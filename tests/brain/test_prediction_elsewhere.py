@@ -8,16 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
+from tuner import trainer
 from tuner.features import CostPrior
+from tuner.knowledge import Knowledge
+from tuner.model.baked import UNKNOWN_STD, Baked
 from tuner.model.estimators import Kriging
 from tuner.model.training_set import build
+from tuner.policy.field import FieldBook
+from tuner.policy.outlook import COMMON_DOUBT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import generated_csvs
 import prediction_held_out
 from data_sets import DataSet, of_folder, sweep_block
+from prediction_elsewhere import as_a_job_begins
+from prediction_verdicts import looked_up
 
 from agent.nccl import fabric
 
@@ -76,6 +83,63 @@ def test_intervals_hold_where_the_cost_jumps_and_the_machine_does_not(n_nodes: i
     test = points.take(held)
     mean, std = Kriging().fit(points.take(~held)).predict(test)
     assert np.mean(np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)) > 0.8
+
+
+@pytest.fixture
+def two_and_eight_nodes(tmp_path: Path, few_settings: None) -> tuple[DataSet, Knowledge]:
+    """A machine without any jump on 1, 2, 4 and 8 nodes, and what its sweep on 2 and 8 tells the daemon."""
+    generated_csvs.write(tmp_path / "smooth.csv", 321, 0.02, (1, 2, 4, 8))
+    (data,) = of_folder(tmp_path)
+    points = build(sweep_block(data.problems), CostPrior({}))
+    known = points.take(np.isin(points.n_nodes, (2, 8)))
+    return data, Knowledge((), trainer.bake(Kriging().fit(known), known, CostPrior({})))
+
+
+def _doubt(knowledge: Knowledge, n_nodes: int, *, carries_over: bool = True) -> float:
+    place, nbytes = CommunicatorClass(8 * n_nodes, n_nodes), np.array([float(1 << 24)])
+    asked = place, Collective.all_gather, (RING,), nbytes, np.array([size_class(1 << 24)]), CostPrior({})
+    return float(knowledge.guess(*asked, carries_over=carries_over)[1][0, 0])
+
+
+def test_arrays_looked_up_for_one_node_hold_where_the_cost_jumps_and_the_machine_does_not(
+    two_and_eight_nodes: tuple[DataSet, Knowledge],
+) -> None:
+    data, knowledge = two_and_eight_nodes
+    points, correction = build(sweep_block(data.problems), CostPrior({})), knowledge.correction
+    assert isinstance(correction, Baked)
+    test = points.take(points.n_nodes == 1)
+    mean, std = looked_up(correction, test, CostPrior({}))
+    assert np.mean(np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)) > 0.8
+
+
+def test_a_rank_count_between_measured_ones_is_doubted_a_little(
+    two_and_eight_nodes: tuple[DataSet, Knowledge],
+) -> None:
+    _, knowledge = two_and_eight_nodes
+    assert _doubt(knowledge, 8) < _doubt(knowledge, 4) < 0.5 * _doubt(knowledge, 1)
+
+
+def test_what_all_guesses_may_be_off_together_keeps_no_trial_away(
+    two_and_eight_nodes: tuple[DataSet, Knowledge],
+) -> None:
+    """What runs on one node tells of it at once; taken for each setting's own, it would make every trial too risky."""
+    _, knowledge = two_and_eight_nodes
+    book = FieldBook(CostPrior({}))
+    book.knowledge = knowledge
+    assert book.doubt_in_common((CommunicatorClass(8, 1), Collective.all_gather)) > 0.5
+    assert book.doubt_in_common((CommunicatorClass(32, 4), Collective.all_gather)) == 0.0
+    assert _doubt(knowledge, 1, carries_over=False) < 0.5 * _doubt(knowledge, 1)
+
+
+@pytest.mark.usefixtures("few_settings")
+def test_a_fabric_never_measured_is_doubted_as_the_daemon_doubts_it(tmp_path: Path) -> None:
+    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (4,))
+    (data,) = of_folder(tmp_path)
+    points = build(sweep_block(data.problems), CostPrior({}))
+    shift, doubt = as_a_job_begins(points, CostPrior({}))
+    assert not shift.any()
+    np.testing.assert_allclose(doubt, np.hypot(UNKNOWN_STD, COMMON_DOUBT))
+    assert (as_a_job_begins(points, CostPrior(fabric.load("h100_ib_16").describe()))[1] == UNKNOWN_STD).all()
 
 
 def test_the_cost_jumps_up_to_two_nodes_of_described_machines_and_on_one_of_others() -> None:

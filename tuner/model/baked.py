@@ -8,6 +8,7 @@ a numpy archive read with pickle refused.
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
@@ -22,8 +23,14 @@ BAKED_VERSION: Final = 2
 RUNGS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 48, 64)
 UNKNOWN_STD: Final = 0.5
 """Standard deviation (log) of NCCL's cost as a prediction, where nothing corrected it yet."""
-FOREIGN_STD: Final = 0.25
-"""Added per octave of ranks or nodes between the asked communicator and the nearest one baked."""
+FOREIGN_STD: Final = 0.08
+"""Added per square root of an octave of ranks or nodes between the asked communicator and the nearest one baked."""
+FEW_NODES_STD: Final = 0.25
+"""Added where NCCL counts with other rates for one of the two, as it does on one node and on two."""
+DISBELIEF: Final = 1.0 / 1.645
+"""Doubt (log) per unit of what NCCL's cost has at a point and, as far as is known, at no measured one: that the machine
+does not follow it is just within the 90 % interval.
+"""
 _JUMPS: Final = ((1, 2.0), (2, 1.0))
 """Most nodes that NCCL counts with the same rates, and as how many octaves it counts to be on the other side."""
 FAR_STD: Final = 0.05
@@ -42,6 +49,10 @@ class Correction(Protocol):
         size_classes: Ints,
     ) -> tuple[Floats, Floats]:
         """Shift and standard deviation (log), each of shape [n_size_classes, n_candidates]."""
+        ...
+
+    def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
+        """The communicator whose correction stands in for that of `communicator`."""
         ...
 
 
@@ -89,7 +100,7 @@ class Baked:
         at_collective = self._collective.get(int(collective))
         if at_collective is None or not len(self.communicators):
             return shift, spread
-        at_communicator, octaves = self._nearest(communicator)
+        at_communicator = self._nearest(communicator)
         columns = [self._cell.get(cell_of(candidate), -1) for candidate in candidates]
         cells = np.array(columns, dtype=np.int64)
         rung, share = _between_rungs(candidates)
@@ -104,9 +115,15 @@ class Baked:
         spread[:, known] = self.std[lower] * (1.0 - weight) + self.std[upper] * weight
         outside = (size_classes - self.first_class) - classes
         spread[:, known] = np.hypot(spread[:, known], FAR_STD * np.abs(outside[:, None]) / SIZE_CLASSES_PER_OCTAVE)
-        if octaves > 0:
-            spread = np.minimum(np.hypot(spread, FOREIGN_STD * octaves), np.maximum(spread, UNKNOWN_STD))
-        return shift, spread
+        elsewhere = self._doubt_elsewhere(communicator, at_communicator)
+        return shift, np.minimum(np.hypot(spread, elsewhere), np.maximum(spread, UNKNOWN_STD))
+
+    def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
+        """See `Correction.nearest`."""
+        if not len(self.communicators):
+            return communicator
+        n_ranks, n_nodes = self.communicators[self._nearest(communicator)].tolist()
+        return CommunicatorClass(n_ranks, max(1, n_nodes))
 
     def to_bytes(self) -> bytes:
         """The arrays as an uncompressed numpy archive."""
@@ -149,14 +166,25 @@ class Baked:
         except (KeyError, IndexError, OSError, EOFError, TypeError, OverflowError, zipfile.BadZipFile) as error:
             raise ValueError(f"model cannot be read: {error}") from error
 
-    def _nearest(self, communicator: CommunicatorClass) -> tuple[int, float]:
-        asked = np.log2([communicator.n_ranks, communicator.n_nodes])
-        known = np.maximum(self.communicators, 1)
-        gaps = np.abs(np.log2(known) - asked).sum(axis=1)
+    def _nearest(self, communicator: CommunicatorClass) -> int:
+        gaps = self._octaves_to(communicator)
+        known = np.maximum(self.communicators[:, 1], 1)
         for most, octaves in _JUMPS:
-            gaps += np.where((known[:, 1] <= most) != (communicator.n_nodes <= most), octaves, 0.0)
-        nearest = int(np.argmin(gaps))
-        return nearest, float(gaps[nearest])
+            gaps = gaps + np.where((known <= most) != (communicator.n_nodes <= most), octaves, 0.0)
+        return int(np.argmin(gaps))
+
+    def _doubt_elsewhere(self, communicator: CommunicatorClass, nearest: int) -> float:
+        """What is added to the spread where the correction of another communicator stands in."""
+        n_nodes = max(1, int(self.communicators[nearest, 1]))
+        is_apart = any((n_nodes <= most) != (communicator.n_nodes <= most) for most, _ in _JUMPS)
+        octaves = float(self._octaves_to(communicator)[nearest])
+        return math.hypot(FOREIGN_STD * math.sqrt(octaves), FEW_NODES_STD if is_apart else 0.0)
+
+    def _octaves_to(self, communicator: CommunicatorClass) -> Floats:
+        """Octaves of ranks and nodes to every communicator baked."""
+        asked = np.log2([communicator.n_ranks, max(1, communicator.n_nodes)])
+        octaves: Floats = np.abs(np.log2(np.maximum(self.communicators, 1)) - asked).sum(axis=1)
+        return octaves
 
 
 def grid_classes(lowest_bytes_class: int, highest_bytes_class: int) -> Ints:

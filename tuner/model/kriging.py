@@ -13,7 +13,7 @@ import numpy as np
 
 from store.records import SIZE_CLASSES_PER_OCTAVE
 from tuner.features import NO_CELL, Floats, Ints
-from tuner.model.baked import FAR_STD
+from tuner.model.baked import DISBELIEF, FAR_STD
 from tuner.model.columns import (
     SEED,
     Bools,
@@ -39,10 +39,6 @@ _Z: Final = 1.645
 ELSEWHERE: Final = 2.0
 """Factor on the spread at rank counts that were never measured, before any were held out; it weighs as much as two."""
 _ELSEWHERE_WEIGHT: Final = 2.0
-DISBELIEF: Final = 1.0 / _Z
-"""Doubt (log) per unit of what NCCL's cost has at a point and, as far as the process can tell, at no measured one: that
-the machine does not follow it is just within the 90 % interval.
-"""
 NEVER_MEASURED: Final = 1.5
 """Factor on the spread of cells that were never measured, before any were held out; it weighs as much as four cells."""
 _NEVER_MEASURED_WEIGHT: Final = 4.0

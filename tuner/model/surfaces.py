@@ -38,7 +38,7 @@ class Surface(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ig
         """Under the name by which scikit-learn looks for it."""
         return Hyperparameter("length_scale", "numeric", self.length_scale_bounds, len(self.length_scale))
 
-    def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803
+    def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:
         """Covariances [len(X), len(Y)], Y = X without one; with their gradient by the logs of the scales learned."""
         ours = self._scaled(X)
         distances = cdist(ours, ours if Y is None else self._scaled(Y))
@@ -55,7 +55,7 @@ class Surface(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ig
 
     def _scaled(self, points: Floats) -> Floats:
         n_learned = len(self.length_scale)
-        learned = points[:, :n_learned] / np.asarray(self.length_scale)
-        if self.given_scale is None:
-            return learned
-        return np.column_stack([learned, points[:, n_learned:] / self.given_scale])
+        scaled: Floats = points[:, :n_learned] / np.asarray(self.length_scale)
+        if self.given_scale is not None:
+            scaled = np.column_stack([scaled, points[:, n_learned:] / self.given_scale])
+        return scaled

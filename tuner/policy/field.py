@@ -51,6 +51,7 @@ class FieldBook:
         """Message sizes met, in the order they were met."""
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
         self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
+        self._doubts: dict[Family, float] = {}
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
@@ -60,6 +61,7 @@ class FieldBook:
         """Everything is worked out anew when it is asked for next."""
         self._guesses.clear()
         self._options.clear()
+        self._doubts.clear()
         for state in states:
             state.field = None
             state.quiet_until = 0
@@ -73,6 +75,13 @@ class FieldBook:
     def is_guesswork(self, family: Family) -> bool:
         """Whether nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
         return self.knowledge.correction is None and self.costs.default(*family, 1 << 20) is None
+
+    def doubt_in_common(self, family: Family) -> float:
+        """How far off (log) what earlier runs leave for other communicators may be for all options together."""
+        if family not in self._doubts:
+            offered = self.costs.candidates(*family)
+            self._doubts[family] = self.knowledge.doubt_in_common(*family, offered, self.costs)
+        return self._doubts[family]
 
     def _make(self, state: KeyState) -> Field:
         family = state.family

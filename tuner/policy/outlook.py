@@ -75,7 +75,8 @@ class Outlook:
                 return
 
     def _kinship(self, family: _FamilySlots, state: KeyState) -> Kinship:
-        common = COMMON_DOUBT if self.fields.is_guesswork(state.family) else 0.0
+        fields = self.fields
+        common = COMMON_DOUBT if fields.is_guesswork(state.family) else fields.doubt_in_common(state.family)
         return family.kinship._replace(common=common)
 
     def _families(self, states: list[KeyState], evidence: Evidence) -> defaultdict[CommunicatorClass, _FamilySlots]:
