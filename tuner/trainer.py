@@ -187,9 +187,11 @@ def _rungs_asked(points: TrainingSet, place: CommunicatorClass, costs: CostPrior
 
 
 def _cells(points: TrainingSet, place: CommunicatorClass, collective: int) -> set[tuple[int, int]]:
-    """Cells of `collective` that were measured anywhere or that NCCL offers at `place`, and NCCL's own choice."""
-    here = points.collective == collective
-    measured = np.unique(np.stack([points.algorithm[here], points.protocol[here]], axis=1), axis=0)
+    """Cells that were measured anywhere or that NCCL offers for `collective` at `place`, and NCCL's own choice.
+
+    What ran in one collective is asked for in the others, even if it is not known to be on offer there.
+    """
+    measured = np.unique(np.stack([points.algorithm, points.protocol], axis=1), axis=0)
     legal = legal_cells(Collective(collective), n_nodes=place.n_nodes, n_ranks=place.n_ranks)
     return {DEFAULT_CELL, *((int(a), int(p)) for a, p in (*measured, *legal))}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from agent.nccl.catalog import legal_cells
 from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from tuner import trainer
 from tuner.features import CostPrior
@@ -71,6 +73,23 @@ def test_what_another_collective_showed_of_the_cell_is_nearer() -> None:
         _points(Collective.reduce_scatter, (Protocol.ll,)),
     )
     assert _asked_of_ll(_joined(here, elsewhere))[0] > _asked_of_ll(here)[0] + 0.3 * SLOWER
+
+
+def test_a_cell_that_ran_in_another_collective_counts_as_on_offer() -> None:
+    """This PAT has eight ranks on each node, which no table of NCCL's offers; the machine's owner measured it."""
+    rings = _points(Collective.all_gather, (Protocol.simple, Protocol.ll128))
+    pat = _points(Collective.reduce_scatter, (Protocol.simple,))
+    points = replace(
+        _joined(rings, pat, replace(pat, algorithm=np.full(len(pat), int(Algorithm.pat)))),
+        n_ranks=np.full(32, 32),
+        n_nodes=np.full(32, 4),
+    )
+    place, asked = CommunicatorClass(32, 4), Candidate(Algorithm.pat, Protocol.simple, 0)
+    assert (Algorithm.pat, Protocol.simple) not in legal_cells(Collective.all_gather, n_nodes=4, n_ranks=32)
+    baked = trainer.bake(Kriging().fit(points), points, CostPrior({}))
+    shift, doubt = baked.predict(place, Collective.all_gather, (asked,), np.array([size_class(1 << 20)]))
+    assert 0.6 * SLOWER < shift[0, 0] < 1.2 * SLOWER
+    assert doubt[0, 0] != UNKNOWN_STD
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))

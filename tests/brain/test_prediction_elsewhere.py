@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import generated_csvs
 import prediction_held_out
+import prediction_warm_start
 from data_sets import DataSet, of_folder, sweep_block
 from prediction_elsewhere import as_a_job_begins
 from prediction_verdicts import looked_up
@@ -55,6 +56,20 @@ def test_rank_counts_and_fabrics_of_a_folder_are_judged(
         for way in ("ranks", "ranks_looked_up", "fabric"):
             assert f'"{metric}@{way}:own_1:kriging"' in printed
     assert "h100_ib_16" not in printed
+
+
+@pytest.mark.usefixtures("few_settings")
+def test_what_a_sweep_of_other_rank_counts_is_worth_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (1, 4))
+    arguments = ["prediction_warm_start.py", "--data", str(tmp_path), "--only", "own", "--calls", "20", "--json"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    prediction_warm_start.main()
+    printed = capsys.readouterr().out
+    for n_ranks in (8, 32):
+        for job in ("ours_cold", "ours_warm"):
+            assert f'"calls_to_95_percent_gain@own:{n_ranks}_ranks:{job}"' in printed
 
 
 @pytest.mark.usefixtures("few_settings")
