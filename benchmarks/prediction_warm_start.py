@@ -1,6 +1,7 @@
 """What a sweep of other rank counts is worth to a job: one that begins with it beside one that begins with nothing.
 
-    python benchmarks/prediction_warm_start.py [--json] [--data DIR] [--generated N] [--seed S] [--only TEXT] [--calls N]
+    python benchmarks/prediction_warm_start.py [--json] [--data DIR] [--generated N] [--seed S] [--only TEXT]
+        [--calls N]
 
 One rank count at a time is left out of the sweep and played, as in `policy_regret` and with its metrics, by
 `ours_cold`, which knows NCCL's cost, and `ours_warm`, which has the baked arrays of the other counts besides.
