@@ -61,18 +61,25 @@ class Step:
         tiny = n_bytes <= np.maximum(TINY_BYTES, share * int(n_bytes.max()))
         self.n_flags = len(np.unique(n_bytes[tiny & (codes & 15 == Collective.all_reduce)]))
         """Sizes of all-reduces too small for a model: norms, losses, counters, or the beginning of a sweep."""
+        self.n_flags_in_a_row = _most_sizes_in_a_row(tiny & (codes & 15 == Collective.all_reduce), n_bytes)
+        """The most of these sizes with nothing between them."""
         self.has_mark = bool((tiny & (roles != ROOTED)).any())
         """Something small is asked as once per step; small buffers may be broadcast before every forward."""
+        moved = np.where((roles == REDUCE) & (n_bytes <= TINY_BYTES), TINY, roles)
+        self.has_pairs = bool(_gathered_and_scattered(moved, n_bytes).any())
+        """What tensor parallelism gathers and scatters, however small beside all parameters in one call."""
         roles = np.where(tiny, TINY, roles)
         sent = ~_replica_sums(roles, n_bytes)
-        self._turn(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
+        turn = self._turn(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
         keep = _no_activations(self.roles, self.bytes)
+        self.moved: tuple[Ints, Ints] = moved[sent][turn][keep], self.bytes[keep]
+        """Roles and bytes without activations, but with all that is gathered or sent, however small."""
         self.activations: Step | None = None if keep.all() else self._kept(~keep)
         keep &= ~((self.roles == TINY) & (np.roll(self.roles, 1) == TINY))
         self.rest: Step = self if keep.all() or not keep.any() else self._kept(keep)
         """The step without activations that tensor parallelism may have summed, and with one small call of many."""
 
-    def _turn(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> None:
+    def _turn(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Ints:
         begin, self.longest_stretch = _longest_stretch((roles == SCATTER) | (roles == REDUCE))
         turn = np.roll(np.arange(len(roles)), -begin)
         self.roles: Ints = roles[turn]
@@ -82,6 +89,7 @@ class Step:
         self.has_gaps = total_us > 0 and bool((gaps_us >= 0).all())
         self.gaps: Floats = self._gaps_us / total_us if self.has_gaps else np.zeros(len(roles))
         """Share of the step's time that passed before each call; zeros where times are unknown."""
+        return turn
 
     def _kept(self, keep: npt.NDArray[np.bool_]) -> Step:
         """Without some calls."""
@@ -232,6 +240,16 @@ def _are_the_model(roles: Ints, n_bytes: Ints, chunk_bytes: int) -> bool:
     # One or two gathers that are larger than a chunk may be a result, and happen to be a part of all activations.
     most = 2 if len(returned) <= 2 and returned.sum() > (1 + WHOLE) * chunk_bytes else times
     return 1 - WHOLE < times < most + WHOLE and abs(times - round(times)) < WHOLE
+
+
+def _most_sizes_in_a_row(counted: npt.NDArray[np.bool_], n_bytes: Ints) -> int:
+    """The most sizes of the counted calls between two others, around the end."""
+    at = np.flatnonzero(~counted)
+    if not len(at) or not counted.any():
+        return len(np.unique(n_bytes[counted]))
+    row = np.searchsorted(at, np.flatnonzero(counted)) % len(at)
+    rows = np.unique(np.stack([row, n_bytes[counted]]), axis=1)[0]
+    return int(np.bincount(rows).max())
 
 
 def most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) -> int:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from store.records import Stage
 from tuner.stage import arrays
-from tuner.stage.anatomy import N_ROLES, REDUCE, ROOTED, SCATTER, Floats, Step
+from tuner.stage.anatomy import MIN_IN_A_ROW, N_ROLES, REDUCE, ROOTED, SCATTER, Floats, Step
 from tuner.stage.features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, micro_steps_shown, rounds, summary
 from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
+from tuner.stage.volumes import Proven, proven
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
@@ -27,6 +28,10 @@ MIN_CONFIDENCE: Final = 0.5
 MAX_DEVIATION: Final = 6.0
 SENT_TWICE: Final = 1.5
 """At least so many times what is returned is sent by those who send it in two micro-steps, as many bytes or twice."""
+
+
+PASSES: Final = 3
+"""Forward, backward, and recomputation between them."""
 
 
 class Encoder(Protocol):
@@ -150,14 +155,17 @@ def _can_be(step: Step) -> list[bool]:
     who sends in every micro-step sends the same each time.
     """
     n_micro_steps = micro_steps_shown(step)
-    sums = step.activations is not None or bool((step.roles == REDUCE).any())
+    sums = step.has_pairs or (bool((step.roles == REDUCE).any()) and _sums_in_forward(step))
     returned = int(step.rest.bytes[step.rest.roles == ROOTED].sum())
     sent = int(step.rest.bytes[_is_sent(step.rest)].sum())
     has_mark = returned > 0 or step.has_mark
     sent_once = 0 < sent < SENT_TWICE * returned
     sends_again = _sends_again(step)
+    volumes = proven(step)
 
     def can_be(one: Shown) -> bool:
+        if not _adds_up(one, volumes, is_broadcast=returned > 0):
+            return False
         if one.stage is Stage.zero3 and one.accumulation is None and step.n_flags:
             return False
         if one.accumulation and not sends_again and one.stage is Stage.zero2:
@@ -177,6 +185,23 @@ def _can_be(step: Step) -> list[bool]:
     return [can_be(one) for one in POSSIBLE]
 
 
+def _adds_up(one: Shown, volumes: Proven, *, is_broadcast: bool) -> bool:
+    """Whether what the volumes prove leaves an answer possible.
+
+    Without P_a and broadcasts, who accumulates under ZeRO-1 shows it by gathering in every micro-step.
+    """
+    gathers_each = one.stage is Stage.zero3 or (
+        one.stage is Stage.zero1 and bool(one.accumulation) and not one.partitioned_activations and not is_broadcast
+    )
+    if volumes.only_once and gathers_each:
+        return False
+    if volumes.again and one.stage in (Stage.zero2, Stage.zero1_or_2):
+        return False
+    if volumes.one_pass and gathers_each and one.accumulation:
+        return False
+    return not (volumes.several_passes and one.stage is Stage.zero3 and one.accumulation is False)
+
+
 def _told_apart(scores: Floats, step: Step) -> Floats:
     """ZeRO-2 that sends its gradients once is not told from ZeRO-1; where micro-steps show, one is told from the other
     by whether they send.
@@ -189,6 +214,21 @@ def _told_apart(scores: Floats, step: Step) -> Floats:
         named = _ZERO2 if sends_again else _ZERO1
         scores[named] = np.logaddexp(scores[named], scores[_ZERO1_OR_2])
     return scores
+
+
+def _sums_in_forward(step: Step) -> bool:
+    """Whether enough of what may be activations is in long rows: a third of them is summed in forward, where nothing
+    is sent.
+    """
+    activations = step.activations
+    if activations is None or not (activations.roles == REDUCE).all():
+        return True
+    of_size = (step.roles == REDUCE) & (step.bytes == activations.bytes[0])
+    others = np.flatnonzero(_is_sent(step) & ~of_size)
+    if not len(others):
+        return True
+    rows = np.bincount(np.searchsorted(others, np.flatnonzero(of_size)) % len(others))
+    return bool(PASSES * rows[rows >= MIN_IN_A_ROW].sum() >= rows.sum())
 
 
 def _is_sent(step: Step) -> npt.NDArray[np.bool_]:

@@ -21,7 +21,7 @@ _log = logging.getLogger("zerotune.stage")
 
 FLAG_TIMED: Final = 2
 MAX_FLAGS: Final = 7
-"""Sizes of small all-reduces in one step: more are none of training's, somebody tries sizes."""
+"""Sizes of small all-reduces in one row: more are none of training's, somebody tries sizes."""
 UNCUT_CALLS: Final = 256
 """A sequence without a period is judged as a whole when it has so many calls."""
 
@@ -108,7 +108,7 @@ class StageFingerprint:
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2 or (step.roles == TINY).all():
             return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
-        if step.n_flags > MAX_FLAGS:
+        if step.n_flags_in_a_row > MAX_FLAGS:
             return UNKNOWN
         return decide(self._encoder.scores(step), step) if self._encoder is not None else rules.classify(step)
 

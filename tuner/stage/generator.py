@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from store.records import Collective, Stage
 from tuner.stage import models
 from tuner.stage.anatomy import Ints
 from tuner.stage.deepspeed import Gathering, gathers
+from tuner.stage.grammar import MIN_SHARE_TWICE
 from tuner.stage.labels import Training
 from tuner.stage.timeline import AG, AR, BROADCAST, RS, Speed, Timeline
 
@@ -140,6 +142,7 @@ def _finish(run: Setup, rng: Rng) -> Setup:
         )
     if name in ("deepspeed_3", "deepspeed_keep"):
         run = replace(run, gathering=_gathering(run, rng), recomputes=bool(rng.random() < 0.3))
+        run = replace(run, training=_as_gathered(run))
     training = run.training
     # Nobody cuts a model into hundreds of buckets.
     run = replace(run, bucket_bytes=max(run.bucket_bytes, _elements(run) * run.gradient_bytes // MAX_BUCKETS))
@@ -163,6 +166,15 @@ def _gathering(run: Setup, rng: Rng) -> Gathering:
     if run.framework == "deepspeed_keep":
         ahead, live, reuse = int(rng.choice([ahead, 50_000_000])), 4.0, 4.0
     return Gathering(int(rng.choice(thresholds or [0])), ahead, int(live * total), int(reuse * total))
+
+
+def _as_gathered(run: Setup) -> Training:
+    """Settings for ZeRO-3 under which next to nothing is gathered twice keep parameters, as ZeRO-2 moves them."""
+    assert run.gathering
+    tensors, (uses, _) = _tensors(run), _uses(run)
+    gathered = sum(map(sum, gathers(tensors, uses, run.gathering)))
+    is_kept = gathered < (1 + MIN_SHARE_TWICE) * sum(n for n in tensors if n >= run.gathering.persistence)
+    return msgspec.structs.replace(run.training, stage=Stage.zero2) if is_kept else run.training
 
 
 def play(run: Setup, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
@@ -348,8 +360,7 @@ def _deepspeed_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
     """Tensor by tensor: which of them are in one call is up to the settings, not to the model's blocks."""
     assert run.gathering
     tensors = _tensors(run)
-    numbers = list(range(len(tensors)))
-    uses, is_last = _uses(run, numbers)
+    uses, is_last = _uses(run)
     root, *calls = gathers(tensors, uses, run.gathering)
     buckets = _Buckets(run, timeline, sends)
     for elements in root:
@@ -363,8 +374,9 @@ def _deepspeed_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
     buckets.flush()
 
 
-def _uses(run: Setup, numbers: list[int]) -> tuple[list[int], list[bool]]:
-    """Tensors in the order in which they are used, and which of the uses are backward's."""
+def _uses(run: Setup) -> tuple[list[int], list[bool]]:
+    """Numbers of the tensors in the order in which they are used, and which of the uses are backward's."""
+    numbers = list(range(len(_tensors(run))))
     n_first, n_last = len(run.model.first), len(run.model.last)
     uses, is_backward = list(numbers), [False] * len(numbers)
     ends = np.cumsum([n_first, *(len(unit) for unit in run.units), n_last]).tolist()
