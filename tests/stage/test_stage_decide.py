@@ -22,10 +22,10 @@ def step_of(*calls: tuple[Collective, int]) -> Step:
 
 
 def partitioned(n_micro_steps: int) -> Step:
-    """Two blocks under tensor parallelism with P_a, and one bucket that leaves in the last micro-step."""
+    """Two blocks under tensor parallelism with P_a, and a bucket in the last micro-step; volumes that prove nothing."""
     act, part = (AR, 1 << 15), (AG, 1 << 15)
     micro = [*[act] * 4, part, *[act] * 4, part, *[act] * 4]
-    return step_of(*micro * n_micro_steps, (RS, 1 << 24), (AR, 4), (AG, 1 << 24))
+    return step_of(*micro * n_micro_steps, (RS, 1 << 24), (AR, 4), (AG, 3 << 22))
 
 
 PLAIN = step_of((RS, 1 << 20), (RS, 1 << 21), (AR, 4), (AG, 3 << 20))
@@ -113,6 +113,24 @@ def test_a_flag_tells_one_micro_step_and_buffers_that_are_broadcast_before_each_
         assert decide(values, step_of(*micro)) == open_
         assert decide(values, step_of(*buffers, *micro)) == open_
         assert decide(values, step_of(*micro, (AR, 4))) == told
+
+
+def test_activations_are_summed_in_forward_too_where_nothing_is_sent() -> None:
+    """Equal buckets that come by twos and threes between others are not."""
+    guess = scores(9.0, 9.0, 9.0, -9.0, Shown(Stage.ddp))
+    alike = (AR, 3 << 20)
+    buckets = [(AR, 1 << 20), *[alike] * 3, *[(AR, 5 << 20), alike, alike] * 8, (AR, 2 << 20)]
+    assert step_of(*buckets).activations is not None
+    assert not decide(guess, step_of(*buckets)).tensor_parallel
+    summed = [*[alike] * 8, (AR, 1 << 20), *[(AR, 5 << 20), alike, alike] * 4, (AR, 2 << 20)]
+    assert decide(guess, step_of(*summed)).tensor_parallel
+
+
+def test_sequence_parallelism_is_seen_beside_a_model_in_one_call() -> None:
+    guess = scores(9.0, 9.0, 9.0, -9.0, Shown(Stage.zero1_or_2))
+    pairs = [(AG, 1 << 19), (RS, 1 << 19)] * 24
+    assert decide(guess, step_of(*pairs, (RS, 1 << 32), (AG, 1 << 31))).tensor_parallel
+    assert not decide(guess, step_of((RS, 1 << 32), (AG, 1 << 31))).tensor_parallel
 
 
 def test_what_is_not_probable_enough_is_unknown() -> None:

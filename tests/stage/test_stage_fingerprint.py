@@ -194,6 +194,19 @@ def test_counters_and_flags_are_unknown(lstm: Encoder) -> None:
     assert fingerprint.shown == UNKNOWN
 
 
+def test_small_gradients_among_large_ones_are_no_sizes_tried(lstm: Encoder) -> None:
+    """Sizes that somebody tries come one after the other."""
+    large = [(AR, (9 + i) << 18) for i in range(12)]
+    small = [(AR, 1024 + 64 * i) for i in range(12)]
+    micro = [one for pair in zip(large, small, strict=True) for one in pair]
+    sent = sum(n_bytes for _, n_bytes in micro)
+    fingerprint = StageFingerprint(lstm)
+    add(fingerprint, [*micro, *micro, (AR, 4), (AG, sent)], 3)
+    assert fingerprint.stage is Stage.zero2
+    add(fingerprint, [*large, *small], 6)
+    assert fingerprint.shown == UNKNOWN
+
+
 def test_after_training_has_ended_nothing_is_claimed(lstm: Encoder) -> None:
     """What follows shares no call with it and never repeats; when training goes on, it is known at once."""
     fingerprint = StageFingerprint(lstm)

@@ -1,8 +1,8 @@
 """What a step's volumes prove, where they add up to the byte: how often the model is gathered for each time it is sent.
 
-Gradients have the model's elements once, in elements of as many bytes as parameters or of twice as many. Who gathers
-parameters before their use gathers all of them in every micro-step; small tensors may stay whole and be gathered once,
-after the step. A piece is gathered for forward, for backward, and for a recomputation between them: three times at most.
+Gradients are the model once, in elements of as many bytes as parameters or of twice as many. Who gathers parameters
+before their use gathers all of them in every micro-step; small tensors may stay whole and be gathered once, after the
+step. A piece is gathered for forward, for backward, and for a recomputation between them: three times at most.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tuner.stage.anatomy import GATHER, REDUCE, SCATTER, Floats, Ints, Step
+
+Flags = npt.NDArray[np.bool_]
 
 EXACT: Final = 1e-4
 """Relative difference of volumes that are the same; what padding adds is more, and proves nothing."""
@@ -56,9 +59,8 @@ def proven(step: Step) -> Proven:
     if abs(total / sent - 1) < EXACT and max(once, _unpaired(gathered)) > 2 * EXACT * sent:
         return Proven(only_once=True)
     if n_rounds > 1:
-        start = int(by_round.argmax())
-        if start:
-            return Proven()
+        if by_round.argmax():
+            return Proven()  # turned to begin amid a step
         gathered = n_bytes[is_gather & (np.cumsum(is_send) <= np.count_nonzero(is_send) // n_rounds)]
     found = [_from_model(gathered, sent / times, total, sent) for times in (1, 2)]
     found = [one for one in found if one != Proven()]
@@ -73,9 +75,8 @@ def _from_model(gathered: Ints, model: float, total: float, sent: float) -> Prov
     at = int(np.abs(passed - model).argmin())
     if abs(float(passed[at]) / model - 1) > EXACT:
         return Proven()
-    values, counts = np.unique(gathered[: at + 1], return_counts=True)
-    again, n_again = np.unique(gathered[at + 1 :], return_counts=True)
-    if not np.isin(again, values).all():
+    again = gathered[at + 1 :]
+    if not np.isin(again, gathered[: at + 1]).all():
         return Proven()
     more = float(passed[-1]) - float(passed[at])
     if more < AGAIN * model:
@@ -84,15 +85,15 @@ def _from_model(gathered: Ints, model: float, total: float, sent: float) -> Prov
     is_too_much = more > (PER_MICRO_STEP - 1) * (1 + EXACT) * model
     forward = gathered[: at + 1][np.isin(gathered[: at + 1], again)]
     # Every micro-step gathers the same for forward, in the same order.
-    is_repeated = _contains(gathered[at + 1 :], forward)
+    is_repeated = _contains(again, forward)
     return Proven(
         again=not keeps,
-        one_pass=not is_repeated or more < NOT_ALL * model,
+        one_pass=more < NOT_ALL * model or not (is_repeated or is_too_much),
         several_passes=is_repeated and is_too_much,
     )
 
 
-def _rounds(sent: Ints, is_send: np.ndarray, is_gather: np.ndarray, n_bytes: Ints) -> tuple[int, Floats]:
+def _rounds(sent: Ints, is_send: Flags, is_gather: Flags, n_bytes: Ints) -> tuple[int, Floats]:
     """(the most equal rounds of sends between which equally much is gathered, but for one; bytes gathered in each)."""
     n = len(sent)
     number = np.concatenate([[0], np.cumsum(is_send)[:-1]])[is_gather] % n
@@ -101,7 +102,7 @@ def _rounds(sent: Ints, is_send: np.ndarray, is_gather: np.ndarray, n_bytes: Int
         period = n // n_rounds
         if n % n_rounds or not np.array_equal(sent[period:], sent[:-period]):
             continue
-        by_round = np.bincount(number // period, n_bytes[is_gather], minlength=n_rounds)
+        by_round = np.bincount(number // period, n_bytes[is_gather], minlength=n_rounds).astype(np.float64)
         if (by_round > 0).all() and np.count_nonzero(by_round != by_round.min()) <= 1:
             return n_rounds, by_round
     return 1, np.array([float(n_bytes[is_gather].sum())])
