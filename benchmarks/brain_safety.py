@@ -117,11 +117,7 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
                 since = step
             n_slow += runs and since is not None
             play(world, brain, 1)
-            if (
-                since is not None
-                and len(delays) <= seed
-                and any("slower with it" in d.reason for d in brain.decisions())
-            ):
+            if since is not None and len(delays) <= seed and any("steps became" in d.reason for d in brain.decisions()):
                 delays.append(step + 1 - since)
         if len(delays) <= seed:
             delays.append(120)

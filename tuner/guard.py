@@ -130,6 +130,14 @@ class Guard:
         self._n_watched = 0
         self._adopted_at.append(len(self._watched))
 
+    def tried(self, duration_us: float) -> None:
+        """One more step of the trial windows, which became known only now."""
+        if self._centre is None or not duration_us > 0:
+            return
+        self._watched.insert(self._n_tried, math.log(duration_us))
+        self._n_tried += 1
+        self._adopted_at = [0, *(at + 1 for at in self._adopted_at[1:])]
+
     def step(self, duration_us: float) -> Alarm | None:
         """One finished step, without what known exploration cost in it."""
         if not duration_us > 0:

@@ -78,7 +78,7 @@ def test_trials_of_caps_teach_what_channels_cost() -> None:
     assert any(name.startswith("at most") for name in variants._trials._tried)
     change = {group_of(state): Change(0.0, 1.0) for state in brain._states}
     learned, fresh = variants._training_cost.expected(change, 0.3), TrainingCost().expected(change, 0.3)
-    assert learned[1] < 0.75 * fresh[1]
+    assert learned[1] < 0.8 * fresh[1]
     assert learned[0] > 3 * learned[1], "channels slow computation down here: releasing one is a gain"
 
 

@@ -24,6 +24,9 @@ from tuner.policy.variants import Variants
 RECENT_STEPS: Final = 120
 RETURN_WATCH_STEPS: Final = 20
 """How long settings that were withdrawn together are watched when they come back, one group after the other."""
+_UNKNOWN: Final = 0.5
+ENOUGH_BEFORE: Final = 12
+"""So many steps without any trial at the keys of a promotion are yardstick enough."""
 GUARD_WAITS_STEPS: Final = 3
 """How many steps the measurements of a step may come after its record."""
 DOUBTFUL_SHARE: Final = 0.05
@@ -76,6 +79,8 @@ class Oversight:
         self._guarded: deque[int] = deque(maxlen=WATCH_STEPS + 1)
         """The steps that the guard was shown, oldest first."""
         self._watch_from_step = 0
+        self._tried: list[Promotion] = []
+        """What came into force then; its trials were windows of it."""
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         """Epoch and duration (us) without exploration's cost, oldest first."""
 
@@ -131,7 +136,8 @@ class Oversight:
             watch_steps = RETURN_WATCH_STEPS if any(one.returns for one in new) else WATCH_STEPS
             self._watch_from_step = step
             without_us, with_us = self._steps_by(new, n_keys, evidence)
-            tried_us = () if any(one.returns for one in new) else with_us
+            self._tried = [] if any(one.returns for one in new) else new
+            tried_us = with_us if self._tried else ()
             self._guard.changed(without_us, watch_steps, tried_us, self._promised(new, without_us, evidence))
 
     def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: Evidence) -> bool:
@@ -141,7 +147,11 @@ class Oversight:
         """
         is_urgent = False
         self._waiting.append(step)
-        while self._waiting and (self._waiting[0].step < known_step or len(self._waiting) > GUARD_WAITS_STEPS):
+        while self._waiting and (
+            self._waiting[0].step < known_step
+            or len(self._waiting) > GUARD_WAITS_STEPS
+            or self._explores_nothing(self._waiting[0].epoch)
+        ):
             step = self._waiting.popleft()
             self._forget_extra(step.step - 2 * GUARD_WAITS_STEPS)
             in_force = self._plans.get(step.epoch)
@@ -159,8 +169,12 @@ class Oversight:
             if self._variants.is_on_trial and in_force is not None:
                 is_urgent |= self._variants.judge(in_force, duration_us, step.step, states, evidence)
                 continue
-            # Records may come long after their steps: those of before the change are not its doing.
-            if is_doubtful or (self._guard.is_watching and step.step < self._watch_from_step):
+            if is_doubtful:
+                continue
+            if self._guard.is_watching and step.step < self._watch_from_step:
+                # Records may come long after their steps: those of before the change are not its doing, but its trials.
+                if self._shares(step.epoch, self._tried, len(states), evidence)[0] == 1.0:
+                    self._guard.tried(duration_us)
                 continue
             self._guarded.append(step.step)
             alarm = self._guard.step(duration_us)
@@ -205,6 +219,12 @@ class Oversight:
         while extra and (first := next(iter(extra))) < oldest:
             del extra[first]
 
+    def _explores_nothing(self, epoch: int) -> bool:
+        """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""
+        in_force = self._plans.get(epoch)
+        n_keys = len(self._policy.rates)
+        return in_force is not None and not in_force.is_trial.any() and not self._policy.verified(n_keys).any()
+
     def _tries_instead(self, in_force: PlanInForce) -> bool:
         """Whether a plan tries something else in place of what is under watch."""
         for promotion in self._promotions:
@@ -215,21 +235,36 @@ class Oversight:
         return False
 
     def _steps_by(self, promoted: list[Promotion], n_keys: int, evidence: Evidence) -> tuple[list[float], list[float]]:
-        """Recent step durations (us): of plans that ran none of `promoted`, and of those that ran all of it."""
-        keys = np.array([one.state.index for one in promoted], dtype=np.int64)
-        slots = np.array([evidence.slot(one.state.index, one.candidate) for one in promoted], dtype=np.int64)
-        shares: dict[int, float] = {}
-        without_us, with_us = [], []
+        """Recent step durations (us): of plans that ran none of `promoted`, and of those that ran all of it.
+
+        The former as their keys were before, where enough is known of that: what else was on trial there may have
+        slowed steps down, too.
+        """
+        before: list[float] = []
+        without_us: list[float] = []
+        with_us: list[float] = []
+        shares: dict[int, tuple[float, float]] = {}
         for epoch, duration_us in self._recent:
             if epoch not in shares:
-                is_known = self._plans.get(epoch) is not None
-                share = float((self._plans.slots(epoch, n_keys, evidence)[keys] == slots).mean()) if is_known else 0.5
-                shares[epoch] = share
-            if shares[epoch] == 0.0:
-                without_us.append(duration_us)
-            elif shares[epoch] == 1.0:
+                shares[epoch] = self._shares(epoch, promoted, n_keys, evidence)
+            ran_it, ran_previous = shares[epoch]
+            if ran_it == 1.0:
                 with_us.append(duration_us)
-        return without_us, with_us
+            elif ran_it == 0.0:
+                without_us.append(duration_us)
+                if ran_previous == 1.0:
+                    before.append(duration_us)
+        return before if len(before) >= ENOUGH_BEFORE else without_us, with_us
+
+    def _shares(self, epoch: int, promoted: list[Promotion], n_keys: int, evidence: Evidence) -> tuple[float, float]:
+        """At what share of their keys the plan of `epoch` ran what is `promoted`, and what was there before it."""
+        if not promoted or self._plans.get(epoch) is None:
+            return _UNKNOWN, _UNKNOWN
+        keys = [one.state.index for one in promoted]
+        asked = [[evidence.slot(one.state.index, one.candidate) for one in promoted]]
+        asked.append([evidence.slot(one.state.index, one.previous) for one in promoted])
+        ran_it, ran_previous = (self._plans.slots(epoch, n_keys, evidence)[keys] == np.array(asked)).mean(axis=1)
+        return float(ran_it), float(ran_previous)
 
     def _promised(self, promoted: list[Promotion], without_us: list[float], evidence: Evidence) -> float:
         """By how much (log) steps should be shorter with `promoted`, as calls say."""
