@@ -29,6 +29,7 @@ from tuner.policy.choice import TRUSTED_HOPE, Event, Policy
 from tuner.policy.intake import Intake
 from tuner.policy.keys import KeyTable
 from tuner.policy.memory import MemoryGate
+from tuner.policy.offered import withdraw_what_is_not_offered
 from tuner.policy.outlook import Outlook
 from tuner.policy.oversight import Oversight
 from tuner.policy.plans import PlanBook, PlanInForce, lasts_for
@@ -40,6 +41,9 @@ from tuner.stage import StageFingerprint
 from tuner.stage.encoders import Encoder
 
 OFFER_PATIENCE_STEPS: Final = 50
+LEAST_CALL_US: Final = 0.01
+MOST_CALL_US: Final = 1e10
+"""What took less, or more (three hours), was not measured: a clock stood still or jumped."""
 
 
 class BrainSettings(msgspec.Struct, frozen=True):
@@ -77,7 +81,7 @@ class Brain:
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
         self.memory = MemoryGate(settings.memory_threshold, fabric)
         self._outlook = Outlook(self._costs)
-        self._outlook.know(knowledge, [])
+        self._outlook.fields.knowledge = knowledge
         self._policy = Policy(
             PolicySettings(
                 false_promotion=settings.false_promotion,
@@ -111,6 +115,8 @@ class Brain:
         self._steps_in_epoch = 0
         self._planned_at_step = -1
         self._urgent = True
+        self._offered_by = 0
+        """The revision of costs that all settings in force were offered by."""
         self._overlay: Mapping[int, Candidate] = {}
         """What the variant in the newest plan runs instead."""
         self._pending: list[tuple[Event, int]] = []
@@ -127,7 +133,7 @@ class Brain:
 
     @knowledge.setter
     def knowledge(self, knowledge: Knowledge) -> None:
-        self._outlook.know(knowledge, self._states)
+        self._outlook.fields.knowledge = knowledge
 
     @property
     def n_explored(self) -> int:
@@ -160,7 +166,9 @@ class Brain:
 
     def observe(self, block: npt.NDArray[np.void]) -> None:
         """Take in measurements joined over the ranks (MEASUREMENT_FIELDS), in the order they happened."""
-        usable = (block["outcome"] == Outcome.ok) & (block["duration_us"] > 0) & (block["message_bytes"] > 0)
+        duration_us = block["duration_us"]
+        usable = (block["outcome"] == Outcome.ok) & (block["message_bytes"] > 0)
+        usable &= (duration_us > LEAST_CALL_US) & (duration_us < MOST_CALL_US)
         if not usable.all():
             block = block[usable]
         if not len(block):
@@ -193,13 +201,14 @@ class Brain:
                     int(row["message_bytes"]),
                     row["cost_us"],
                 )
-        if is_new:
-            self._outlook.fields.forget(self._states)
+        self._urgent |= is_new
 
     def step_finished(self, step: StepRecord) -> None:
         """Rank 0 has finished a training step."""
         self._step = max(self._step, step.step)
-        self.budget.earn(step.duration_us)
+        is_timed = math.isfinite(step.duration_us) and step.duration_us > 0
+        if is_timed:
+            self.budget.earn(step.duration_us)
         if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
             before = self.memory.is_short, self.memory.is_falling
             self.memory.heard(step.memory_pressure, step.step)
@@ -210,7 +219,8 @@ class Brain:
             self._steps_in_epoch += 1
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._learn_exposed(step.exposed_us)
-        self._urgent |= self._oversight.step_finished(step, self._step, self._states, self._regimes.evidence)
+        if is_timed:
+            self._urgent |= self._oversight.step_finished(step, self._step, self._states, self._regimes.evidence)
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
@@ -252,6 +262,9 @@ class Brain:
             self._takes_over = False
             words = "another daemon took over: what earlier measurements do not prove is decided anew"
             self._note(Event(self._states[0], self._states[0].incumbent, "takeover", words))
+        if self._costs.revision != self._offered_by:
+            self._offered_by = self._costs.revision
+            withdraw_what_is_not_offered(self._policy, self._states, self._note)
         self._policy.steps_at_risk = self._withdrawal.steps
         self._policy.rates = self._keys.rates(self._step)
         self._policy.may_promote = not self._intake.is_suspicious
@@ -372,8 +385,7 @@ class Brain:
         steps = block["step"].astype(np.int64)
         self._keys.count(keys)
         self._step = max(self._step, int(steps.max()))
-        if self._keys.learn_defaults(block, keys, self._costs):
-            self._outlook.fields.forget(self._states)
+        self._keys.learn_defaults(block, keys, self._costs)
         self.memory.ran(block)
         is_trial = np.zeros(n_keys, np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial

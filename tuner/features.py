@@ -138,6 +138,8 @@ class CostPrior:
         self._live: dict[tuple[CommunicatorClass, Collective], dict[int, npt.NDArray[np.float32]]] = {}
         self._max_channels: dict[CommunicatorClass, int] = {}
         self._stated_channels = int(fabric_facts.get("comm_channels", 0) or 0)
+        self.revision = 0
+        """Grows whenever something is learned: what was worked out before no longer holds."""
 
     def learn_live(
         self,
@@ -151,13 +153,16 @@ class CostPrior:
         if message_bytes in tables or len(tables) >= _MAX_LIVE_TABLES:
             return False
         tables[message_bytes] = np.array(table, np.float32)
+        self.revision += 1
         return True
 
     def learn_channels(self, communicator: CommunicatorClass, n_channels: int) -> bool:
         """A collective ran on `n_channels`: the communicator has at least as many. True if that changes candidates."""
         before = self.max_channels(communicator)
         self._max_channels[communicator] = max(n_channels, self._max_channels.get(communicator, 0))
-        return self.max_channels(communicator) != before
+        is_new = self.max_channels(communicator) != before
+        self.revision += is_new
+        return is_new
 
     def max_channels(self, communicator: CommunicatorClass) -> int:
         """Most channels that may be asked for: stated, or the most that were seen to run."""

@@ -96,3 +96,17 @@ def test_nothing_is_promised_of_what_was_not_measured() -> None:
     assert math.isnan(brain._ahead._promises(state, span, evidence))
     evidence.slot(state.index, state.incumbent)
     assert math.isnan(brain._ahead._promises(state, span, evidence))
+
+
+def test_more_channels_than_training_bears_are_not_carried_to_larger_messages() -> None:
+    world, brain = _freed(fabric="few_sms_node")
+    state = brain._states[0]
+    assert any(row.candidate.n_channels > 4 for row in brain._ahead.rows)
+    state.max_channels, state.incumbent = 4, BASELINE
+    brain._ahead._min_gain = -1.0  # whatever looks best is carried, ever so unsure
+    brain._policy.end_lead(state)
+    brain._policy.end_trial(state)
+    state.quiet_until = NEVER_STEP
+    play(world, brain, 2)
+    assert brain._ahead.rows
+    assert all(row.candidate.n_channels <= 4 for row in brain._ahead.rows)

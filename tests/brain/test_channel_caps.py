@@ -73,12 +73,12 @@ def test_caps_are_asked_about_for_all_and_for_each_group_alone() -> None:
 
 
 def test_trials_of_caps_teach_what_channels_cost() -> None:
-    brain = _brain(300)
+    brain = _brain(400)
     variants = brain._oversight._variants
     assert any(name.startswith("at most") for name in variants._trials._tried)
     change = {group_of(state): Change(0.0, 1.0) for state in brain._states}
     learned, fresh = variants._training_cost.expected(change, 0.3), TrainingCost().expected(change, 0.3)
-    assert learned[1] < 0.8 * fresh[1]
+    assert learned[1] < 0.75 * fresh[1]
     assert learned[0] > 3 * learned[1], "channels slow computation down here: releasing one is a gain"
 
 

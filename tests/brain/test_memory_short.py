@@ -139,7 +139,7 @@ def test_nor_do_those_of_one_window_that_fit_alone(monkeypatch: pytest.MonkeyPat
     brain.memory._device_mb = 1700.0  # tree takes 0.127, PAT 0.339
 
     def best(state, *_: object) -> Option:
-        return Option(1.0, 0.0, 0.0, (TREE, PAT)[state.index], (0.0, 1.0), "")
+        return Option(1.0, 0.0, 0.0, (PAT, TREE)[state.index], (0.0, 1.0), "")
 
     monkeypatch.setattr(brain._policy, "_best_option", best)
     for pressure, n_begun in ((0.5, 1), (0.4, 2)):

@@ -6,9 +6,9 @@ import numpy as np
 from brain_world import Call, World, play
 
 from agent.nccl import fabric
-from store.records import Collective, Phase
+from store.records import Algorithm, Candidate, Collective, Phase, Protocol
 from tuner.brain import Brain, BrainSettings
-from tuner.features import cell_of
+from tuner.features import CostPrior, cell_of
 from tuner.knowledge import Knowledge
 from tuner.policy.field import FieldBook
 
@@ -67,3 +67,50 @@ def test_how_many_channels_there_are_may_become_known_late() -> None:
         made_anew = fresh.of(state)
         assert kept.options == made_anew.options
         np.testing.assert_allclose(kept.table, made_anew.table)
+
+
+def test_whoever_changes_costs_need_not_tell_anybody() -> None:
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    world = World("h100_ib_2", place, [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2)
+    brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
+    play(world, brain, 3)
+    state, fields = brain._states[0], brain._outlook.fields
+    state.quiet_until = 1 << 40
+    before = fields.of(state)
+    assert fields.of(state) is before
+    brain._costs.learn_live(place, Collective.all_gather, 1 << 20, np.full((7, 3), 50.0, np.float32))
+    after = fields.of(state)
+    assert after is not before
+    assert not np.allclose(after.table[0, 4], before.table[0, 4])
+    assert state.quiet_until == 0, "there may be something to try now"
+    for change in (lambda: brain.restrict(CostPrior({"emulated": "h100_ib_2"})), lambda: _learned(brain)):
+        before = fields.of(state)
+        change()
+        assert fields.of(state) is not before
+
+
+def _learned(brain: Brain) -> None:
+    brain.knowledge = Knowledge.empty()
+
+
+def test_what_nccl_turns_out_not_to_offer_runs_no_longer() -> None:
+    """A cost table that comes after a key was tuned; what steps spoke against does not come back either."""
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(budget_fraction=0.0), lambda: 0.0)
+    world = World("h100_ib_2", place, [call] * 2)
+    play(world, brain, 3)
+    state = brain._states[0]
+    promoted = Candidate(Algorithm.ring, Protocol.ll128, 8)
+    brain._policy.set_incumbent(state, promoted, "promote", "measured faster")
+    brain._policy.begin_lead(state, Candidate(Algorithm.ring, Protocol.ll128, 16))
+    play(world, brain, 3)
+    assert world.chosen(call).protocol is Protocol.ll128
+    table = np.full((7, 3), 50.0, np.float32)
+    table[int(Algorithm.ring), int(Protocol.ll128)] = -1.0
+    brain._costs.learn_live(place, Collective.all_gather, 1 << 20, table)
+    play(world, brain, 3)
+    assert world.chosen(call).is_baseline
+    assert state.lead is None
+    assert promoted in state.banned
+    assert any("does not offer it" in decision.reason for decision in brain.decisions())

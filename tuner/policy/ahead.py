@@ -94,7 +94,8 @@ class Ahead:
         if len(states) != self._n_known:
             self._n_known, self._largest = len(states), _largest(states)
         depends_on = connected if memory.is_short else [state.usual for state in self._largest]
-        situation = memory.is_short, memory.is_falling, len(states), depends_on
+        known = self._outlook.fields.follow()
+        situation = memory.is_short, memory.is_falling, len(states), depends_on, known
         if situation == self._made_for:
             return False
         self._made_for = situation
@@ -141,7 +142,10 @@ class Ahead:
                     return tuple(rows)
                 n_opinions += 1
                 opinion = self._opinion((communicator, collective), span, phase, states, evidence)
-                allowed = [self._memory.allows(option, communicator) for option in opinion.options]
+                allowed = [
+                    option.n_channels <= state.max_channels and self._memory.allows(option, communicator)
+                    for option in opinion.options
+                ]
                 best = int(np.argmin(np.where(allowed, opinion.mean, np.inf)))
                 edge = opinion.mean[0] - opinion.mean[best] - 0.5 * opinion.spread[best]
                 setting = opinion.options[best] if edge > self._min_gain else BASELINE

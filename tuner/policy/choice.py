@@ -355,7 +355,9 @@ class Policy:
         return found
 
     def may_run(self, state: KeyState, candidate: Candidate) -> bool:
-        """Whether device memory allows it."""
+        """Whether NCCL offers it and device memory allows it."""
+        if not self.outlook.fields.offers(state.family, candidate):
+            return False
         return self.memory.allows(self.what_runs(state, candidate), state.key.communicator)
 
     @staticmethod

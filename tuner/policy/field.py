@@ -8,7 +8,6 @@ differs by phase.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -42,35 +41,77 @@ class Field:
 
 
 class FieldBook:
-    """Makes and keeps fields; `forget` when costs or knowledge have changed."""
+    """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
 
     def __init__(self, costs: CostPrior) -> None:
-        self.costs = costs
-        self.knowledge = Knowledge.empty()
+        self._costs = costs
+        self._knowledge = Knowledge.empty()
+        self._cells: dict[Family, set[tuple[int, int]]] = {}
+        self._n_exchanged = 0
+        self._made_for = (0, costs.revision)
+        self._states: list[KeyState] = []
         self._sizes: dict[Family, dict[int, None]] = {}
         """Message sizes met, in the order they were met."""
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
         self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
         self._doubts: dict[Family, float] = {}
 
+    @property
+    def costs(self) -> CostPrior:
+        """What is predicted from; assign to exchange it."""
+        return self._costs
+
+    @costs.setter
+    def costs(self, costs: CostPrior) -> None:
+        self._costs = costs
+        self._n_exchanged += 1
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What earlier runs left; assign to exchange it."""
+        return self._knowledge
+
+    @knowledge.setter
+    def knowledge(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._n_exchanged += 1
+
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
         self._sizes.setdefault(state.family, {})[int(state.message_bytes)] = None
+        self._states.append(state)
 
-    def forget(self, states: Iterable[KeyState]) -> None:
-        """Everything is worked out anew when it is asked for next."""
-        self._guesses.clear()
-        self._options.clear()
-        self._doubts.clear()
-        for state in states:
-            state.field = None
-            state.quiet_until = 0
+    def follow(self) -> tuple[int, int]:
+        """If costs or knowledge have changed, everything is worked out anew when it is asked for next.
+
+        Returns:
+            The same for as long as they are the same.
+        """
+        now = self._n_exchanged, self._costs.revision
+        if now != self._made_for:
+            self._made_for = now
+            self._guesses.clear()
+            self._options.clear()
+            self._doubts.clear()
+            self._cells.clear()
+            for state in self._states:
+                state.field = None
+                state.quiet_until = 0
+        return now
 
     def of(self, state: KeyState) -> Field:
         """The field of one key."""
+        self.follow()
         if state.field is None:
             state.field = self._make(state)
         return state.field
+
+    def offers(self, family: Family, candidate: Candidate) -> bool:
+        """Whether NCCL can run that algorithm and protocol, as far as costs say; it clamps channel counts itself."""
+        self.follow()
+        if family not in self._cells:
+            self._cells[family] = {cell_of(one) for one in self.costs.candidates(*family)}
+        return candidate.is_baseline or cell_of(candidate) in self._cells[family]
 
     def is_guesswork(self, family: Family) -> bool:
         """Whether nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
@@ -78,6 +119,7 @@ class FieldBook:
 
     def doubt_in_common(self, family: Family) -> float:
         """How far off (log) what earlier runs leave for other communicators may be for all options together."""
+        self.follow()
         if family not in self._doubts:
             offered = self.costs.candidates(*family)
             self._doubts[family] = self.knowledge.doubt_in_common(*family, offered, self.costs)

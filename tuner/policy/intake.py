@@ -12,6 +12,7 @@ from store.records import Candidate
 from tuner.features import Floats, Ints
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Calls, Evidence, group_median, grouped
+from tuner.policy.stragglers import Stragglers
 from tuner.policy.trial import KeyState
 from tuner.regime import MIN_SHIFT, ChangeDetector, StepMeans
 
@@ -20,6 +21,8 @@ MIN_RIPE_UNITS = 4
 LEAST_SCALE = 0.01
 STRAGGLES = 4.0
 """What a single call may say, in noise scales, about what calls take."""
+ABSURD = 10.0
+"""A call of so many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
 SUSPICIOUS = 1.0
 """Half of the calls deviate by more than so many noise scales: the network may have changed just now."""
 
@@ -41,6 +44,7 @@ class Intake:
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
         self._means = StepMeans()
+        self._stragglers = Stragglers()
         self.extra_of_step: dict[int, float] = {}
         self.n_explored = 0
         """Calls that ran a setting on trial."""
@@ -51,6 +55,7 @@ class Intake:
         """A new regime began: deviations are counted afresh."""
         self._changes.reset()
         self._means.reset()
+        self._stragglers.reset()
         self.is_suspicious = False
 
     def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
@@ -97,7 +102,8 @@ class Intake:
     ) -> None:
         """Account for calls of what is tried or verified, and report at once what is catastrophically slow.
 
-        Only the `exposed_share` of what they took longer was waited for. Calls of incumbents among them cost nothing.
+        Only the `exposed_share` of what they took longer was waited for. Calls of incumbents among them cost nothing;
+        of a straggler no more counts than ten times the incumbent's time.
         """
         tried, inverse = grouped(slots, len(evidence))
         usual = np.full(len(tried), np.nan)
@@ -114,7 +120,13 @@ class Intake:
         for step, extra_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra, 0.0)), strict=True):
             self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(extra_us)
         before = np.maximum(evidence.extra_us[tried], 0.0)
-        evidence.extra_us[tried] += np.bincount(inverse, extra, minlength=len(tried))
+        charged = np.bincount(inverse, extra, minlength=len(tried))
+        beyond = exposed_share * (np.exp(logs) - ABSURD * np.exp(usual[inverse]))
+        of_call = tried[inverse]
+        corrections = self._stragglers.corrections(of_call, beyond, evidence.n_calls[of_call])
+        for slot, correction_us in corrections.items():
+            charged[np.searchsorted(tried, slot)] += correction_us
+        evidence.extra_us[tried] += charged
         self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before).sum()))
         excess = group_median(inverse, logs - usual[inverse])
         for place in np.unique(inverse[excess > self._log_catastrophe]).tolist():

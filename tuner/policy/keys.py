@@ -66,16 +66,11 @@ class KeyTable:
         n_steps = np.maximum(1, step - self._first_step[:n_keys] + 1)
         return np.maximum(self._n_calls[:n_keys] / n_steps, LOWEST_RATE)
 
-    def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> bool:
-        """Note what NCCL does at each key when left alone, and how many channels there are.
-
-        Returns:
-            Whether other candidates are offered now.
-        """
+    def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> None:
+        """Note what NCCL does at each key when left alone, and how many channels there are."""
         unknown = np.flatnonzero(~self._has_default[keys])
         if not len(unknown):
-            return False
-        offers_others = False
+            return
         unknown = unknown[(block["algorithm"][unknown] != NO_CELL) & (block["is_default"][unknown] > 0)]
         _, first = np.unique(keys[unknown], return_index=True)
         for place in unknown[first].tolist():
@@ -88,8 +83,7 @@ class KeyTable:
             )
             state.field = None
             self._has_default[keys[place]] = True
-            offers_others |= costs.learn_channels(state.key.communicator, n_channels)
-        return offers_others
+            costs.learn_channels(state.key.communicator, n_channels)
 
     def _find(self, codes: Ints) -> Ints:
         places, inner = codes >> _INNER_BITS, codes & (_CODES_PER_PLACE - 1)

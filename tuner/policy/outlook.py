@@ -10,7 +10,6 @@ import numpy as np
 
 from store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, CommunicatorClass
 from tuner.features import CostPrior, Floats, Ints
-from tuner.knowledge import Knowledge
 from tuner.policy.evidence import Evidence
 from tuner.policy.field import N_COLUMNS, Field, FieldBook
 from tuner.policy.posterior import MAX_POINTS, Kinship, Settings, condition, kinship_of
@@ -36,11 +35,6 @@ class Outlook:
         self.fields = FieldBook(costs)
         self._measured: WeakKeyDictionary[Evidence, _Measured] = WeakKeyDictionary()
 
-    def know(self, knowledge: Knowledge, states: list[KeyState]) -> None:
-        """Use what earlier runs left from now on."""
-        self.fields.knowledge = knowledge
-        self.fields.forget(states)
-
     def posterior(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the log duration of every option of `state`, the baseline first."""
         table = self.fields.of(state).table
@@ -65,6 +59,7 @@ class Outlook:
 
     def retune(self, states: list[KeyState], evidence: Evidence) -> None:
         """Once much was measured since the last time, ask one family how far off its starting guesses are."""
+        self.fields.follow()
         for family in self._families(states, evidence).values():
             if family.n_slots >= MIN_TO_TUNE and family.n_slots >= RETUNE_GROWTH * family.tuned_at:
                 family.tuned_at = family.n_slots

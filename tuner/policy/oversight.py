@@ -321,7 +321,8 @@ class Oversight:
             state.banned.pop(promotion.candidate, None)
             state.n_withdrawn -= 1
             state.quiet_until = 0
-            if state.incumbent == promotion.previous:
+            is_offered = self._policy.outlook.fields.offers(state.family, promotion.candidate)
+            if state.incumbent == promotion.previous and is_offered:
                 self._policy.end_trial(state)
                 self._policy.set_incumbent(state, promotion.candidate, "promote", reason)
                 self.promoted(state, promotion.candidate)

@@ -13,8 +13,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from store.records import BASELINE, Candidate
 from tuner.policy.evidence import radius
+from tuner.policy.stragglers import Stragglers
 from tuner.policy.trial import KeyState
 
 SETTLED_STEPS: Final = 20
@@ -27,6 +30,12 @@ STEP_NOISE: Final = 0.01
 STEP_NOISE_WEIGHT: Final = 3.0
 MIN_STEP_GAIN: Final = 0.002
 WINDOW_STEPS: Final = 2
+CLIP: Final = 5.0
+CLIP_AT_LEAST: Final = 0.03
+ENOUGH_TO_CLIP: Final = 3
+"""With so many steps known on a side, one further off (log) than so many noise scales is pulled in: a checkpoint."""
+ABSURD: Final = 1.5
+"""A step of so many times the usual time is no variant's doing, unless it happens again."""
 
 
 class GroupChange(NamedTuple):
@@ -90,6 +99,7 @@ class StepTrials:
         self.has_capped = False
         """Every channel cap was tried in this regime."""
         self._on, self._off = _Side(), _Side()
+        self._stragglers = Stragglers()
         self._alpha = ALPHA
         self._n_capped = 0
         self._tried: dict[str, tuple[int, int]] = {}
@@ -125,6 +135,7 @@ class StepTrials:
         self.variant, self.is_on = variant, True
         self._tried[variant.name] = step, self._tried.get(variant.name, (0, 0))[1] + 1
         self._on, self._off = _Side(), _Side()
+        self._stragglers.reset()
         self._steps_in_window = 0
         if variant.max_channels is not None:
             self._n_capped += 1
@@ -137,10 +148,8 @@ class StepTrials:
         """One step of the variant or of the plan itself: (extra cost in us, the verdict if there is one)."""
         if self.variant is None or not duration_us > 0:
             return 0.0, None
-        (self._on if is_on else self._off).add(math.log(duration_us))
-        extra_us = 0.0
-        if is_on and self._off.n:
-            extra_us = max(0.0, duration_us - math.exp(self._off.mean))
+        extra_us = self._extra_us(duration_us) if is_on and self._off.n else 0.0
+        self._add(self._on if is_on else self._off, math.log(duration_us))
         if is_on is self.is_on:
             self._steps_in_window += 1
             if self._steps_in_window >= WINDOW_STEPS:
@@ -152,12 +161,29 @@ class StepTrials:
         self.variant, self.is_on = None, False
         self._next_at_step = step + SETTLED_STEPS
 
+    def _extra_us(self, duration_us: float) -> float:
+        """What a step with the variant cost; less where one of before turned out to be a straggler."""
+        usual_us, n_before = math.exp(self._off.mean), np.array([self._on.n])
+        beyond_us = np.array([duration_us - ABSURD * usual_us])
+        corrections = self._stragglers.corrections(np.zeros(1, np.int64), beyond_us, n_before)
+        return max(0.0, duration_us - usual_us) + corrections.get(0, 0.0)
+
+    def _add(self, side: _Side, log_us: float) -> None:
+        if side.n >= ENOUGH_TO_CLIP:
+            limit = max(CLIP_AT_LEAST, CLIP * self._sigma())
+            log_us = min(max(log_us, side.mean - limit), side.mean + limit)
+        side.add(log_us)
+
+    def _sigma(self) -> float:
+        """Noise (log) of steps."""
+        dof = max(0, self._on.n - 1) + max(0, self._off.n - 1)
+        total = self._on.spread + self._off.spread + STEP_NOISE_WEIGHT * STEP_NOISE**2
+        return math.sqrt(total / (dof + STEP_NOISE_WEIGHT))
+
     def _verdict(self) -> Outcome | None:
         if self.variant is None or min(self._on.n, self._off.n) < 2:
             return None
-        dof = self._on.n + self._off.n - 2
-        total = self._on.spread + self._off.spread + STEP_NOISE_WEIGHT * STEP_NOISE**2
-        sigma = math.sqrt(total / (dof + STEP_NOISE_WEIGHT))
+        sigma = self._sigma()
         gain = self._off.mean - self._on.mean
         doubt = sigma * math.sqrt(1.0 / self._on.n + 1.0 / self._off.n)
         if gain - radius(self._on.n, self._off.n, sigma, self._alpha) > 0 and gain > MIN_STEP_GAIN:

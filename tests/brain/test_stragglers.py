@@ -1,0 +1,124 @@
+"""What one absurd measurement costs the budget, and what a setting costs that is truly slow."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
+from tuner.policy.budget import Budget
+from tuner.policy.evidence import Evidence
+from tuner.policy.intake import ABSURD, Intake
+from tuner.policy.step_trial import StepTrials, Variant
+from tuner.policy.trial import KeyState
+
+TRIED = Candidate(Algorithm.tree, Protocol.ll, 4)
+USUAL_US = 100.0
+
+
+class Job:
+    """One key with a trial; durations of its calls in, what the budget was charged out."""
+
+    def __init__(self) -> None:
+        key = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
+        self.state = KeyState(0, key, 1 << 20)
+        self.state.trial = TRIED
+        self.budget = Budget(0.01)
+        self.evidence = Evidence()
+        self.banned: list[float] = []
+        self.intake = Intake(self.budget, 2.0, lambda _state, _candidate, ratio: self.banned.append(ratio))
+        self._step = 0
+        for _ in range(4):
+            self.run(BASELINE, [USUAL_US] * 2)
+
+    def run(self, candidate: Candidate, durations_us: list[float]) -> None:
+        slots = np.full(len(durations_us), self.evidence.slot(0, candidate))
+        logs, steps = np.log(durations_us), np.full(len(durations_us), self._step)
+        calls = self.evidence.calls(slots, logs)
+        self.intake.charge([self.state], slots, logs, steps, self.evidence, exposed_share=1.0)
+        self.evidence.add(calls, steps)
+        self._step += 1
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 5])
+def test_one_absurd_call_among_sane_ones_is_charged_as_what_is_reckoned_with(n_before: int) -> None:
+    job = Job()
+    for _ in range(n_before):
+        job.run(TRIED, [120.0, 120.0])
+    job.run(TRIED, [120.0, 1e7, 120.0])
+    for _ in range(2):
+        job.run(TRIED, [120.0, 120.0])
+    n_sane = 2 * n_before + 6
+    assert job.budget.spent_us == pytest.approx(n_sane * 20.0 + (ABSURD - 1.0) * USUAL_US)
+    assert not job.banned
+
+
+def test_it_is_charged_in_full_until_others_were_sane() -> None:
+    job = Job()
+    job.run(TRIED, [1e7])
+    assert job.budget.spent_us == pytest.approx(1e7 - USUAL_US)
+    assert job.banned, "nothing says yet that it was none of its doing"
+    job.run(TRIED, [90.0, 90.0])
+    assert job.budget.spent_us > 0.99e7
+    job.run(TRIED, [90.0])
+    assert job.budget.spent_us == pytest.approx((ABSURD - 1.0) * USUAL_US - 30.0)
+
+
+@pytest.mark.parametrize("n_before", [0, 5])
+@pytest.mark.parametrize("ratio", [15.0, 50.0, 1e4])
+def test_what_is_truly_slow_is_charged_in_full(ratio: float, n_before: int) -> None:
+    """Also where it became so later, and where only every other call of it is."""
+    for pattern in ([ratio] * 4, [1.2, ratio] * 2):
+        job = Job()
+        for _ in range(n_before):
+            job.run(TRIED, [USUAL_US] * 2)
+        for factor in pattern:
+            job.run(TRIED, [factor * USUAL_US])
+        assert job.budget.spent_us == pytest.approx(sum(factor - 1.0 for factor in pattern) * USUAL_US)
+
+
+def test_another_regime_knows_nothing_of_stragglers_of_before() -> None:
+    job = Job()
+    job.run(TRIED, [120.0, 1e7])
+    job.intake.reset()
+    job.evidence = Evidence()
+    spent_us = job.budget.spent_us
+    job.run(BASELINE, [USUAL_US] * 2)
+    job.run(TRIED, [120.0] * 8)
+    assert job.budget.spent_us == pytest.approx(spent_us + 8 * 20.0)
+    assert math.isfinite(job.budget.spent_percent)
+
+
+def _played(gain: float, *, checkpoint_at: int | None, seed: int = 0) -> tuple[float, bool | None, StepTrials]:
+    """What a variant was charged, and whether it was found better; steps of 10 ms, a checkpoint takes a minute."""
+    rng, trials, spent_us = np.random.default_rng(seed), StepTrials(), 0.0
+    trials.begin(Variant("at most 4 channels", {0: TRIED}, 4), 0)
+    trials.is_on = False
+    for step in range(400):
+        is_on = trials.is_on
+        step_us = 10_000.0 * math.exp(rng.normal(0.0, 0.005) - (gain if is_on else 0.0))
+        extra_us, outcome = trials.step(6e7 if step == checkpoint_at else step_us, is_on=is_on)
+        spent_us += extra_us
+        if outcome is not None:
+            return spent_us, outcome.is_better, trials
+    return spent_us, None, trials
+
+
+@pytest.mark.parametrize("checkpoint_at", [8, 10])
+def test_a_checkpoint_while_a_variant_is_on_trial_neither_decides_about_it_nor_ends_exploring(
+    checkpoint_at: int,
+) -> None:
+    """With the variant, and without it."""
+    for seed in range(5):
+        spent_us, is_better, _ = _played(0.02, checkpoint_at=checkpoint_at, seed=seed)
+        assert is_better
+        assert spent_us < 10_000.0
+        assert not _played(-0.02, checkpoint_at=checkpoint_at, seed=seed)[1]
+
+
+def test_a_variant_that_is_truly_slow_is_charged_in_full() -> None:
+    spent_us, is_better, trials = _played(-1.0, checkpoint_at=None)
+    assert is_better is False
+    assert spent_us == pytest.approx(trials._on.n * 10_000.0 * math.expm1(1.0), rel=0.05)
