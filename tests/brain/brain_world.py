@@ -58,6 +58,8 @@ class World:
     flat: bool = False
     """All settings cost the same: nothing to gain."""
     slowdown: dict[str, float] = field(default_factory=dict)
+    on_its_way: list[tuple[int, Plan]] = field(default_factory=list)
+    """Plans that were proposed, with the step at which they are adopted."""
     """Factor by collective name: what congestion does."""
     contention: float = 0.0
     memory_pressure: float = 0.3
@@ -203,7 +205,7 @@ def make_brain(world: World, knowledge: Knowledge | None = None, settings: Brain
 def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1) -> list[Plan]:
     """Runs the loop; a proposed plan is adopted `latency_steps` boundaries later."""
     plans: list[Plan] = []
-    on_its_way: list[tuple[int, Plan]] = []
+    on_its_way = world.on_its_way
     for _ in range(n_steps):
         block, record = world.run_step()
         brain.observe(block)
