@@ -275,8 +275,8 @@ class Session:
             self._leader.publish(message.listen)
         elif isinstance(message, wire.PlanOffer) and self._agreement is not None:
             if message.job_id == self._job_id:
-                if message.plan.epoch > self._highest_epoch:
-                    self._highest_epoch = message.plan.epoch
+                if message.plan.last_epoch > self._highest_epoch:
+                    self._highest_epoch = message.plan.last_epoch
                     self._busy_until = time.monotonic() + BUSY_S
                 self._agreement.offer(message.plan)
         elif isinstance(message, wire.Observe) and self._plugin is not None:

@@ -263,9 +263,7 @@ def _play_and_record(world: World, brain: Brain, store: Store, job: str, n_steps
         store.record_measurements(world.fabric.fabric_id, job, block)
         brain.observe(block)
         brain.step_finished(record)
-        if (plan := brain.propose()) is not None:
-            world.plan = plan
-            brain.adopted(plan.epoch, world.step)
+        world.follow(brain.propose(), brain)
     store.flush()
     return 100 * saved / attainable
 

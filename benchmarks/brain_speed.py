@@ -55,10 +55,11 @@ class Job:
         self.factor = np.ones(len(keys))
         self._rows = {(kind, phase, size_class(nbytes)): at for at, (kind, phase, nbytes) in enumerate(keys)}
         self._n_calls = n_calls
-        self.step = self.epoch = 0
+        self.step = self.adopted_at = 0
+        self.plan = Plan(0)
 
     def follow(self, plan: Plan) -> None:
-        self.epoch = plan.epoch
+        self.plan, self.adopted_at = plan, self.step
         self.factor[:] = 1.0
         self.block["is_default"] = 1
         for row in plan.rows:
@@ -71,7 +72,7 @@ class Job:
         block = np.tile(self.block, self._n_calls)
         noise = self._rng.normal(0.0, 0.03, len(block))
         block["duration_us"] = np.tile(self.base_us * self.factor, self._n_calls) * np.exp(noise)
-        block["epoch"], block["step"] = self.epoch, self.step
+        block["epoch"], block["step"] = self.plan.epoch, self.step
         self.step += 1
         return block
 
@@ -107,12 +108,13 @@ def play(n_keys: int, n_calls: int, n_steps: int) -> dict[str, list[float]]:
         least_us, _ = cpu_us(partial(sums_by_key, keys, block["duration_us"]))
         times["numpy"].append(least_us / len(block))
         total_us = float(block["duration_us"].sum()) / COMM_SHARE_OF_STEP
-        record = StepRecord(job.step - 1, job.epoch, total_us)
+        record = StepRecord(job.step - 1, job.plan.epoch, total_us)
         took_us, _ = cpu_us(partial(brain.step_finished, record))
         times["step"].append(took_us / 1000.0)
         took_us, plan = cpu_us(lambda: (brain.propose(), brain.decisions())[0])
         times["think"].append(took_us / 1000.0)
-        if plan is not None:
+        plan = plan or job.plan.at(job.step - job.adopted_at)
+        if plan is not job.plan:
             job.follow(plan)
             brain.adopted(plan.epoch, job.step)
     return times

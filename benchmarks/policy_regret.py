@@ -39,7 +39,7 @@ from reporting import Result, report
 
 from store.database import Store
 from store.measurements import MEASUREMENT
-from store.records import BASELINE, Candidate, DecisionKey, StepRecord, TimingSource, size_class
+from store.records import BASELINE, Candidate, DecisionKey, Plan, StepRecord, TimingSource, size_class
 from tuner import trainer
 from tuner.brain import Brain, BrainSettings
 from tuner.knowledge import Knowledge
@@ -61,7 +61,8 @@ class Ours(Default):
         self._problems = problems
         self._compute_us = sum(p.truth_us[0] for p in problems) * (1.0 / COMM_SHARE_OF_STEP - 1.0)
         self._rng = np.random.default_rng(0)
-        self._step, self._epoch = 0, 0
+        self._step = self._adopted_at = 0
+        self._plan = Plan(0)
         self._settings: dict[DecisionKey, Candidate] = {}
         self._rows: list[tuple[object, ...]] = []
         self.measured: list[np.ndarray] = []
@@ -82,7 +83,7 @@ class Ours(Default):
                 place.n_nodes,
                 problem.message_bytes,
                 us,
-                self._epoch,
+                self._plan.epoch,
                 self._step,
                 math.nan,
                 int(problem.key.collective),
@@ -103,11 +104,11 @@ class Ours(Default):
         self.brain.observe(block)
         total_us = float(block["duration_us"].sum())
         compute_us = self._compute_us * math.exp(COMPUTE_NOISE * self._rng.standard_normal())
-        self.brain.step_finished(StepRecord(self._step, self._epoch, compute_us + total_us))
+        self.brain.step_finished(StepRecord(self._step, self._plan.epoch, compute_us + total_us))
         self._step += 1
-        plan = self.brain.propose()
-        if plan is not None:
-            self._epoch = plan.epoch
+        plan = self.brain.propose() or self._plan.at(self._step - self._adopted_at)
+        if plan is not self._plan:
+            self._plan, self._adopted_at = plan, self._step
             self._settings = {
                 DecisionKey(row.communicator, row.collective, row.phase, size_class(row.min_bytes)): row.candidate
                 for row in plan.rows

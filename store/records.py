@@ -199,6 +199,23 @@ class PlanRow(msgspec.Struct, frozen=True):
     model_id: str = ""
 
 
+class FirstLook(msgspec.Struct, frozen=True):
+    """How a plan that tries something for the first time ends by itself.
+
+    `n_boundaries` after its adoption the first `n_rows` rows give way to `rows`, under the next epoch, whatever the
+    daemon does until then; `expires_after` is what `Plan.expires_after` is from there on.
+    """
+
+    n_boundaries: int
+    n_rows: int
+    rows: tuple[PlanRow, ...] = ()
+    expires_after: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.n_boundaries < 1 or self.n_rows < 0:
+            raise ValueError(f"a first look of {self.n_boundaries} boundaries at {self.n_rows} rows")
+
+
 class Plan(msgspec.Struct, frozen=True):
     """An immutable table of decisions.
 
@@ -212,6 +229,24 @@ class Plan(msgspec.Struct, frozen=True):
     rows: tuple[PlanRow, ...] = ()
     expires_after: int = 1_000_000
     gathers_after_step: bool = False
+    first_look: FirstLook | None = None
+
+    @property
+    def last_epoch(self) -> int:
+        """The highest epoch that it may come into force under."""
+        return self.epoch if self.first_look is None else self.epoch + 1
+
+    def at(self, n_boundaries: int) -> Plan:
+        """What is in force so many boundaries after its adoption, if no other plan comes."""
+        look = self.first_look
+        if look is None or n_boundaries < look.n_boundaries:
+            return self
+        rows = (*look.rows, *self.rows[look.n_rows :])
+        return Plan(self.last_epoch, rows, look.expires_after, self.gathers_after_step)
+
+    def at_last(self) -> Plan:
+        """What is in force in the end, if no other plan comes."""
+        return self if self.first_look is None else self.at(self.first_look.n_boundaries)
 
 
 class Observation(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ from tuner.policy.memory import MemoryGate
 from tuner.policy.offered import withdraw_what_is_not_offered
 from tuner.policy.outlook import Outlook
 from tuner.policy.oversight import Oversight
-from tuner.policy.plans import PlanBook, PlanInForce, lasts_for
+from tuner.policy.plans import PlanBook, PlanInForce, ending_by_itself, lasts_for
 from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import KeyState
 from tuner.policy.withdrawal import Withdrawal
@@ -44,6 +44,8 @@ OFFER_PATIENCE_STEPS: Final = 50
 LEAST_CALL_US: Final = 0.01
 MOST_CALL_US: Final = 1e10
 """What took less, or more (three hours), was not measured: a clock stood still or jumped."""
+LOOK_PATIENCE: Final = 4
+"""A first look that goes on for so many times its steps does not end by itself."""
 
 
 class BrainSettings(msgspec.Struct, frozen=True):
@@ -236,14 +238,14 @@ class Brain:
             return
         if epoch < self._active:
             return
-        self._withdrawal.adopted(epoch, step)
+        in_force = self._plans.get(epoch)
         self._active = epoch
+        self._withdrawal.adopted(epoch, step, looks=self._is_looking)
         self._steps_in_epoch = 0
         if self._offered is not None and epoch >= self._offered:
             self._offered = None
         self._takes_over |= epoch >= self._next_epoch
         self._next_epoch = max(self._next_epoch, epoch + 1)
-        in_force = self._plans.get(epoch)
         if in_force is not None:
             self._oversight.adopted(in_force, step, len(self._states), self._regimes.evidence)
 
@@ -258,6 +260,8 @@ class Brain:
         self._planned_at_step = self._step
         if self._offered is not None and self._is_overdue():
             self._offered, self._must_repeat = None, True
+            if self._is_looking:
+                self._withdrawal.looks_on()
         if self._takes_over:
             self._takes_over = False
             words = "another daemon took over: what earlier measurements do not prove is decided anew"
@@ -266,6 +270,7 @@ class Brain:
             self._offered_by = self._costs.revision
             withdraw_what_is_not_offered(self._policy, self._states, self._note)
         self._policy.steps_at_risk = self._withdrawal.steps
+        self._policy.first_steps_at_risk = self._withdrawal.first_steps
         self._policy.rates = self._keys.rates(self._step)
         self._policy.may_promote = not self._intake.is_suspicious
         evidence = self._regimes.evidence
@@ -296,14 +301,18 @@ class Brain:
             if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=has_trial):
                 return None
             # What ran on trial was adopted, or the other way round: the same settings, to last as long as they may.
-        epoch = self._next_epoch
-        self._next_epoch += 1
-        candidates, plan = self._plans.make(epoch, gathers_after_step, self._ahead.rows, has_trial=has_trial)
-        entry = PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
+        looks = self._policy.first_looks(evidence) if self._withdrawal.needs_looks and variant is None else []
+        entry = self._plan(self._next_epoch, gathers_after_step, looks)
+        if looks:
+            self._plans.ask(self._states, self._policy.end_first_looks(looks), self.knowledge.model_id)
+            after = self._plan(self._next_epoch + 1, gathers_after_step, looks)
+            entry = ending_by_itself(entry, after, [state.index for state in looks])
+            self._plans.add(after, self._active)
         self._plans.add(entry, self._active)
-        self._offered, self._offered_at_step = epoch, self._step
-        self._withdrawal.offered(epoch)
-        return plan
+        self._offered, self._offered_at_step = entry.plan.last_epoch, self._step
+        self._next_epoch = entry.plan.last_epoch + 1
+        self._withdrawal.offered(entry.plan.epoch)
+        return entry.plan
 
     def decisions(self) -> list[Decision]:
         """Decisions taken since the last call."""
@@ -331,9 +340,30 @@ class Brain:
         return self._steps_in_epoch >= self.settings.window_steps and self._step != self._planned_at_step
 
     def _is_overdue(self) -> bool:
-        """The plan that was offered should have been adopted long ago."""
+        """The plan that is waited for should have been adopted long ago."""
+        if self._is_looking:
+            return self._steps_in_epoch > LOOK_PATIENCE * self._withdrawal.first_steps
         patience_steps = max(OFFER_PATIENCE_STEPS, 2.0 * self._withdrawal.steps)
         return self._step - self._offered_at_step >= patience_steps
+
+    @property
+    def _is_looking(self) -> bool:
+        """A first look is in force."""
+        in_force = self._plans.get(self._active)
+        return in_force is not None and in_force.plan.first_look is not None
+
+    def _plan(self, epoch: int, gathers_after_step: bool, looks: list[KeyState]) -> PlanInForce:
+        """What is asked for now, as a plan with the rows of `looks` first."""
+        is_trial = self._explored(len(self._states), self._overlay)
+        variant = self._oversight.variant
+        candidates, plan = self._plans.make(
+            epoch,
+            gathers_after_step,
+            self._ahead.rows,
+            has_trial=variant is not None or bool(is_trial.any()),
+            first=[state.index for state in looks],
+        )
+        return PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
 
     def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
         is_trial = self._policy.explored(n_keys)

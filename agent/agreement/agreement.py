@@ -296,6 +296,7 @@ class Agreement:
     def _can_stage(self, plan: Plan) -> bool:
         """Rank 0 asks nobody for what it cannot do itself, nor for what the others could not read."""
         try:
+            self._plan_table.stage(plan.at_last())
             self._plan_table.stage(plan)
             decode_turn(encode_turn(Turn(0, 1, plan.epoch, 0, plan)))
         except Exception as error:

@@ -194,6 +194,8 @@ class Leader:
     is_frozen: bool = False
     """Ranks were seen out of step: the plan in force stays for good."""
     renewed_at: int = 0
+    adopted_at: int = 0
+    """The boundary from which the plan in force is in force."""
     highest: Plan = BASELINE_PLAN
     next_boundary: int = 0
     """The boundary of the next turn to write."""
@@ -241,6 +243,9 @@ class Leader:
             return None
         if self.offered is not None:
             return self.offered
+        later = self.plan.at(self.next_boundary - self.adopted_at)
+        if later is not self.plan:
+            return later
         n_boundaries = self.next_boundary - self.renewed_at
         if not self.is_daemon_alive and self.plan.epoch != 0 and n_boundaries >= self.plan.expires_after:
             return BASELINE_PLAN
@@ -259,7 +264,7 @@ class Leader:
         else:
             self.n_quiet_turns = 0
             self.plan = news
-            self.renewed_at = boundary
+            self.renewed_at = self.adopted_at = boundary
             if news.epoch > self.highest.epoch:
                 self.highest = news
             if self.offered is news:

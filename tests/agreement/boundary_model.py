@@ -28,7 +28,7 @@ from operator import attrgetter
 
 from agent.agreement.protocol import Follower, Leader, Pacing, Turn
 from store.errors import WireError
-from store.records import Plan
+from store.records import FirstLook, Plan
 
 FIRST = "first"
 EVERY_BOUNDARY = Pacing(base=1, limit=1)
@@ -46,6 +46,8 @@ class Bounds:
     n_restarts: int = 0
     pacing: Pacing = EVERY_BOUNDARY
     expires_after: int = 2
+    look_boundaries: int = 0
+    """Plans end by themselves after so many; 0: they do not."""
     skips_boundary: int | None = None
     """The last rank's program leaves one boundary out after this many: ranks out of step."""
     n_losses: int = 0
@@ -88,6 +90,8 @@ class State:
     """Epoch of call k, as the first rank to enqueue it saw it."""
     deadline: tuple[int, int] | None = None
     """An offer's epoch, and the turn at which rank 0 must adopt it or a later one."""
+    look: tuple[int, int] | None = None
+    """A first look's epoch, and the boundary at which rank 0 must end it."""
 
     def key(self) -> tuple[object, ...]:
         """Everything that the future depends on; ranks other than 0 are interchangeable."""
@@ -102,6 +106,7 @@ class State:
             self.n_daemon_events,
             tuple(sorted((k, e) for k, e in self.epochs.items() if k > slowest)),
             self.deadline,
+            self.look,
         )
 
 
@@ -232,11 +237,22 @@ class Model:
             if rank.follower.epoch < state.deadline[0]:
                 raise Violation(f"epoch {state.deadline[0]} not adopted by turn {state.deadline[1]}")
             state.deadline = None
+        if index == 0 and self.bounds.look_boundaries:
+            self.watch_first_look(state, crossing.boundary)
         rank.n_calls_at_turn = crossing.n_calls
         rank.must_report = not crossing.is_lockstep
         rank.must_confirm = crossing.is_lockstep and crossing.is_checked and not rank.has_confirmed
         next_step = "receive" if index else "publish"
         rank.background = "report" if rank.must_report or rank.must_confirm else next_step
+
+    def watch_first_look(self, state: State, boundary: int) -> None:
+        epoch = state.ranks[0].follower.epoch
+        if epoch % 2 == 0:  # what a first look gives way to, or the baseline
+            state.look = None
+        elif state.look is None or state.look[0] != epoch:
+            state.look = epoch, boundary + self.bounds.look_boundaries
+        elif boundary >= state.look[1]:
+            raise Violation(f"the first look of epoch {epoch} goes on at boundary {boundary}")
 
     def give_up(self, state: State, index: int) -> None:
         rank = state.ranks[index]
@@ -360,7 +376,10 @@ class Model:
     def offer(self, state: State) -> None:
         state.n_daemon_events += 1
         state.n_offers += 1
-        plan = Plan(epoch=state.n_offers, expires_after=self.bounds.expires_after)
+        n_boundaries = self.bounds.look_boundaries
+        look = FirstLook(n_boundaries, 0, expires_after=self.bounds.expires_after) if n_boundaries else None
+        epoch = 2 * state.n_offers - 1 if look else state.n_offers
+        plan = Plan(epoch, expires_after=self.bounds.expires_after, first_look=look)
         if not state.leader.offer(plan):
             raise Violation(f"a rising epoch {plan.epoch} was refused")
         if state.leader.is_confirmed and self.bounds.skips_boundary is None:
@@ -386,7 +405,7 @@ class Model:
         state.ranks[0].background = "found"
         state.leader = self.leader_type(self.bounds.pacing)
         state.epochs = {}
-        state.deadline = None
+        state.deadline = state.look = None
         state.n_offers = 0
 
 

@@ -16,7 +16,7 @@ from agent.agreement.exchange import Closed, Exchange
 from agent.agreement.protocol import Turn, decode_turn, encode_turn
 from agent.plan_table import PlanTable
 from store.errors import RankDisagreement, WireError
-from store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan, PlanRow
+from store.records import BASELINE, Collective, CommunicatorClass, FirstLook, Phase, Plan, PlanRow
 
 EVERY = Pacing(base=1, limit=1)
 
@@ -84,6 +84,38 @@ def test_an_offer_is_adopted_within_two_boundaries(job: Any) -> None:
         ranks.ranks[0].offer(Plan(epoch))
         ranks.step()
         assert ranks.step() == [epoch] * 3
+
+
+def test_a_first_look_ends_on_all_ranks_without_the_daemon(job: Any) -> None:
+    ranks = job(3)
+    ranks.until_agreeing()
+    ranks.ranks[0].offer(Plan(1, first_look=FirstLook(2, 0)))
+    ranks.ranks[0].withdraw()
+    assert [ranks.step() for _ in range(3)][-1] == [0] * 3, "a daemon that is gone offers nothing"
+    ranks.ranks[0].offer(Plan(1, first_look=FirstLook(2, 0)))
+    seen = [ranks.step() for _ in range(8)]
+    assert all(len(set(epochs)) == 1 for epochs in seen)
+    epochs = [epochs[0] for epochs in seen]
+    assert epochs.count(1) == 2
+    assert epochs[-1] == 2
+
+
+def test_a_newer_plan_overtakes_a_first_look(job: Any) -> None:
+    ranks = job(2)
+    ranks.until_agreeing()
+    ranks.ranks[0].offer(Plan(1, first_look=FirstLook(5, 0)))
+    while ranks.step() != [1, 1]:
+        pass
+    ranks.ranks[0].offer(Plan(3))
+    assert [ranks.step() for _ in range(8)][-1] == [3, 3]
+
+
+def test_what_could_not_end_does_not_begin(job: Any) -> None:
+    ranks = job(2, refuses={0: frozenset({2})})
+    ranks.until_agreeing()
+    ranks.ranks[0].offer(Plan(1, first_look=FirstLook(2, 0)))
+    assert [ranks.step() for _ in range(6)][-1] == [0, 0]
+    assert ranks.ranks[0].n_refused_plans == 1
 
 
 def test_only_rank_0_offers(job: Any) -> None:

@@ -25,6 +25,8 @@ QUICK = {
     "3 ranks, muster": Bounds(n_ranks=3, n_boundaries=4, n_daemon_events=1, reduced=True),
     "4 ranks": Bounds(n_ranks=4, n_boundaries=6, n_daemon_events=3, muster=False, reduced=True),
     "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=1, n_losses=1, muster=False, reduced=True),
+    "2 ranks, first looks": replace(SMALL, n_boundaries=6, look_boundaries=2, reduced=True),
+    "3 ranks, first looks": replace(SMALL, n_ranks=3, n_boundaries=5, look_boundaries=1, reduced=True),
 }
 LONG = {
     "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2),
@@ -41,6 +43,10 @@ LONG = {
     "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=1, n_losses=2, muster=False, reduced=True),
     "4 ranks, growing interval": replace(FOUR, n_boundaries=12, n_daemon_events=4, pacing=GROWING),
     "4 ranks, out of step": replace(FOUR, n_boundaries=6, n_daemon_events=3, skips_boundary=1),
+    "4 ranks, first looks": replace(FOUR, n_boundaries=8, n_daemon_events=4, look_boundaries=2, expires_after=3),
+    "2 ranks, first looks, growing interval": replace(
+        SMALL, n_boundaries=8, n_daemon_events=2, pacing=GROWING, look_boundaries=2, expires_after=4
+    ),
 }
 
 
@@ -86,6 +92,19 @@ def test_every_interleaving_agrees_while_daemons_come_die_and_return() -> None:
 
     explore(Watching(replace(SMALL, reduced=True)))
     assert {1, 12, 10} <= seen  # baseline to 1, 1 to 2, 1 back to baseline
+
+
+def test_first_looks_end_by_themselves_and_give_way_to_newer_plans() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    class Watching(Model):
+        def cross(self, state: State, index: int) -> None:
+            before = state.ranks[index].follower.epoch
+            super().cross(state, index)
+            seen.add((before, state.ranks[index].follower.epoch))
+
+    explore(Watching(QUICK["2 ranks, first looks"]))
+    assert {(0, 1), (1, 2), (1, 3), (2, 3), (2, 0)} <= seen  # begun, ended, overtaken, begun again, expired
 
 
 class FlipsOnReceipt(Follower):
@@ -201,6 +220,13 @@ class NeverOffers(Leader):
         return None
 
 
+class LooksOn(Leader):
+    """Waits for the daemon to end a first look."""
+
+    def news(self) -> Plan | None:
+        return None if self.offered is None and self.plan.first_look is not None else super().news()
+
+
 class AdoptsLate(Leader):
     """News is written one turn later than it could be."""
 
@@ -237,6 +263,7 @@ MUTANTS = {
     "leaves its peers": (LeavesItsPeers, QUICK["2 ranks, lost"], "under epochs"),
     "adopts late": (_with(leader=AdoptsLate), SMALL, "not adopted"),
     "musters early": (MustersEarly, MUSTER, "under epochs|arrived"),
+    "looks on": (_with(leader=LooksOn), replace(QUICK["2 ranks, first looks"], reduced=False), "goes on"),
     "never adopts": (_with(leader=NeverOffers), SMALL, "not adopted"),
     "thaws": (_with(leader=Unfrozen), QUICK["out of step"], "out of step"),
 }

@@ -70,6 +70,7 @@ class World:
         self.rng = np.random.default_rng(self.seed)
         self.step = 0
         self.plan = Plan(0)
+        self.adopted_at = 0
         self.n_calls = 0
         self._truth: dict[tuple[Call, Candidate], tuple[float, Candidate]] = {}
 
@@ -111,6 +112,13 @@ class World:
 
     def best(self, call: Call, candidates: tuple[Candidate, ...]) -> float:
         return min(self.truth(call, candidate)[0] for candidate in candidates)
+
+    def follow(self, plan: Plan | None, brain: Brain) -> None:
+        """All ranks run `plan` from the next step on; without a new one, a first look ends by itself."""
+        later = plan or self.plan.at(self.step - self.adopted_at)
+        if later is not self.plan:
+            self.plan, self.adopted_at = later, self.step
+            brain.adopted(later.epoch, self.step)
 
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
         block = np.zeros(len(self.calls), MEASUREMENT)
@@ -214,9 +222,10 @@ def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1) ->
         if plan is not None:
             plans.append(plan)
             on_its_way.append((world.step + latency_steps - 1, plan))
+        due = None
         while on_its_way and on_its_way[0][0] <= world.step:
-            world.plan = on_its_way.pop(0)[1]
-            brain.adopted(world.plan.epoch, world.step)
+            due = on_its_way.pop(0)[1]
+        world.follow(due, brain)
     return plans
 
 

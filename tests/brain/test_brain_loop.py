@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play
 
@@ -125,14 +127,17 @@ def test_a_plan_that_nobody_adopts_is_offered_again() -> None:
     plans = play(world, brain, 40)
     assert any(plan.rows for plan in plans)
     in_force = world.plan
-    ignored = []
-    while world.step < 440:
+    ignored, at_step = [], []
+    while world.step < 600:
         block, record = world.run_step()
         brain.observe(block)
         brain.step_finished(record)
         plan = brain.propose()
         if plan is not None and plan.epoch > in_force.epoch:
             ignored.append(plan)
-    assert len(ignored) >= 400 // OFFER_PATIENCE_STEPS
+            at_step.append(world.step)
+    assert len(ignored) >= 5
+    assert at_step[-1] >= 600 - OFFER_PATIENCE_STEPS
+    assert all(later - before <= OFFER_PATIENCE_STEPS for before, later in itertools.pairwise(at_step))
     epochs = [plan.epoch for plan in ignored]
     assert epochs == sorted(set(epochs))

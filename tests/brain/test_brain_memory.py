@@ -71,10 +71,7 @@ def _run(
             if brain is not None:
                 brain.observe(block)
                 brain.step_finished(record)
-                plan = brain.propose()
-                if plan is not None:
-                    world.plan = plan
-                    brain.adopted(plan.epoch, world.step)
+                world.follow(brain.propose(), brain)
     return world, durations
 
 

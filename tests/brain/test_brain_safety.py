@@ -259,9 +259,7 @@ def test_exploration_that_nobody_waits_for_is_charged_by_what_is_waited_for() ->
             brain.observe(block)
             exposed_us = share * float(block["duration_us"].sum())
             brain.step_finished(StepRecord(record.step, record.epoch, record.duration_us, exposed_us, 0.3))
-            if (plan := brain.propose()) is not None:
-                world.plan = plan
-                brain.adopted(plan.epoch, world.step)
+            world.follow(brain.propose(), brain)
         spent[share] = brain.budget.spent_us / extra_us
     assert 0.0 < spent[0.2] < 0.7 * spent[1.0]
 

@@ -36,9 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             plan = brain.propose()
             store.record_measurements(world.fabric.fabric_id, "job", block)
             store.record_decisions(brain.decisions())
-            if plan is not None:
-                world.plan = plan
-                brain.adopted(plan.epoch, world.step)
+            world.follow(plan, brain)
         store.flush()
     return found
 

@@ -19,6 +19,7 @@ from store.records import (
     Candidate,
     Collective,
     CommunicatorClass,
+    FirstLook,
     Phase,
     Plan,
     PlanRow,
@@ -46,7 +47,9 @@ rows = st.builds(
     names,
     names,
 )
-plans = st.builds(Plan, u32, st.lists(rows, max_size=3).map(tuple), u32, st.booleans())
+some_rows = st.lists(rows, max_size=3).map(tuple)
+first_looks = st.builds(FirstLook, st.integers(1, 2**32 - 1), u32, some_rows, u32)
+plans = st.builds(Plan, u32, some_rows, u32, st.booleans(), st.none() | first_looks)
 agent_messages = st.one_of(
     st.builds(wire.Hello, names, u32, u32, u32, names, u32, names, facts, u32, u32, u32),
     st.builds(wire.Steps, names, u32, st.lists(steps, max_size=3).map(tuple)),
@@ -184,3 +187,12 @@ def test_a_message_of_the_other_direction_is_refused():
         wire.decode_agent(wire.encode(wire.Welcome(1, "v")))
     with pytest.raises(WireError):
         wire.decode_daemon(wire.encode(wire.StatusRequest()))
+
+
+@pytest.mark.parametrize(("n_boundaries", "n_rows"), [(0, 1), (2, -1)])
+def test_a_first_look_that_makes_no_sense_is_refused(n_boundaries: int, n_rows: int) -> None:
+    frames = wire.encode(wire.PlanOffer("job", Plan(1, first_look=FirstLook(1, 0))))
+    broken = msgspec.msgpack.decode(frames[1])
+    broken["plan"]["first_look"] |= {"n_boundaries": n_boundaries, "n_rows": n_rows}
+    with pytest.raises(WireError):
+        wire.decode_daemon([frames[0], msgspec.msgpack.encode(broken), *frames[2:]])

@@ -80,6 +80,8 @@ class Policy:
         """Share of communication time that computation waits for."""
         self.steps_at_risk = settings.steps_per_window
         """Steps that a setting runs before it can be withdrawn."""
+        self.first_steps_at_risk = settings.steps_per_window
+        """Steps that a setting runs before anything is known of it."""
         self.rates: Floats = np.zeros(0)
         """Calls per step of each key."""
         self.may_promote = True
@@ -159,6 +161,23 @@ class Policy:
             return state.trial
         return state.usual if self._turns.is_leads(state.index) else state.incumbent
 
+    def first_looks(self, evidence: Evidence) -> list[KeyState]:
+        """Keys at which this window tries what nobody has proved and this job has not measured."""
+        return [
+            state
+            for state in self.trials.values()
+            if state.trial is not None
+            and not state.is_trusted
+            and self._turns.is_trials(state.index)
+            and not self._is_measured(state, state.trial, evidence)
+        ]
+
+    def end_first_looks(self, states: list[KeyState]) -> dict[int, Candidate]:
+        """These trials give way before the next window; what runs then, by key index."""
+        for state in states:
+            self._turns.end_turn(state.index)
+        return {state.index: self.runs(state) for state in states}
+
     def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys this window tries something that nothing has spoken for yet."""
         return self._turns.explored()[:n_keys]
@@ -230,6 +249,11 @@ class Policy:
         self._report(Event(state, state.incumbent, "rollback" if ban else "keep", f"{candidate}: {reason}"))
 
     # ---- inside ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _is_measured(state: KeyState, candidate: Candidate, evidence: Evidence) -> bool:
+        slot = evidence.find(state.index, candidate)
+        return slot is not None and bool(evidence.n_calls[slot])
 
     @staticmethod
     def _number(state: KeyState, candidate: Candidate) -> None:
@@ -343,7 +367,7 @@ class Policy:
             opinion,
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
-            Stakes(float(self.rates[state.index]), self.charged_share, self.steps_at_risk, pays_within_steps),
+            Stakes(float(self.rates[state.index]), self.charged_share, self.first_steps_at_risk, pays_within_steps),
             Room(risk_left_us, room_us, self.budget.earned_in_us(CREDIT_STEPS)),
             self.settings,
             lambda candidate: self._may_try(state, candidate),

@@ -6,15 +6,17 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from store.records import BASELINE, Candidate, Plan, PlanRow, size_class_range
+from store.records import BASELINE, Candidate, FirstLook, Plan, PlanRow, size_class_range
 from tuner.features import Ints
 from tuner.policy.ahead import covering
 from tuner.policy.evidence import Evidence
 from tuner.policy.step_trial import Variant
 from tuner.policy.trial import KeyState
+from tuner.policy.withdrawal import FIRST_LOOK_STEPS
 
 KEPT_EPOCHS: Final = 64
 PLAN_EXPIRES_AFTER: Final = 1000
@@ -107,11 +109,30 @@ class PlanBook:
         return differs
 
     def make(
-        self, epoch: int, gathers_after_step: bool, ahead: tuple[PlanRow, ...] = (), *, has_trial: bool = False
+        self,
+        epoch: int,
+        gathers_after_step: bool,
+        ahead: tuple[PlanRow, ...] = (),
+        *,
+        has_trial: bool = False,
+        first: Sequence[int] = (),
     ) -> tuple[list[Candidate], Plan]:
-        """The settings asked for as a plan, with rows for keys that are not known yet."""
-        rows = (*(row for row in self._rows if row is not None), *ahead)
+        """The settings asked for as a plan, with rows for keys that are not known yet; those of keys `first` lead."""
+        others = self._rows.copy()
+        for index in first:
+            others[index] = None
+        rows = (*self._rows_of(first), *(row for row in others if row is not None), *ahead)
         return self._asked.copy(), Plan(epoch, rows, lasts_for(has_trial=has_trial), gathers_after_step)
+
+    def _rows_of(self, keys: Sequence[int]) -> list[PlanRow]:
+        return [row for index in keys if (row := self._rows[index]) is not None]
+
+
+def ending_by_itself(entry: PlanInForce, after: PlanInForce, keys: Sequence[int]) -> PlanInForce:
+    """`entry` as a first look at what it runs at `keys`, whose rows lead both plans, giving way to `after`."""
+    n_rows, n_after = (sum(not plan.candidates[at].is_baseline for at in keys) for plan in (entry, after))
+    look = FirstLook(FIRST_LOOK_STEPS, n_rows, after.plan.rows[:n_after], after.plan.expires_after)
+    return entry._replace(plan=msgspec.structs.replace(entry.plan, first_look=look))
 
 
 def lasts_for(*, has_trial: bool) -> int:

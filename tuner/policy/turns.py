@@ -78,6 +78,11 @@ class Turns:
         self._share[index] = self._due[index] = 0.0
         self._changed.add(index)
 
+    def end_turn(self, index: int) -> None:
+        """The trial's turn is over before the window is: what usually runs goes on."""
+        self._runs_trial[index] = False
+        self._runs_lead[index] = self._has_lead[index]
+
     def begin_lead(self, index: int) -> None:
         """A lead from now on."""
         self._has_lead[index] = True

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 FORGOTTEN: Final = 0.5
 """A delay shorter than the last ones counts this much at each look: a longer one counts at once."""
+FIRST_LOOK_STEPS: Final = 2
+"""What was never measured runs so long, and then gives way by itself until its measurements are here."""
 UNSEEN_RESPONSE: Final = 2.0
 """How many reports' steps a plan is believed to be on its way before any plan was seen adopted."""
 
@@ -30,6 +33,20 @@ class Withdrawal:
         self._response_steps: float | None = None
         """From the last known step when a plan is offered to the step at which it is in force."""
         self._offered: dict[int, int] = {}
+        self._look: tuple[int, int] | None = None
+        """The epoch under which a first look will end, and the step at which it began."""
+        self._look_steps = float(FIRST_LOOK_STEPS)
+
+    @property
+    def needs_looks(self) -> bool:
+        """A first look ends by itself before a setting could be withdrawn, or nobody knows how long that takes."""
+        is_slow = self._response_steps is None or self.steps > self._least_steps
+        return is_slow and not math.isinf(self._look_steps)
+
+    @property
+    def first_steps(self) -> float:
+        """How many steps a setting runs before anything is known of it."""
+        return self._look_steps if self.needs_looks else self.steps
 
     @property
     def steps(self) -> float:
@@ -52,13 +69,20 @@ class Withdrawal:
             self._report_steps = _remembered(self._report_steps, self._n_fresh)
             self._n_fresh = 0
 
+    def looks_on(self) -> None:
+        """A first look did not end by itself: none is relied on any more."""
+        self._look, self._look_steps = None, math.inf
+
     def offered(self, epoch: int) -> None:
         """A plan is on its way to the ranks."""
         if self._known_step is not None:
             self._offered[epoch] = self._known_step
 
-    def adopted(self, epoch: int, step: int) -> None:
-        """All ranks run under `epoch` from `step` on."""
+    def adopted(self, epoch: int, step: int, *, looks: bool = False) -> None:
+        """All ranks run under `epoch` from `step` on; `looks`: a first look begins."""
+        if self._look is not None and self._look[0] == epoch:
+            self._look_steps = _remembered(self._look_steps, max(FIRST_LOOK_STEPS, step - self._look[1]))
+        self._look = (epoch + 1, step) if looks else None
         known = self._offered.get(epoch)
         if known is not None:
             self._response_steps = _remembered(self._response_steps or 0.0, max(0, step - known))

@@ -22,6 +22,7 @@ from store.records import (
     Collective,
     CommunicatorClass,
     DecisionKey,
+    Plan,
     StepRecord,
     TimingSource,
     size_class,
@@ -154,7 +155,7 @@ def play_tuner(
     rng = np.random.default_rng(0)
     ran: dict[Shape, dict[Candidate, float]] = {shape: {} for shape in shapes}
     asked: dict[DecisionKey, Candidate] = {}
-    epoch, n_played = 0, min(max(n_steps, 1), MAX_PLAYED_STEPS)
+    in_force, adopted_at, n_played = Plan(0), 0, min(max(n_steps, 1), MAX_PLAYED_STEPS)
     for step in range(n_played):
         rows = []
         for shape in shapes:
@@ -167,19 +168,19 @@ def play_tuner(
             last_share = 1 if step + 1 < n_played else 1 + n_steps - n_played
             counted[candidate] = counted.get(candidate, 0.0) + last_share
             for noise in rng.standard_normal(per_step[shape]).tolist():
-                rows.append(_row(shape, candidate, found.cost_us * math.exp(CALL_SPREAD * noise), epoch, step))
+                rows.append(_row(shape, candidate, found.cost_us * math.exp(CALL_SPREAD * noise), in_force.epoch, step))
         block = np.array(rows, MEASUREMENT)
         brain.observe(block)
         communication_us = float(block["duration_us"].sum())
-        brain.step_finished(StepRecord(step, epoch, step_us or STEP_OVER_COMMUNICATION * communication_us))
-        plan = brain.propose()
-        if plan is not None:
-            epoch = plan.epoch
+        brain.step_finished(StepRecord(step, in_force.epoch, step_us or STEP_OVER_COMMUNICATION * communication_us))
+        plan = brain.propose() or in_force.at(step + 1 - adopted_at)
+        if plan is not in_force:
+            in_force, adopted_at = plan, step + 1
             asked = {
                 DecisionKey(row.communicator, row.collective, row.phase, size_class(row.min_bytes)): row.candidate
                 for row in plan.rows
             }
-            brain.adopted(epoch, step + 1)
+            brain.adopted(plan.epoch, step + 1)
     return {shape: _mixture(counted) for shape, counted in ran.items()}
 
 

@@ -1,0 +1,135 @@
+"""Where reports and plans are long on their way, what was never measured gives way by itself after two steps."""
+
+from __future__ import annotations
+
+import pytest
+from brain_world import Call, World, gain_share, make_brain, play
+
+from agent.nccl import fabric
+from store.records import BASELINE, Candidate, Collective, Phase, Plan
+from tuner.brain import Brain
+from tuner.policy.withdrawal import FIRST_LOOK_STEPS, Withdrawal
+
+LATENCY_STEPS = 8
+
+
+def _ddp(seed: int = 9) -> World:
+    """Thirty buckets of one size are nearly all of the step."""
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(Collective.all_reduce, Phase.other, 700_000)] * 30
+    return World("ethernet_boxes", place, calls, noise=0.05, compute_us=4_000.0, seed=seed)
+
+
+def _zero3(seed: int = 1) -> World:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [
+        Call(collective, phase, nbytes)
+        for nbytes in (1 << 14, 1 << 17, 1 << 20)
+        for collective, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.all_gather, Phase.backward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+    ]
+    return World("ethernet_boxes", place, calls, compute_us=30_000.0, seed=seed)
+
+
+def _step(world: World, brain: Brain) -> Plan | None:
+    """One step as `play` has it, plans that many steps on their way."""
+    block, record = world.run_step()
+    brain.observe(block)
+    brain.step_finished(record)
+    plan = brain.propose()
+    if plan is not None:
+        world.on_its_way.append((world.step + LATENCY_STEPS, plan))
+    is_due = bool(world.on_its_way) and world.on_its_way[0][0] <= world.step
+    world.follow(world.on_its_way.pop(0)[1] if is_due else None, brain)
+    return plan
+
+
+@pytest.mark.parametrize("seed", [9, 10])
+def test_a_key_that_fills_steps_is_tuned_although_plans_are_long_on_their_way(seed: int) -> None:
+    world = _ddp(seed)
+    brain = make_brain(world)
+    for _ in range(300):
+        _step(world, brain)
+    ((own_us, best_us, chosen_us),) = gain_share(world, brain).values()
+    assert best_us < 0.7 * own_us
+    assert chosen_us <= 1.02 * best_us
+    assert brain.spent_percent <= 1.0
+
+
+def test_what_a_first_look_gives_way_to_is_what_the_brain_believes() -> None:
+    world = _zero3()
+    brain = make_brain(world)
+    n_looks = 0
+    for _ in range(400):
+        plan = _step(world, brain)
+        if plan is None or plan.first_look is None:
+            continue
+        n_looks += 1
+        after = brain._plans.get(plan.last_epoch)
+        assert after is not None
+        assert plan.at_last() == after.plan
+        looked_at = {(row.collective, row.phase, row.min_bytes) for row in plan.rows[: plan.first_look.n_rows]}
+        ran = {
+            (state.key.collective, state.key.phase)
+            for state in brain._states
+            if state.trial is not None and after.candidates[state.index] == state.usual
+        }
+        assert looked_at
+        assert {(collective, phase) for collective, phase, _ in looked_at} <= ran
+    assert n_looks >= 5
+    found = gain_share(world, brain)
+    attainable = sum(own - best for own, best, _ in found.values())
+    assert sum(own - chosen for own, _, chosen in found.values()) >= 0.9 * attainable
+
+
+def test_settings_that_were_never_measured_run_two_steps_only() -> None:
+    world = _zero3()
+    brain = make_brain(world)
+    measured: set[tuple[Call, Candidate]] = {(call, BASELINE) for call in world.calls}
+    looking_since: int | None = None
+    n_looks = 0
+    for _ in range(200):
+        _step(world, brain)
+        if brain._oversight.variant is not None:
+            break
+        running = {(call, world.chosen(call)) for call in world.calls}
+        if world.plan.first_look is None:
+            looking_since = None
+            assert running <= measured
+        elif looking_since is None:
+            looking_since = world.step
+            n_looks += 1
+            measured |= running
+        else:
+            assert world.step - looking_since < FIRST_LOOK_STEPS
+    assert n_looks >= 5
+
+
+def test_where_nothing_is_long_on_its_way_only_the_very_first_plan_ends_by_itself() -> None:
+    """Before it nobody knows how long plans are on their way."""
+    world = _zero3()
+    brain = make_brain(world)
+    plans = play(world, brain, 100)
+    assert plans[0].first_look is not None
+    assert len(plans) > 5
+    assert all(plan.first_look is None for plan in plans[1:])
+
+
+def test_how_long_first_looks_last_is_what_was_seen() -> None:
+    """Turns of large jobs lie several boundaries apart."""
+    delay = Withdrawal(3.0)
+    for step in range(20):
+        delay.observed(step, step)
+        delay.looked()
+    delay.offered(1)
+    delay.adopted(1, 40, looks=True)
+    assert delay.needs_looks
+    assert delay.first_steps == FIRST_LOOK_STEPS
+    delay.adopted(2, 48)
+    assert delay.first_steps == 8
+    delay.looks_on()
+    assert not delay.needs_looks
+    assert delay.first_steps == delay.steps
