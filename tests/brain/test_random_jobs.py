@@ -65,7 +65,8 @@ class Job:
             budget_fraction=self.random.choice([0.01, 0.01, 0.05, 0.0]), explore=self.random.random() > 0.1
         )
         self.slowdown, self.pressure, self.step = 1.0, 0.3, 0
-        self.plan, self.on_its_way = Plan(0), list[tuple[int, Plan]]()
+        self.plan, self.adopted_at, self.on_its_way = Plan(0), 0, list[tuple[int, Plan]]()
+        self.ends_looks = self.random.random() > 0.1
         self.start_daemon()
         self.change_calls()
 
@@ -166,8 +167,13 @@ class Job:
                     self.check(plan)
                     self.on_its_way.append((self.step + self.latency_steps - 1, plan))
             while self.on_its_way and self.on_its_way[0][0] <= self.step:
-                self.plan = self.on_its_way.pop(0)[1]
-                self.brain.adopted(self.plan.epoch, self.step)
+                self.follow(self.on_its_way.pop(0)[1])
+            if self.ends_looks and (later := self.plan.at(self.step - self.adopted_at)) is not self.plan:
+                self.follow(later)
+
+    def follow(self, plan: Plan) -> None:
+        self.plan, self.adopted_at = plan, self.step
+        self.brain.adopted(plan.epoch, self.step)
 
     def report(self, block: np.ndarray, records: list[StepRecord]) -> None:
         """Steps may become known before their calls."""
@@ -195,6 +201,11 @@ class Job:
                 assert asked.n_channels <= state.max_channels
             if brain.memory.is_short and (state is None or asked != state.incumbent):
                 assert brain.memory.has_room_for(asked, row.communicator)
+        if plan.first_look is not None:
+            after = brain._plans.get(plan.last_epoch)
+            assert after is not None
+            assert plan.at_last() == after.plan
+            self.check(plan.at_last())
 
 
 @pytest.mark.parametrize("seed", range(16))
