@@ -147,7 +147,8 @@ class Ahead:
                     for option in opinion.options
                 ]
                 best = int(np.argmin(np.where(allowed, opinion.mean, np.inf)))
-                edge = opinion.mean[0] - opinion.mean[best] - 0.5 * opinion.spread[best]
+                is_known = bool(np.isfinite(opinion.mean[best]))
+                edge = opinion.mean[0] - opinion.mean[best] - 0.5 * opinion.spread[best] if is_known else 0.0
                 setting = opinion.options[best] if edge > self._min_gain else BASELINE
                 rows.append(_row(communicator, collective, phase, span, setting, FREE))
         return tuple(rows)

@@ -27,6 +27,8 @@ from tuner.policy.words import Z_90, comparison
 
 MOST_LOST: Final = 0.1
 """What may slow a step down by more (log), at the 90 % bound of what is known, is not tried."""
+MOST_SHARE: Final = 10.0
+"""Where calls of a group take more of a step, what was recorded of them or of the step was no measurement."""
 REFRESH_STEPS: Final = 20
 """How often it is worked out anew what plans save as calls say."""
 
@@ -92,7 +94,9 @@ class Variants:
             slots = self._plans.slots(step.epoch, len(states), evidence)
             of_plan = self._of_plan[step.epoch] = self._savings.of_plan(slots, evidence)
         without_us = duration_us + self._policy.exposed_share * of_plan.saved_us
-        self._gains.step(math.log(without_us), {name: us / without_us for name, us in of_plan.runs_us.items()})
+        shares = {name: us / without_us for name, us in of_plan.runs_us.items()}
+        if without_us < math.inf and all(share <= MOST_SHARE for share in shares.values()):
+            self._gains.step(math.log(without_us), shares)
 
     def consider(
         self, states: list[KeyState], evidence: Evidence, step: int, step_us: float, *, may_begin: bool
