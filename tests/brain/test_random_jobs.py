@@ -1,7 +1,8 @@
 """Jobs in which everything happens: no error, no setting that may not run, no budget overspent.
 
 Several communicators, keys that come and go, absurd times, undescribed hardware, memory that gets short and free again,
-other networks, cost tables that come late, records that come after their steps, daemons that start anew.
+other networks, cost tables that come late, records that come after their steps, what other jobs measured, daemons that
+start anew.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,14 +23,17 @@ from store.records import (
     Candidate,
     Collective,
     CommunicatorClass,
+    DecisionKey,
     Phase,
     Plan,
     Protocol,
     StepRecord,
+    size_class,
     size_class_range,
 )
 from store.wire import COST_FIELDS
 from tuner.brain import Brain, BrainSettings
+from tuner.features import cell_of
 from tuner.knowledge import Knowledge
 
 PHASES = {
@@ -39,7 +44,19 @@ PHASES = {
 }
 SIZES = (1, 8, 1 << 10, 1 << 17, 1 << 20, (1 << 24) + 13, 1 << 28, 1 << 33)
 ABSURD_US = (5e-324, 1e-9, 0.0, -5.0, 1e7, 1e12, math.inf, math.nan)
+CELLS = [(algorithm, protocol) for algorithm in Algorithm for protocol in Protocol]
 Call = tuple[CommunicatorClass, Collective, Phase, int]
+
+
+class Line(NamedTuple):
+    """What an earlier job left of one setting."""
+
+    key: DecisionKey
+    candidate: Candidate
+    is_default: bool
+    median_us: float
+    count: int
+    std_us: float
 
 
 class Job:
@@ -67,11 +84,22 @@ class Job:
         self.slowdown, self.pressure, self.step = 1.0, 0.3, 0
         self.plan, self.adopted_at, self.on_its_way = Plan(0), 0, list[tuple[int, Plan]]()
         self.ends_looks = self.random.random() > 0.1
-        self.start_daemon()
         self.change_calls()
+        self.start_daemon()
+
+    def knowledge(self) -> Knowledge:
+        """What other jobs measured, at keys of this one: also what NCCL does not offer here."""
+        lines = []
+        for place, collective, phase, message_bytes in self.calls if self.random.random() < 0.5 else ():
+            key = DecisionKey(place, collective, phase, size_class(message_bytes))
+            settings = [Candidate(self.random.choice(CELLS)[0], self.random.choice(CELLS)[1], n) for n in (1, 8, 16)]
+            for candidate in (BASELINE, *settings):
+                median_us, count = self.random.choice([10.0, 11.0, 30.0, 1e4]), self.random.choice([1, 5, 500])
+                lines.append(Line(key, candidate, candidate.is_baseline, median_us, count, 0.1 * median_us))
+        return Knowledge(lines, by_job=[lines])
 
     def start_daemon(self) -> None:
-        self.brain = Brain("job", "fabric", self.facts, Knowledge.empty(), self.settings, lambda: 0.0)
+        self.brain = Brain("job", "fabric", self.facts, self.knowledge(), self.settings, lambda: 0.0)
         self.on_its_way.clear()
         if self.plan.epoch:
             self.brain.adopted(self.plan.epoch, self.step)
@@ -110,6 +138,8 @@ class Job:
             self.expire()
         elif kind < 0.11:
             self.report_costs()
+        elif kind < 0.12:
+            self.brain.knowledge = self.knowledge()
 
     def chosen(self, call: Call) -> Candidate:
         for row in self.plan.rows:
@@ -194,7 +224,7 @@ class Job:
         }
         for row in plan.rows:
             place, asked = (row.communicator, row.collective), row.candidate
-            assert asked in brain._costs.candidates(*place)
+            assert cell_of(asked) in {cell_of(one) for one in brain._costs.candidates(*place)}
             state = states.get((*place, row.phase, (row.min_bytes, row.max_bytes)))
             if state is not None:
                 assert asked not in state.banned
