@@ -41,7 +41,7 @@ from tuner.stage import StageFingerprint
 from tuner.stage.encoders import Encoder
 
 OFFER_PATIENCE_STEPS: Final = 50
-LEAST_CALL_US: Final = 0.01
+LEAST_US: Final = 0.01
 MOST_CALL_US: Final = 1e10
 """What took less, or more (three hours), was not measured: a clock stood still or jumped."""
 LOOK_PATIENCE: Final = 4
@@ -170,7 +170,7 @@ class Brain:
         """Take in measurements joined over the ranks (MEASUREMENT_FIELDS), in the order they happened."""
         duration_us = block["duration_us"]
         usable = (block["outcome"] == Outcome.ok) & (block["message_bytes"] > 0)
-        usable &= (duration_us > LEAST_CALL_US) & (duration_us < MOST_CALL_US)
+        usable &= (duration_us > LEAST_US) & (duration_us < MOST_CALL_US)
         if not usable.all():
             block = block[usable]
         if not len(block):
@@ -208,7 +208,7 @@ class Brain:
     def step_finished(self, step: StepRecord) -> None:
         """Rank 0 has finished a training step."""
         self._step = max(self._step, step.step)
-        is_timed = math.isfinite(step.duration_us) and step.duration_us > 0
+        is_timed = LEAST_US < step.duration_us < math.inf
         if is_timed:
             self.budget.earn(step.duration_us)
         if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
