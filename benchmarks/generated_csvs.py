@@ -1,13 +1,13 @@
 """Sweeps in NVIDIA's tuner CSV of machines that nobody described, to be judged like anybody's own.
 
-    python benchmarks/generated_csvs.py FOLDER [--machines N] [--seed S] [--noise 0.03] [--nodes N ...]
+    python benchmarks/generated_csvs.py FOLDER [--machines N] [--seed S] [--noise 0.03] [--nodes N ...] [--keys N ...]
     python benchmarks/policy_regret.py --data FOLDER --only machine
 
 A machine has 1, 4, 16 or 64 nodes of eight ranks, or is measured on each of `--nodes`. By algorithm and protocol it has
 a random latency that grows with the ranks and a random bandwidth, the same on any number of nodes, that saturates, or
 falls again, over channels. NCCL's own choice is the ring, with a
 protocol by size. On little traffic fewer channels run than are asked for (`cost_model.channels_used`). One call per
-row.
+row. With `--keys` only so many sizes of the collectives are measured, drawn at random.
 """
 
 from __future__ import annotations
@@ -80,15 +80,21 @@ def nccls_choice(nbytes: int) -> tuple[Algorithm, Protocol]:
     return Algorithm.ring, Protocol.ll128 if nbytes < 4 << 20 else Protocol.simple
 
 
-def write(path: Path, seed: int, noise: float, node_counts: Sequence[int]) -> None:
-    """One machine's sweep."""
+def write(path: Path, seed: int, noise: float, node_counts: Sequence[int], n_keys: int | None = None) -> None:
+    """One machine's sweep, of all keys or of so many."""
     rng = np.random.default_rng([seed, 41])
+    keys = [(name, node_count, nbytes) for name in NAMES.values() for node_count in node_counts for nbytes in SIZES]
+    if n_keys is not None:
+        chosen = np.random.default_rng([seed, 43]).permutation(len(keys))[:n_keys]
+        keys = [keys[at] for at in chosen.tolist()]
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)
         for kind, name in NAMES.items():
             known = truth(rng)
             for n_nodes, nbytes in itertools.product(node_counts, SIZES):
+                if (name, n_nodes, nbytes) not in keys:
+                    continue
                 n_ranks = n_nodes * RANKS_PER_NODE
                 asked = [(*setting, count, setting) for setting in SETTINGS for count in CHANNELS]
                 own = nccls_choice(nbytes)
@@ -105,9 +111,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first machine")
     parser.add_argument("--noise", type=float, default=0.03, help="of one call (log)")
     parser.add_argument("--nodes", type=int, nargs="+", metavar="N", help="measure every machine on these")
+    parser.add_argument("--keys", type=int, nargs="+", metavar="N", help="so many keys each, machines in turn")
     arguments = parser.parse_args()
     if min(arguments.nodes or N_NODES) < 1:
         parser.error(f"--nodes {min(arguments.nodes)}: at least 1")
+    if min(arguments.keys or [1]) < 1:
+        parser.error(f"--keys {min(arguments.keys)}: at least 1")
     if arguments.machines < 1:
         parser.error(f"--machines {arguments.machines}: at least 1")
     try:
@@ -116,7 +125,9 @@ def main() -> None:
         parser.error(f"{arguments.folder} cannot be made: {error}")
     for seed in range(arguments.seed, arguments.seed + arguments.machines):
         node_counts = arguments.nodes or (N_NODES[seed % len(N_NODES)],)
-        write(arguments.folder / f"machine_{seed}.csv", seed, arguments.noise, node_counts)
+        # Every number of keys meets every number of nodes.
+        n_keys = arguments.keys[seed // len(N_NODES) % len(arguments.keys)] if arguments.keys else None
+        write(arguments.folder / f"machine_{seed}.csv", seed, arguments.noise, node_counts, n_keys)
     print(f"{arguments.machines} sweeps in {arguments.folder}")
 
 

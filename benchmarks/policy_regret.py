@@ -211,6 +211,14 @@ def all_data_sets(arguments: argparse.Namespace) -> Iterator[DataSet]:
     return (one for one in chain(*parts) if arguments.only in one.name)
 
 
+def check_only(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End with a message (2) that names all data sets where `--only` leaves none."""
+    if next(all_data_sets(arguments), None) is None:
+        everything = argparse.Namespace(**{**vars(arguments), "only": ""})
+        names = ", ".join(one.name for one in all_data_sets(everything))
+        parser.error(f"--only {arguments.only}: no data set's name holds that; there are {names}")
+
+
 def false_promotions(data: DataSet, n_calls: int, n_rounds: int) -> tuple[int, int]:
     """(keys, keys promoted) where every candidate costs what NCCL's choice costs."""
     flat = [
@@ -238,6 +246,7 @@ def main() -> None:
     parser.add_argument("--curves", type=Path, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
+    check_only(parser, arguments)
     n_calls = 100 if arguments.quick else 200
     results: list[Result] = []
     curves: dict[str, dict[str, list[float]]] = {}
@@ -260,8 +269,6 @@ def main() -> None:
         curves[data.name] = regret_by_call(data.problems, policies, arms)
         found = false_promotions(data, n_calls, 1 if arguments.quick else 3)
         n_keys, n_promoted = n_keys + found[0], n_promoted + found[1]
-    if not n_keys:
-        sys.exit(f"no data set whose name holds {arguments.only!r} can be judged on; leave --only out to see all names")
     results.append(Result("aa_keys", n_keys, "keys"))
     results.append(Result("aa_false_promotion_rate", 100 * n_promoted / max(1, n_keys), "% of keys", "<= 1"))
     if arguments.curves is not None:
