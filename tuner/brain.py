@@ -89,7 +89,7 @@ class Brain:
                 false_promotion=settings.false_promotion,
                 min_gain=settings.min_gain,
                 catastrophic_ratio=settings.catastrophic_ratio,
-                steps_per_window=settings.window_steps + 2.0,
+                steps_per_window=float(settings.window_steps),
             ),
             self._outlook,
             self.budget,

@@ -111,22 +111,22 @@ def test_a_surprise_costs_a_few_steps_however_late_reports_are(ends_looks: bool)
 
 
 def test_the_delay_is_what_was_seen() -> None:
-    delay = Withdrawal(3.0)
-    assert delay.steps == 3.0
+    delay = Withdrawal(1.0)
+    assert delay.steps == 1.0
     delay.observed(1000, 1299)
     delay.looked()
-    assert delay.steps == 900.0, "no plan was seen adopted: some reports' time is assumed"
+    assert delay.steps == 899.0, "no plan was seen adopted: some reports' time is assumed"
     delay.offered(5)
     delay.observed(1300, 1599)
     delay.adopted(5, 1450)
     delay.looked()
-    assert delay.steps == 300.0 + 151.0
+    assert delay.steps == 300.0 + 150.0, "from step 1450 to 1599 until it is reported, then up to 151 from there"
     for at in range(100):
         delay.observed(1600 + at, 1600 + at)
         delay.looked()
         delay.offered(6 + at)
         delay.adopted(6 + at, 1601 + at)
-    assert delay.steps == 3.0
+    assert delay.steps == 1.0
 
 
 def test_more_time_is_said_as_more_time() -> None:

@@ -1,8 +1,9 @@
 """Which trial of a key, if any, may begin: worth it by expected improvement, and covered by what has been earned.
 
-Three bounds on what a trial may cost until it can be withdrawn, in microseconds of training time: its *risk* (the 90 %
-bound), which the trials of one window share; its *surprise* (the 99 % bound, within limits), which must have been
-earned; and the most that is reckoned with, which may overdraw the budget by a limited credit only.
+Three bounds on what a trial may cost until it can be withdrawn, in microseconds of training time: its *risk* (what it
+costs on average over the cases in which it is slower and those in which it is not), which the trials of one window
+share; its *surprise* (the 99 % bound, within limits), which may overdraw the budget by a few steps' time; and the most
+that is reckoned with, which may overdraw it by some more.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import numpy as np
 
 from store.records import Candidate
 from tuner.features import Floats
-from tuner.policy.posterior import expected_improvement
+from tuner.policy.posterior import expected_excess, expected_improvement
 from tuner.policy.settings import PolicySettings
 
 RISK_QUANTILE: Final = 1.3
 SURPRISE_QUANTILE: Final = 2.33
 MOST_SURPRISE: Final = 10.0
-"""One trial in a hundred is slower than predicted by so many standard deviations: what that would cost, up to so many
-times the present duration, must have been earned, too.
+"""One trial in a hundred is slower than predicted by so many standard deviations: that is reckoned with up to so many
+times the present duration.
+"""
+SURPRISE_CREDIT_STEPS: Final = 200
+"""What one trial in a hundred costs may overdraw the budget by what so many steps earn: two steps' time at 1 %. Had it
+to be earned first, a job of one or two keys would begin its first trial after a hundred steps and more.
 """
 CREDIT_STEPS: Final = 2000
 """A trial that takes the most time that is reckoned with may overdraw the budget by what so many steps earn. Where
@@ -45,7 +50,7 @@ class Option(NamedTuple):
     """Expected gain per step."""
     risk_us: float
     surprise_us: float
-    """What it may cost at the very worst."""
+    """What it may cost at the very worst, less the credit that it has for that."""
     candidate: Candidate
     hope: tuple[float, float]
     """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
@@ -59,8 +64,8 @@ class Room(NamedTuple):
     """For all trials of one window together."""
     budget_us: float
     """For surprises: all that is left."""
-    credit_us: float
-    """By so much the most that is reckoned with may overdraw the budget."""
+    step_earns_us: float
+    """What a step adds to it."""
 
 
 class Stakes(NamedTuple):
@@ -103,15 +108,15 @@ def best_option(
     log_catastrophe = math.log(settings.catastrophic_ratio)
     improvement = expected_improvement(log_now - mean - settings.min_gain - least_gain, spread)
     exposed_us = duration_us * stakes.calls_per_step * stakes.steps_at_risk * stakes.charged_share
-    worst = np.maximum(np.exp(np.minimum(mean + RISK_QUANTILE * spread - log_now, 6.0)) - 1.0, 0.0)
-    risk_us = worst * exposed_us
+    risk_us = expected_excess(mean - log_now, spread) * exposed_us
     log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
     is_kin = np.array([option in kin for option in options])
     least_surprise = np.where(is_kin, math.log(KIN_SURPRISE), log_catastrophe)
     surprise_us = np.expm1(np.clip(log_surprise, least_surprise, math.log(MOST_SURPRISE))) * exposed_us
     most_us = np.where(is_kin, surprise_us, (MOST_SURPRISE - 1.0) * exposed_us)
-    overdrawn_us = most_us - room.credit_us
-    likely_slow = mean + 0.5 * spread - log_now > log_catastrophe
+    overdrawn_us = most_us - CREDIT_STEPS * room.step_earns_us
+    surprise_us -= SURPRISE_CREDIT_STEPS * room.step_earns_us
+    likely_slow = mean - log_now > log_catastrophe
     is_worth_it = improvement >= settings.worthwhile
     if math.isfinite(stakes.pays_within_steps):
         cost = np.maximum(mean - log_now, 0.0) * stakes.steps_at_risk

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from store.records import Candidate
 from tuner.features import Floats
-from tuner.policy.admission import CREDIT_STEPS, PAYS_WITHIN, Option, Room, Stakes, best_option
+from tuner.policy.admission import PAYS_WITHIN, Option, Room, Stakes, best_option
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
@@ -368,7 +368,7 @@ class Policy:
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
             Stakes(float(self.rates[state.index]), self.charged_share, self.first_steps_at_risk, pays_within_steps),
-            Room(risk_left_us, room_us, self.budget.earned_in_us(CREDIT_STEPS)),
+            Room(risk_left_us, room_us, self.budget.earned_in_us(1)),
             self.settings,
             lambda candidate: self._may_try(state, candidate),
             {*state.ties, *state.retired},

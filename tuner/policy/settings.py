@@ -12,5 +12,5 @@ class PolicySettings(NamedTuple):
     min_gain: float = 0.005
     worthwhile: float = 0.003
     catastrophic_ratio: float = 2.0
-    steps_per_window: float = 3.0
+    steps_per_window: float = 1.0
     """A setting on trial is believed to run for no fewer steps before it can be withdrawn."""

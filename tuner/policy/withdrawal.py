@@ -39,9 +39,8 @@ class Withdrawal:
 
     @property
     def needs_looks(self) -> bool:
-        """A first look ends by itself before a setting could be withdrawn, or nobody knows how long that takes."""
-        is_slow = self._response_steps is None or self.steps > self._least_steps
-        return is_slow and not math.isinf(self._look_steps)
+        """A first look ends by itself before a setting could be withdrawn, as far as that is known or assumed."""
+        return math.isfinite(self._look_steps) and (self._response_steps is None or self.steps > self._look_steps)
 
     @property
     def first_steps(self) -> float:
@@ -50,11 +49,14 @@ class Withdrawal:
 
     @property
     def steps(self) -> float:
-        """How many steps of a setting are run between its adoption and the end of it, at the earliest."""
+        """How many steps of a setting are run between its adoption and the end of it, at the earliest.
+
+        The first of them is in the report, and the response is counted from the report's last step.
+        """
         response = self._response_steps
         if response is None:
             response = UNSEEN_RESPONSE * self._report_steps
-        return max(self._least_steps, self._report_steps + response)
+        return max(self._least_steps, self._report_steps + response - 1.0)
 
     def observed(self, first_step: int, last_step: int) -> None:
         """Measurements of these steps came in."""
