@@ -1,6 +1,7 @@
 """How much each policy loses against the best setting, on equal terms: same keys, same calls, same noise.
 
     python benchmarks/policy_regret.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
+                                       [--draws N]
 
 Data sets: every shipped fabric, the same with nothing to gain (A/A), `--generated` random ones, every fabric of
 a store (`--store`), and everything measured below `--data`: tuner CSVs and published nccl-tests grids. A training
@@ -14,7 +15,8 @@ the communication takes, but for 1 % noise. Figures, per data set and policy:
     calls_to_95_percent_of_all_gain from then on the calls of all keys together have 95 % of what can be saved
     budget_spent                    exploration in percent of training time, as the policy accounts for it
 
-`--curves FILE` writes regret by call of every policy, which `learning_pictures.py` draws.
+Peers and ours meet one draw of noise; `--draws N` plays ours under N others, and tells the mean and the worst of each
+figure. `--curves FILE` writes regret by call of every policy, which `learning_pictures.py` draws.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -189,6 +192,22 @@ def warm_knowledge(problems: Sequence[Problem], facts: Facts, n_calls: int) -> K
     return Knowledge(statistics, correction, model_id, [statistics])
 
 
+def over_draws(data: DataSet, n_calls: int, n_draws: int) -> Iterator[Result]:
+    """Ours again under other noise: the mean and the worst of what `judge` says of each draw."""
+    found: dict[str, list[Result]] = {}
+    for seed in range(10, 10 + n_draws):
+        ours = [
+            Ours("ours_cold", data.problems, data.facts, Knowledge.empty()),
+            Ours("ours_warm", data.problems, data.facts, warm_knowledge(data.problems, data.facts, n_calls)),
+        ]
+        for result in judge(data.name, data.problems, ours, play(data.problems, ours, n_calls, seed)):
+            found.setdefault(result.metric, []).append(result)
+    for metric, results in found.items():
+        values = [result.value for result in results]
+        yield replace(results[0], metric=f"mean_of_{n_draws}:{metric}", value=float(np.mean(values)))
+        yield replace(results[0], metric=f"worst_of_{n_draws}:{metric}", value=max(values))
+
+
 def regret_by_call(
     problems: Sequence[Problem], policies: Sequence[Default], arms: np.ndarray
 ) -> dict[str, list[float]]:
@@ -243,6 +262,9 @@ def main() -> None:
     parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
     parser.add_argument("--seed", type=int, default=FIRST_GENERATED_SEED, help="of the first of these fabrics")
     parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
+    parser.add_argument(
+        "--draws", type=int, default=0, metavar="N", help="ours under so many other draws of noise, too"
+    )
     parser.add_argument("--curves", type=Path, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
@@ -266,6 +288,7 @@ def main() -> None:
         for policy in ours:
             spent = policy.brain.spent_percent
             results.append(Result(f"budget_spent@{data.name}:{policy.name}", spent, "% of step time", "<= 1"))
+        results += over_draws(data, n_calls, arguments.draws) if arguments.draws else ()
         curves[data.name] = regret_by_call(data.problems, policies, arms)
         found = false_promotions(data, n_calls, 1 if arguments.quick else 3)
         n_keys, n_promoted = n_keys + found[0], n_promoted + found[1]
