@@ -13,6 +13,7 @@ the communication takes, but for 1 % noise. Figures, per data set and policy:
     worst_key_loss                  the same of the key that lost most
     calls_to_95_percent_gain        per key with more than 1 % to gain, median: from then on nine in ten calls have it
     calls_to_95_percent_of_all_gain from then on the calls of all keys together have 95 % of what can be saved
+    calls_to_tell_two_settings_apart a floor of the calls per key: those of two settings whose names are known, median
     budget_spent                    exploration in percent of training time, as the policy accounts for it
 
 Peers and ours meet one draw of noise; `--draws N` plays ours under N others, and tells the mean and the worst of each
@@ -50,6 +51,8 @@ from tuner.model.baked import Baked
 
 COMM_SHARE_OF_STEP = 0.3
 COMPUTE_NOISE = 0.01
+ONE_IN_TEN_WRONG = 1.282
+"""Standard deviations (normal, one-sided)."""
 FIRST_GENERATED_SEED = 1000
 """Generated fabrics below this seed were looked at while the policy was made."""
 
@@ -176,6 +179,21 @@ def judge(name: str, problems: Sequence[Problem], policies: Sequence[Default], a
             yield Result(f"calls_to_95_percent_gain@{label}", float(np.median(until)), "calls", target)
 
 
+def least_calls(data: DataSet) -> Iterator[Result]:
+    """What a test would need that was told which two settings to compare: the best, and the best of those without
+    95 % of the gain; one in ten wrong. Half of the keys with something to gain need no more.
+    """
+    needed = []
+    for problem in data.problems:
+        truth = np.array(problem.truth_us)
+        best, default = truth.min(), truth[0]
+        if default / best > 1.01:
+            too_slow = truth[default - truth < 0.95 * (default - best)].min()
+            needed.append((2 * ONE_IN_TEN_WRONG * problem.noise / math.log(too_slow / best)) ** 2)
+    if needed:
+        yield Result(f"calls_to_tell_two_settings_apart@{data.name}", float(np.median(needed)), "calls")
+
+
 def warm_knowledge(problems: Sequence[Problem], facts: Facts, n_calls: int) -> Knowledge:
     """What an earlier job of another seed leaves in the store: its model and its statistics."""
     first = Ours("earlier", problems, facts, Knowledge.empty())
@@ -288,6 +306,7 @@ def main() -> None:
         for policy in ours:
             spent = policy.brain.spent_percent
             results.append(Result(f"budget_spent@{data.name}:{policy.name}", spent, "% of step time", "<= 1"))
+        results += least_calls(data)
         results += over_draws(data, n_calls, arguments.draws) if arguments.draws else ()
         curves[data.name] = regret_by_call(data.problems, policies, arms)
         found = false_promotions(data, n_calls, 1 if arguments.quick else 3)
