@@ -199,6 +199,15 @@ class PlanRow(msgspec.Struct, frozen=True):
     model_id: str = ""
 
 
+RANKS_PER_TURN_INTERVAL: Final = 512
+"""Ranks whose reads of one turn the job's store answers in a few milliseconds (docs/agreement.md)."""
+
+
+def turn_interval(n_ranks: int) -> int:
+    """Boundaries from one turn to the next while plans change, in a job of so many ranks."""
+    return max(1, n_ranks // RANKS_PER_TURN_INTERVAL)
+
+
 class FirstLook(msgspec.Struct, frozen=True):
     """How a plan that tries something for the first time ends by itself.
 

@@ -19,7 +19,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from store.records import Candidate, Collective, CommunicatorClass, Decision, Outcome, Plan, Stage, StepRecord
+from store.records import (
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    Outcome,
+    Plan,
+    Stage,
+    StepRecord,
+    turn_interval,
+)
 from tuner import explain
 from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
@@ -388,6 +398,7 @@ class Brain:
 
     def _new_key(self, state: KeyState) -> None:
         self._plans.meet(state)
+        self._withdrawal.turns_lie_apart(turn_interval(state.key.communicator.n_ranks))
         self._policy.register(state)
         row = covering(self._ahead.rows, state.key)
         if row is not None and self.memory.is_short:

@@ -5,6 +5,7 @@ python -m tuner.training_process STORE FABRIC_ID
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -20,7 +21,9 @@ def main(store_path: str, fabric_id: str) -> int:
     with Store.open(store_path, read_only=True) as store:
         model = train(store, fabric_id)
     if model is not None:
-        sys.stdout.buffer.write(msgspec.msgpack.encode(model))
+        with contextlib.suppress(BrokenPipeError):  # the daemon was killed: nobody waits for it any more
+            sys.stdout.buffer.write(msgspec.msgpack.encode(model))
+            sys.stdout.buffer.flush()
     return 0
 
 

@@ -20,13 +20,11 @@ from agent.agreement.exchange import Closed, Exchange
 from agent.agreement.protocol import Crossing, Follower, Leader, Pacing, Turn, decode_turn, encode_turn
 from agent.plan_table import PlanTable
 from store.errors import RankDisagreement
-from store.records import Plan
+from store.records import Plan, turn_interval
 from store.wire import WIRE_VERSION
 
 logger = logging.getLogger("zerotune.agreement")
 
-RANKS_PER_TURN_INTERVAL = 512
-"""Ranks whose reads of one turn the job's store answers in a few milliseconds (docs/agreement.md)."""
 TURNS_PER_ACKNOWLEDGEMENT = 64
 """Every so many turns a rank says that it has read them; then rank 0 deletes them."""
 CLOSE_TIMEOUT_S = 2.0
@@ -37,7 +35,7 @@ MISMATCH_KEY = "lockstep/mismatch"
 
 def pacing_for(world_size: int) -> Pacing:
     """Turns far enough apart for one store to serve `world_size` ranks."""
-    base = max(1, world_size // RANKS_PER_TURN_INTERVAL)
+    base = turn_interval(world_size)
     return Pacing(base=base, limit=8 * base)
 
 

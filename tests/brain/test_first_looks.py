@@ -6,7 +6,7 @@ import pytest
 from brain_world import Call, World, gain_share, make_brain, play
 
 from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, Phase, Plan
+from store.records import BASELINE, Candidate, Collective, Phase, Plan, turn_interval
 from tuner.brain import Brain
 from tuner.policy.withdrawal import FIRST_LOOK_STEPS, Withdrawal
 
@@ -133,3 +133,36 @@ def test_how_long_first_looks_last_is_what_was_seen() -> None:
     delay.looks_on()
     assert not delay.needs_looks
     assert delay.first_steps == delay.steps
+
+
+class Surprising(World):
+    """Whatever is predicted, everything but NCCL's own choice takes eight times as long."""
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        us, ran = super().truth(call, candidate)
+        return (us if candidate.is_baseline else 8.0 * super().truth(call, BASELINE)[0]), ran
+
+
+@pytest.mark.parametrize("latency_steps", [5, 50])
+def test_however_late_plans_are_what_is_lost_is_charged_and_is_no_more_than_a_few_steps(latency_steps: int) -> None:
+    """Variants of the whole plan included, which would run what was never measured until the next plan comes."""
+    place = fabric.load("ethernet_boxes").communicator(range(2))
+    call = Call(Collective.all_gather, Phase.forward_gather, 132_352)
+    world = Surprising("ethernet_boxes", place, [call] * 3, compute_us=150.0, seed=1)
+    brain = make_brain(world)
+    lost_us = 0.0
+    for _ in range(600):
+        lost_us += 3 * (world.truth(call, world.chosen(call))[0] - world.truth(call, BASELINE)[0])
+        play(world, brain, 1, latency_steps=latency_steps)
+    step_us = brain.budget.training_us / brain.budget.n_steps
+    assert 0.0 < lost_us <= 20.0 * step_us
+    assert brain.budget.spent_us >= 0.85 * lost_us
+
+
+def test_first_looks_of_large_jobs_last_from_turn_to_turn() -> None:
+    delay = Withdrawal(1.0)
+    delay.turns_lie_apart(turn_interval(4096))
+    assert delay.first_steps == 8
+    delay.looks_on()
+    delay.turns_lie_apart(turn_interval(8192))
+    assert not delay.needs_looks

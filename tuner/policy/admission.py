@@ -116,7 +116,8 @@ def best_option(
     most_us = np.where(is_kin, surprise_us, (MOST_SURPRISE - 1.0) * exposed_us)
     overdrawn_us = most_us - CREDIT_STEPS * room.step_earns_us
     surprise_us -= SURPRISE_CREDIT_STEPS * room.step_earns_us
-    likely_slow = mean - log_now > log_catastrophe
+    # Where that is doubtful the budget decides: what nobody looks at is never learned of.
+    surely_slow = mean - spread - log_now > log_catastrophe
     is_worth_it = improvement >= settings.worthwhile
     if math.isfinite(stakes.pays_within_steps):
         cost = np.maximum(mean - log_now, 0.0) * stakes.steps_at_risk
@@ -124,7 +125,7 @@ def best_option(
     order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
     waits_for_credit = False
     for index in sorted(order, key=lambda index: options[index] in ties):
-        if likely_slow[index] or not may_try(options[index]):
+        if surely_slow[index] or not may_try(options[index]):
             continue
         if overdrawn_us[index] > room.budget_us:
             waits_for_credit = True

@@ -171,6 +171,9 @@ class Oversight:
                 continue
             if is_doubtful:
                 continue
+            if in_force is not None and in_force.variant is not None:
+                self._variants.charge_late(duration_us)
+                continue
             if self._guard.is_watching and step.step < self._watch_from_step:
                 # Records may come long after their steps: those of before the change are not its doing, but its trials.
                 if self._shares(step.epoch, self._tried, len(states), evidence)[0] == 1.0:

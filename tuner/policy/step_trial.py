@@ -99,6 +99,8 @@ class StepTrials:
         self.has_capped = False
         """Every channel cap was tried in this regime."""
         self._on, self._off = _Side(), _Side()
+        self._usual_us = math.inf
+        """What steps took without the last variant."""
         self._stragglers = Stragglers()
         self._alpha = ALPHA
         self._n_capped = 0
@@ -158,8 +160,13 @@ class StepTrials:
 
     def end(self, step: int) -> None:
         """Back to the plan itself."""
+        self._usual_us = math.exp(self._off.mean) if self._off.n else math.inf
         self.variant, self.is_on = None, False
         self._next_at_step = step + SETTLED_STEPS
+
+    def late_us(self, duration_us: float) -> float:
+        """What a step cost that ran with the variant after its trial had ended."""
+        return max(0.0, duration_us - self._usual_us)
 
     def _extra_us(self, duration_us: float) -> float:
         """What a step with the variant cost; less where one of before turned out to be a straggler."""

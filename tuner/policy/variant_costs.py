@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 RISK_SHARE: Final = 0.5
 """Share of the remaining budget that a variant may put at risk."""
 
+FEW_STEPS: Final = 4.0
+"""Where what runs can be withdrawn within so many steps, variants may run settings that were never measured."""
+
 
 class VariantCosts:
     """Asks the policy for its outlook, its rates and what is left of its budget."""
@@ -59,6 +62,13 @@ class VariantCosts:
     def fits(self, variant: Variant) -> bool:
         """Whether the budget has room for a variant."""
         return variant.risk_us <= self._affordable_us()
+
+    def may_surprise(self, variant: Variant, evidence: Evidence) -> bool:
+        """Whether it would run what was never measured at a key for far longer than a first look."""
+        if self._policy.steps_at_risk <= FEW_STEPS:
+            return False
+        slots = [evidence.find(index, candidate) for index, candidate in variant.changes.items()]
+        return any(slot is None or not evidence.n_calls[slot] for slot in slots)
 
     def may_run(self, variant: Variant, states: list[KeyState]) -> bool:
         """Whether device memory allows a variant."""

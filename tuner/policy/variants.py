@@ -161,6 +161,10 @@ class Variants:
             self._adopt(outcome, states)
         return True
 
+    def charge_late(self, duration_us: float) -> None:
+        """One step of a variant whose trial has ended, as the next plan is still on its way."""
+        self._policy.budget.spend(self._trials.late_us(duration_us))
+
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _best(self, variants: list[Variant], states: list[KeyState], evidence: Evidence, step: int) -> Variant | None:
@@ -170,7 +174,9 @@ class Variants:
         best, most = None, 0.0
         for variant in variants:
             worth = self._worth(variant, states, evidence, step)
-            if worth > most and self._costs.fits(variant) and self._costs.may_run(variant, states):
+            if worth <= most or not self._costs.fits(variant) or not self._costs.may_run(variant, states):
+                continue
+            if not self._costs.may_surprise(variant, evidence):
                 best, most = variant, worth
         return best
 
@@ -228,8 +234,10 @@ class Variants:
                 state.banned.pop(candidate, None)
                 state.lift_cap()
             self._policy.set_incumbent(state, candidate, kind, reason)
-            # It was judged by more than its own duration; only a new regime reopens the question.
-            state.quiet_until = NEVER_STEP
+            # It was judged by more than its own duration: only a new regime reopens the question, but where nothing was
+            # tried yet, what the cap leaves is.
+            if state.n_tried:
+                state.quiet_until = NEVER_STEP
             self._report(Event(state, candidate, kind, reason))
 
 

@@ -37,6 +37,10 @@ class Withdrawal:
         """The epoch under which a first look will end, and the step at which it began."""
         self._look_steps = float(FIRST_LOOK_STEPS)
 
+    def turns_lie_apart(self, n_boundaries: int) -> None:
+        """A first look ends at a turn, the first after it is over."""
+        self._look_steps = max(self._look_steps, float(n_boundaries))
+
     @property
     def needs_looks(self) -> bool:
         """A first look ends by itself before a setting could be withdrawn, as far as that is known or assumed."""
