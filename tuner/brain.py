@@ -305,7 +305,7 @@ class Brain:
         latest = self._plans.get(self._active if self._offered is None else self._offered)
         gathers_after_step = self._fingerprint.gathers_after_step
         is_trial = self._explored(len(self._states), overlay)
-        has_trial = variant is not None or bool(is_trial.any())
+        has_trial = self._has_trial(is_trial)
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             self._go_on(latest, is_trial)
             if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=has_trial):
@@ -365,15 +365,19 @@ class Brain:
     def _plan(self, epoch: int, gathers_after_step: bool, looks: list[KeyState]) -> PlanInForce:
         """What is asked for now, as a plan with the rows of `looks` first."""
         is_trial = self._explored(len(self._states), self._overlay)
-        variant = self._oversight.variant
         candidates, plan = self._plans.make(
             epoch,
             gathers_after_step,
             self._ahead.rows,
-            has_trial=variant is not None or bool(is_trial.any()),
+            has_trial=self._has_trial(is_trial),
             first=[state.index for state in looks],
         )
-        return PlanInForce(candidates, is_trial, plan, self._oversight.n_promotions, variant, self._ahead.rows)
+        return PlanInForce(
+            candidates, is_trial, plan, self._oversight.n_promotions, self._oversight.variant, self._ahead.rows
+        )
+
+    def _has_trial(self, is_trial: npt.NDArray[np.bool_]) -> bool:
+        return self._oversight.variant is not None or bool(is_trial.any())
 
     def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
         is_trial = self._policy.explored(n_keys)

@@ -16,9 +16,10 @@ from sklearn.gaussian_process.kernels import Hyperparameter, Kernel, NormalizedK
 from tuner.features import Floats
 
 
-class Surface(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]  # scikit-learn is untyped
-    """Once differentiable; the first columns of a point have length scales to be learned.
+class Surface(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]  # its bases have no types
+    """A kernel as scikit-learn's regressor asks for one: a subclass of its own, which carry no types.
 
+    Once differentiable; the first columns of a point have length scales to be learned.
     The columns after these have `given_scale`, or do not count without one. A gradient with respect to scales that
     nobody learns would be most of what a fit costs.
     """

@@ -169,7 +169,7 @@ class Policy:
             if state.trial is not None
             and not state.is_trusted
             and self._turns.is_trials(state.index)
-            and not self._is_measured(state, state.trial, evidence)
+            and not evidence.has_measured(state.index, state.trial)
         ]
 
     def end_first_looks(self, states: list[KeyState]) -> dict[int, Candidate]:
@@ -249,11 +249,6 @@ class Policy:
         self._report(Event(state, state.incumbent, "rollback" if ban else "keep", f"{candidate}: {reason}"))
 
     # ---- inside ---------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _is_measured(state: KeyState, candidate: Candidate, evidence: Evidence) -> bool:
-        slot = evidence.find(state.index, candidate)
-        return slot is not None and bool(evidence.n_calls[slot])
 
     @staticmethod
     def _number(state: KeyState, candidate: Candidate) -> None:

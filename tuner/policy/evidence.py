@@ -70,6 +70,11 @@ class Evidence:
         """Slot of `candidate` at key index `key`, None when it was never made."""
         return self._index.get((key, candidate))
 
+    def has_measured(self, key: int, candidate: Candidate) -> bool:
+        """Whether a call of `candidate` at key index `key` was measured."""
+        slot = self.find(key, candidate)
+        return slot is not None and bool(self.n_calls[slot])
+
     def slot(self, key: int, candidate: Candidate) -> int:
         """Slot of `candidate` at key index `key`, made if need be."""
         found = self._index.get((key, candidate))

@@ -59,16 +59,11 @@ class VariantCosts:
 
         search.advance(fallbacks)
 
-    def fits(self, variant: Variant) -> bool:
-        """Whether the budget has room for a variant."""
-        return variant.risk_us <= self._affordable_us()
-
-    def may_surprise(self, variant: Variant, evidence: Evidence) -> bool:
-        """Whether it would run what was never measured at a key for far longer than a first look."""
-        if self._policy.steps_at_risk <= FEW_STEPS:
-            return False
-        slots = [evidence.find(index, candidate) for index, candidate in variant.changes.items()]
-        return any(slot is None or not evidence.n_calls[slot] for slot in slots)
+    def fits(self, variant: Variant, evidence: Evidence) -> bool:
+        """Whether the budget has room for a variant; never for what nobody has measured, where that runs for long."""
+        is_short = self._policy.steps_at_risk <= FEW_STEPS
+        is_known = is_short or all(evidence.has_measured(index, one) for index, one in variant.changes.items())
+        return is_known and variant.risk_us <= self._affordable_us()
 
     def may_run(self, variant: Variant, states: list[KeyState]) -> bool:
         """Whether device memory allows a variant."""

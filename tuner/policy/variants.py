@@ -174,9 +174,7 @@ class Variants:
         best, most = None, 0.0
         for variant in variants:
             worth = self._worth(variant, states, evidence, step)
-            if worth <= most or not self._costs.fits(variant) or not self._costs.may_run(variant, states):
-                continue
-            if not self._costs.may_surprise(variant, evidence):
+            if worth > most and self._costs.fits(variant, evidence) and self._costs.may_run(variant, states):
                 best, most = variant, worth
         return best
 
