@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from brain_world import Call, OverlappedWorld, make_brain, play
+from brain_world import Call, OverlappedWorld, World, make_brain, play
 
 from agent.nccl import fabric
-from store.records import Collective, Phase
+from store.records import Algorithm, Candidate, Collective, Phase, Protocol
 from tuner.brain import Brain
 from tuner.policy.channel_caps import CapSearch, Fallback
 from tuner.policy.step_trial import GroupChange, Outcome, Variant, audits, group_of
@@ -107,3 +107,21 @@ def test_it_is_known_how_long_each_group_runs() -> None:
     before = cost.expected(other, 0.3)[0]
     cost.learn(first, 0.3, -0.05, 0.0001)
     assert cost.expected(other, 0.3)[0] > before + 1e-4
+
+
+def test_a_cap_that_comes_before_any_trial_leaves_its_keys_to_what_it_allows() -> None:
+    """Nothing says that the setting it fell back to is the best within it."""
+    place = fabric.load("ethernet_boxes").communicator(range(2))
+    call = Call(Collective.all_gather, Phase.forward_gather, 132_352)
+    world = World("ethernet_boxes", place, [call] * 3, compute_us=150.0, seed=1)
+    brain = make_brain(world)
+    play(world, brain, 8)
+    (state,) = brain._states
+    assert not state.n_tried
+    fallback = Candidate(Algorithm.ring, Protocol.ll, 4)
+    variant = Variant("cap", {0: fallback}, max_channels=4)
+    brain._oversight._variants._adopt(Outcome(variant, True, 0.1, 0.01), brain._states)
+    assert state.incumbent == fallback
+    play(world, brain, 200)
+    assert state.n_tried
+    assert all(one.n_channels <= 4 for one in state.numbers)
