@@ -3,14 +3,15 @@
 What runs is compared with what it used to take. A step's calls of one key share whatever the step suffered, so their
 mean is the unit; and where one step is like the one before, as in congestion that comes and goes by itself, only what
 is new in each counts (it is whitened by the correlation of neighbouring steps). These units are standardised, clipped
-and summed two-sidedly per key (Page-Hinkley). Old regimes keep their evidence under a label; when measurements fit one
-of them again, it is taken back instead of learned anew.
+and summed two-sidedly (Page-Hinkley): per key, and once more for all keys of a step together. Old regimes keep their
+evidence under a label; when measurements fit one of them again, it is taken back instead of learned anew.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ ALLOWANCE: Final = 0.5
 LIMIT: Final = 12.0
 CLIP: Final = 4.0
 MIN_UNITS: Final = 3
+FADE: Final = 0.7
+"""How much less a unit says than the next about how large a change is."""
 MIN_SHIFT: Final = 0.03
 """Shifts (log) below this are drift: followed by the running means, not called a change."""
 MOST_ALIKE: Final = 0.97
@@ -33,6 +36,10 @@ ALIKE_WEIGHT: Final = 30.0
 """How many steps the opinion weighs that neighbouring steps have nothing in common."""
 MATCH_CALLS: Final = 6
 MATCH_WITHIN: Final = 0.08
+TOGETHER_WEIGHT: Final = 10.0
+"""How many steps the opinion weighs that all keys of a step say the same."""
+_ALL: Final = np.zeros(1, np.int64)
+_DIRECTIONS: Final = np.array([[1.0], [-1.0]])
 
 
 class ChangeDetector:
@@ -40,31 +47,54 @@ class ChangeDetector:
 
     def __init__(self, limit: float = LIMIT) -> None:
         self._limit = limit
-        self._up = np.zeros(0)
-        self._down = np.zeros(0)
+        self._sums = np.zeros((2, 0))
+        """By direction (slower, faster) and key; so are the next two, which sum up deviations since it was zero, the newer
+        the more.
+        """
+        self._weight = np.zeros((2, 0))
+        self._deviation = np.zeros((2, 0))
 
     def reset(self) -> None:
         """A new regime began."""
-        self._up[:] = 0.0
-        self._down[:] = 0.0
+        for one in (self._sums, self._weight, self._deviation):
+            one[:] = 0.0
 
-    def update(self, keys: Ints, standardised: Floats) -> Ints:
-        """Take in residuals divided by their noise scale; returns the keys that changed, mostly empty."""
+    def update(self, keys: Ints, standardised: Floats, deviation: Floats) -> Ints:
+        """Take in residuals divided by their noise scale, and as they are (log); returns the keys that changed, mostly
+        empty.
+        """
         if not len(keys):
             return keys
         n_keys = int(keys.max()) + 1
-        if n_keys > len(self._up):
-            grown = np.zeros(max(n_keys, 2 * len(self._up), 64))
-            grown_down = grown.copy()
-            grown[: len(self._up)], grown_down[: len(self._down)] = self._up, self._down
-            self._up, self._down = grown, grown_down
+        if (more := n_keys - self._sums.shape[1]) > 0:
+            room = np.zeros((2, max(more, self._sums.shape[1], 64)))
+            self._sums, self._weight, self._deviation = (
+                np.concatenate([one, room], axis=1) for one in (self._sums, self._weight, self._deviation)
+            )
         clipped = np.clip(standardised, -CLIP, CLIP)
         counts = np.bincount(keys, minlength=n_keys)
-        sums = np.bincount(keys, weights=clipped, minlength=n_keys)
-        self._up[:n_keys] = np.maximum(0.0, self._up[:n_keys] + sums - ALLOWANCE * counts)
-        self._down[:n_keys] = np.maximum(0.0, self._down[:n_keys] - sums - ALLOWANCE * counts)
-        fired = np.flatnonzero((self._up[:n_keys] > self._limit) | (self._down[:n_keys] > self._limit))
-        return fired.astype(np.int64)
+        added = np.bincount(keys, weights=clipped, minlength=n_keys)
+        here = np.s_[:, :n_keys]
+        self._sums[here] = np.maximum(0.0, self._sums[here] + _DIRECTIONS * added - ALLOWANCE * counts)
+        fade = FADE**counts
+        self._weight[here] = fade * self._weight[here] + counts
+        self._deviation[here] = fade * self._deviation[here] + np.bincount(keys, weights=deviation, minlength=n_keys)
+        began = self._sums[here] == 0.0
+        self._weight[here][began] = self._deviation[here][began] = 0.0
+        return np.flatnonzero((self._sums[here] > self._limit).any(axis=0)).astype(np.int64)
+
+    def shift(self, keys: Ints) -> float:
+        """By how much (log) these keys deviate by now: their median."""
+        direction = np.argmax(self._sums[:, keys], axis=0)
+        return float(np.median(self._deviation[direction, keys] / np.maximum(self._weight[direction, keys], 1.0)))
+
+
+class Units(NamedTuple):
+    """Steps of keys that are done: what is new in each, in noise scales, and how much (log) it deviates."""
+
+    keys: Ints
+    new: Floats
+    deviation: Floats
 
 
 class StepMeans:
@@ -88,7 +118,7 @@ class StepMeans:
         self._n[:] = 0
         self._last[:] = np.nan
 
-    def add(self, keys: Ints, deviation: Floats, step: int, sigma: Callable[[Ints], Floats]) -> tuple[Ints, Floats]:
+    def add(self, keys: Ints, deviation: Floats, step: int, sigma: Callable[[Ints], Floats]) -> Units:
         """Calls of one step; the keys whose unit of the step before is done, and what is new in these units.
 
         Args:
@@ -100,7 +130,8 @@ class StepMeans:
         self._grow(int(keys.max()) + 1)
         here = np.unique(keys)
         done = here[(self._step[here] != step) & (self._n[here] > 0)]
-        units = np.clip(self._sum[done] / self._n[done] / sigma(done), -CLIP, CLIP)
+        deviation_of = self._sum[done] / self._n[done]
+        units = np.clip(deviation_of / sigma(done), -CLIP, CLIP)
         before = self._last[done]
         new = self._whiten(units, before)
         self._last[done] = units
@@ -108,7 +139,7 @@ class StepMeans:
         self._step[fresh], self._n[fresh], self._sum[fresh] = step, 0, 0.0
         self._n += np.bincount(keys, minlength=len(self._n))
         self._sum += np.bincount(keys, deviation, minlength=len(self._sum))
-        return done, new
+        return Units(done, new, deviation_of)
 
     def _whiten(self, units: Floats, before: Floats) -> Floats:
         known = np.isfinite(before)
@@ -128,6 +159,33 @@ class StepMeans:
             self._n = np.concatenate([self._n, np.zeros(more, np.int64)])
             self._sum = np.concatenate([self._sum, np.zeros(more)])
             self._last = np.concatenate([self._last, np.full(more, np.nan)])
+
+
+class Together:
+    """All keys of a step as one: a network that is slower is so for most of them."""
+
+    def __init__(self) -> None:
+        self._changes = ChangeDetector()
+        self._square, self._weight = 0.0, 0.0
+        """What steps of all keys spread by (squared), of steps that count so much."""
+
+    def reset(self) -> None:
+        """A new regime began; how alike the keys of one step are is still true."""
+        self._changes.reset()
+
+    def shift(self, units: Units) -> float | None:
+        """By how much (log) the keys deviate, once that is beyond doubt, else None."""
+        n_keys = len(units.keys)
+        if n_keys < 2:
+            return None
+        pooled = float(units.new.sum()) / math.sqrt(n_keys)
+        variance = max(1.0, (TOGETHER_WEIGHT * n_keys + self._square) / (TOGETHER_WEIGHT + self._weight))
+        standardised = np.clip(pooled / math.sqrt(variance), -CLIP, CLIP)
+        fade = 1.0 - 1.0 / ALIKE_MEMORY
+        self._square = fade * self._square + min(pooled**2, CLIP**2 * variance)
+        self._weight = fade * self._weight + 1.0
+        fired = self._changes.update(_ALL, np.array([standardised]), np.array([float(np.median(units.deviation))]))
+        return self._changes.shift(fired) if len(fired) else None
 
 
 class Regimes:

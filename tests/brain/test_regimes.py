@@ -18,8 +18,8 @@ def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:
     rng = np.random.default_rng(5)
     n_alarms = 0
     for _ in range(400):
-        keys = rng.integers(0, 5, 1000)
-        fired = detector.update(keys, rng.standard_normal(1000))
+        keys, residuals = rng.integers(0, 5, 1000), rng.standard_normal(1000)
+        fired = detector.update(keys, residuals, residuals)
         if len(fired):
             n_alarms += 1
             detector.reset()
@@ -28,18 +28,24 @@ def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:
 
 @pytest.mark.parametrize("shift", [1.2, -1.2, 3.0])
 def test_a_shift_of_about_one_noise_scale_is_seen_within_fifty_calls(shift: float) -> None:
-    delays = []
+    delays, shifts = [], []
     for seed in range(50):
         rng = np.random.default_rng(seed)
         detector = ChangeDetector()
         for _ in range(50):
-            detector.update(np.zeros(4, np.int64), rng.standard_normal(4))
+            feed(detector, rng.standard_normal(4))
         detector.reset()
         n_calls = 0
-        while not len(detector.update(np.zeros(2, np.int64), rng.standard_normal(2) + shift)):
+        while not len(feed(detector, rng.standard_normal(2) + shift)):
             n_calls += 2
         delays.append(n_calls)
+        shifts.append(detector.shift(np.zeros(1, np.int64)))
     assert np.median(delays) <= 50
+    assert np.median(shifts) == pytest.approx(shift, rel=0.4)
+
+
+def feed(detector: ChangeDetector, residuals: np.ndarray) -> np.ndarray:
+    return detector.update(np.zeros(len(residuals), np.int64), residuals, residuals)
 
 
 @given(
@@ -58,8 +64,8 @@ def test_a_unit_is_the_mean_of_a_keys_calls_in_one_step_however_they_arrive(
                 at += size
                 if part:
                     keys, values = (np.array(one) for one in zip(*part, strict=True))
-                    done, units = means.add(keys, values.astype(float), step, lambda some: np.ones(len(some)))
-                    found += zip(done.tolist(), units.tolist(), strict=True)
+                    done = means.add(keys, values.astype(float), step, lambda some: np.ones(len(some)))
+                    found += zip(done.keys.tolist(), done.new.tolist(), strict=True)
         return sorted(found)
 
     assert [one for one, _ in feed([])] == [one for one, _ in feed(cuts)]
@@ -74,8 +80,8 @@ def test_only_what_is_new_in_a_step_counts() -> None:
     found: list[float] = []
     for step in range(600):
         load = 0.9 * load + rng.normal(0.0, np.sqrt(1 - 0.81))
-        _, units = means.add(np.array([0, 1]), np.full(2, load), step, lambda keys: np.ones(len(keys)))
-        found += units[:1].tolist()
+        units = means.add(np.array([0, 1]), np.full(2, load), step, lambda keys: np.ones(len(keys)))
+        found += units.new[:1].tolist()
     settled = np.array(found[300:])
     assert means.alike == pytest.approx(0.9, abs=0.1)
     assert abs(np.corrcoef(settled[:-1], settled[1:])[0, 1]) < 0.2
@@ -91,6 +97,31 @@ def test_what_is_no_more_than_drift_is_followed_and_not_called_a_change(factor: 
     world.slowdown = {"all_gather": factor, "reduce_scatter": factor}
     play(world, brain, 40)
     assert brain.regime == regime
+
+
+@pytest.mark.parametrize(("place", "n_ranks"), [("h100_node", 8), ("ethernet_boxes", 16), ("h100_ib_16", 16)])
+def test_a_small_change_is_noticed_in_the_middle_of_trials(place: str, n_ranks: int) -> None:
+    """What leads or is on trial has taken a known time, too, and all keys together say more than each."""
+    calls = [
+        Call(kind, phase, 1 << exponent)
+        for exponent in (18, 21, 24)
+        for kind, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+    ] * 2
+    n_noticed = 0
+    for seed in range(6):
+        world = World(
+            place, fabric.load(place).communicator(range(n_ranks)), calls, seed=seed, noise=0.03, step_noise=0.01
+        )
+        brain = make_brain(world)
+        play(world, brain, 60)
+        assert brain.regime == 0
+        world.slowdown = {"all_gather": 1.05, "reduce_scatter": 1.05}
+        play(world, brain, 25)
+        n_noticed += brain.regime != 0
+    assert n_noticed >= 5
 
 
 @pytest.mark.parametrize("kind", ["slow_steps", "weather", "drift"])

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from store.records import Candidate
 from tuner.features import Floats, Ints
@@ -14,7 +13,7 @@ from tuner.policy.budget import Budget
 from tuner.policy.evidence import Calls, Evidence, group_median, grouped
 from tuner.policy.stragglers import Stragglers
 from tuner.policy.trial import KeyState
-from tuner.regime import MIN_SHIFT, ChangeDetector, StepMeans
+from tuner.regime import MIN_SHIFT, ChangeDetector, StepMeans, Together
 
 MIN_RIPE_UNITS = 4
 """Steps of evidence before a slot's own noise may call a deviation a change."""
@@ -43,26 +42,28 @@ class Intake:
         self._log_catastrophe = math.log(catastrophic_ratio)
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
+        self._together = Together()
         self._means = StepMeans()
         self._stragglers = Stragglers()
         self.extra_of_step: dict[int, float] = {}
         self.n_explored = 0
         """Calls that ran a setting on trial."""
         self.is_suspicious = False
-        """The newest calls of settings that are not on trial are not what they were: no time to compare with before."""
+        """The newest calls of known settings are not what they were: no time to compare with before."""
 
     def reset(self) -> None:
         """A new regime began: deviations are counted afresh."""
         self._changes.reset()
+        self._together.reset()
         self._means.reset()
         self._stragglers.reset()
         self.is_suspicious = False
 
-    def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
+    def shift(self, calls: Calls, steps: Ints, evidence: Evidence) -> float | None:
         """How much (log) calls deviate from what they used to take once that is beyond doubt, else None."""
         slots, of, deviation = calls.slots, calls.of, calls.deviation
         keys = evidence.key[slots]
-        watched = (evidence.n_units[slots] >= MIN_RIPE_UNITS) & ~is_trial[keys]
+        watched = evidence.n_units[slots] >= MIN_RIPE_UNITS
         if not watched.all():
             if not watched.any():
                 return None
@@ -77,14 +78,19 @@ class Intake:
 
         limits = STRAGGLES * scale[of]
         clipped = np.clip(deviation, -limits, limits)
+        # What a setting used to take is the less certain the fewer its steps.
+        clipped /= np.sqrt(1.0 + 1.0 / np.maximum(evidence.n_units[slots], 1))[of]
         for step in np.unique(steps).tolist():
             at = steps == step
-            fired = self._changes.update(*self._means.add(keys[of[at]], clipped[at], step, sigma))
-            if not len(fired):
+            units = self._means.add(keys[of[at]], clipped[at], step, sigma)
+            fired = self._changes.update(*units)
+            shift = self._together.shift(units)
+            if len(fired):
+                shift = self._changes.shift(fired)
+            if shift is None:
                 continue
-            of_fired = np.isin(keys[of], fired)
-            shift = float(np.median(deviation[of_fired])) if of_fired.any() else 0.0
             self._changes.reset()
+            self._together.reset()
             if abs(shift) >= MIN_SHIFT:
                 self._means.reset()
                 return shift
