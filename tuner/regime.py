@@ -48,8 +48,8 @@ class ChangeDetector:
     def __init__(self, limit: float = LIMIT) -> None:
         self._limit = limit
         self._sums = np.zeros((2, 0))
-        """By direction (slower, faster) and key; so are the next two, which sum up deviations since it was zero, the newer
-        the more.
+        """By direction (slower, faster) and key; so are the next two, which sum up deviations since it was
+        zero, the newer the more.
         """
         self._weight = np.zeros((2, 0))
         self._deviation = np.zeros((2, 0))
