@@ -9,18 +9,14 @@ from dataclasses import replace
 import numpy as np
 from data_sets import DataSet, Facts, fabric_problems, generated_fabric, sweep_block
 from generated_fabrics import Surface
-from prediction_verdicts import judge, looked_up, places, summed_up, truth_of, verdicts
+from prediction_verdicts import judge, looked_up, summed_up, truth_of, verdicts
 from reporting import Result
 
 from agent.nccl import fabric
-from store.records import Collective
 from tuner import trainer
-from tuner.features import CostPrior, Floats
-from tuner.model.baked import UNKNOWN_STD
+from tuner.features import CostPrior
 from tuner.model.estimators import MODELS
 from tuner.model.training_set import MAX_POINTS, TrainingSet, build
-from tuner.policy.field import FieldBook
-from tuner.policy.outlook import COMMON_DOUBT
 
 RANKS = (8, 16, 32, 64, 128)
 MANY_NODES = ("ethernet_boxes", "h100_ib_16")
@@ -114,22 +110,10 @@ def by_fabric(data_sets: Sequence[DataSet], models: Sequence[str]) -> Iterator[R
     """The model of all other fabrics, on one that it has never seen."""
     points = [build(sweep_block(data.problems), CostPrior(data.facts)) for data in data_sets]
     for at, data in enumerate(data_sets):
-        everywhere, begins = np.arange(len(points[at])), as_a_job_begins(points[at], CostPrior(data.facts))
-        name = f"fabric:{data.name}:as_a_job_begins"
-        yield from summed_up(verdicts(name, points[at], begins, everywhere, data.facts, truth_of(data.problems)))
         others = joined([one for index, one in enumerate(points) if index != at], MAX_POINTS // (len(points) - 1))
         for model in models:
             found = judge(f"fabric:{data.name}", model, others, points[at], data.facts, truth_of(data.problems))
             yield from summed_up(found)
-
-
-def as_a_job_begins(points: TrainingSet, costs: CostPrior) -> tuple[Floats, Floats]:
-    """What the daemon believes on a fabric never measured: NCCL's cost, with all the doubt about it."""
-    fields, doubt = FieldBook(costs), np.zeros(len(points))
-    for place, collective, _, rows in places(points):
-        is_guesswork = fields.is_guesswork((place, Collective(collective)))
-        doubt[rows] = np.hypot(UNKNOWN_STD, COMMON_DOUBT if is_guesswork else 0.0)
-    return np.zeros(len(points)), doubt
 
 
 def joined(parts: Sequence[TrainingSet], n_each: int) -> TrainingSet:

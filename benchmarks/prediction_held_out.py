@@ -24,8 +24,9 @@ one channel count at a time, never measured with anything (`channels`), or not w
 collective (`channels_of_cell`: each with another count in turn); likewise. By ranks: one rank count at a time, of
 fabrics, files or stores with several, as the model tells of it (`ranks`) and as the baked arrays of the others do
 (`ranks_looked_up`: what the daemon has). By fabric: the model of all *other* fabrics, shipped ones or those of
-`--store` and `--data`, beside NCCL's own choice (`nccl_regret_mean`) and what the daemon believes there
-(`as_a_job_begins`: NCCL's cost, and the doubt about it). Cost: seconds and memory
+`--store` and `--data`, beside NCCL's own choice (`nccl_regret_mean`); and what the daemon believes there before a job's
+first step (`as_a_job_begins`: NCCL's cost, and the doubt about it) and once every key has made a call with NCCL's own
+choice (`after_the_first_step`), on generated fabrics, too. Cost: seconds and memory
 to fit 100,000 measurements in a fresh process, milliseconds to predict all candidates of 1,000 keys, and the
 regret on a machine whose best channel counts lie in two peaks far apart. `--grids N` adds N small random grids and
 N with isolated jumps (`generated_grids`), each group judged as one.
@@ -38,6 +39,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,7 @@ from data_sets import DataSet, check_sources, generated, of_folder, of_store, sh
 from generated_grids import generated_grids
 from prediction_cost import cost
 from prediction_elsewhere import TooFew, by_fabric, by_ranks, enough_fabrics, many_rank_counts, with_rank_counts
+from prediction_first_step import beginnings, on_average
 from prediction_verdicts import judge, looked_up, summed_up, truth_of, verdicts
 from regret_policies import Problem
 from reporting import Result, report
@@ -274,6 +277,8 @@ def main() -> None:
             if arguments.only in data.name:
                 results += by_ranks(data, models)
     if "fabric" in asked_for:
+        results += chain.from_iterable(map(beginnings, known))
+        results += on_average(results)
         for data_sets in (ours, own_by_fabric):
             if len(data_sets) > 1:
                 results += by_fabric(data_sets, models)

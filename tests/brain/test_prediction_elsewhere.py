@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ import generated_csvs
 import prediction_held_out
 import prediction_warm_start
 from data_sets import DataSet, of_folder, sweep_block
-from prediction_elsewhere import as_a_job_begins
+from prediction_first_step import after_the_first_step, as_a_job_begins
 from prediction_verdicts import looked_up
 
 from agent.nccl import fabric
@@ -55,6 +56,7 @@ def test_rank_counts_and_fabrics_of_a_folder_are_judged(
     for metric in ("regret_mean", "nccl_regret_mean", "interval_coverage_90"):
         for way in ("ranks", "ranks_looked_up", "fabric"):
             assert f'"{metric}@{way}:own_1:kriging"' in printed
+    assert '"interval_coverage_90@fabric:own_1:after_the_first_step"' in printed
     assert "h100_ib_16" not in printed
 
 
@@ -155,6 +157,21 @@ def test_a_fabric_never_measured_is_doubted_as_the_daemon_doubts_it(tmp_path: Pa
     assert not shift.any()
     np.testing.assert_allclose(doubt, np.hypot(UNKNOWN_STD, COMMON_DOUBT))
     assert (as_a_job_begins(points, CostPrior(fabric.load("h100_ib_16").describe()))[1] == UNKNOWN_STD).all()
+
+
+@pytest.mark.usefixtures("few_settings")
+def test_the_first_step_tells_what_all_guesses_are_off_together(tmp_path: Path) -> None:
+    """Where nobody described the machine, its scale is learned from NCCL's own choice: all untried settings are judged
+    as on one that is four times as fast.
+    """
+    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (4,))
+    (data,) = of_folder(tmp_path)
+    assert isinstance(data, DataSet)
+    slower = [replace(one, truth_us=tuple(4.0 * us for us in one.truth_us)) for one in data.problems]
+    scores = after_the_first_step(data)
+    assert len(scores) == sum(len(problem.candidates) - 1 for problem in data.problems)
+    moved = after_the_first_step(DataSet("slower", slower, data.facts)) - scores
+    assert np.median(np.abs(moved)) < 0.25 * np.log(4.0) / UNKNOWN_STD
 
 
 def test_the_cost_jumps_up_to_two_nodes_of_described_machines_and_on_one_of_others() -> None:
