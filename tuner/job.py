@@ -95,6 +95,9 @@ class Job:
         """When a rank came or went last."""
         self.next_tick_s = now_s
         self.epoch = hello.epoch
+        self.highest_epoch = hello.epoch
+        """Of all plans that rank 0 was offered before it came here: a brain's own must rise above it."""
+        self._epoch_since_step = -1
         self.step = 0
         self.offer: Plan | None = None
         """The newest plan that rank 0 has not adopted yet."""
@@ -123,8 +126,8 @@ class Job:
     def give_brain(self, brain: BrainLike) -> None:
         """The brain is ready: tell it what happened meanwhile."""
         self._brain = brain
-        if self.epoch:
-            self.tell(lambda brain: brain.adopted(self.epoch, self.step))
+        if self.highest_epoch:
+            self.tell(lambda brain: brain.adopted(self.highest_epoch, self.step))
         backlog, self._backlog = self._backlog, []
         for event in backlog:
             self.tell(event)
@@ -189,12 +192,17 @@ class Job:
     def finish_step(self, step: StepRecord) -> None:
         """The leading rank has finished a step."""
         self.step = max(self.step, step.step)
+        # A full queue may have lost the word of it, as when the plan expired while this daemon stood still.
+        if step.epoch != self.epoch and step.step >= self._epoch_since_step:
+            self.adopt(step.epoch, step.step)
         self._step_us.append(step.duration_us)
         self.tell(lambda brain: brain.step_finished(step))
 
     def adopt(self, epoch: int, step: int) -> None:
-        """All ranks run under `epoch`."""
-        self.epoch = epoch
+        """All ranks run under `epoch` from `step` on."""
+        if (epoch, step) == (self.epoch, self._epoch_since_step):
+            return
+        self.epoch, self._epoch_since_step = epoch, step
         if self.offer is not None and self.offer.epoch <= epoch:
             self.offer = None
         self.tell(lambda brain: brain.adopted(epoch, step))

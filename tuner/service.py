@@ -290,7 +290,7 @@ class Service:
         self._find_leader(job, hello)
         replies: list[Reply] = [(sender, self._welcome)]
         if hello.rank == 0:
-            job.epoch = max(job.epoch, hello.epoch)
+            job.highest_epoch = max(job.highest_epoch, hello.epoch)
             self._give_brain(job)
             if job.offer is not None:
                 replies.append((sender, PlanOffer(job.job_id, job.offer)))

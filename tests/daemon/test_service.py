@@ -146,6 +146,36 @@ def test_a_restarted_daemon_learns_the_epoch_in_force(bench):
     assert bench.brains["job"].told == [("adopted", (17, 0))]
 
 
+def test_a_brain_that_comes_late_numbers_above_what_was_offered_though_no_plan_is_in_force(bench):
+    bench.hello(0, epoch=17)
+    bench.send(0, wire.Adopted("job", 0, 3))  # the other daemon's plan has expired
+    bench.service.model_ready("fabric", "knowledge")
+    assert bench.brains["job"].told == [("adopted", (17, 0)), ("adopted", (0, 3))]
+
+
+def test_steps_tell_what_is_in_force_where_the_word_of_it_was_lost(bench):
+    """A queue that is full, as while the daemon is stopped, loses the newest messages."""
+    bench.join_all()
+    bench.send(0, wire.Adopted("job", 4, 5))
+    bench.send(0, steps(3, 4, epoch=0))  # from before; the word goes ahead of the steps
+    bench.send(0, steps(5, epoch=4))
+    assert bench.brains["job"].names() == ["adopted", "step", "step", "step"]
+    bench.send(0, steps(90, 91, epoch=0))  # without a daemon the plan has expired meanwhile
+    assert [what for what in bench.brains["job"].told if what[0] == "adopted"] == [
+        ("adopted", (4, 5)),
+        ("adopted", (0, 90)),
+    ]
+    bench.send(0, wire.Adopted("job", 0, 90))  # late after all: nothing new
+    assert bench.brains["job"].names()[-3:] == ["adopted", "step", "step"]
+    assert bench.service.jobs()[0].epoch == 0
+
+
+def test_a_node_without_rank_0_shows_the_epoch_in_force(bench):
+    bench.hello(1)
+    bench.send(1, wire.Steps("job", 1, (StepRecord(1, 0, 1.0), StepRecord(2, 6, 1.0))))
+    assert bench.service.jobs()[0].epoch == 6
+
+
 def test_a_restarted_rank_0_gets_the_offer_again(bench):
     bench.join_all()
     bench.brains["job"].plans = [Plan(1)]
