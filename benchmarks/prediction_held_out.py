@@ -247,7 +247,7 @@ def main() -> None:
     own = list(of_store(arguments.store)) if arguments.store is not None else []
     own += of_folder(arguments.data) if arguments.data is not None else []
     own = [data for data in own if arguments.only in data.name]
-    own_by_ranks, own_by_fabric = elsewhere(parser, own, arguments.by or ())
+    own_by_ranks, own_by_fabric = elsewhere(parser, own, arguments.by)
     models = arguments.models or ([WINNER] if arguments.quick else list(MODELS))
     asked_for = arguments.by or WAYS
     n_per_octave = 0.5 if arguments.quick else 1.0
@@ -290,22 +290,23 @@ def main() -> None:
 
 
 def elsewhere(
-    parser: argparse.ArgumentParser, own: Sequence[DataSet], asked_for: Sequence[str]
+    parser: argparse.ArgumentParser, own: Sequence[DataSet], asked_for: Sequence[str] | None
 ) -> tuple[Sequence[DataSet], Sequence[DataSet]]:
-    """Those of the user's data sets that can be judged by rank counts, and by fabrics.
+    """Those of the user's data sets that can be judged by rank counts, and by fabrics; none unless asked for.
 
-    Ends with a message (2) where the user has asked for either and there are too few.
+    Too few for what the user has named end it with a message (2); where no way was named, it is only said.
     """
-    found: list[Sequence[DataSet]] = []
+    found: dict[str, Sequence[DataSet]] = {"ranks": (), "fabric": ()}
     for way, choose in (("ranks", with_rank_counts), ("fabric", enough_fabrics)):
+        if asked_for is not None and way not in asked_for:
+            continue
         try:
-            found.append(choose(own))
+            found[way] = choose(own)
         except TooFew as why:
-            if way in asked_for:
+            if asked_for is not None:
                 parser.error(str(why))
             print(why, file=sys.stderr)
-            found.append(())
-    return found[0], found[1]
+    return found["ranks"], found["fabric"]
 
 
 if __name__ == "__main__":

@@ -89,6 +89,15 @@ def test_too_few_rank_counts_or_fabrics_are_refused_with_a_reason(
 
 
 @pytest.mark.usefixtures("few_settings")
+def test_nothing_is_said_of_a_way_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
+    _run(monkeypatch, "--by", "size", "--data", tmp_path, "--only", "own", "--models", "cost")
+    assert "--by" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("few_settings")
 @pytest.mark.parametrize("n_nodes", [1, 2])
 def test_intervals_hold_where_the_cost_jumps_and_the_machine_does_not(n_nodes: int, tmp_path: Path) -> None:
     """NCCL's cost has other rates on one node; this machine has the same everywhere."""
