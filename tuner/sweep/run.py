@@ -86,28 +86,31 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
     if len(collectives) < len(found):
         wrong = next(name for name, one in zip(request.collectives, found, strict=True) if one not in SWEEPABLE)
         raise UserError(f"{wrong[:80]!r} cannot be swept", f"use one of {', '.join(one.name for one in SWEEPABLE)}")
-    if request.min_bytes < 1:
-        raise UserError(f"messages of {request.min_bytes} bytes are none", "use --min-bytes 1 or more")
+    for option, nbytes in (("--min-bytes", request.min_bytes), ("--max-bytes", request.max_bytes)):
+        if nbytes < 1:
+            raise UserError(f"messages of {nbytes:,} bytes are none", f"use {option} 1 or more")
+        if nbytes > MAX_BYTES:
+            raise UserError(f"messages of {nbytes:,} bytes cannot be sent", f"use {option} {MAX_BYTES} or less")
     if request.min_bytes > request.max_bytes:
         problem = f"sizes {request.min_bytes:,} to {request.max_bytes:,} are no range"
-        raise UserError(problem, "give a smaller --min-bytes")
-    if request.max_bytes > MAX_BYTES:
-        problem = f"messages of {request.max_bytes:,} bytes cannot be sent"
-        raise UserError(problem, f"use --max-bytes {MAX_BYTES} or less")
+        raise UserError(problem, "give a smaller --min-bytes or a larger --max-bytes")
     for name, value, example in (("precision", request.precision, 0.03), ("budget", request.budget, 0.15)):
         if not 0 < value <= 1:
-            raise UserError(f"a {name} of {value:g} is none", f"use a share such as {example}")
+            problem = f"a {name} of {value:g} is no share"
+            raise UserError(problem, f"use a --{name} above 0 and up to 1, such as {example}")
     if request.max_repeats < LOOK_REPEATS:
         raise UserError(f"{request.max_repeats} repeats measure nothing", f"use --max-repeats {LOOK_REPEATS} or more")
     if not 0 < request.timeout_s <= MAX_TIMEOUT_S:
         problem = f"a timeout of {request.timeout_s:g} s makes no sense"
         raise UserError(problem, f"use a --timeout above 0 and up to {MAX_TIMEOUT_S:,.0f} s")
     if request.n_ranks < 2:
-        raise UserError(f"{request.n_ranks} rank has nobody to talk to", "use --n-ranks 2 or more")
+        problem = "1 rank has nobody to talk to" if request.n_ranks == 1 else f"{request.n_ranks} ranks are none"
+        raise UserError(problem, "use --n-ranks 2 or more")
     if request.fabric is not None:
         most = fabrics.load(request.fabric).max_ranks
         if request.n_ranks > most:
-            raise UserError(f"fabric {request.fabric} has {most} ranks, not {request.n_ranks}", "use fewer ranks")
+            problem = f"fabric {request.fabric} has {most} ranks, not {request.n_ranks}"
+            raise UserError(problem, f"use --n-ranks {most} or less")
         try:
             library.build()
         except PluginError as error:
@@ -118,8 +121,10 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
     from torch import cuda
 
     if cuda.device_count() < request.n_ranks:
-        problem = f"this machine has {cuda.device_count()} GPUs for {request.n_ranks} ranks"
-        raise UserError(problem, "use fewer --n-ranks, or --fabric NAME for the emulated NCCL")
+        n_gpus = cuda.device_count()
+        problem = f"this machine has {n_gpus} GPUs for {request.n_ranks} ranks"
+        emulated = "--fabric NAME for the emulated NCCL"
+        raise UserError(problem, f"use --n-ranks {n_gpus}, or {emulated}" if n_gpus > 1 else f"use {emulated}")
     _check_fits(request.max_bytes, cuda.get_device_properties(0).total_memory, "of the GPU's memory")
     return collectives
 
