@@ -93,12 +93,16 @@ def import_measurements(
     trace.summary.is_named_after_folder = fabric_id is None and any(not one.fabric_id for one in portions.values())
     if dry_run:
         return trace, n_rows
-    notes = trace.summary.notes
-    if any(not job_id for job_id, _ in found):
-        # The same rows are the same import, whatever was said that the file tells already.
-        digest.update(repr(sorted(fabric for job_id, fabric in found if not job_id)).encode())
-        untold_job = f"import-{digest.hexdigest()[:12]}"
+    first_look = trace.summary  # a second one begins with the second reading
+    if untold := sorted(fabric for job_id, fabric in found if not job_id):
+        untold_job = _name_of(digest, untold)
     with Store.open(store_path) as store:
+        if fabric_id is None and list(found) == [("", folder_name(path))]:
+            earlier = _earlier_fabric(store, digest)
+            if earlier not in (None, folder_name(path)):
+                trace.summary.fabrics, trace.summary.is_named_after_folder = [earlier], False
+                trace.summary.note(f"imported before as fabric {earlier}: --fabric-id records it as another one, too")
+                return trace, 0
         kept = _kept(store, untold_job, found, owned)
         described, known_ranks = store.fabrics(), {job.job_id: job.n_ranks for job in store.jobs()}
         origin: dict[str, str | int | float | bool] = {"imported_from": path.name, "format": trace.format_name}
@@ -116,7 +120,8 @@ def import_measurements(
             n_recorded += len(portion.rows) - n_known
         for job_id in {job_id or untold_job for job_id, _ in found}:
             store.update_job(job_id, ended_at_s=time.time())
-    trace.summary.notes[:] = list(dict.fromkeys([*notes, *trace.summary.notes]))
+    trace.summary.notes[:] = list(dict.fromkeys([*first_look.notes, *trace.summary.notes]))
+    trace.summary.fabrics, trace.summary.is_named_after_folder = first_look.fabrics, first_look.is_named_after_folder
     if not n_recorded:
         trace.summary.note("the same was imported before: nothing was recorded again")
     return trace, n_recorded
@@ -130,6 +135,19 @@ def folder_name(path: Path) -> str:
 
 Owner = tuple[str, str]
 """Job and fabric."""
+
+
+def _name_of(rows: hashlib.blake2b, fabrics: list[str]) -> str:
+    """The job of rows that name none: the same rows are the same import, whatever was said that they tell already."""
+    whole = rows.copy()
+    whole.update(repr(fabrics).encode())
+    return f"import-{whole.hexdigest()[:12]}"
+
+
+def _earlier_fabric(store: Store, rows: hashlib.blake2b) -> str | None:
+    """The fabric as which these very rows were imported: the folder may have been called otherwise then."""
+    ended = (job for job in store.jobs() if job.ended_at_s is not None)
+    return next((job.fabric_id for job in ended if job.job_id == _name_of(rows, [job.fabric_id])), None)
 
 
 def _kept(

@@ -233,3 +233,24 @@ def test_mistakes_are_told_in_a_line(
     assert "Traceback" not in err
     assert any(part in err for part in reason.split("|")), err
     assert Path("t.csv").read_text() == text, "the user's file is as it was"
+
+
+def test_a_folder_that_was_renamed_is_not_imported_twice(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "monday").mkdir()
+    table(tmp_path / "monday" / "tuned.csv", 5)
+    assert "fabric monday" in command(monkeypatch, capsys, tmp_path / "monday", "--store", store)[1]
+    (tmp_path / "monday").rename(tmp_path / "archive")
+    before = stored(store)
+    code, out, err = command(monkeypatch, capsys, tmp_path / "archive", "--store", store)
+    assert (code, err) == (0, "")
+    assert "recorded as measurements: 0 on fabric monday" in out
+    assert "imported before as fabric monday" in out
+    assert "named after the folder" not in out
+    assert stored(store) == before
+    _, out, _ = command(monkeypatch, capsys, tmp_path / "archive", "--fabric-id", "second", "--store", store)
+    assert "recorded as measurements: 5 on fabric second" in out, "what the user says goes"
+    table(tmp_path / "archive" / "tuned.csv", 6)
+    _, out, _ = command(monkeypatch, capsys, tmp_path / "archive", "--store", store)
+    assert "recorded as measurements: 6 on fabric archive" in out, "other rows are another import"
