@@ -111,3 +111,13 @@ def test_agent_is_light():
 def test_command_line_loads_no_torch():
     loaded = loaded_after("import tuner.cli, agent.launch")
     assert not loaded & {"torch", "sklearn", "sqlite_utils", "matplotlib"}
+
+
+def test_no_test_imports_a_conftest():
+    """There are several of that name, and pytest keeps the one that it has loaded last."""
+    wrong = [
+        path
+        for path in (ROOT / "tests").rglob("*.py")
+        if any(within(n, ["conftest"]) for n in imports_of(path, lazy=True))
+    ]
+    assert wrong == []

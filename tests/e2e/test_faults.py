@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import losses_of
+from node_world import losses_of
 
 
 @pytest.mark.timeout(180)

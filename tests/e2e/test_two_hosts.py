@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import FABRIC, ZEROTUNE, losses_of
+from node_world import FABRIC, ZEROTUNE, losses_of
 
 from tuner.status import fetch_status
 

@@ -74,15 +74,20 @@ def node(tmp_path_factory):
     node.close()
 
 
+@pytest.fixture(scope="session")
+def extensions(request, tmp_path_factory):
+    """DeepSpeed compiles C++ on first use, and a killed compilation leaves a lock for ever."""
+    cache = getattr(request.config, "cache", None)  # pytest -p no:cacheprovider has none
+    return str(tmp_path_factory.mktemp("torch_extensions") if cache is None else cache.mkdir("torch_extensions"))
+
+
 @pytest.fixture
-def start(node, tmp_path, request):
+def start(node, tmp_path, extensions):
     """Start a job in a folder of its own; whatever still runs at the end is killed."""
     jobs = []
 
     def start(name, command, agent=True, **options):
         launch = ["--endpoint", node.endpoint, "--agent" if agent else "--no-agent"]
-        # DeepSpeed compiles C++ on first use, and a killed compilation leaves a lock for ever.
-        extensions = str(request.config.cache.mkdir("torch_extensions"))
         options = {"launch": launch, "TORCH_EXTENSIONS_DIR": extensions, **options}
         jobs.append(Job(tmp_path / name, command, **options))
         return jobs[-1]
