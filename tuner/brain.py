@@ -36,6 +36,7 @@ from tuner.knowledge import Knowledge
 from tuner.policy.ahead import Ahead, covering
 from tuner.policy.budget import Budget
 from tuner.policy.choice import TRUSTED_HOPE, Event, Policy
+from tuner.policy.epochs import Epochs
 from tuner.policy.intake import Intake
 from tuner.policy.keys import KeyTable
 from tuner.policy.memory import MemoryGate
@@ -50,12 +51,9 @@ from tuner.regime import Regimes
 from tuner.stage import StageFingerprint
 from tuner.stage.encoders import Encoder
 
-OFFER_PATIENCE_STEPS: Final = 50
 LEAST_US: Final = 0.01
 MOST_CALL_US: Final = 1e10
 """What took less, or more (three hours), was not measured: a clock stood still or jumped."""
-LOOK_PATIENCE: Final = 4
-"""A first look that goes on for so many times its steps does not end by itself."""
 
 
 class BrainSettings(msgspec.Struct, frozen=True):
@@ -115,17 +113,8 @@ class Brain:
         self._plans = PlanBook()
         self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
         self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
-        self._active = 0
-        self._must_repeat = False
-        """What was last asked for is not in force: it expired, was refused or got lost."""
-        self._takes_over = False
-        """The plan in force is of a daemon that is gone, and that has not been told yet."""
-        self._offered: int | None = None
-        self._offered_at_step = 0
-        self._next_epoch = 1
+        self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
         self._step = 0
-        self._steps_in_epoch = 0
-        self._planned_at_step = -1
         self._urgent = True
         self._offered_by = 0
         """The revision of costs that all settings in force were offered by."""
@@ -227,8 +216,7 @@ class Brain:
             if self.memory.is_overbooked or (self.memory.is_short and not before[0]):
                 self._policy.connect_nothing()
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
-        if step.epoch == self._active:
-            self._steps_in_epoch += 1
+        self._epochs.step_ran(step.epoch)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._learn_exposed(step.exposed_us)
         if is_timed:
@@ -241,21 +229,8 @@ class Brain:
 
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
-        if epoch == 0 < self._active:
-            # They heard nothing of this daemon for so long that their plan expired.
-            self._active, self._steps_in_epoch, self._offered = 0, 0, None
-            self._must_repeat = self._urgent = True
-            return
-        if epoch < self._active:
-            return
-        in_force = self._plans.get(epoch)
-        self._active = epoch
-        self._withdrawal.adopted(epoch, step, looks=self._is_looking)
-        self._steps_in_epoch = 0
-        if self._offered is not None and epoch >= self._offered:
-            self._offered = None
-        self._takes_over |= epoch >= self._next_epoch
-        self._next_epoch = max(self._next_epoch, epoch + 1)
+        in_force = self._epochs.adopted(epoch, step)
+        self._urgent |= self._epochs.must_repeat
         if in_force is not None:
             self._oversight.adopted(in_force, step, len(self._states), self._regimes.evidence)
 
@@ -264,16 +239,13 @@ class Brain:
     def propose(self) -> Plan | None:
         """The next plan, None while the one in force (or on its way) should run on."""
         self._withdrawal.looked()
-        if not self._states or not (self._urgent or self._is_due()):
+        epochs = self._epochs
+        if not self._states or not (self._urgent or epochs.is_due(self._step)):
             return None
         self._urgent = False
-        self._planned_at_step = self._step
-        if self._offered is not None and self._is_overdue():
-            self._offered, self._must_repeat = None, True
-            if self._is_looking:
-                self._withdrawal.looks_on()
-        if self._takes_over:
-            self._takes_over = False
+        epochs.plan_at(self._step)
+        if epochs.takes_over:
+            epochs.takes_over = False
             words = "another daemon took over: what earlier measurements do not prove is decided anew"
             self._note(Event(self._states[0], self._states[0].incumbent, "takeover", words))
         if self._costs.revision != self._offered_by:
@@ -300,9 +272,9 @@ class Brain:
         self._overlay = overlay
         changes |= overlay
         differs = self._plans.ask(self._states, changes, self.knowledge.model_id)
-        differs |= self._ahead.refresh(self._states, evidence) or self._must_repeat
-        self._must_repeat = False
-        latest = self._plans.get(self._active if self._offered is None else self._offered)
+        differs |= self._ahead.refresh(self._states, evidence) or epochs.must_repeat
+        epochs.must_repeat = False
+        latest = epochs.latest
         gathers_after_step = self._fingerprint.gathers_after_step
         is_trial = self._explored(len(self._states), overlay)
         has_trial = self._has_trial(is_trial)
@@ -312,16 +284,13 @@ class Brain:
                 return None
             # What ran on trial was adopted, or the other way round: the same settings, to last as long as they may.
         looks = self._policy.first_looks(evidence) if self._withdrawal.needs_looks and variant is None else []
-        entry = self._plan(self._next_epoch, gathers_after_step, looks)
+        entry = self._plan(epochs.next, gathers_after_step, looks)
         if looks:
             self._plans.ask(self._states, self._policy.end_first_looks(looks), self.knowledge.model_id)
-            after = self._plan(self._next_epoch + 1, gathers_after_step, looks)
+            after = self._plan(epochs.next + 1, gathers_after_step, looks)
             entry = ending_by_itself(entry, after, [state.index for state in looks])
-            self._plans.add(after, self._active)
-        self._plans.add(entry, self._active)
-        self._offered, self._offered_at_step = entry.plan.last_epoch, self._step
-        self._next_epoch = entry.plan.last_epoch + 1
-        self._withdrawal.offered(entry.plan.epoch)
+            self._plans.add(after, epochs.active)
+        epochs.offer(entry, self._step)
         return entry.plan
 
     def decisions(self) -> list[Decision]:
@@ -343,24 +312,6 @@ class Brain:
         ]
 
     # ---- inside ------------------------------------------------------------------------------------
-
-    def _is_due(self) -> bool:
-        if self._offered is not None and not self._is_overdue():
-            return False
-        return self._steps_in_epoch >= self.settings.window_steps and self._step != self._planned_at_step
-
-    def _is_overdue(self) -> bool:
-        """The plan that is waited for should have been adopted long ago."""
-        if self._is_looking:
-            return self._steps_in_epoch > LOOK_PATIENCE * self._withdrawal.first_steps
-        patience_steps = max(OFFER_PATIENCE_STEPS, 2.0 * self._withdrawal.steps)
-        return self._step - self._offered_at_step >= patience_steps
-
-    @property
-    def _is_looking(self) -> bool:
-        """A first look is in force."""
-        in_force = self._plans.get(self._active)
-        return in_force is not None and in_force.plan.first_look is not None
 
     def _plan(self, epoch: int, gathers_after_step: bool, looks: list[KeyState]) -> PlanInForce:
         """What is asked for now, as a plan with the rows of `looks` first."""
@@ -388,12 +339,12 @@ class Brain:
         """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
         n_keys = len(latest.candidates)
         latest = latest._replace(is_trial=is_trial[:n_keys], n_changes=self._oversight.n_promotions)
-        self._plans.add(latest, self._active)
-        if self._offered is None:
+        self._plans.add(latest, self._epochs.active)
+        if not self._epochs.is_offering:
             self._oversight.adopted(latest, self._step + 1, len(self._states), self._regimes.evidence)
 
     def _note(self, event: Event) -> None:
-        self._pending.append((event if event.step is not None else event._replace(step=self._step), self._next_epoch))
+        self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
 
     def _report(self, event: Event) -> None:
         self._note(event)
@@ -469,11 +420,11 @@ class Brain:
             self._note(Event(state, state.incumbent, "regime", reason))
 
     def _learn_exposed(self, exposed_us: float) -> None:
-        in_force = self._plans.get(self._active)
+        in_force = self._plans.get(self._epochs.active)
         if in_force is None or not self._states:
             return
         evidence = self._regimes.evidence
-        log_us = evidence.centre(self._plans.slots(self._active, len(self._states), evidence))
+        log_us = evidence.centre(self._plans.slots(self._epochs.active, len(self._states), evidence))
         total_us = float(np.nansum(np.exp(log_us) * self._keys.rates(self._step)))
         if total_us > 0:
             share = min(1.0, max(0.0, exposed_us / total_us))

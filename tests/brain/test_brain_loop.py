@@ -9,7 +9,7 @@ from brain_world import Call, OverlappedWorld, World, decided, gain_share, make_
 
 from agent.nccl import catalog, fabric
 from store.records import BASELINE, Collective, Phase, Plan
-from tuner.brain import OFFER_PATIENCE_STEPS
+from tuner.policy.epochs import OFFER_PATIENCE_STEPS
 from tuner.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
