@@ -10,6 +10,7 @@ the promotion good for training?), and ones with fewer channels.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -108,6 +109,9 @@ class StepTrials:
         """By name, the step of its last trial and how many there were."""
         self._next_at_step = 0
         self._steps_in_window = 0
+        self._is_second = False
+        """The window ends a pair, one with the variant and one without, in either order."""
+        self._chance = random.Random(0)
 
     def reset(self) -> None:
         """The regime changed: everything may be asked anew."""
@@ -133,12 +137,12 @@ class StepTrials:
                 yield variant
 
     def begin(self, variant: Variant, step: int) -> None:
-        """Start alternating."""
-        self.variant, self.is_on = variant, True
+        """Start taking turns with the plan itself."""
+        self.variant = variant
+        self._begin_pair()
         self._tried[variant.name] = step, self._tried.get(variant.name, (0, 0))[1] + 1
         self._on, self._off = _Side(), _Side()
         self._stragglers.reset()
-        self._steps_in_window = 0
         if variant.max_channels is not None:
             self._n_capped += 1
             # All caps of a regime together are wrongly adopted with probability ALPHA.
@@ -155,7 +159,10 @@ class StepTrials:
         if is_on is self.is_on:
             self._steps_in_window += 1
             if self._steps_in_window >= WINDOW_STEPS:
-                self.is_on, self._steps_in_window = not self.is_on, 0
+                if self._is_second:
+                    self._begin_pair()
+                else:
+                    self.is_on, self._is_second, self._steps_in_window = not self.is_on, True, 0
         return extra_us, self._verdict()
 
     def end(self, step: int) -> None:
@@ -167,6 +174,11 @@ class StepTrials:
     def late_us(self, duration_us: float) -> float:
         """What a step cost that ran with the variant after its trial had ended."""
         return max(0.0, duration_us - self._usual_us)
+
+    def _begin_pair(self) -> None:
+        """By chance, as training has periods of its own: every fourth step a longer one would be always the variant's."""
+        self.is_on = self._chance.random() < 0.5
+        self._is_second, self._steps_in_window = False, 0
 
     def _extra_us(self, duration_us: float) -> float:
         """What a step with the variant cost; less where one of before turned out to be a straggler."""
