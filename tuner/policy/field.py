@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from agent.nccl import catalog
 from agent.nccl.cost_model import channels_used
 from store.records import BASELINE, Candidate, size_class
 from tuner.features import CostPrior, Floats, cell_of
@@ -133,6 +134,8 @@ class FieldBook:
         column = {candidate: at for at, candidate in enumerate(offered)}
         at = [column.get(option, -1) for option in options]
         mean, std = mean[at], std[at]
+        if self.is_guesswork(family):
+            mean[0] = self._guess_of_default(state)
         if -1 in at:  # an incumbent from another time, not offered any more
             mean[[index for index, place in enumerate(at) if place < 0]] = np.nan
         self.knowledge.overrule(state.key, options, mean, std)
@@ -147,6 +150,19 @@ class FieldBook:
         table[:, 4], table[:, 5], table[:, 6] = mean, std, share[at]
         np.maximum(0.0, math.log2(n_available) - table[:, 1], out=table[:, 7])
         return Field(options, table)
+
+    def _guess_of_default(self, state: KeyState) -> float:
+        """Log microseconds of NCCL's own choice where nobody knows by what costs it chooses: of the cell that ran, or
+        the mean over those that may have. With the least of them NCCL's choice would seem slower than guessed wherever
+        it is another, and all that nobody has tried would pass for as much slower.
+        """
+        (communicator, collective), default = state.family, state.default_setting
+        n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
+        cells = catalog.legal_cells(collective, n_nodes=n_nodes, n_ranks=n_ranks, nvls=False)
+        settings = [Candidate(*cell) for cell in cells] or [BASELINE]
+        if default is not None:
+            settings = [Candidate(default.algorithm, default.protocol)]
+        return float(self.costs.log_cost(communicator, collective, settings, state.message_bytes).mean())
 
     def _guess(self, family: Family, nbytes: int) -> tuple[Floats, Floats, Floats]:
         known = self._guesses.setdefault(family, {})
