@@ -15,6 +15,8 @@ from tuner.status import fetch_status
 ZEROTUNE = [sys.executable, "-m", "tuner.cli"]
 FABRIC = "ethernet_boxes"
 MARK = "ZEROTUNE_TEST_WORLD"
+SMALL = ("--batch", 1, "--layers", 2, "--width", 32)
+"""What is asked here does not depend on how much a step computes."""
 
 
 class World:
@@ -76,7 +78,7 @@ class World:
             *ZEROTUNE, "launch", "--fabric", fabric, "--endpoint", self.endpoint,
             "--agent" if agent else "--no-agent", *launch, "--",
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}",
-            *torchrun, "-m", "zero_runtime.examples.train", "--stage", "3", "--losses", path, *words,
+            *torchrun, "-m", "zero_runtime.examples.train", "--stage", "3", *SMALL, "--losses", path, *words,
         )  # fmt: skip
         return process, path
 

@@ -11,7 +11,7 @@ from node_world import losses_of
 @pytest.mark.timeout(180)
 def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill9):
     daemon = world.start_daemon()
-    training, losses = world.train("--batch", 1, "--steps", 100_000)
+    training, losses = world.train("--steps", 100_000)
     world.wait_for(lambda: len(losses_of(losses)) > 15, "training to run", training)
     epoch_at_kill = world.wait_for(
         lambda: next((job.epoch for job in world.jobs() if job.epoch > 0), None), "a first plan", training
@@ -32,26 +32,10 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found(world, kill
 
     # How far training came by then is the machine's affair, so the reference is as long as that was.
     n_steps = at_replan + 10
-    untuned, reference = world.train("--batch", 1, "--steps", n_steps, agent=False, losses="reference.jsonl")
+    untuned, reference = world.train("--steps", n_steps, agent=False, losses="reference.jsonl")
     assert world.finish(untuned)[0] == 0
     assert at_kill < n_steps == len(losses_of(reference))
     assert losses_of(losses)[:n_steps] == losses_of(reference)
-
-
-@pytest.mark.timeout(120)
-def test_a_killed_rank_ends_the_job_and_leaves_nothing(world, kill9):
-    shared_before = set(os.listdir("/dev/shm"))
-    daemon = world.start_daemon()
-    training, losses = world.train("--steps", 100_000)
-    world.wait_for(lambda: len(losses_of(losses)) > 5, "training to run", training)
-    (victim,) = world.living(rank="1")
-    kill9(victim.pid)
-    returncode, output = world.finish(training, timeout_s=60)
-    assert returncode != 0
-    assert "RankDisagreement" not in output
-    world.wait_for(lambda: {p.pid for p in world.living()} == {daemon.pid, *trainers(daemon)}, "every rank to end")
-    assert set(os.listdir("/dev/shm")) <= shared_before
-    world.wait_for(lambda: world.status() is not None, "the daemon to live on")
 
 
 @pytest.mark.timeout(180)

@@ -69,20 +69,6 @@ def test_a_sitecustomize_of_the_users_still_runs(world):
     assert done.stdout == "mine\nmine\ntrained\n"  # once in zerotune's own process, once in the script's
 
 
-COMMANDS = [
-    "daemon", "launch", "replay", "sweep", "status", "explain", "fabrics", "import", "export", "memory", "report",
-    "plot", "demo", "keys",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_help_has_an_example(world, command):
-    done = world.zerotune(command, "--help")
-    assert done.returncode == 0
-    assert "Example" in done.stdout
-    assert f"zerotune {command}" in done.stdout
-
-
 PLAN = """{"zerotune_plan": 1, "rows": [{"n_ranks": 2, "n_nodes": 2, "collective": "all_gather",
 "phase": "forward_gather", "min_bytes": 1, "max_bytes": 1000000000, "algorithm": "%s", "protocol": "simple"}]}"""
 

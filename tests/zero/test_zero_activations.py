@@ -52,13 +52,20 @@ def train_2x2(stage: int, mode: str) -> Result:
     }
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.fixture(scope="module", params=[2, 3])
+def plain(world: World, request: pytest.FixtureRequest) -> tuple[int, list[Result]]:
+    """A stage, and what each rank has under it where nothing is partitioned."""
+    return request.param, world.run(4, train_2x2, request.param, "none")
+
+
 @pytest.mark.parametrize("mode", ["P_a", "cpu", "arena"])
-def test_partitioning_changes_no_bit_and_halves_what_is_kept(world: World, stage: int, mode: str) -> None:
-    plain = world.run(4, train_2x2, stage, "none")
+def test_partitioning_changes_no_bit_and_halves_what_is_kept(
+    world: World, plain: tuple[int, list[Result]], mode: str
+) -> None:
+    stage, unpartitioned = plain
     found = world.run(4, train_2x2, stage, mode)
     block_bytes = 2 * TINY.n_context * TINY.width * 4
-    for a, b in zip(plain, found, strict=True):
+    for a, b in zip(unpartitioned, found, strict=True):
         assert a["losses"] == b["losses"]
         assert all(torch.equal(v, b["values"][k]) for k, v in a["values"].items())
         assert b["n_gathers"] == 3 * TINY.n_layers  # one per block and step
