@@ -1,10 +1,13 @@
-"""Before any test imports torch: one thread per process, as ranks have, so that sums add up alike."""
+"""Before any test imports torch: one thread per process, as ranks have, so that sums add up alike.
 
+Ranks that tests start take seconds to import torch and what comes with its first optimizer: one process does it,
+and they are its forks. There is one such server in a test run, whoever needs it first.
+"""
+
+import multiprocessing
 import os
-import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# A script's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+)

@@ -28,7 +28,6 @@ def port(server: dist.TCPStore) -> int:
 def start(port: int, n_ranks: int, n_steps: int, seed: int = 0, **options: object) -> Job:
     # Not "fork": a thread of some earlier test may hold a lock of torch's in the forked copy.
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed"])
     job: Job = []
     for rank in range(n_ranks):
         ours, theirs = context.Pipe()

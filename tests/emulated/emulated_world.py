@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 
 ANSWER_WITHIN_S = 110
-PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "zero_runtime"]
-"""What ranks would each take seconds to import: one process does, and they are its forks."""
 
 
 class World:
@@ -23,7 +21,6 @@ class World:
 
     def __init__(self, n_ranks: int, folder: Path, **environment: str) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
         self.n_ranks = n_ranks
         self.processes = []

@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 
 N_RANKS = 4
-PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "zero_runtime"]
-"""What ranks would each take seconds to import: one process does, and they are its forks."""
 _groups: dict[int, Any] = {}
 
 
@@ -48,7 +46,6 @@ class World:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._pipes: list[Connection] = []
         self._processes = []
