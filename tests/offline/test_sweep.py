@@ -164,15 +164,15 @@ def test_a_setting_that_keeps_failing_is_not_tried_at_every_size(tmp_path: Path,
 
 
 def test_too_many_failures_end_it_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("ZEROTUNE_FAULTS", "fail:ring/simple/1,fail:ring/ll/1")
-    monkeypatch.setattr("tuner.sweep.run.MAX_STARTS", 3)
+    monkeypatch.setenv("ZEROTUNE_FAULTS", "fail:ring/ll/4")
+    monkeypatch.setattr("tuner.sweep.run.MAX_STARTS", 1)
     request = SweepRequest(
         fabric="ethernet_boxes", collectives=("all_gather",), min_bytes=4096, max_bytes=65536, full=True,
         max_repeats=1, check=False,
     )  # fmt: skip
     result = run_sweep(request, tmp_path / "s.db", quiet)
     assert result.gave_up
-    assert result.n_broken == 3
+    assert result.n_broken == 1
     assert any(row.n_samples for row in result.rows)
     console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
     render(result, console)
