@@ -182,6 +182,8 @@ def test_too_many_failures_end_it_with_what_it_has(tmp_path: Path, monkeypatch: 
 def sweep_process(path: Path) -> subprocess.Popen[str]:
     """A long sweep in its own process, which prints a line per visit."""
     script = (
+        # Where the tests run in a shell's background, they ignore Ctrl-C, and what they start does too.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from pathlib import Path; from tuner.sweep import *\n"
         "request = SweepRequest(fabric='ethernet_boxes', full=True, min_bytes=64, max_bytes=4 << 20)\n"
         f"result = run_sweep(request, Path({str(path)!r}), lambda done, total, words: print(words, flush=True))\n"
