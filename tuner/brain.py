@@ -37,6 +37,7 @@ from tuner.policy.ahead import Ahead, covering
 from tuner.policy.budget import Budget
 from tuner.policy.choice import TRUSTED_HOPE, Event, Policy
 from tuner.policy.epochs import Epochs
+from tuner.policy.evidence import Evidence
 from tuner.policy.intake import Intake
 from tuner.policy.keys import KeyTable
 from tuner.policy.memory import MemoryGate
@@ -188,8 +189,9 @@ class Brain:
             for epoch in np.unique(epochs).tolist():
                 here = epochs == epoch
                 self._take_in(epoch, block[here], keys[here], logs[here])
+        left = self._regimes.evidence
         if self._regimes.recognise():
-            self._new_evidence(f"the network is as it was in regime {self._regimes.label}")
+            self._new_evidence(left, f"the network is as it was in regime {self._regimes.label}")
 
     def cost_tables(self, block: npt.NDArray[np.void]) -> None:
         """Take in live cost tables (COST_FIELDS)."""
@@ -389,7 +391,7 @@ class Brain:
         shift = self._intake.shift(calls, steps, evidence)
         if shift is not None:
             self._regimes.begin(shift)
-            self._new_evidence(f"calls take {math.exp(shift):.2f} times as long as before")
+            self._new_evidence(evidence, f"calls take {math.exp(shift):.2f} times as long as before")
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
@@ -408,8 +410,9 @@ class Brain:
                 )
         evidence.add(calls, steps)
 
-    def _new_evidence(self, reason: str) -> None:
-        """The regime changed: verdicts are reopened, what runs stays until measured otherwise."""
+    def _new_evidence(self, left: Evidence, reason: str) -> None:
+        """The regime with that evidence is left: verdicts are reopened, what runs stays until measured otherwise."""
+        self._outlook.leave(self._states, left)
         self._plans.forget_slots()
         self._intake.reset()
         self._oversight.reset()

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from store.records import Candidate
 from tuner.features import Floats
-from tuner.policy.admission import PAYS_WITHIN, Option, Room, Stakes, best_option
+from tuner.policy.admission import PAYS_WITHIN, SURPRISE_QUANTILE, Option, Room, Stakes, best_option
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
@@ -91,6 +91,8 @@ class Policy:
         self.leads: dict[int, KeyState] = {}
         """Keys that have a lead, by index, those judged longest ago first."""
         self._turns = Turns()
+        self._untold: list[tuple[KeyState, Candidate]] = []
+        """Trials of which nothing is measured yet."""
         self._next_key = 0
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
@@ -313,6 +315,7 @@ class Policy:
     ) -> None:
         """Begin the most promising trials whose risks together fit `risk_left_us`; `room_us` is there for surprises."""
         picked: list[tuple[KeyState, Option]] = []
+        self._untold = [(one, trial) for one, trial in self._untold if _is_untold(one, trial, evidence)]
         n_looked_at = n_quiet = 0
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
         for offset in range(len(states)):
@@ -337,11 +340,15 @@ class Policy:
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             if found.risk_us > risk_left_us or found.surprise_us > room_us or not self.may_run(state, found.candidate):
                 continue
+            if self._has_untold_twin(state, found):
+                continue
             risk_left_us -= found.risk_us
             room_us -= found.risk_us
             self._number(state, found.candidate)
             state.retired.pop(found.candidate, None)
             self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
+            if _is_untold(state, found.candidate, evidence):
+                self._untold.append((state, found.candidate))
             slot = evidence.find(state.index, found.candidate)
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
             self._report(Event(state, found.candidate, "explore", found.reason))
@@ -405,6 +412,20 @@ class Policy:
             return False
         return self.may_run(state, candidate)
 
+    def _has_untold_twin(self, state: KeyState, found: Option) -> bool:
+        """Whether what might be a catastrophe is on trial at about the same message size already, and nothing is known
+        of it yet: where it is one, it is one here, too.
+        """
+        hoped, std = found.hope
+        if SURPRISE_QUANTILE * std - hoped <= math.log(self.settings.catastrophic_ratio):
+            return False
+        return any(
+            trial == found.candidate
+            and one.key.communicator == state.key.communicator
+            and abs(one.key.size_class - state.key.size_class) <= 1
+            for one, trial in self._untold
+        )
+
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
         """What one more window of a running trial may cost, from what it has cost so far."""
         trial, incumbent = state.trial, evidence.find(state.index, state.incumbent)
@@ -413,3 +434,7 @@ class Policy:
             return 0.0  # it was admitted at a share of what was left: all that follow fit the rest
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
         return max(0.0, extra) * float(self.rates[state.index]) * self.steps_at_risk * self.charged_share
+
+
+def _is_untold(state: KeyState, trial: Candidate, evidence: Evidence) -> bool:
+    return state.trial == trial and not evidence.has_measured(state.index, trial)
