@@ -105,6 +105,11 @@ def generated(seeds: Iterable[int], n_per_octave: float = 1.0, n_ranks: int = 16
         yield DataSet(f"generated_{seed}", problems, facts)
 
 
+def as_undescribed(data: DataSet) -> DataSet:
+    """The same machine, of which nobody has said what it is; what NCCL chooses there by itself is seen as ever."""
+    return data._replace(name=f"undescribed_{data.name}", facts={})
+
+
 def generated_fabric(seed: int, base: str) -> tuple[fabric.Fabric, Facts]:
     """A random variation of the shipped fabric `base`, and its description."""
     path = generate(seed, base)

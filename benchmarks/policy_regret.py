@@ -1,7 +1,7 @@
 """How much each policy loses against the best setting, on equal terms: same keys, same calls, same noise.
 
     python benchmarks/policy_regret.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
-                                       [--draws N]
+                                       [--draws N] [--undescribed]
 
 Data sets: every shipped fabric, the same with nothing to gain (A/A), `--generated` random ones, every fabric of
 a store (`--store`), and everything measured below `--data`: tuner CSVs and published nccl-tests grids. A training
@@ -37,7 +37,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from data_sets import DataSet, Facts, Measured, check_sources, generated, of_folder, of_store, shipped
+from data_sets import DataSet, Facts, Measured, as_undescribed, check_sources, generated, of_folder, of_store, shipped
 from regret_policies import Default, Problem, peers
 from reporting import Result, report
 
@@ -245,7 +245,8 @@ def all_data_sets(arguments: argparse.Namespace) -> Iterator[DataSet]:
         of_store(arguments.store) if arguments.store is not None else iter(()),
         of_folder(arguments.data) if arguments.data is not None else iter(()),
     ]
-    return (one for one in chain(*parts) if arguments.only in one.name)
+    found = (one for one in chain(*parts) if arguments.only in one.name)
+    return (as_undescribed(one) for one in found) if arguments.undescribed else found
 
 
 def check_only(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -280,6 +281,7 @@ def main() -> None:
     parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
     parser.add_argument("--seed", type=int, default=FIRST_GENERATED_SEED, help="of the first of these fabrics")
     parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
+    parser.add_argument("--undescribed", action="store_true", help="as if nobody had described any of these machines")
     parser.add_argument(
         "--draws", type=int, default=0, metavar="N", help="ours under so many other draws of noise, too"
     )

@@ -44,7 +44,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from data_sets import DataSet, check_sources, generated, of_folder, of_store, shipped, sweep_block
+from data_sets import DataSet, as_undescribed, check_sources, generated, of_folder, of_store, shipped, sweep_block
 from generated_grids import generated_grids
 from prediction_cost import cost
 from prediction_elsewhere import TooFew, by_fabric, by_ranks, enough_fabrics, many_rank_counts, with_rank_counts
@@ -239,21 +239,27 @@ def main() -> None:
     parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
     parser.add_argument("--grids", type=int, default=0, metavar="N", help="judge on N small random grids of each kind")
     parser.add_argument("--seed", type=int, default=1000, help="first seed of what is generated")
+    parser.add_argument("--undescribed", action="store_true", help="as if nobody had described any of these machines")
     parser.add_argument("--by", nargs="+", choices=WAYS)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
     parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
+
+    def described(data: DataSet) -> DataSet:
+        return as_undescribed(data) if arguments.undescribed else data
+
     own = list(of_store(arguments.store)) if arguments.store is not None else []
     own += of_folder(arguments.data) if arguments.data is not None else []
-    own = [data for data in own if arguments.only in data.name]
+    own = [described(data) for data in own if arguments.only in data.name]
     own_by_ranks, own_by_fabric = elsewhere(parser, own, arguments.by)
     models = arguments.models or ([WINNER] if arguments.quick else list(MODELS))
     asked_for = arguments.by or WAYS
     n_per_octave = 0.5 if arguments.quick else 1.0
     seeds = range(arguments.seed, arguments.seed + arguments.generated)
-    ours = [data for data in shipped(n_per_octave) if arguments.only in data.name]
-    known = [*ours, *(data for data in generated(seeds, n_per_octave) if arguments.only in data.name), *own]
+    ours = [described(data) for data in shipped(n_per_octave) if arguments.only in data.name]
+    drawn = [described(data) for data in generated(seeds, n_per_octave) if arguments.only in data.name]
+    known = [*ours, *drawn, *own]
     groups = [(data.name, [data]) for data in known]
     grid_seeds = range(arguments.seed, arguments.seed + arguments.grids)
     for name, jumpy in (("small_grids", False), ("jumpy_grids", True)):
@@ -273,7 +279,7 @@ def main() -> None:
     if "size" in asked_for and arguments.only in TWO_PEAKS:
         results += two_peaks()
     if "ranks" in asked_for:
-        for data in [*many_rank_counts(n_per_octave, seeds), *own_by_ranks]:
+        for data in [*map(described, many_rank_counts(n_per_octave, seeds)), *own_by_ranks]:
             if arguments.only in data.name:
                 results += by_ranks(data, models)
     if "fabric" in asked_for:
