@@ -20,8 +20,10 @@ from tuner.policy.posterior import Kinship, Settings, condition, kinship_of
 from tuner.policy.trial import KeyState
 
 MIN_TO_TUNE: Final = 12
-COMMON_DOUBT: Final = 1.0
-"""How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too."""
+COMMON_DOUBT: Final = 1.5
+"""How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
+the first calls tell it.
+"""
 RETUNE_GROWTH: Final = 1.3
 """Places measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
 
