@@ -36,6 +36,10 @@ ALIKE_WEIGHT: Final = 30.0
 """How many steps the opinion weighs that neighbouring steps have nothing in common."""
 MATCH_CALLS: Final = 6
 MATCH_WITHIN: Final = 0.08
+USUAL: Final = 2.0
+"""So much of a unit, in noise scales, says what neighbouring steps have in common: a change of the network is like the
+step before as well, and would hide itself.
+"""
 TOGETHER_WEIGHT: Final = 10.0
 """How many steps the opinion weighs that all keys of a step say the same."""
 _ALL: Final = np.zeros(1, np.int64)
@@ -147,8 +151,9 @@ class StepMeans:
         new = np.where(known, (units - alike * before) / np.sqrt(1.0 - alike**2), units)
         if known.any():
             fade = 1.0 - 1.0 / ALIKE_MEMORY
-            self._same = fade * self._same + float(np.mean(units[known] * before[known]))
-            self._all = fade * self._all + float(np.mean(0.5 * (units[known] ** 2 + before[known] ** 2)))
+            one, other = (np.clip(both[known], -USUAL, USUAL) for both in (units, before))
+            self._same = fade * self._same + float(np.mean(one * other))
+            self._all = fade * self._all + float(np.mean(0.5 * (one**2 + other**2)))
         result: Floats = new
         return result
 

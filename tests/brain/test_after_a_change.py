@@ -186,3 +186,21 @@ def test_a_step_record_is_not_needed_to_carry_anything() -> None:
     levels = [brain._outlook._places[world.communicator].level(state) for state in brain._states]
     assert brain.regime == 1
     assert levels == pytest.approx([math.log(1.6)] * len(levels), abs=0.1)
+
+
+@pytest.mark.parametrize("seed", [51, 52, 53])
+def test_a_plan_on_trial_while_the_network_recovers_is_not_adopted_for_that(seed: int) -> None:
+    """Steps with it are shorter than those of before, but so are all steps."""
+    machine = fabric.load("ethernet_boxes")
+    calls = [Call(*kind, nbytes) for nbytes in (1 << 17, 1 << 20, 1 << 23) for kind in KINDS for _ in range(2)]
+    world = ChangingWorld(
+        "ethernet_boxes", machine.communicator(range(16)), calls, seed=seed, compute_us=100_000.0, large=1.6, small=1.6
+    )
+    brain = make_brain(world)
+    while brain._oversight.variant is None:
+        play(world, brain, 1)
+        assert world.step < 400, "no variant was ever on trial"
+    brain.decisions()
+    world.large = world.small = 1.0
+    play(world, brain, 10)
+    assert not [one.reason for one in brain.decisions() if one.kind == "variant" and "so it runs now" in one.reason]

@@ -26,8 +26,9 @@ OTHER_COLLECTIVE: Final = 2.0 * SIZE_CLASSES_PER_OCTAVE
 KIN_UNITS: Final = 3.0
 """Steps of evidence from which on a setting counts as measured there."""
 CARRIED_STD: Final = 0.25
-"""How far (log) a setting may be from what an older regime measured, but for its key's level: a change of the network
-is not the same for all settings.
+CARRIED_SHARE: Final = 0.4
+"""How far (log) a setting may be from what an older regime measured, but for its key's level: by so much at least, and
+by this share of what has changed at the key. A change of the network is not the same for all settings.
 """
 _NO_SLOT: Final = -1
 
@@ -58,6 +59,7 @@ class Places:
         self._past_log_us = np.zeros(0)
         """What older regimes measured, less its key's level then; NaN where none did."""
         self._past_variance = np.zeros(0)
+        self._past_level = np.zeros(0)
         self._level = np.zeros(0)
         """Of each place's key."""
         self._has_past = False
@@ -98,6 +100,7 @@ class Places:
             ("_row", np.nan),
             ("_past_log_us", np.nan),
             ("_past_variance", 0.0),
+            ("_past_level", 0.0),
             ("_level", 0.0),
         ):
             old = getattr(self, name)
@@ -112,7 +115,8 @@ class Places:
         at = here[self._is_measured(here, evidence)]
         slots = self._slot[at]
         self._past_log_us[at] = evidence.centre(slots) - self._level[at]
-        self._past_variance[at] = _noise(slots, evidence) + CARRIED_STD**2
+        self._past_variance[at] = _noise(slots, evidence)
+        self._past_level[at] = self._level[at]
         self._slot[:] = _NO_SLOT
         self._has_past |= bool(len(at))
 
@@ -125,7 +129,7 @@ class Places:
         if not len(at):
             return
         owner, slots = self._owner[at], self._slot[at]
-        precision = 1.0 / (_noise(slots, evidence) + self._past_variance[at])
+        precision = 1.0 / (_noise(slots, evidence) + self._past_variance[at] + CARRIED_STD**2)
         weight = np.bincount(owner, precision)
         total = np.bincount(owner, precision * (evidence.centre(slots) - self._past_log_us[at]))
         owners, first = np.unique(owner, return_index=True)
@@ -181,7 +185,8 @@ class Places:
 
     def _known(self, chosen: Ints, states: list[KeyState], fields: FieldBook, evidence: Evidence) -> Known:
         at = self._with_rows(chosen, states, fields)
-        log_us, variance = self._past_log_us[at], self._past_variance[at]
+        carried = np.maximum(CARRIED_STD, CARRIED_SHARE * np.abs(self._level[at] - self._past_level[at]))
+        log_us, variance = self._past_log_us[at], self._past_variance[at] + carried**2
         is_now = self._is_measured(at, evidence)
         slots = self._slot[at[is_now]]
         log_us[is_now] = evidence.centre(slots) - self._level[at[is_now]]

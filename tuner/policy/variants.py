@@ -149,6 +149,8 @@ class Variants:
         extra_us, outcome = trials.step(duration_us, is_on=in_force.variant is not None)
         self._policy.budget.spend(extra_us)
         self._spent_us += extra_us
+        if not self._policy.may_promote:
+            outcome = None  # the network changes just now: what steps take by that is no variant's doing
         if outcome is None and self._policy.budget.remaining_us >= 0:
             return False
         if trials.variant is not None:
