@@ -40,6 +40,8 @@ USUAL: Final = 2.0
 """So much of a unit, in noise scales, says what neighbouring steps have in common: a change of the network is like the
 step before as well, and would hide itself.
 """
+BACK: Final = 0.25
+"""Of a change that is left over, at most, where it is gone."""
 TOGETHER_WEIGHT: Final = 10.0
 """How many steps the opinion weighs that all keys of a step say the same."""
 _ALL: Final = np.zeros(1, np.int64)
@@ -52,45 +54,59 @@ class ChangeDetector:
     def __init__(self, limit: float = LIMIT) -> None:
         self._limit = limit
         self._sums = np.zeros((2, 0))
-        """By direction (slower, faster) and key; so are the next two, which sum up deviations since it was
-        zero, the newer the more.
-        """
+        """By direction (slower, faster) and key, as the next three are, which concern the time since it was zero."""
+        self._origin = np.zeros((2, 0))
+        """The level then; NaN where there was none yet."""
         self._weight = np.zeros((2, 0))
-        self._deviation = np.zeros((2, 0))
+        self._reached = np.zeros((2, 0))
+        """Where residuals lay, summed up, the newer the more."""
 
     def reset(self) -> None:
         """A new regime began."""
-        for one in (self._sums, self._weight, self._deviation):
+        for one in (self._sums, self._weight, self._reached):
             one[:] = 0.0
+        self._origin[:] = np.nan
 
-    def update(self, keys: Ints, standardised: Floats, deviation: Floats) -> Ints:
-        """Take in residuals divided by their noise scale, and as they are (log); returns the keys that changed, mostly
-        empty.
+    def update(self, keys: Ints, standardised: Floats, deviation: Floats, level: Floats) -> Ints:
+        """Take in what deviates from a level that follows slowly; returns the keys that changed, mostly empty.
+
+        Args:
+            keys: key index of each residual, shape [n].
+            standardised: residuals divided by their noise scale, shape [n].
+            deviation: the same as they are (log), shape [n].
+            level: of each one's key (log), shape [n].
         """
         if not len(keys):
             return keys
         n_keys = int(keys.max()) + 1
-        if (more := n_keys - self._sums.shape[1]) > 0:
-            room = np.zeros((2, max(more, self._sums.shape[1], 64)))
-            self._sums, self._weight, self._deviation = (
-                np.concatenate([one, room], axis=1) for one in (self._sums, self._weight, self._deviation)
-            )
-        clipped = np.clip(standardised, -CLIP, CLIP)
+        self._grow(n_keys)
+        sums, weight, reached, origin = (
+            one[:, :n_keys] for one in (self._sums, self._weight, self._reached, self._origin)
+        )
         counts = np.bincount(keys, minlength=n_keys)
-        added = np.bincount(keys, weights=clipped, minlength=n_keys)
-        here = np.s_[:, :n_keys]
-        self._sums[here] = np.maximum(0.0, self._sums[here] + _DIRECTIONS * added - ALLOWANCE * counts)
+        levels = np.zeros(n_keys)
+        levels[keys] = level
+        added = np.bincount(keys, np.clip(standardised, -CLIP, CLIP), minlength=n_keys)
+        sums[:] = np.maximum(0.0, sums + _DIRECTIONS * added - ALLOWANCE * counts)
+        began = (counts > 0) & ((sums == 0.0) | np.isnan(origin))
         fade = FADE**counts
-        self._weight[here] = fade * self._weight[here] + counts
-        self._deviation[here] = fade * self._deviation[here] + np.bincount(keys, weights=deviation, minlength=n_keys)
-        began = self._sums[here] == 0.0
-        self._weight[here][began] = self._deviation[here][began] = 0.0
-        return np.flatnonzero((self._sums[here] > self._limit).any(axis=0)).astype(np.int64)
+        weight[:] = np.where(sums > 0.0, fade * weight + counts, 0.0)
+        reached[:] = np.where(sums > 0.0, fade * reached + np.bincount(keys, deviation + level, minlength=n_keys), 0.0)
+        origin[:] = np.where(began, levels, origin)
+        return np.flatnonzero((sums > self._limit).any(axis=0)).astype(np.int64)
 
     def shift(self, keys: Ints) -> float:
-        """By how much (log) these keys deviate by now: their median."""
+        """By how much (log) these keys have moved: their median."""
         direction = np.argmax(self._sums[:, keys], axis=0)
-        return float(np.median(self._deviation[direction, keys] / np.maximum(self._weight[direction, keys], 1.0)))
+        weight, origin = self._weight[direction, keys], np.nan_to_num(self._origin[direction, keys])
+        return float(np.median((self._reached[direction, keys] - origin * weight) / np.maximum(weight, 1.0)))
+
+    def _grow(self, n_keys: int) -> None:
+        if (more := n_keys - self._sums.shape[1]) > 0:
+            room = np.zeros((2, max(more, self._sums.shape[1], 64)))
+            for name in ("_sums", "_weight", "_reached", "_origin"):
+                new = room if name != "_origin" else np.full_like(room, np.nan)
+                setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
 
 
 class Units(NamedTuple):
@@ -178,19 +194,18 @@ class Together:
         """A new regime began; how alike the keys of one step are is still true."""
         self._changes.reset()
 
-    def shift(self, units: Units) -> float | None:
-        """By how much (log) the keys deviate, once that is beyond doubt, else None."""
+    def has_changed(self, units: Units) -> bool:
+        """Whether the keys of a step deviate beyond doubt."""
         n_keys = len(units.keys)
         if n_keys < 2:
-            return None
+            return False
         pooled = float(units.new.sum()) / math.sqrt(n_keys)
         variance = max(1.0, (TOGETHER_WEIGHT * n_keys + self._square) / (TOGETHER_WEIGHT + self._weight))
-        standardised = np.clip(pooled / math.sqrt(variance), -CLIP, CLIP)
+        standardised = np.full(1, np.clip(pooled / math.sqrt(variance), -CLIP, CLIP))
         fade = 1.0 - 1.0 / ALIKE_MEMORY
         self._square = fade * self._square + min(pooled**2, CLIP**2 * variance)
         self._weight = fade * self._weight + 1.0
-        fired = self._changes.update(_ALL, np.array([standardised]), np.array([float(np.median(units.deviation))]))
-        return self._changes.shift(fired) if len(fired) else None
+        return bool(len(self._changes.update(_ALL, standardised, standardised, np.zeros(1))))
 
 
 class Regimes:
@@ -217,7 +232,7 @@ class Regimes:
 
     def begin(self, shift: float) -> None:
         """The network changed by `shift` (log): start afresh, keep what was known."""
-        self._shift = abs(shift)
+        self._shift = shift
         self._all.append(Evidence())
         self._labels.append(self._next_label)
         self._next_label += 1
@@ -247,10 +262,14 @@ class Regimes:
             if not pairs:
                 continue
             here, there = np.array(pairs, dtype=np.int64).T
-            gap = np.abs(now[here] - older.centre(there))
-            # What was just left is not what came, be the step between them ever so small.
-            within = min(MATCH_WITHIN, 0.4 * self._shift) if index == len(self._all) - 2 else MATCH_WITHIN
-            if float(np.median(gap)) < within and float(np.mean(gap)) < 2 * within:
+            gap = now[here] - older.centre(there)
+            # What was just left is not what came, be the step between them ever so small and half of it taken in.
+            is_back = index < len(self._all) - 2 or float(np.median(gap)) / self._shift < BACK
+            if (
+                is_back
+                and float(np.median(np.abs(gap))) < MATCH_WITHIN
+                and float(np.mean(np.abs(gap))) < 2 * MATCH_WITHIN
+            ):
                 self._all[-1], self._all[index] = older, current
                 del self._all[index]
                 label = self._labels.pop(index)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.nccl import fabric
-from store.records import Collective, Phase
+from store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from tuner.policy.evidence import Evidence
 from tuner.regime import ChangeDetector, StepMeans
 
 
@@ -19,7 +20,7 @@ def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:
     n_alarms = 0
     for _ in range(400):
         keys, residuals = rng.integers(0, 5, 1000), rng.standard_normal(1000)
-        fired = detector.update(keys, residuals, residuals)
+        fired = detector.update(keys, residuals, residuals, np.zeros(1000))
         if len(fired):
             n_alarms += 1
             detector.reset()
@@ -45,7 +46,7 @@ def test_a_shift_of_about_one_noise_scale_is_seen_within_fifty_calls(shift: floa
 
 
 def feed(detector: ChangeDetector, residuals: np.ndarray) -> np.ndarray:
-    return detector.update(np.zeros(len(residuals), np.int64), residuals, residuals)
+    return detector.update(np.zeros(len(residuals), np.int64), residuals, residuals, np.zeros(len(residuals)))
 
 
 @given(
@@ -172,3 +173,41 @@ def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> N
     play(world, brain, 12)
     assert brain.regime == 0, "the first regime was not recognised"
     assert [state.incumbent for state in brain._states] == before
+
+
+@pytest.mark.parametrize("per_step", [1.3 ** (1 / 1000), 1.3 ** (-1 / 1000)])
+def test_old_measurements_are_not_compared_with_new_ones_where_the_network_drifts(per_step: float) -> None:
+    """All settings drift together, so what was measured long ago would have taken another time by now."""
+    evidence = Evidence()
+    ours, rival = evidence.slot(0, BASELINE), evidence.slot(0, Candidate(Algorithm.ring, Protocol.ll, 4))
+    rng = np.random.default_rng(1)
+    for step in range(900):
+        runs = rival if 40 <= step < 60 else ours
+        log_us = np.array([5.0 + 0.02 * (runs == rival) + step * np.log(per_step) + rng.normal(0.0, 0.01)])
+        evidence.add(evidence.calls(np.array([runs]), log_us), np.array([step]))
+    assert evidence.log_us(rival) - evidence.log_us(ours) == pytest.approx(0.02, abs=0.02)
+    assert evidence.log_us(ours) == pytest.approx(5.0 + 900 * np.log(per_step), abs=0.01)
+
+
+def test_without_drift_what_was_measured_long_ago_stays_what_it_was() -> None:
+    gaps = []
+    for seed in range(20):
+        evidence = Evidence()
+        ours, rival = evidence.slot(0, BASELINE), evidence.slot(0, Candidate(Algorithm.ring, Protocol.ll, 4))
+        rng = np.random.default_rng(seed)
+        for step in range(600):
+            runs = rival if 40 <= step < 60 else ours
+            evidence.add(evidence.calls(np.array([runs]), rng.normal(5.0, 0.02, 1)), np.array([step]))
+        gaps.append(evidence.log_us(rival) - evidence.log_us(ours))
+    assert abs(float(np.mean(gaps))) < 0.005
+    assert float(np.std(gaps)) < 0.02
+
+
+def test_a_slow_drift_is_no_change_of_regime() -> None:
+    for seed in range(3):
+        world = _world(seed)
+        brain = make_brain(world)
+        for step in range(500):
+            world.slowdown = dict.fromkeys(("all_gather", "reduce_scatter"), 1.3 ** (step / 1000))
+            play(world, brain, 1)
+        assert brain._regimes.n_changes == 0

@@ -3,6 +3,8 @@
 Durations enter as natural logs. One training step's calls of a slot share whatever that step suffered, so
 the unit of evidence is the *step mean*, not the call: a hundred calls of one bad step count once. Single
 calls are clipped around the slot's running centre first, so that a straggler moves a mean by little.
+
+Where the network drifts, all settings of a key drift with it: means are kept over a level that follows.
 """
 
 from __future__ import annotations
@@ -24,6 +26,13 @@ CLIP_AT_LEAST: Final = 0.1
 MEMORY: Final = 160
 """Units after which older ones fade, so that slow drift is followed."""
 CALL_MEMORY: Final = 400.0
+FOLLOWED: Final = 0.03
+TREND: Final = 0.0005
+"""Shares of what is new in a unit that are taken for a drift of all the key's settings, and for how fast all drift."""
+FOLLOWED_UNITS: Final = 4
+"""So many units of a slot are known before what is new there says anything about that."""
+MOST_NEWS: Final = 3.0
+"""No unit is news by more than so many noise scales."""
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise of a step mean (log) before anything is known, and how many units that opinion weighs."""
@@ -49,6 +58,11 @@ class Evidence:
         self.n_calls = np.zeros(0, np.int64)
         self.n_units = np.zeros(0, np.int64)
         self.mean = np.zeros(0)
+        """Of the units, over the level of the slot's key at their time."""
+        self._level = np.zeros(0)
+        self._trend = 0.0
+        """By how much more with each step."""
+        """By key, how much (log) all its settings have drifted together."""
         self.spread = np.zeros(0)
         """Sum of squared deviations of the units."""
         self.extra_us = np.zeros(0)
@@ -86,6 +100,7 @@ class Evidence:
                 more = np.zeros(max(64, 2 * key) - len(self._key_dof))
                 self._key_dof = np.concatenate([self._key_dof, more])
                 self._key_spread = np.concatenate([self._key_spread, more])
+                self._level = np.concatenate([self._level, more])
             self.candidates.append(candidate)
             if found >= len(self.key):
                 self._grow(max(256, 2 * found))
@@ -139,17 +154,23 @@ class Evidence:
         n = self.n_units[slots] + weight
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = np.where(calls > 0, self._open_sum[slots] / np.maximum(calls, 1), 0.0)
-            centre: Floats = (self.mean[slots] * self.n_units[slots] + unit * weight) / n
+            level = self._level[self.key[slots]]
+            centre: Floats = level + (self.mean[slots] * self.n_units[slots] + (unit - level) * weight) / n
         return centre
+
+    def level(self, keys: Ints) -> Floats:
+        """How much (log) all settings of each key index have drifted together, shape [n]."""
+        return self._level[keys]
 
     def log_us(self, slot: int) -> float:
         """Best current mean of one slot; NaN where nothing is known."""
         n_open = int(self._open_calls[slot])
         n_units = int(self.n_units[slot])
+        level = float(self._level[self.key[slot]])
         if not n_open:
-            return float(self.mean[slot]) if n_units else float("nan")
-        unit = float(self._open_sum[slot]) / n_open
-        return (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
+            return level + float(self.mean[slot]) if n_units else float("nan")
+        unit = float(self._open_sum[slot]) / n_open - level
+        return level + (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
 
     def units(self, slot: int) -> float:
         """Units behind `centre`, the unfinished step included."""
@@ -202,7 +223,8 @@ class Evidence:
         self.n_calls[slots] += counts
 
     def _close(self, slots: Ints) -> None:
-        unit = self._open_sum[slots] / self._open_calls[slots]
+        keys = self.key[slots]
+        unit = self._open_sum[slots] / self._open_calls[slots] - self._level[keys]
         self._open_calls[slots] = 0
         self._open_sum[slots] = 0.0
         n = self.n_units[slots] + 1
@@ -212,8 +234,8 @@ class Evidence:
         self.mean[slots] += delta * (1.0 - kept)
         self.spread[slots] = self.spread[slots] * np.where(n > MEMORY, kept, 1.0) + gained
         self.n_units[slots] = np.minimum(n, MEMORY)
+        self._follow(keys, np.where(n > FOLLOWED_UNITS, delta, 0.0))
         is_dof = n > 1
-        keys = self.key[slots]
         np.add.at(self._key_dof, keys, is_dof.astype(np.float64))
         np.add.at(self._key_spread, keys, gained)
         if (full := np.unique(keys[self._key_dof[keys] > 4 * MEMORY])).size:
@@ -224,6 +246,17 @@ class Evidence:
         if dof > 4000.0:
             dof, total = dof / 2, total / 2
         self._pooled = (dof, total)
+
+    def _follow(self, keys: Ints, news: Floats) -> None:
+        """A little of what is new at a key is taken for a drift of all its settings.
+
+        Else what was measured long ago would be compared with what its rival takes now. Level and trend are Holt's
+        double exponential smoothing.
+        """
+        limit = MOST_NEWS * self._typical()
+        news = np.clip(news, -limit, limit)
+        self._trend += TREND * float(news.sum()) / len(self._of_key)
+        np.add.at(self._level, keys, FOLLOWED * news + self._trend)
 
 
 def grouped(ids: Ints, n_ids: int) -> tuple[Ints, Ints]:

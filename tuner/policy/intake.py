@@ -83,12 +83,12 @@ class Intake:
         for step in np.unique(steps).tolist():
             at = steps == step
             units = self._means.add(keys[of[at]], clipped[at], step, sigma)
-            fired = self._changes.update(*units)
-            shift = self._together.shift(units)
-            if len(fired):
-                shift = self._changes.shift(fired)
-            if shift is None:
+            fired = self._changes.update(*units, evidence.level(units.keys))
+            if self._together.has_changed(units) and not len(fired):
+                fired = units.keys
+            if not len(fired):
                 continue
+            shift = self._changes.shift(fired)
             self._changes.reset()
             self._together.reset()
             if abs(shift) >= MIN_SHIFT:

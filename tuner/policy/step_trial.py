@@ -176,7 +176,7 @@ class StepTrials:
         return max(0.0, duration_us - self._usual_us)
 
     def _begin_pair(self) -> None:
-        """By chance, as training has periods of its own: every fourth step a longer one would be always the variant's."""
+        """By chance, as training has periods of its own: each fourth step, a longer one, would be on one side."""
         self.is_on = self._chance.random() < 0.5
         self._is_second, self._steps_in_window = False, 0
 
