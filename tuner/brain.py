@@ -388,7 +388,7 @@ class Brain:
         is_trial = np.zeros(n_keys, np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial
         calls = evidence.calls(slots, logs)
-        shift = self._intake.shift(calls, steps, evidence)
+        shift = self._intake.shift(calls, steps, is_trial, evidence)
         if shift is not None:
             self._regimes.begin(shift)
             self._new_evidence(evidence, f"calls take {math.exp(shift):.2f} times as long as before")

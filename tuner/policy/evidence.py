@@ -27,10 +27,12 @@ MEMORY: Final = 160
 """Units after which older ones fade, so that slow drift is followed."""
 CALL_MEMORY: Final = 400.0
 FOLLOWED: Final = 0.03
-TREND: Final = 0.0005
+TREND: Final = 0.0002
 """Shares of what is new in a unit that are taken for a drift of all the key's settings, and for how fast all drift."""
-FOLLOWED_UNITS: Final = 4
-"""So many units of a slot are known before what is new there says anything about that."""
+FOLLOWED_UNITS: Final = 30
+"""So many units of a slot are known before what is new there says anything about that: what was promising at first
+falls back to its mean, which is no drift.
+"""
 MOST_NEWS: Final = 3.0
 """No unit is news by more than so many noise scales."""
 PRIOR_UNITS: Final = 4.0

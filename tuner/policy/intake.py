@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from store.records import Candidate
 from tuner.features import Floats, Ints
@@ -49,7 +50,7 @@ class Intake:
         self.n_explored = 0
         """Calls that ran a setting on trial."""
         self.is_suspicious = False
-        """The newest calls of known settings are not what they were: no time to compare with before."""
+        """The newest calls of settings that are not on trial are not what they were: no time to compare with before."""
 
     def reset(self) -> None:
         """A new regime began: deviations are counted afresh."""
@@ -59,7 +60,7 @@ class Intake:
         self._stragglers.reset()
         self.is_suspicious = False
 
-    def shift(self, calls: Calls, steps: Ints, evidence: Evidence) -> float | None:
+    def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
         """How much (log) calls deviate from what they used to take once that is beyond doubt, else None."""
         slots, of, deviation = calls.slots, calls.of, calls.deviation
         keys = evidence.key[slots]
@@ -70,7 +71,9 @@ class Intake:
             here = watched[of]
             of, deviation, steps = of[here], deviation[here], steps[here]
         scale = np.maximum(evidence.call_sigma(slots), LEAST_SCALE)
-        self.is_suspicious = abs(float(np.median(deviation / scale[of]))) > SUSPICIOUS
+        of_usual = ~is_trial[keys][of]
+        if of_usual.any():
+            self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > SUSPICIOUS
 
         def sigma(of_keys: Ints) -> Floats:
             result: Floats = np.maximum(evidence.sigma(of_keys), LEAST_SCALE)
