@@ -56,7 +56,7 @@ class ChangeDetector:
         self._sums = np.zeros((2, 0))
         """By direction (slower, faster) and key, as the next three are, which concern the time since it was zero."""
         self._origin = np.zeros((2, 0))
-        """The level then; NaN where there was none yet."""
+        """The drift then; NaN where none was told yet."""
         self._weight = np.zeros((2, 0))
         self._reached = np.zeros((2, 0))
         """Where residuals lay, summed up, the newer the more."""
@@ -67,14 +67,14 @@ class ChangeDetector:
             one[:] = 0.0
         self._origin[:] = np.nan
 
-    def update(self, keys: Ints, standardised: Floats, deviation: Floats, level: Floats) -> Ints:
-        """Take in what deviates from a level that follows slowly; returns the keys that changed, mostly empty.
+    def update(self, keys: Ints, standardised: Floats, deviation: Floats, drift: Floats) -> Ints:
+        """Take in what deviates from what slowly drifts; returns the keys that changed, mostly empty.
 
         Args:
             keys: key index of each residual, shape [n].
             standardised: residuals divided by their noise scale, shape [n].
             deviation: the same as they are (log), shape [n].
-            level: of each one's key (log), shape [n].
+            drift: how much (log) each one's key has drifted, shape [n].
         """
         if not len(keys):
             return keys
@@ -84,15 +84,15 @@ class ChangeDetector:
             one[:, :n_keys] for one in (self._sums, self._weight, self._reached, self._origin)
         )
         counts = np.bincount(keys, minlength=n_keys)
-        levels = np.zeros(n_keys)
-        levels[keys] = level
+        drifts = np.zeros(n_keys)
+        drifts[keys] = drift
         added = np.bincount(keys, np.clip(standardised, -CLIP, CLIP), minlength=n_keys)
         sums[:] = np.maximum(0.0, sums + _DIRECTIONS * added - ALLOWANCE * counts)
         began = (counts > 0) & ((sums == 0.0) | np.isnan(origin))
         fade = FADE**counts
         weight[:] = np.where(sums > 0.0, fade * weight + counts, 0.0)
-        reached[:] = np.where(sums > 0.0, fade * reached + np.bincount(keys, deviation + level, minlength=n_keys), 0.0)
-        origin[:] = np.where(began, levels, origin)
+        reached[:] = np.where(sums > 0.0, fade * reached + np.bincount(keys, deviation + drift, minlength=n_keys), 0.0)
+        origin[:] = np.where(began, drifts, origin)
         return np.flatnonzero((sums > self._limit).any(axis=0)).astype(np.int64)
 
     def shift(self, keys: Ints) -> float:

@@ -4,7 +4,7 @@ Durations enter as natural logs. One training step's calls of a slot share whate
 the unit of evidence is the *step mean*, not the call: a hundred calls of one bad step count once. Single
 calls are clipped around the slot's running centre first, so that a straggler moves a mean by little.
 
-Where the network drifts, all settings of a key drift with it: means are kept over a level that follows.
+Where the network drifts, all settings of a key drift with it: means are kept without that drift, which is followed.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Evidence:
         self.n_calls = np.zeros(0, np.int64)
         self.n_units = np.zeros(0, np.int64)
         self.mean = np.zeros(0)
-        """Of the units, over the level of the slot's key at their time."""
-        self._level = np.zeros(0)
+        """Of the units, without what the slot's key had drifted at their time."""
+        self._drift = np.zeros(0)
         self._trend = 0.0
         """By how much more with each step."""
         """By key, how much (log) all its settings have drifted together."""
@@ -102,7 +102,7 @@ class Evidence:
                 more = np.zeros(max(64, 2 * key) - len(self._key_dof))
                 self._key_dof = np.concatenate([self._key_dof, more])
                 self._key_spread = np.concatenate([self._key_spread, more])
-                self._level = np.concatenate([self._level, more])
+                self._drift = np.concatenate([self._drift, more])
             self.candidates.append(candidate)
             if found >= len(self.key):
                 self._grow(max(256, 2 * found))
@@ -156,23 +156,23 @@ class Evidence:
         n = self.n_units[slots] + weight
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = np.where(calls > 0, self._open_sum[slots] / np.maximum(calls, 1), 0.0)
-            level = self._level[self.key[slots]]
-            centre: Floats = level + (self.mean[slots] * self.n_units[slots] + (unit - level) * weight) / n
+            drift = self._drift[self.key[slots]]
+            centre: Floats = drift + (self.mean[slots] * self.n_units[slots] + (unit - drift) * weight) / n
         return centre
 
-    def level(self, keys: Ints) -> Floats:
+    def drift(self, keys: Ints) -> Floats:
         """How much (log) all settings of each key index have drifted together, shape [n]."""
-        return self._level[keys]
+        return self._drift[keys]
 
     def log_us(self, slot: int) -> float:
         """Best current mean of one slot; NaN where nothing is known."""
         n_open = int(self._open_calls[slot])
         n_units = int(self.n_units[slot])
-        level = float(self._level[self.key[slot]])
+        drift = float(self._drift[self.key[slot]])
         if not n_open:
-            return level + float(self.mean[slot]) if n_units else float("nan")
-        unit = float(self._open_sum[slot]) / n_open - level
-        return level + (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
+            return drift + float(self.mean[slot]) if n_units else float("nan")
+        unit = float(self._open_sum[slot]) / n_open - drift
+        return drift + (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
 
     def units(self, slot: int) -> float:
         """Units behind `centre`, the unfinished step included."""
@@ -226,7 +226,7 @@ class Evidence:
 
     def _close(self, slots: Ints) -> None:
         keys = self.key[slots]
-        unit = self._open_sum[slots] / self._open_calls[slots] - self._level[keys]
+        unit = self._open_sum[slots] / self._open_calls[slots] - self._drift[keys]
         self._open_calls[slots] = 0
         self._open_sum[slots] = 0.0
         n = self.n_units[slots] + 1
@@ -258,7 +258,7 @@ class Evidence:
         limit = MOST_NEWS * self._typical()
         news = np.clip(news, -limit, limit)
         self._trend += TREND * float(news.sum()) / len(self._of_key)
-        np.add.at(self._level, keys, FOLLOWED * news + self._trend)
+        np.add.at(self._drift, keys, FOLLOWED * news + self._trend)
 
 
 def grouped(ids: Ints, n_ids: int) -> tuple[Ints, Ints]:
