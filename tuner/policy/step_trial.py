@@ -2,7 +2,7 @@
 
 A collective that overlaps computation is not worth its own microseconds. Channels hold multiprocessors, so
 the setting that is fastest alone may slow training down, and a slower one may speed it up. Once the keys
-have settled, *variants* of the whole plan run in windows that alternate with the plan itself, and are judged
+have settled, *variants* of the whole plan take turns with the plan itself, in an order drawn by chance, and are judged
 by the always-valid comparison of step times: one with a group of keys back at the baseline (an audit: was
 the promotion good for training?), and ones with fewer channels.
 """
