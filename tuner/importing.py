@@ -69,6 +69,11 @@ def import_measurements(
     """
     if setting is not None and is_default:
         raise UserError("--setting and --default contradict each other", "say what was forced, or that nothing was")
+    if fabric_id is not None and not fabric_id.isprintable():
+        raise UserError(
+            f"--fabric-id {fabric_id!r} has a line break or another character that cannot be printed",
+            "name the fabric in one line of text",
+        )
     trace = _opened(path, format_name, collective)
     said = Said(setting, is_default, n_nodes)
     found: Counter[Owner] = Counter()

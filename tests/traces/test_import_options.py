@@ -31,6 +31,8 @@ FORCED = "host:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         (["--default", "--setting", "ring/ll"], "--setting and --default contradict each other"),
         (["--setting", "tree/ll"], "tree/ll cannot have run: for all_gather on 1 node NCCL has ring/ll, ring/ll128"),
         (["--setting", "nvls_tree/simple/4"], "nvls_tree/simple/4ch cannot have run: for all_gather"),
+        (["--default", "--fabric-id", "a\nb"], r"--fabric-id 'a\nb' has a line break or another character"),
+        (["--default", "--fabric-id", "a\x1bb"], r"--fabric-id 'a\x1bb' has a line break or another character"),
         (["--default", "--n-nodes", "512"], "ranks cannot be on 512 nodes"),
         ([], "say with --default or --setting what ran"),
     ],
@@ -63,6 +65,19 @@ def test_the_algorithm_default_is_nccls_own_choice_whatever_stands_beside_it(tmp
     table.write_text(HEADER + ROWS.format(1024, 20).replace("ring,ll128,8", words))
     (rows,) = read_trace(table).measurements()
     assert rows["is_default"].tolist() == [1]
+
+
+@pytest.mark.parametrize("n_channels", ["999", "65", "-7", "inf"])
+def test_a_row_with_impossible_channels_is_left_out_and_counted(tmp_path: Path, n_channels: str):
+    """A measurement of "channels unknown" would be another one."""
+    good, table = ROWS.format(1024, 20), tmp_path / "t.csv"
+    unsaid, bad = (good.replace("ring,ll128,8", f"ring,ll128,{text}") for text in ("-1", n_channels))
+    nccls = good.replace("ring,ll128,8", f"default,default,{n_channels}")
+    table.write_text(HEADER + good + unsaid + bad + nccls)
+    trace = read_trace(table)
+    (rows,) = trace.measurements()
+    assert (rows["n_channels"].tolist(), rows["is_default"].tolist()) == ([8, 0, 0], [0, 0, 1])
+    assert trace.summary.unusable == {"row with an impossible number of channels": 1}
 
 
 def test_a_setting_that_was_asked_for_is_not_nccls_own(tmp_path: Path, monkeypatch, capsys):

@@ -29,6 +29,7 @@ _NAMES: Final = ("collective", "algorithm", "protocol")
 _NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", "latency_us")
 _NCCLS_CHOICE: Final = "default"
 _NOTHING: Final = ("", _NCCLS_CHOICE, "none", "-1")
+_MOST_CHANNELS: Final = 64
 
 
 def matches(begin: bytes) -> bool:
@@ -167,8 +168,12 @@ def _block(rows: _Rows, summary: Summary) -> Block:
     message_bytes, channels, n_nodes, n_ranks, latency_us = (rows.numbers.get(name, unknown) for name in _NUMBERS)
     is_default = _are(rows.names["algorithm"], _NCCLS_CHOICE) | ((algorithm == -1) & (protocol == -1))
     named = (algorithm >= 0) & (algorithm != UNKNOWN_U1) & (protocol >= 0) & (protocol != UNKNOWN_U1)
-    usable = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & (message_bytes > 0)
-    summary.skip("row with an unknown name or number", int((~usable).sum()))
+    known = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & (message_bytes > 0)
+    summary.skip("row with an unknown name or number", int((~known).sum()))
+    # Taken for "channels unknown", such a row would pass for a measurement of the algorithm and protocol alone.
+    impossible = ~is_default & ((channels < -1) | (channels > _MOST_CHANNELS))
+    summary.skip("row with an impossible number of channels", int((known & impossible).sum()))
+    usable = known & ~impossible
     timed = (latency_us > 0) & (latency_us < 1e12)
     block["collective"] = np.where(usable, collective, 0)
     block["algorithm"] = np.where(named, algorithm, UNKNOWN_U1)
@@ -177,7 +182,7 @@ def _block(rows: _Rows, summary: Summary) -> Block:
     for name, values, most in (
         ("n_ranks", n_ranks, 1 << 24),
         ("n_nodes", n_nodes, 1 << 24),
-        ("n_channels", channels, 64),
+        ("n_channels", channels, _MOST_CHANNELS),
     ):
         block[name] = np.where((values >= 0) & (values <= most), values, 0)
     block["rank"] = 0
