@@ -130,26 +130,27 @@ def of_store(path: Path) -> Iterator[DataSet]:
 
 
 def check_sources(parser: argparse.ArgumentParser, store: Path | None, folder: Path | None) -> None:
-    """End with a message where `--store` or `--data` names nothing that can be read (2), or be judged on (1)."""
+    """End with a message where `--store` or `--data` names nothing that can be read or be judged on (2)."""
     if folder is not None:
         if not folder.is_dir():
             parser.error(f"--data {folder} is no folder; name the one that holds the files")
-        _refuse_nothing(f"--data {folder}", of_folder(folder))
+        _refuse_nothing(parser, f"--data {folder}", of_folder(folder))
     if store is not None:
         try:
             Store.open(store, read_only=True).close()
         except StoreError as error:
             parser.error(f"--store: {error}; make one with `zerotune import FILE --store {store}`")
-        _refuse_nothing(f"--store {store}", of_store(store))
+        _refuse_nothing(parser, f"--store {store}", of_store(store))
 
 
-def _refuse_nothing(source: str, data_sets: Iterator[DataSet]) -> None:
+def _refuse_nothing(parser: argparse.ArgumentParser, source: str, data_sets: Iterator[DataSet]) -> None:
     """Figures of no keys at all would look as if every target were met."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         found = next(data_sets, None)
     if found is None:
-        sys.exit(f"{said.getvalue()}{source}: nothing in it can be judged on; measure NCCL's own choice, too")
+        print(said.getvalue(), end="", file=sys.stderr)
+        parser.error(f"{source}: nothing in it can be judged on; it needs NCCL's own choice and a forced setting")
 
 
 def of_folder(folder: Path) -> Iterator[DataSet]:

@@ -37,6 +37,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from argument_types import natural
 from data_sets import DataSet, Facts, Measured, as_undescribed, check_sources, generated, of_folder, of_store, shipped
 from regret_policies import Default, Problem, peers
 from reporting import Result, report
@@ -278,12 +279,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes and calls; ends within 60 s")
     parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
     parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
-    parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
-    parser.add_argument("--seed", type=int, default=FIRST_GENERATED_SEED, help="of the first of these fabrics")
+    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="judge on N random fabrics, too")
+    parser.add_argument("--seed", type=natural, default=FIRST_GENERATED_SEED, help="of the first of these fabrics")
     parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
     parser.add_argument("--undescribed", action="store_true", help="as if nobody had described any of these machines")
     parser.add_argument(
-        "--draws", type=int, default=0, metavar="N", help="ours under so many other draws of noise, too"
+        "--draws", type=natural, default=0, metavar="N", help="ours under so many other draws of noise, too"
     )
     parser.add_argument("--curves", type=Path, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()

@@ -1,4 +1,7 @@
-"""Predictions for rank counts and fabrics that were never measured. Part of `prediction_held_out`."""
+"""Predictions for rank counts and fabrics that were never measured. Part of `prediction_held_out`.
+
+Also which of the user's data sets have enough to leave a part of it out.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +96,20 @@ def by_ranks(data: DataSet, models: Sequence[str]) -> Iterator[Result]:
                 everywhere = np.arange(len(test))
                 found += verdicts(f"{kind}:{data.name}:{model}", test, opinion, everywhere, data.facts, truth)
     yield from summed_up(found)
+
+
+def with_sizes(own: Sequence[DataSet]) -> list[DataSet]:
+    """Those of `own` with several sizes.
+
+    Raises:
+        TooFew: none has.
+    """
+    single = [data.name for data in own if len({problem.key.size_class for problem in data.problems}) == 1]
+    if single and len(single) == len(own):
+        raise TooFew(f"--by size leaves sizes out and needs two at least; {', '.join(single)}: one size only")
+    for name in single:
+        print(f"{name}: left out of --by size, it has one size only", file=sys.stderr)
+    return [data for data in own if data.name not in single]
 
 
 def enough_fabrics(own: Sequence[DataSet]) -> Sequence[DataSet]:

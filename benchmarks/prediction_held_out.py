@@ -44,10 +44,19 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from argument_types import natural
 from data_sets import DataSet, as_undescribed, check_sources, generated, of_folder, of_store, shipped, sweep_block
 from generated_grids import generated_grids
 from prediction_cost import cost
-from prediction_elsewhere import TooFew, by_fabric, by_ranks, enough_fabrics, many_rank_counts, with_rank_counts
+from prediction_elsewhere import (
+    TooFew,
+    by_fabric,
+    by_ranks,
+    enough_fabrics,
+    many_rank_counts,
+    with_rank_counts,
+    with_sizes,
+)
 from prediction_first_step import beginnings, on_average
 from prediction_verdicts import judge, looked_up, summed_up, truth_of, verdicts
 from regret_policies import Problem
@@ -236,9 +245,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes, the winner only; a minute, own sets apart")
     parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
     parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
-    parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
-    parser.add_argument("--grids", type=int, default=0, metavar="N", help="judge on N small random grids of each kind")
-    parser.add_argument("--seed", type=int, default=1000, help="first seed of what is generated")
+    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="judge on N random fabrics, too")
+    parser.add_argument(
+        "--grids", type=natural, default=0, metavar="N", help="judge on N small random grids of each kind"
+    )
+    parser.add_argument("--seed", type=natural, default=1000, help="first seed of what is generated")
     parser.add_argument("--undescribed", action="store_true", help="as if nobody had described any of these machines")
     parser.add_argument("--by", nargs="+", choices=WAYS)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
@@ -291,7 +302,10 @@ def main() -> None:
     if "cost" in asked_for:
         results += cost(10_000 if arguments.quick else 100_000)
     if not results:
-        sys.exit(f"no data set whose name holds {arguments.only!r} can be judged on; leave --only out to see all names")
+        if groups:
+            names = ", ".join(name for name, _ in groups)
+            parser.error(f"--by {' '.join(asked_for)}: too little was measured to leave a part of it out; of {names}")
+        parser.error(f"--only {arguments.only}: no data set's name holds that; leave --only out to see all names")
     report("prediction_held_out", results, as_json=arguments.json)
 
 
@@ -300,10 +314,12 @@ def elsewhere(
 ) -> tuple[Sequence[DataSet], Sequence[DataSet]]:
     """Those of the user's data sets that can be judged by rank counts, and by fabrics; none unless asked for.
 
+    By size all are: one with a single size just gives no figures.
+
     Too few for what the user has named end it with a message (2); where no way was named, it is only said.
     """
-    found: dict[str, Sequence[DataSet]] = {"ranks": (), "fabric": ()}
-    for way, choose in (("ranks", with_rank_counts), ("fabric", enough_fabrics)):
+    found: dict[str, Sequence[DataSet]] = {"size": (), "ranks": (), "fabric": ()}
+    for way, choose in (("size", with_sizes), ("ranks", with_rank_counts), ("fabric", enough_fabrics)):
         if asked_for is not None and way not in asked_for:
             continue
         try:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from argument_types import natural
 from data_sets import DataSet, check_sources, of_folder, sweep_block
 from policy_regret import Ours, judge, play
 from prediction_elsewhere import many_rank_counts, rank_counts, with_rank_counts
@@ -47,8 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
-    parser.add_argument("--generated", type=int, default=0, metavar="N", help="judge on N random fabrics, too")
-    parser.add_argument("--seed", type=int, default=1000, help="of the first of these fabrics")
+    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="judge on N random fabrics, too")
+    parser.add_argument("--seed", type=natural, default=1000, help="of the first of these fabrics")
     parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
     parser.add_argument("--calls", type=int, default=100, metavar="N", help="per key")
     arguments = parser.parse_args()
@@ -61,7 +62,7 @@ def main() -> None:
             print(f"{data.name}: {rank_counts(data)} ranks", file=sys.stderr, flush=True)
             results += played(data, arguments.calls)
     if not results:
-        sys.exit(f"no data set whose name holds {arguments.only!r} can be judged on")
+        parser.error(f"no data set whose name holds {arguments.only!r} can be judged on")
     report("prediction_warm_start", results, as_json=arguments.json)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from argument_types import natural
 from data_sets import DataSet, check_sources, generated, of_folder, of_store, shipped
 from regret_policies import Problem
 from reporting import Result, report
@@ -70,7 +71,7 @@ def small(data_set: DataSet) -> list[Problem]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--generated", type=int, default=12, metavar="N", help="on N random fabrics, too (12)")
+    parser.add_argument("--generated", type=natural, default=12, metavar="N", help="on N random fabrics, too (12)")
     parser.add_argument("--store", type=Path, help="on the sweeps of this store, too")
     parser.add_argument("--data", type=Path, help="on everything measured below this folder, too")
     arguments = parser.parse_args()

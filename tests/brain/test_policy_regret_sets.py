@@ -27,6 +27,29 @@ def test_a_name_that_no_data_set_has_is_answered_with_the_names_there_are(
     assert all(name in said for name in ("--only nosuch", *fabric.names(), "generated_1000"))
 
 
+@pytest.mark.parametrize("option", ["--draws", "--generated", "--seed"])
+def test_a_negative_count_is_refused(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["policy_regret.py", option, "-1", "--only", "nosuch"])
+    with pytest.raises(SystemExit) as ended:
+        policy_regret.main()
+    assert ended.value.code == 2
+    assert f"argument {option}: '-1' is no whole number of 0 or more" in capsys.readouterr().err
+
+
+def test_data_of_nccls_own_choice_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,latency_us"
+    (tmp_path / "own.csv").write_text(f"{header}\nallgather,65536,default,default,-1,2,16,33.9\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["policy_regret.py", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        policy_regret.main()
+    assert ended.value.code == 2
+    assert "nothing in it can be judged on; it needs NCCL's own choice and a forced" in capsys.readouterr().err
+
+
 def test_a_machine_may_be_measured_at_few_keys(tmp_path: Path) -> None:
     written = {}
     for n_keys in (2, None):
