@@ -29,7 +29,7 @@ CALL_MEMORY: Final = 400.0
 FOLLOWED: Final = 0.03
 TREND: Final = 0.0002
 """Shares of what is new in a unit that are taken for a drift of all the key's settings, and for how fast all drift."""
-FOLLOWED_UNITS: Final = 30
+FOLLOWED_UNITS: Final = 60
 """So many units of a slot are known before what is new there says anything about that: what was promising at first
 falls back to its mean, which is no drift.
 """
