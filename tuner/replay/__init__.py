@@ -17,6 +17,7 @@ from tuner.replay.engine import PolicyTotal, ShapeVerdict, judge
 from tuner.replay.evidence import MAD_TO_SIGMA, Evidence
 from tuner.replay.legality import is_known_to_sum, without_refused
 from tuner.replay.loading import load_table
+from tuner.replay.notes import what_is_missing, what_was_judged, where_it_does_not_fit
 from tuner.replay.plans import plan_rows
 from tuner.replay.policies import DEFAULT_POLICIES, POLICIES, Context, named
 from tuner.replay.render import render
@@ -142,6 +143,7 @@ def replay_table(
         n_steps=n_steps,
         step_us=None if facts is None else facts.step_us,
         facts=table.fabric,
+        fabric=fabric,
     )
     duration_us = np.nan_to_num(table.duration_us.astype(np.float64))
     logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
@@ -173,7 +175,11 @@ def replay_table(
         step_estimates=tuple(estimates),
         step_refusals=tuple(refusals),
         what_if=answer,
-        notes=_notes(table, statistics, costs, unknown),
+        notes=(
+            *what_was_judged(table, evidence, shapes, counts),
+            *where_it_does_not_fit(fabric, shapes, counts),
+            *what_is_missing(table, statistics, costs, unknown),
+        ),
     )
 
 
@@ -213,21 +219,3 @@ def _default_channels(
 def _fabric(table: CollectiveTable) -> fabrics.Fabric | None:
     name = table.fabric.get("emulated")
     return fabrics.load(name) if isinstance(name, str) and name else None
-
-
-def _notes(
-    table: CollectiveTable, statistics: Sequence[CandidateStatistics], costs: CostPrior | None, unknown: str
-) -> tuple[str, ...]:
-    notes = list(table.notes)
-    if not len(table.rows):
-        notes.append("There is no collective in it that could be judged.")
-        return tuple(notes)
-    if not table.fabric_id and np.isfinite(table.duration_us).any():
-        notes.append("The trace does not say who chose its settings: what ran counts as NCCL's own choice.")
-    if not np.isfinite(table.duration_us).any():
-        notes.append("The trace has no durations: nothing is measured here.")
-    if not statistics:
-        notes.append(f"{unknown}: nothing is measured elsewhere, and nothing is learned.")
-    if costs is None:
-        notes.append("The fabric is not described: nothing is predicted. Name one with --fabric.")
-    return tuple(notes)

@@ -117,6 +117,9 @@ class Evidence:
         self.sums = sums or is_known_to_sum(table)
         """Whether the job's reduce-scatters are known to sum; else they may average."""
         self._here = _measured_here(table, shapes, shape_index)
+        self._here_by_shape: dict[Shape, set[Candidate]] = {}
+        for shape, candidate in self._here:
+            self._here_by_shape.setdefault(shape, set()).add(candidate)
         self._elsewhere = _by_key(statistics)
         self._predictor = predictor
         self._by_place: dict[Place, dict[Candidate, Estimate]] = {}
@@ -161,7 +164,7 @@ class Evidence:
 
         Of those from elsewhere that come to the same at this size, one.
         """
-        here = {candidate for known, candidate in self._here if known == shape}
+        here = self._here_by_shape.get(shape, set())
         effects = {in_effect(shape.collective, shape.message_bytes, candidate) for candidate in here}
         near = []
         for candidate in sorted(self._measured_at(shape) - here, key=lambda one: (str(_cell(one)), one.n_channels)):

@@ -15,7 +15,7 @@ import numpy as np
 from agent.nccl import catalog, cost_model
 from agent.nccl.fabric import Fabric
 from store.errors import FabricError
-from store.records import Candidate, Collective, size_class_floor
+from store.records import Candidate, Collective, CommunicatorClass, size_class_floor
 from tuner.features import CostPrior
 from tuner.replay.table import CollectiveTable, Shape
 
@@ -52,6 +52,16 @@ def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) 
 def in_effect_at(collective: Collective, size_class: int, candidate: Candidate) -> Candidate:
     """Like `in_effect`, at the smallest size of a class."""
     return in_effect(collective, size_class_floor(size_class), candidate)
+
+
+def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
+    """Whether its ranks are known, and there is room for them on the fabric, where that is known."""
+    if fabric is None:
+        return communicator.n_ranks > 0
+    try:
+        return fabric.topology(communicator) is not None
+    except (FabricError, ValueError):
+        return False
 
 
 def without_refused(costs: CostPrior, fabric: Fabric, shapes: Iterable[Shape]) -> None:

@@ -14,12 +14,13 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from agent.nccl.fabric import Fabric
 from store.errors import UserError
 from store.records import BASELINE, Candidate, CandidateStatistics, PlanRow
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.evidence import Estimate, Evidence, Grade
-from tuner.replay.legality import in_effect
+from tuner.replay.legality import fits, in_effect
 from tuner.replay.online import Mixture, Thompson, Ucb, play_bandit, play_tuner
 from tuner.replay.table import Shape
 
@@ -47,11 +48,14 @@ class Context:
     """Length of the logged steps."""
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """The fabric's description."""
+    fabric: Fabric | None = None
+    """What it describes; None when nobody did."""
 
     @cached_property
     def tuned(self) -> Mapping[Shape, Mixture]:
         """What our own tuner would have run; played once."""
-        return play_tuner(self.evidence, self.counts, self.n_steps, self.step_us, self.facts)
+        counts = {shape: count for shape, count in self.counts.items() if fits(self.fabric, shape.communicator)}
+        return play_tuner(self.evidence, counts, self.n_steps, self.step_us, self.facts)
 
 
 Policy = Callable[[Context, Shape], Candidate | Mixture]
@@ -106,7 +110,7 @@ def table(context: Context, shape: Shape) -> Candidate:
 @register("model")
 def model(context: Context, shape: Shape) -> Candidate:
     """The setting predicted cheapest before this job measured anything, if its gain exceeds its doubt."""
-    if context.costs is None:
+    if context.costs is None or not fits(context.fabric, shape.communicator):
         return BASELINE
     candidates = _offered(context, context.costs, shape)
     prior = context.knowledge.prior(shape.key, shape.message_bytes, candidates, context.costs)

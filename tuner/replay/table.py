@@ -14,6 +14,7 @@ from store.errors import TraceError
 from store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from tuner.traces import Trace
 from tuner.traces.own import RECORD_DTYPE, STEP_DTYPE, OwnTrace
+from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
 
 Array = NDArray[Any]
 
@@ -64,8 +65,14 @@ class CollectiveTable:
     n_dropped: int = 0
     is_emulated: bool = False
     """True when the times are the emulated NCCL's virtual ones."""
+    n_records: int = 0
+    """Of a foreign trace: how many of its records are in `rows`, single or joined."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Of a foreign trace: reason -> records that are not."""
+    is_silent_on_choices: bool = False
+    """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
     notes: tuple[str, ...] = ()
-    """What the reader has to say: what was left out, and why."""
+    """What else the reader has to say."""
 
     def shapes(self) -> tuple[list[Shape], Array]:
         """The distinct shapes, and for each row the index of its shape, int64 [n]."""
@@ -144,23 +151,32 @@ def _cut_note(traces: Sequence[OwnTrace]) -> tuple[str, ...]:
 
 
 def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:
-    """A foreign trace; what it does not tell stays unknown. `fabric` says how many nodes its ranks span."""
-    blocks = [_usable(block) for block in trace.blocks()]
+    """A foreign trace; what it does not tell stays unknown. `fabric` says how many nodes its ranks span.
+
+    Rows of measurements are calls of their own: nothing is joined there.
+    """
+    blocks = list(trace.blocks())
     rows = _concatenated(blocks) if blocks else np.empty(0, RECORD_DTYPE)
+    n_read = len(rows)
+    rows = _usable(rows)
+    n_usable = len(rows)
     rows["step"][rows["step"] == _UNKNOWN_STEP] = 0
     if fabric is not None:
         for n_ranks in np.unique(rows["n_ranks"][rows["n_nodes"] == 0]).tolist():
             silent = (rows["n_nodes"] == 0) & (rows["n_ranks"] == n_ranks)
             rows["n_nodes"][silent] = fabric.n_nodes(range(n_ranks))
-    facts, unusable = trace.summary.facts, trace.summary.unusable
-    left_out = [f"{count:,} entries were left out: {reason}." for reason, count in unusable.items()]
+    facts, left_out = trace.summary.facts, trace.summary.unusable.copy()
+    left_out["of an unknown kind"] += n_read - n_usable
     return _table(
-        _join(rows),
+        rows if trace.is_measurements else _join(rows),
         steps=np.empty(0, STEP_DTYPE),
         job_id=str(facts.get("job_id", "")),
         fabric_id=str(facts.get("fabric_id", "")),
         n_files=trace.summary.n_files,
-        notes=(*left_out, *(f"{note}." for note in trace.summary.notes)),
+        n_records=n_usable,
+        left_out=dict((+left_out).most_common()),
+        is_silent_on_choices=bool((rows["flags"] & (FLAG_DEFAULT | FLAG_FORCED) == 0).any()),
+        notes=tuple(f"{note}." for note in trace.summary.notes),
     )
 
 
@@ -192,7 +208,7 @@ def _known_durations(records: Array) -> Array:
 
 
 def _table(rows: Array, **facts: Any) -> CollectiveTable:
-    is_default = (rows["flags"] & _FLAG_MATCHED) == 0
+    is_default = (rows["flags"] & (_FLAG_MATCHED | FLAG_FORCED)) == 0
     return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
 
 

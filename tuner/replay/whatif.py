@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 
 from agent.nccl.fabric import Fabric
-from store.errors import FabricError, UserError
+from store.errors import UserError
 from store.records import BASELINE, Candidate, CandidateStatistics, Collective, CommunicatorClass, PlanRow
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, judge
 from tuner.replay.evidence import Evidence, Prediction, Predictor
-from tuner.replay.legality import without_refused
+from tuner.replay.legality import fits, without_refused
 from tuner.replay.policies import Context, Policy
 from tuner.replay.program import Call, Program, steady_step
 from tuner.replay.reshape import with_buckets, with_ranks, with_stage
@@ -158,7 +158,16 @@ def what_if(
     facts = logged.facts
     counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
     asked = Context(
-        evidence, world.statistics, learned.knowledge, costs, plan, counts, facts.n_steps, facts.step_us, context.facts
+        evidence,
+        world.statistics,
+        learned.knowledge,
+        costs,
+        plan,
+        counts,
+        facts.n_steps,
+        facts.step_us,
+        context.facts,
+        fabric,
     )
     return _judged(change, logged, program, policies, asked, assumptions)
 
@@ -263,14 +272,11 @@ def model_predictor(world: World, costs: CostPrior, fabric: Fabric) -> Predictor
     """
 
     @cache
-    def fits(communicator: CommunicatorClass) -> bool:
-        try:
-            return fabric.topology(communicator) is not None
-        except (FabricError, ValueError):
-            return False
+    def has_room(communicator: CommunicatorClass) -> bool:
+        return fits(fabric, communicator)
 
     def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
-        if not fits(shape.communicator):
+        if not has_room(shape.communicator):
             return None
         prior = world.knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
         mean, std = float(prior.mean[0]), max(float(prior.std[0]), world.model_error)

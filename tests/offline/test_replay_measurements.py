@@ -1,0 +1,128 @@
+"""Files of measured settings, and traces that do not tell their ranks: what is judged, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.errors import FabricError
+from tuner.replay import load_table, replay
+from tuner.replay.policies import POLICIES
+from tuner.traces import read_trace
+
+HEADER = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,latency_us"
+ROW = "allgather,{nbytes},{setting},{channels},{nodes},{ranks},-1,-1,,,{us}"
+SIZES = (65536, 1 << 20, 16 << 20)
+NO_CHOICE = "(no time of NCCL's own choice for that collective, ranks and bytes)"
+
+
+def csv_of(path: Path, *rows: str) -> Path:
+    path.write_text("\n".join([HEADER, *rows]) + "\n")
+    return path
+
+
+def row(nbytes: int, setting: str, us: float, *, channels: int = 8, nodes: int = 1, ranks: int = 8) -> str:
+    return ROW.format(nbytes=nbytes, setting=setting, channels=channels, nodes=nodes, ranks=ranks, us=us)
+
+
+def swept(ranks: int = 8, nodes: int = 1) -> list[str]:
+    place = {"ranks": ranks, "nodes": nodes}
+    return [
+        line
+        for nbytes in SIZES
+        for line in (
+            row(nbytes, "default,default", 100.0, channels=0, **place),
+            row(nbytes, "ring,ll", 150.0, **place),
+            row(nbytes, "ring,simple", 80.0, **place),
+        )
+    ]
+
+
+def test_every_row_of_a_sweep_is_a_call_of_its_own(tmp_path: Path):
+    result = replay(csv_of(tmp_path / "t.csv", *swept()), ["baseline", "oracle"])
+    assert result.n_collectives == 9
+    baseline, oracle = result.totals
+    assert (baseline.n_judged, baseline.cost_us) == (9, pytest.approx(900))
+    assert oracle.cost_us == pytest.approx(720)
+    assert "Records: 9; judged: 9." in result.notes
+    assert not any("who chose" in note for note in result.notes), "the file says which rows NCCL chose"
+
+
+def test_our_own_measurements_are_not_joined_either(tmp_path: Path):
+    lines = ["n_ranks,n_nodes,message_bytes,duration_us,collective,algorithm,protocol,n_channels,is_default"]
+    lines += [
+        f"8,1,{nbytes},{us},all_gather,ring,simple,{n},{n == 0:d}" for nbytes in SIZES for n, us in ((0, 9), (4, 7))
+    ]
+    (tmp_path / "m.csv").write_text("\n".join(lines) + "\n")
+    (total,) = replay(tmp_path / "m.csv", ["oracle"]).totals
+    assert (total.n_judged, total.cost_us) == (6, pytest.approx(42))
+
+
+def test_one_line_says_what_became_of_every_record(tmp_path: Path):
+    odd = [
+        row(4 << 20, "ring,simple", 70.0),  # NCCL's own choice was not measured there
+        row(SIZES[0], "ring,ll", 70.0, channels=99),
+        "allgather,4096,ring,simple,4",
+    ]
+    result = replay(csv_of(tmp_path / "t.csv", *swept(), *odd), ["baseline"])
+    (note,) = [note for note in result.notes if note.startswith("Records")]
+    assert "Records: 12; left out: 1 (row with too few columns), 1 (row with an impossible number of channels)" in note
+    assert f"; judged: 9; not judged: 1 {NO_CHOICE}." in note
+    assert result.totals[0].n_refused == 1
+
+
+def test_a_forced_setting_is_nobodys_default(tmp_path: Path):
+    result = replay(csv_of(tmp_path / "t.csv", row(SIZES[0], "ring,ll", 150.0)), ["baseline"])
+    assert result.totals[0].n_judged == 0
+    assert f"Records: 1; judged: 0; not judged: 1 {NO_CHOICE}." in result.notes
+
+
+def without_ranks(path: Path) -> Path:
+    lines = [",".join([*line.split(",")[:5], line.split(",")[-1]]) for line in (HEADER, *swept())]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("fabric", [None, "h100_node"])
+def test_every_policy_judges_a_trace_that_does_not_tell_its_ranks(tmp_path: Path, fabric: str | None):
+    result = replay(without_ranks(tmp_path / "t.csv"), list(POLICIES), fabric=fabric)
+    assert {total.n_judged for total in result.totals} == {9}
+    said = "9 collectives are of an unknown number of ranks: fabric h100_node predicts nothing there."
+    assert (said in result.notes) == (fabric is not None)
+
+
+def test_what_has_no_room_on_the_fabric_is_not_predicted_and_said(tmp_path: Path):
+    path = csv_of(tmp_path / "t.csv", *swept(), *swept(ranks=16, nodes=2))
+    result = replay(path, list(POLICIES), fabric="h100_node")
+    assert {total.n_judged for total in result.totals} == {18}
+    assert "9 collectives are of 16 ranks on 2 nodes: fabric h100_node predicts nothing there." in result.notes
+
+
+def test_a_fabric_on_which_nothing_has_room_is_refused(tmp_path: Path):
+    with pytest.raises(FabricError, match="not 16 ranks on 2 nodes"):
+        replay(csv_of(tmp_path / "t.csv", *swept(ranks=16, nodes=2)), ["baseline"], fabric="h100_node")
+
+
+def test_joined_ranks_are_told(tmp_path: Path):
+    for rank in range(2):
+        lines = []
+        for number in range(5):
+            perf = {"coll": "AllGather", "coll_sn": number, "coll_msg_size_bytes": 4096, "coll_exec_time_us": 100}
+            header = {"id": "0xabc", "rank": rank, "n_ranks": 2, "nnodes": 2}
+            version = {"inspector_output_format_version": "v4.0", "hostname": "h", "pid": 1 + rank}
+            perf["coll_timing_source"] = "kernel_gpu"
+            lines.append(json.dumps({"header": header, "metadata": version, "coll_perf": perf}))
+        (tmp_path / f"h-pid{rank}.log").write_text("\n".join(lines) + "\n")
+    result = replay(tmp_path, ["baseline"], fabric="ethernet_boxes")
+    assert "Records: 10; joined over ranks: 10 to 5; judged: 5." in result.notes
+
+
+def test_a_table_of_measurements_keeps_the_files_rows(tmp_path: Path):
+    path = csv_of(tmp_path / "t.csv", *swept())
+    rows = np.concatenate(list(read_trace(path).blocks()))
+    table = load_table(path)
+    assert table.rows["message_bytes"].tolist() == rows["message_bytes"].tolist()
+    assert table.is_default.tolist() == [True, False, False] * 3
