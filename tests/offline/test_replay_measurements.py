@@ -13,7 +13,10 @@ from tuner.replay import load_table, replay
 from tuner.replay.policies import POLICIES
 from tuner.traces import read_trace
 
-HEADER = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,latency_us"
+HEADER = (
+    "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,"
+    "pipeOps,regBuff,cost_metric,bandwidth_gbps,latency_us"
+)
 ROW = "allgather,{nbytes},{setting},{channels},{nodes},{ranks},-1,-1,,,{us}"
 SIZES = (65536, 1 << 20, 16 << 20)
 NO_CHOICE = "(no time of NCCL's own choice for that collective, ranks and bytes)"

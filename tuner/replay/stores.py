@@ -18,7 +18,8 @@ def named_store(store_path: Path, trace: Path) -> Path:
     """
     if not store_path.exists():
         beside = _other_beside(store_path, trace)
-        remedy = "leave out --store (or ZEROTUNE_STORE) for the default one" if beside is None else f"there is one at {beside}: --store"
+        remedy = "leave out --store (or ZEROTUNE_STORE) for the default one"
+        remedy = remedy if beside is None else f"there is one at {beside}: --store"
         raise UserError(f"there is no store at {store_path}", remedy)
     return store_path
 
