@@ -69,6 +69,10 @@ def import_measurements(
     """
     if setting is not None and is_default:
         raise UserError("--setting and --default contradict each other", "say what was forced, or that nothing was")
+    if fabric_id is not None and not fabric_id.strip():
+        raise UserError(
+            f"--fabric-id {fabric_id!r} names nothing", "name the hardware, or leave it out for the folder's name"
+        )
     if fabric_id is not None and not fabric_id.isprintable():
         raise UserError(
             f"--fabric-id {fabric_id!r} has a line break or another character that cannot be printed",

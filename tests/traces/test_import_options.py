@@ -33,6 +33,9 @@ FORCED = "host:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         (["--setting", "nvls_tree/simple/4"], "nvls_tree/simple/4ch cannot have run: for all_gather"),
         (["--default", "--fabric-id", "a\nb"], r"--fabric-id 'a\nb' has a line break or another character"),
         (["--default", "--fabric-id", "a\x1bb"], r"--fabric-id 'a\x1bb' has a line break or another character"),
+        *((["--default", "--fabric-id", name], f"--fabric-id {name!r} names nothing") for name in ("", " \t")),
+        (["--setting", ""], "unknown algorithm ''"),
+        (["--default", "--format", ""], "no trace format ''"),
         (["--default", "--n-nodes", "512"], "ranks cannot be on 512 nodes"),
         ([], "say with --default or --setting what ran"),
     ],
@@ -67,7 +70,7 @@ def test_the_algorithm_default_is_nccls_own_choice_whatever_stands_beside_it(tmp
     assert rows["is_default"].tolist() == [1]
 
 
-@pytest.mark.parametrize("n_channels", ["999", "65", "-7", "inf"])
+@pytest.mark.parametrize("n_channels", ["999", "65", "-7", "inf", "8.5", "-0.5", "eight"])
 def test_a_row_with_impossible_channels_is_left_out_and_counted(tmp_path: Path, n_channels: str):
     """A measurement of "channels unknown" would be another one."""
     good, table = ROWS.format(1024, 20), tmp_path / "t.csv"
@@ -78,6 +81,39 @@ def test_a_row_with_impossible_channels_is_left_out_and_counted(tmp_path: Path, 
     (rows,) = trace.measurements()
     assert (rows["n_channels"].tolist(), rows["is_default"].tolist()) == ([8, 0, 0], [0, 0, 1])
     assert trace.summary.unusable == {"row with an impossible number of channels": 1}
+
+
+@pytest.mark.parametrize("has_comment", [False, True])
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        ("1048576,ring,ll128,8,2.5,16", "row with an impossible number of ranks or nodes"),
+        ("1048576,ring,ll128,8,2,16.5", "row with an impossible number of ranks or nodes"),
+        ("1048576,ring,ll128,8,two,16", "row with an impossible number of ranks or nodes"),
+        ("1048576,ring,ll128,8,2,1e99", "row with an impossible number of ranks or nodes"),
+        ("1048576.5,ring,ll128,8,2,16", "row with an unknown name or number"),
+        ("inf,ring,ll128,8,2,16", "row with an unknown name or number"),
+    ],
+)
+def test_numbers_that_are_not_whole_are_not_cut(tmp_path: Path, place: str, what: str, has_comment: bool):
+    """However the rows are read: a comment among them has them read one by one."""
+    good, path = ROWS.format(1 << 20, 20), tmp_path / "tuner.csv"
+    path.write_text(HEADER + good + "# a comment\n" * has_comment + good.replace("1048576,ring,ll128,8,2,16", place))
+    trace = read_trace(path)
+    assert len(np.concatenate(list(trace.measurements()))) == 1
+    assert trace.summary.unusable == {what: 1}
+
+
+@pytest.mark.parametrize("column", ["n_ranks", "n_nodes", "message_bytes", "n_channels", "is_default"])
+def test_our_own_numbers_are_whole_too(tmp_path: Path, column: str):
+    good = {"n_ranks": "8", "n_nodes": "1", "message_bytes": "4096", "duration_us": "1.5", "collective": "all_gather"}
+    good |= {"algorithm": "ring", "protocol": "ll", "n_channels": "2", "is_default": "0"}
+    path = tmp_path / "own.csv"
+    bad = good | {column: good[column] + ".5"}
+    path.write_text("\n".join(",".join(line) for line in (good, good.values(), bad.values())) + "\n")
+    trace = read_trace(path)
+    assert len(np.concatenate(list(trace.measurements()))) == 1
+    assert trace.summary.unusable == {"row with an unknown name or number": 1}
 
 
 def test_a_setting_that_was_asked_for_is_not_nccls_own(tmp_path: Path, monkeypatch, capsys):

@@ -86,7 +86,7 @@ def import_(
         path,
         store_path(store),
         fabric_id=fabric_id,
-        setting=importing.parse_setting(setting) if setting else None,
+        setting=None if setting is None else importing.parse_setting(setting),
         is_default=default,
         n_nodes=n_nodes,
         dry_run=dry_run,

@@ -47,7 +47,7 @@ _NUMBERS: Final[dict[str, float]] = {
     "n_ranks": 1 << 32, "n_nodes": 1 << 32, "message_bytes": MAX_BYTES + 1, "duration_us": 1e12, "epoch": 1 << 32,
     "step": 1 << 32, "n_channels": 65, "is_default": 2,
 }  # fmt: skip
-"""Columns of numbers from 0 on, and the first that is too large; empty = 0."""
+"""Columns of numbers from 0 on, and the first that is too large; empty = 0. All but the duration are whole."""
 _SAME_FIELDS: Final = (
     "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "step", "memory_pressure", "collective", "phase",
     "algorithm", "protocol", "n_channels", "timing_source",
@@ -144,8 +144,9 @@ def _rows(columns: Columns, n_rows: int, summary: Summary) -> tuple[Block, NDArr
         rows[name] = np.where(numbers >= 0, numbers, 0)
     for name, limit in _NUMBERS.items():
         values = _each(columns.get(name, nothing), _number)
-        usable &= (values >= 0) & (values < limit)
-        rows[name] = np.where((values >= 0) & (values < limit), values, 0)
+        possible = (values >= 0) & (values < limit) & ((values == np.floor(values)) | (name == "duration_us"))
+        usable &= possible
+        rows[name] = np.where(possible, values, 0)
     pressure = _each(columns.get("memory_pressure", nothing), lambda text: _number(text) if text else np.nan)
     rows["memory_pressure"] = np.where(np.abs(pressure) < 1e6, pressure, np.nan)
     usable &= well_formed(rows)

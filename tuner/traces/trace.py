@@ -160,7 +160,7 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
     lie together; errors inside the files are raised when they are read.
     """
     path = Path(path)
-    given = by_name(format_name) if format_name else None
+    given = None if format_name is None else by_name(format_name)
     if not path.is_dir():
         if given is not None and not path.exists():
             raise TraceError(f"{path} does not exist", "name a trace file or a directory of them")

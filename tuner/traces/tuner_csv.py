@@ -9,6 +9,7 @@ neither is taken for a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", 
 _NCCLS_CHOICE: Final = "default"
 _NOTHING: Final = ("", _NCCLS_CHOICE, "none", "-1")
 _MOST_CHANNELS: Final = 64
+_MOST_RANKS: Final = 1 << 24
 
 
 def matches(begin: bytes) -> bool:
@@ -168,23 +170,27 @@ def _block(rows: _Rows, summary: Summary) -> Block:
     message_bytes, channels, n_nodes, n_ranks, latency_us = (rows.numbers.get(name, unknown) for name in _NUMBERS)
     is_default = _are(rows.names["algorithm"], _NCCLS_CHOICE) | ((algorithm == -1) & (protocol == -1))
     named = (algorithm >= 0) & (algorithm != UNKNOWN_U1) & (protocol >= 0) & (protocol != UNKNOWN_U1)
-    known = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & (message_bytes > 0)
-    summary.skip("row with an unknown name or number", int((~known).sum()))
+    has_bytes = (message_bytes > 0) & (message_bytes == np.floor(message_bytes)) & np.isfinite(message_bytes)
+    usable = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & has_bytes
+    summary.skip("row with an unknown name or number", int((~usable).sum()))
     # Taken for "channels unknown", such a row would pass for a measurement of the algorithm and protocol alone.
-    impossible = ~is_default & ((channels < -1) | (channels > _MOST_CHANNELS))
-    summary.skip("row with an impossible number of channels", int((known & impossible).sum()))
-    usable = known & ~impossible
+    for what, possible in (
+        ("channels", is_default | _is_count(channels, _MOST_CHANNELS)),
+        ("ranks or nodes", _is_count(n_ranks, _MOST_RANKS) & _is_count(n_nodes, _MOST_RANKS)),
+    ):
+        summary.skip(f"row with an impossible number of {what}", int((usable & ~possible).sum()))
+        usable &= possible
     timed = (latency_us > 0) & (latency_us < 1e12)
     block["collective"] = np.where(usable, collective, 0)
     block["algorithm"] = np.where(named, algorithm, UNKNOWN_U1)
     block["protocol"] = np.where(named, protocol, UNKNOWN_U1)
     block["message_bytes"] = np.where(usable, np.clip(message_bytes, 0, 1 << 51), 0)
     for name, values, most in (
-        ("n_ranks", n_ranks, 1 << 24),
-        ("n_nodes", n_nodes, 1 << 24),
+        ("n_ranks", n_ranks, _MOST_RANKS),
+        ("n_nodes", n_nodes, _MOST_RANKS),
         ("n_channels", channels, _MOST_CHANNELS),
     ):
-        block[name] = np.where((values >= 0) & (values <= most), values, 0)
+        block[name] = np.where((values >= 0) & _is_count(values, most), values, 0)
     block["rank"] = 0
     block["duration_us"] = np.where(timed, latency_us, -1.0)
     block["timing_source"] = np.where(timed, TimingSource.reported, TimingSource.none)
@@ -193,8 +199,16 @@ def _block(rows: _Rows, summary: Summary) -> Block:
     return kept
 
 
+def _is_count(values: Floats, most: int) -> NDArray[np.bool_]:
+    """Which are whole and possible, or say nothing (-1 does, too)."""
+    possible: NDArray[np.bool_] = (values >= -1) & (values <= most) & (values == np.floor(values))
+    return possible | np.isnan(values)
+
+
 def _number(text: str | bytes) -> float:
+    """NaN where nothing is said, infinity for what is no number."""
+    word = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     try:
-        return float(text)
+        return math.nan if word.strip().lower() in _NOTHING else float(word)
     except ValueError:
-        return float("nan")
+        return math.inf
