@@ -175,6 +175,7 @@ class Brain:
             block = block[usable]
         if not len(block):
             return
+        self._policy.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block, self._costs)
         if (keys < 0).any():
             block, keys = block[keys >= 0], keys[keys >= 0]
@@ -220,7 +221,7 @@ class Brain:
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
         self._epochs.step_ran(step.epoch)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
-            self._learn_exposed(step.exposed_us)
+            self._policy.exposed.finished(step.step, step.exposed_us)
         if is_timed:
             self._urgent |= self._oversight.step_finished(step, self._step, self._states, self._regimes.evidence)
 
@@ -255,7 +256,7 @@ class Brain:
             withdraw_what_is_not_offered(self._policy, self._states, self._note)
         self._policy.steps_at_risk = self._withdrawal.steps
         self._policy.first_steps_at_risk = self._withdrawal.first_steps
-        self._policy.rates = self._keys.rates(self._step)
+        self._policy.traffic = self._keys.traffic(self._step)
         self._policy.may_promote = not self._intake.is_suspicious
         evidence = self._regimes.evidence
         changes = self._policy.next_window(
@@ -381,7 +382,7 @@ class Brain:
         n_keys = len(self._states)
         slots = self._plans.slots(epoch, n_keys, evidence)[keys]
         steps = block["step"].astype(np.int64)
-        self._keys.count(keys)
+        self._keys.count(keys, steps)
         self._step = max(self._step, int(steps.max()))
         self._keys.learn_defaults(block, keys, self._costs)
         self.memory.ran(block)
@@ -421,17 +422,6 @@ class Brain:
         if self._states:
             state = self._states[0]
             self._note(Event(state, state.incumbent, "regime", reason))
-
-    def _learn_exposed(self, exposed_us: float) -> None:
-        in_force = self._plans.get(self._epochs.active)
-        if in_force is None or not self._states:
-            return
-        evidence = self._regimes.evidence
-        log_us = evidence.centre(self._plans.slots(self._epochs.active, len(self._states), evidence))
-        total_us = float(np.nansum(np.exp(log_us) * self._keys.rates(self._step)))
-        if total_us > 0:
-            share = min(1.0, max(0.0, exposed_us / total_us))
-            self._policy.exposed_share += 0.1 * (share - self._policy.exposed_share)
 
 
 _COLLECTIVES: Final = frozenset(int(member) for member in Collective)

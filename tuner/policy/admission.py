@@ -72,6 +72,8 @@ class Stakes(NamedTuple):
     """What depends on one key."""
 
     calls_per_step: float
+    calls_at_risk: float
+    """Calls that a trial may run before it can be withdrawn."""
     charged_share: float
     """Share of a call's extra time that the budget pays for."""
     steps_at_risk: float
@@ -107,7 +109,7 @@ def best_option(
     duration_us = math.exp(log_now)
     log_catastrophe = math.log(settings.catastrophic_ratio)
     improvement = expected_improvement(log_now - mean - settings.min_gain - least_gain, spread)
-    exposed_us = duration_us * stakes.calls_per_step * stakes.steps_at_risk * stakes.charged_share
+    exposed_us = duration_us * stakes.calls_at_risk * stakes.charged_share
     risk_us = expected_excess(mean - log_now, spread) * exposed_us
     log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
     is_kin = np.array([option in kin for option in options])

@@ -23,15 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
-from tuner.features import Floats
-from tuner.policy.admission import PAYS_WITHIN, SURPRISE_QUANTILE, Option, Room, Stakes, best_option
+from tuner.policy.admission import PAYS_WITHIN, Option, Room, Stakes, best_option
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
+from tuner.policy.exposed import ExposedShare
+from tuner.policy.keys import Traffic
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import MAX_TRIAL_UNITS, NO_HOPE, KeyState, Verdict, judge, judge_lead, odds
 from tuner.policy.turns import Turns
+from tuner.policy.untold import Untold
 from tuner.policy.words import comparison, saved
 
 MIN_BASELINE_UNITS: Final = 2
@@ -76,14 +78,12 @@ class Policy:
         self.budget = budget
         self.memory = memory
         self._report = report
-        self.exposed_share = 1.0
-        """Share of communication time that computation waits for."""
+        self.exposed = ExposedShare()
         self.steps_at_risk = settings.steps_per_window
         """Steps that a setting runs before it can be withdrawn."""
         self.first_steps_at_risk = settings.steps_per_window
         """Steps that a setting runs before anything is known of it."""
-        self.rates: Floats = np.zeros(0)
-        """Calls per step of each key."""
+        self.traffic = Traffic.empty()
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
         self.trials: dict[int, KeyState] = {}
@@ -91,12 +91,16 @@ class Policy:
         self.leads: dict[int, KeyState] = {}
         """Keys that have a lead, by index, those judged longest ago first."""
         self._turns = Turns()
-        self._untold: list[tuple[KeyState, Candidate]] = []
-        """Trials of which nothing is measured yet."""
+        self._untold = Untold(settings.catastrophic_ratio)
         self._next_key = 0
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
         self._waits_for_credit: set[int] = set()
+
+    @property
+    def exposed_share(self) -> float:
+        """Share of communication time that computation waits for."""
+        return self.exposed.share
 
     @property
     def charged_share(self) -> float:
@@ -145,11 +149,13 @@ class Policy:
             self.leads[state.index] = self.leads.pop(state.index)
             self._settle_lead(state, evidence)
         self.has_settled = False
+        for state in self._untold.review(evidence, lambda one: bool(self.traffic.is_expected[one.index])):
+            self.end_trial(state)
         self.outlook.retune(states, evidence)
         newest = islice(reversed(self.trials.values()), MAX_JUDGED)
         risks_us = {state.index: self._risk_us(state, evidence) for state in newest if not state.is_trusted}
         if may_start:
-            running_us = sum(risks_us.values())
+            running_us = sum(risks_us.values()) + self._untold.reserved_us
             risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us) - running_us
             if risk_left_us > 0:
                 room_us = self.budget.remaining_us - running_us
@@ -244,6 +250,8 @@ class Policy:
     def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
         """End a trial, or what leads; what is banned is not tried again in this regime, anything else last of all."""
         (state.banned if ban else state.retired)[candidate] = reason
+        if ban:
+            self._untold.condemn(state, candidate)
         if candidate == state.trial:
             self.end_trial(state)
         if candidate == state.lead:
@@ -315,12 +323,11 @@ class Policy:
     ) -> None:
         """Begin the most promising trials whose risks together fit `risk_left_us`; `room_us` is there for surprises."""
         picked: list[tuple[KeyState, Option]] = []
-        self._untold = [(one, trial) for one, trial in self._untold if _is_untold(one, trial, evidence)]
         n_looked_at = n_quiet = 0
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
         for offset in range(len(states)):
             state = states[(self._next_key + offset) % len(states)]
-            if state.trial is not None or step < state.quiet_until:
+            if state.trial is not None or step < state.quiet_until or not self.traffic.is_expected[state.index]:
                 n_quiet += 1
                 continue
             incumbent = evidence.find(state.index, state.incumbent)
@@ -340,15 +347,14 @@ class Policy:
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             if found.risk_us > risk_left_us or found.surprise_us > room_us or not self.may_run(state, found.candidate):
                 continue
-            if self._has_untold_twin(state, found):
+            if self._untold.has_twin(state, found):
                 continue
             risk_left_us -= found.risk_us
             room_us -= found.risk_us
             self._number(state, found.candidate)
             state.retired.pop(found.candidate, None)
             self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
-            if _is_untold(state, found.candidate, evidence):
-                self._untold.append((state, found.candidate))
+            self._untold.begin(state, found, evidence)
             slot = evidence.find(state.index, found.candidate)
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
             self._report(Event(state, found.candidate, "explore", found.reason))
@@ -369,7 +375,13 @@ class Policy:
             opinion,
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
-            Stakes(float(self.rates[state.index]), self.charged_share, self.first_steps_at_risk, pays_within_steps),
+            Stakes(
+                float(self.traffic.per_step[state.index]),
+                self.traffic.calls_in(state.index, self.first_steps_at_risk),
+                self.charged_share,
+                self.first_steps_at_risk,
+                pays_within_steps,
+            ),
             Room(risk_left_us, room_us, self.budget.earned_in_us(1)),
             self.settings,
             lambda candidate: self._may_try(state, candidate),
@@ -412,29 +424,11 @@ class Policy:
             return False
         return self.may_run(state, candidate)
 
-    def _has_untold_twin(self, state: KeyState, found: Option) -> bool:
-        """Whether what might be a catastrophe is on trial at about the same message size already, and nothing is known
-        of it yet: where it is one, it is one here, too.
-        """
-        hoped, std = found.hope
-        if SURPRISE_QUANTILE * std - hoped <= math.log(self.settings.catastrophic_ratio):
-            return False
-        return any(
-            trial == found.candidate
-            and one.key.communicator == state.key.communicator
-            and abs(one.key.size_class - state.key.size_class) <= 1
-            for one, trial in self._untold
-        )
-
     def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
         """What one more window of a running trial may cost, from what it has cost so far."""
         trial, incumbent = state.trial, evidence.find(state.index, state.incumbent)
         slot = evidence.find(state.index, trial) if trial is not None else None
         if slot is None or incumbent is None or not evidence.n_calls[slot]:
-            return 0.0  # it was admitted at a share of what was left: all that follow fit the rest
+            return 0.0  # what it was admitted for is set aside
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
-        return max(0.0, extra) * float(self.rates[state.index]) * self.steps_at_risk * self.charged_share
-
-
-def _is_untold(state: KeyState, trial: Candidate, evidence: Evidence) -> bool:
-    return state.trial == trial and not evidence.has_measured(state.index, trial)
+        return max(0.0, extra) * self.traffic.calls_in(state.index, self.steps_at_risk) * self.charged_share

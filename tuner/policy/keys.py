@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,32 @@ from tuner.policy.trial import KeyState
 MAX_KEYS: Final = 4000
 """Rows a plan table holds, with some to spare."""
 LOWEST_RATE: Final = 0.01
+MISSED_TURNS: Final = 3.0
+"""A key that was not called for so many times as long as usual is not expected any more."""
+LEAST_IDLE_STEPS: Final = 20
 _INNER_BITS: Final = 15
 _CODES_PER_PLACE: Final = 1 << _INNER_BITS
 """Collective, phase and size class of a key's code; the rest is the communicator class."""
+
+
+class Traffic(NamedTuple):
+    """How often each key is called, arrays of shape [n_keys]."""
+
+    per_step: Floats
+    """Calls per step, on average over all steps."""
+    at_once: Floats
+    """Calls in a step that calls the key at all."""
+    is_expected: npt.NDArray[np.bool_]
+    """It was called lately, by its own measure."""
+
+    @staticmethod
+    def empty() -> Traffic:
+        """No keys."""
+        return Traffic(np.zeros(0), np.zeros(0), np.zeros(0, np.bool_))
+
+    def calls_in(self, key: int, n_steps: float) -> float:
+        """Calls of one key that so many steps may make; a key that is called seldom may be called at once."""
+        return max(float(self.per_step[key]) * n_steps, float(self.at_once[key]))
 
 
 class KeyTable:
@@ -30,7 +53,11 @@ class KeyTable:
         self._places: dict[int, Ints] = {}
         """Key index by the low bits of the code, per communicator class; -1 where there is none."""
         self._first_step = np.zeros(0, np.int64)
+        self._last_step = np.zeros(0, np.int64)
         self._n_calls = np.zeros(0, np.int64)
+        self._n_steps = np.zeros(0, np.int64)
+        """Steps that called the key."""
+        self._newest_step = 0
         self._reference_log = np.zeros(0)
         self._slope = np.zeros(0)
         self._has_default = np.zeros(0, np.bool_)
@@ -56,15 +83,28 @@ class KeyTable:
         logs: Floats = np.log(block["duration_us"]) - self._slope[keys] * (log_bytes - self._reference_log[keys])
         return logs
 
-    def count(self, keys: Ints) -> None:
-        """Calls of these keys were measured."""
-        self._n_calls += np.bincount(keys, minlength=len(self._n_calls))
+    def count(self, keys: Ints, steps: Ints) -> None:
+        """Calls of these keys were measured, each in its step."""
+        for step in np.unique(steps).tolist():
+            n_calls = np.bincount(keys[steps == step], minlength=len(self._n_calls))
+            is_called = n_calls > 0
+            self._n_calls += n_calls
+            self._n_steps += is_called & (self._last_step != step)
+            self._last_step[is_called] = step
+            self._newest_step = max(self._newest_step, step)
 
-    def rates(self, step: int) -> Floats:
-        """How often each key is called per step, up to `step`; shape [n_keys]."""
-        n_keys = len(self.states)
-        n_steps = np.maximum(1, step - self._first_step[:n_keys] + 1)
-        return np.maximum(self._n_calls[:n_keys] / n_steps, LOWEST_RATE)
+    def traffic(self, step: int) -> Traffic:
+        """How often each key is called, up to `step`."""
+        here = slice(len(self.states))
+        first, n_calls, n_called = self._first_step[here], self._n_calls[here], np.maximum(self._n_steps[here], 1)
+        n_steps = np.maximum(1, step - first + 1)
+        usual_gap = (self._last_step[here] - first) / np.maximum(n_called - 1, 1)
+        idle_steps = self._newest_step - self._last_step[here]
+        return Traffic(
+            per_step=np.maximum(n_calls / n_steps, LOWEST_RATE),
+            at_once=np.maximum(n_calls / n_called, 1.0),
+            is_expected=idle_steps <= np.maximum(MISSED_TURNS * usual_gap, LEAST_IDLE_STEPS),
+        )
 
     def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> None:
         """Note what NCCL does at each key when left alone, and how many channels there are."""
@@ -104,6 +144,7 @@ class KeyTable:
         if start + len(codes) > len(self._n_calls):
             self._grow(max(64, len(codes), start))
         self._first_step[start : start + len(codes)] = rows["step"]
+        self._last_step[start : start + len(codes)] = -1
         by_family: dict[tuple[CommunicatorClass, Collective], list[KeyState]] = {}
         for code, nbytes in zip(codes.tolist(), rows["message_bytes"].astype(np.float64).tolist(), strict=True):
             state = KeyState(len(self.states), key_of(code), nbytes)
@@ -124,7 +165,7 @@ class KeyTable:
             self._on_new(state)
 
     def _grow(self, more: int) -> None:
-        for name in ("_first_step", "_n_calls", "_reference_log", "_slope", "_has_default"):
+        for name in ("_first_step", "_last_step", "_n_calls", "_n_steps", "_reference_log", "_slope", "_has_default"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
 

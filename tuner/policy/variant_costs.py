@@ -26,7 +26,7 @@ FEW_STEPS: Final = 4.0
 
 
 class VariantCosts:
-    """Asks the policy for its outlook, its rates and what is left of its budget."""
+    """Asks the policy for its outlook, its traffic and what is left of its budget."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -48,7 +48,7 @@ class VariantCosts:
             found = {}
             options = self._policy.outlook.fields.of(state).options
             for cap, at in cheapest_within(options, mean, may_run, caps).items():
-                rate = float(self._policy.rates[state.index])
+                rate = float(self._policy.traffic.per_step[state.index])
                 then_us, worst_us = math.exp(mean[at]), math.exp(worst[at])
                 released_us = state.n_channels * now_us - options[at].n_channels * then_us
                 if math.isfinite(worst_us):
@@ -93,7 +93,7 @@ class VariantCosts:
             now_us, then_us = math.exp(evidence.log_us(now)), math.exp(evidence.log_us(then))
             if not math.isfinite(now_us + then_us):
                 continue
-            rate = float(self._policy.rates[index])
+            rate = float(self._policy.traffic.per_step[index])
             before = by_group.get(group_of(state), GroupChange())
             by_group[group_of(state)] = GroupChange(
                 before.extra_us + rate * (then_us - now_us),

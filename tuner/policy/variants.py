@@ -87,7 +87,7 @@ class Variants:
         if step.step >= self._refresh_at_step:
             self._refresh_at_step = step.step + REFRESH_STEPS
             self._of_plan.clear()
-            for name, share in self._savings.refresh(states, evidence, self._policy.rates).items():
+            for name, share in self._savings.refresh(states, evidence, self._policy.traffic.per_step).items():
                 self._gains.changed(name, share)
         of_plan = self._of_plan.get(step.epoch)
         if of_plan is None:

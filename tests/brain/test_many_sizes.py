@@ -1,0 +1,127 @@
+"""Jobs whose message sizes differ from step to step, or are called seldom: their trials wait long for a first call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
+from tuner.features import CostPrior
+from tuner.policy.admission import Option
+from tuner.policy.evidence import Evidence
+from tuner.policy.exposed import ExposedShare
+from tuner.policy.keys import LEAST_IDLE_STEPS, KeyTable
+from tuner.policy.trial import KeyState
+from tuner.policy.untold import Untold
+
+NODE = CommunicatorClass(8, 1)
+LL = Candidate(Algorithm.ring, Protocol.ll, 4)
+MIB = 1 << 20
+
+
+def _step(message_bytes: int) -> list[Call]:
+    gather = [Call(Collective.all_gather, Phase.forward_gather, message_bytes)] * 4
+    backward = [
+        Call(Collective.all_gather, Phase.backward_gather, message_bytes),
+        Call(Collective.reduce_scatter, Phase.gradient_scatter, message_bytes),
+    ]
+    return gather + backward * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "communicator", "compute_us"),
+    [("as_believed", CommunicatorClass(8, 2), 5_000.0), ("rtx5090_loopback", CommunicatorClass(8, 8), 345_000.0)],
+)
+def test_a_new_size_in_every_step_costs_no_more_than_the_budget(
+    name: str, communicator: CommunicatorClass, compute_us: float
+) -> None:
+    for seed in range(3):
+        sizes = 2 ** np.random.default_rng(seed).uniform(16, 27, 300)
+        world = World(name, communicator, _step(MIB), compute_us=compute_us, seed=seed)
+        brain = make_brain(world)
+        lost_us = all_us = 0.0
+        for message_bytes in sizes.astype(int).tolist():
+            world.calls = _step(message_bytes)
+            chosen_us = sum(world.truth(call, world.chosen(call))[0] for call in world.calls)
+            usual_us = sum(world.truth(call, BASELINE)[0] for call in world.calls)
+            lost_us += chosen_us - usual_us
+            all_us += world.compute_us + usual_us
+            play(world, brain, 1)
+        assert brain.n_explored > 0
+        assert lost_us <= 0.01 * all_us
+
+
+def test_the_share_that_is_exposed_is_right_where_steps_differ() -> None:
+    exposed = ExposedShare()
+    rng = np.random.default_rng(0)
+    assert exposed.share == 1.0
+    for step in range(200):
+        calls_us = np.exp(rng.uniform(2.0, 8.0, 3))
+        at = [exposed.measured, exposed.finished]
+        for report in at if step % 2 else at[::-1]:
+            if report == exposed.measured:
+                exposed.measured(np.full(3, step), calls_us)
+            else:
+                exposed.finished(step, 0.9 * float(calls_us.sum()))
+    assert exposed.share == pytest.approx(0.9, abs=0.005)
+
+
+def test_steps_of_which_only_half_is_told_teach_nothing_and_are_forgotten() -> None:
+    exposed = ExposedShare()
+    for step in range(5000):
+        if step % 2:
+            exposed.measured(np.array([step]), np.array([10.0]))
+        else:
+            exposed.finished(step, 1.0)
+    assert exposed.share == 1.0
+    assert len(exposed._calls_us) + len(exposed._exposed_us) <= 2048 + 2
+
+
+def _block(step: int, message_bytes: int, n_calls: int) -> np.ndarray:
+    world = World("h100_node", NODE, [Call(Collective.all_gather, Phase.other, message_bytes)] * n_calls)
+    world.step = step
+    return world.run_step()[0]
+
+
+def test_a_key_that_is_called_seldom_is_called_at_once() -> None:
+    world = World("h100_node", NODE, [])
+    costs = CostPrior({**world.fabric.describe(), "emulated": "h100_node"})
+    table = KeyTable(lambda state: None)
+    for step in range(400):
+        blocks = [_block(step, MIB, 2)]
+        if step % 50 == 0 and step <= 150:
+            blocks.append(_block(step, 4 * MIB, 8))
+        block = np.concatenate(blocks)
+        table.count(table.indices(block, costs), block["step"].astype(np.int64))
+        traffic = table.traffic(step)
+        if step > 100:
+            assert traffic.at_once.tolist() == [2.0, 8.0]
+            assert traffic.calls_in(0, 3.0) == 6.0
+            assert traffic.calls_in(1, 3.0) == 8.0
+            assert traffic.is_expected.tolist() == [True, step <= 150 + 3 * 50]
+    assert LEAST_IDLE_STEPS < 50
+
+
+def _states(n: int) -> list[KeyState]:
+    keys = [DecisionKey(NODE, Collective.all_gather, Phase.other, 80 + 8 * place) for place in range(n)]
+    return [KeyState(index, key, float(MIB)) for index, key in enumerate(keys)]
+
+
+def test_what_a_trial_may_cost_is_set_aside_until_it_is_known() -> None:
+    untold, evidence = Untold(2.0), Evidence()
+    states = _states(3)
+    for state in states:
+        state.trial = LL
+        untold.begin(state, Option(1.0, 5.0, 0.0, LL, (0.1, 0.1), ""), evidence)
+    assert untold.reserved_us == 15.0
+    slot = np.array([evidence.slot(0, LL)])
+    evidence.add(evidence.calls(slot, np.array([3.0])), np.array([1]))
+    assert untold.review(evidence, lambda state: True) == []
+    assert untold.reserved_us == 10.0
+    assert untold.review(evidence, lambda state: state.index != 1) == [states[1]]
+    states[1].trial = None
+    assert untold.reserved_us == 5.0
+    untold.condemn(states[0], Candidate(Algorithm.ring, Protocol.ll, 8))
+    assert untold.review(evidence, lambda state: True) == [states[2]]
+    assert untold.reserved_us == 0.0
