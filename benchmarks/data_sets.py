@@ -7,10 +7,8 @@ somebody else measured: NVIDIA's tuner CSV, our own, and published nccl-tests ou
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import math
-import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +17,7 @@ import numpy as np
 from generated_fabrics import Surface, generate
 from recorded_grids import load as load_grids
 from regret_policies import Problem
+from reporting import say
 
 from agent.nccl import cost_model, fabric
 from store.database import Store
@@ -120,13 +119,16 @@ def generated_fabric(seed: int, base: str) -> tuple[fabric.Fabric, Facts]:
 def of_store(path: Path) -> Iterator[DataSet]:
     """Every fabric of a store that holds the default and forced settings."""
     with Store.open(path, read_only=True) as store:
+        n_jobs = Counter(job.fabric_id for job in store.jobs())
         for fabric_id, facts in store.fabrics().items():
             problems = block_problems(store.measurements(fabric_id))
             if problems:
+                if n_jobs[fabric_id] > 1:
+                    say(f"{fabric_id}: {n_jobs[fabric_id]} jobs or imported files, taken together")
                 yield DataSet(fabric_id, problems, facts)
             else:
                 why = "no size has both NCCL's own choice (import it with --default) and a forced setting"
-                print(f"{fabric_id}: left out, {why}", file=sys.stderr)
+                say(f"{fabric_id}: left out, {why}")
 
 
 def check_sources(parser: argparse.ArgumentParser, store: Path | None, folder: Path | None) -> None:
@@ -136,6 +138,8 @@ def check_sources(parser: argparse.ArgumentParser, store: Path | None, folder: P
             parser.error(f"--data {folder} is no folder; name the one that holds the files")
         _refuse_nothing(parser, f"--data {folder}", of_folder(folder))
     if store is not None:
+        if store.is_dir():
+            parser.error(f"--store {store} is a folder; name a store's file in it")
         try:
             Store.open(store, read_only=True).close()
         except StoreError as error:
@@ -145,11 +149,7 @@ def check_sources(parser: argparse.ArgumentParser, store: Path | None, folder: P
 
 def _refuse_nothing(parser: argparse.ArgumentParser, source: str, data_sets: Iterator[DataSet]) -> None:
     """Figures of no keys at all would look as if every target were met."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        found = next(data_sets, None)
-    if found is None:
-        print(said.getvalue(), end="", file=sys.stderr)
+    if next(data_sets, None) is None:
         parser.error(f"{source}: nothing in it can be judged on; it needs NCCL's own choice and a forced setting")
 
 
@@ -163,14 +163,25 @@ def of_folder(folder: Path) -> Iterator[DataSet]:
         }
         if problems := _problems(found):
             yield DataSet(f"{grid.name}:{grid.collective.name}", problems, {})
-    for path in sorted(folder.rglob("*.csv*")):
+    paths = sorted(folder.rglob("*.csv*"))
+    alike = Counter(path.stem for path in paths)
+    for path in paths:
+        blocks: dict[str | None, list[np.ndarray]] = {}
         try:
             trace = read_trace(path)
-            blocks = list(trace.measurements()) if trace.is_measurements else []
-        except TraceError:
+            for portion in trace.portions() if trace.is_measurements else ():
+                blocks.setdefault(portion.fabric_id, []).append(portion.rows)
+        except TraceError as error:
+            say(f"{path}: left out, {error}")
             continue
-        if blocks and (problems := block_problems(np.concatenate(blocks))):
-            yield DataSet(path.stem, problems, {})
+        name = path.stem if alike[path.stem] == 1 else str(path.relative_to(folder).with_suffix(""))
+        n_found = 0
+        for fabric_id, parts in blocks.items():
+            if problems := block_problems(np.concatenate(parts)):
+                n_found += 1
+                yield DataSet(f"{name}:{fabric_id}" if len(blocks) > 1 else name, problems, {})
+        if not n_found:
+            say(f"{path}: left out, no size has both NCCL's own choice and a forced setting")
 
 
 def block_problems(block: np.ndarray) -> list[Problem]:

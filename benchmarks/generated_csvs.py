@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from argument_types import a_folder_to_write, natural, positive, share_of_noise, whole
 
 from agent.nccl.cost_model import channels_used
 from store.records import Algorithm, Collective, Protocol
@@ -39,6 +40,7 @@ CHANNELS = (1, 2, 4, 8, 16, 24, 32)
 SIZES = tuple(1 << exponent for exponent in range(12, 29))
 N_NODES = (1, 4, 16, 64)
 RANKS_PER_NODE = 8
+MOST_NODES = 100_000
 FIRST_SEED = 100
 
 Truth = dict[tuple[Algorithm, Protocol], tuple[float, float, float, float, float]]
@@ -106,23 +108,15 @@ def write(path: Path, seed: int, noise: float, node_counts: Sequence[int], n_key
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--machines", type=int, default=8, metavar="N")
-    parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first machine")
-    parser.add_argument("--noise", type=float, default=0.03, help="of one call (log)")
-    parser.add_argument("--nodes", type=int, nargs="+", metavar="N", help="measure every machine on these")
-    parser.add_argument("--keys", type=int, nargs="+", metavar="N", help="so many keys each, machines in turn")
+    parser.add_argument("folder", type=a_folder_to_write)
+    parser.add_argument("--machines", type=positive, default=8, metavar="N")
+    parser.add_argument("--seed", type=natural, default=FIRST_SEED, help="of the first machine")
+    parser.add_argument("--noise", type=share_of_noise, default=0.03, help="of one call (log)")
+    parser.add_argument(
+        "--nodes", type=whole(1, MOST_NODES), nargs="+", metavar="N", help="measure every machine on these"
+    )
+    parser.add_argument("--keys", type=positive, nargs="+", metavar="N", help="so many keys each, machines in turn")
     arguments = parser.parse_args()
-    if min(arguments.nodes or N_NODES) < 1:
-        parser.error(f"--nodes {min(arguments.nodes)}: at least 1")
-    if min(arguments.keys or [1]) < 1:
-        parser.error(f"--keys {min(arguments.keys)}: at least 1")
-    if arguments.machines < 1:
-        parser.error(f"--machines {arguments.machines}: at least 1")
-    try:
-        arguments.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"{arguments.folder} cannot be made: {error}")
     for seed in range(arguments.seed, arguments.seed + arguments.machines):
         node_counts = arguments.nodes or (N_NODES[seed % len(N_NODES)],)
         # Every number of keys meets every number of nodes.

@@ -19,6 +19,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+from argument_types import a_file, a_folder_to_write
 from data_sets import shipped
 from matplotlib.figure import Figure
 
@@ -29,9 +30,40 @@ WINDOW_CALLS = 9
 HEAT_FABRIC = "h100_ib_16"
 
 
-def regret(curve_paths: list[Path], out: Path) -> None:
+Curves = dict[str, dict[str, list[float]]]
+
+
+def curves_in(text: str) -> Curves:
+    """What policy_regret.py wrote: data set -> policy -> regret by call."""
+    path = a_file(text)
+    try:
+        found: Curves = json.loads(path.read_text(encoding="utf-8"))
+        if not all(np.isfinite(values).all() for policies in found.values() for values in policies.values()):
+            raise ValueError
+    except (ValueError, TypeError, AttributeError):
+        raise argparse.ArgumentTypeError(f"{text} is not what policy_regret.py --curves writes") from None
+    return found
+
+
+def coverage_in(text: str) -> dict[str, float]:
+    """Of what prediction_held_out.py printed: share of left-out points inside the winner's 90 % interval."""
+    path = a_file(text)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        results = json.loads(next(line for line in reversed(lines) if line.startswith("{")))["results"]
+        return {
+            one["metric"].removeprefix("interval_coverage_90@").removesuffix(":kriging"): float(one["value"])
+            for one in results
+            if one["metric"].startswith("interval_coverage_90@") and one["metric"].endswith(":kriging")
+            if "@fabric:" not in one["metric"]
+        }
+    except (StopIteration, ValueError, TypeError, KeyError):
+        raise argparse.ArgumentTypeError(f"{text} is not what prediction_held_out.py --json prints") from None
+
+
+def regret(files: list[Curves], out: Path) -> None:
     """Mean regret over keys by call, smoothed, one panel per data set."""
-    curves = {name: one for path in curve_paths for name, one in json.loads(path.read_text()).items()}
+    curves = {name: one for curves in files for name, one in curves.items()}
     names = [name for name in curves if name != "as_believed"][:6]
     figure, panels = plt.subplots(2, 3, figsize=(10, 5), sharex=True, squeeze=False)
     for panel, name in zip(panels.flat, names, strict=False):
@@ -52,15 +84,8 @@ def regret(curve_paths: list[Path], out: Path) -> None:
     _save(figure, out / "regret.svg")
 
 
-def coverage(prediction_path: Path, out: Path) -> None:
+def coverage(found: dict[str, float], out: Path) -> None:
     """Share of left-out points inside the winner's 90 % interval."""
-    line = next(line for line in reversed(prediction_path.read_text().splitlines()) if line.startswith("{"))
-    found = {
-        one["metric"].removeprefix("interval_coverage_90@").removesuffix(":kriging"): one["value"]
-        for one in json.loads(line)["results"]
-        if one["metric"].startswith("interval_coverage_90@") and one["metric"].endswith(":kriging")
-        if "@fabric:" not in one["metric"]
-    }
     figure, panel = plt.subplots(figsize=(7, 0.3 * len(found) + 1))
     panel.axvspan(85, 95, color="0.9")
     panel.barh(list(found), list(found.values()), height=0.6)
@@ -98,13 +123,12 @@ def _save(figure: Figure, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for the pictures")
-    parser.add_argument("--curves", type=Path, nargs="+", help="what policy_regret.py --curves wrote")
-    parser.add_argument("--prediction", type=Path, help="what prediction_held_out.py --json printed")
+    parser.add_argument("out", type=a_folder_to_write, help="folder for the pictures")
+    parser.add_argument("--curves", type=curves_in, nargs="+", help="what policy_regret.py --curves wrote")
+    parser.add_argument("--prediction", type=coverage_in, help="what prediction_held_out.py --json printed")
     arguments = parser.parse_args()
     plt.rcParams["svg.hashsalt"] = "zerotune"
     plt.rcParams["svg.fonttype"] = "none"
-    arguments.out.mkdir(parents=True, exist_ok=True)
     winners(arguments.out)
     if arguments.curves is not None:
         regret(arguments.curves, arguments.out)

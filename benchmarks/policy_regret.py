@@ -37,7 +37,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from argument_types import natural
+from argument_types import a_file_to_write, natural
 from data_sets import DataSet, Facts, Measured, as_undescribed, check_sources, generated, of_folder, of_store, shipped
 from regret_policies import Default, Problem, peers
 from reporting import Result, report
@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument(
         "--draws", type=natural, default=0, metavar="N", help="ours under so many other draws of noise, too"
     )
-    parser.add_argument("--curves", type=Path, metavar="FILE", help="write regret by call as JSON")
+    parser.add_argument("--curves", type=a_file_to_write, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
     check_only(parser, arguments)

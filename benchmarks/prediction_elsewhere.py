@@ -62,8 +62,8 @@ def rank_counts(data: DataSet) -> list[int]:
     return sorted({problem.key.communicator.n_ranks for problem in data.problems})
 
 
-def with_rank_counts(own: Sequence[DataSet]) -> list[DataSet]:
-    """Those of `own` with several rank counts.
+def with_rank_counts(own: Sequence[DataSet], what: str = "--by ranks") -> list[DataSet]:
+    """Those of `own` with several rank counts, for `what` leaves one out.
 
     Raises:
         TooFew: none has.
@@ -72,11 +72,11 @@ def with_rank_counts(own: Sequence[DataSet]) -> list[DataSet]:
     if own and not found:
         counts = ", ".join(f"{data.name} with {rank_counts(data)[0]} ranks" for data in own)
         raise TooFew(
-            f"--by ranks leaves one rank count out and needs two at least in one fabric or file; there is {counts}"
+            f"{what} leaves one rank count out and needs two at least in one fabric or file; there is {counts}"
         )
     for data in own:
         if len(rank_counts(data)) < 2:
-            print(f"{data.name}: left out of --by ranks, it has {rank_counts(data)[0]} ranks only", file=sys.stderr)
+            print(f"{data.name}: left out of {what}, it has {rank_counts(data)[0]} ranks only", file=sys.stderr)
     return found
 
 

@@ -14,16 +14,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from argument_types import natural
+from argument_types import natural, whole
 from data_sets import DataSet, check_sources, of_folder, sweep_block
 from policy_regret import Ours, judge, play
-from prediction_elsewhere import many_rank_counts, rank_counts, with_rank_counts
+from prediction_elsewhere import TooFew, many_rank_counts, rank_counts, with_rank_counts
 from reporting import Result, report
 
 from tuner import trainer
 from tuner.knowledge import Knowledge
 from tuner.model.baked import Baked
 
+MOST_CALLS = 100_000
 WORTH = ("regret_mean", "regret_worst", "loss_vs_default_worst", "calls_to_95_percent_gain")
 
 
@@ -51,13 +52,17 @@ def main() -> None:
     parser.add_argument("--generated", type=natural, default=0, metavar="N", help="judge on N random fabrics, too")
     parser.add_argument("--seed", type=natural, default=1000, help="of the first of these fabrics")
     parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
-    parser.add_argument("--calls", type=int, default=100, metavar="N", help="per key")
+    parser.add_argument("--calls", type=whole(1, MOST_CALLS), default=100, metavar="N", help="per key")
     arguments = parser.parse_args()
     check_sources(parser, None, arguments.data)
     own = list(of_folder(arguments.data)) if arguments.data is not None else []
+    try:
+        own = with_rank_counts(own, "this benchmark")
+    except TooFew as why:
+        parser.error(f"--data {arguments.data}: {why}")
     seeds = range(arguments.seed, arguments.seed + arguments.generated)
     results: list[Result] = []
-    for data in [*many_rank_counts(0.5, seeds), *with_rank_counts(own)]:
+    for data in [*many_rank_counts(0.5, seeds), *own]:
         if arguments.only in data.name:
             print(f"{data.name}: {rank_counts(data)} ranks", file=sys.stderr, flush=True)
             results += played(data, arguments.calls)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from reporting import say
 
 from agent.nccl.catalog import find_collective
 from store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
@@ -70,7 +73,12 @@ def load(folder: Path) -> list[Grid]:
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         if path.suffix not in (".md", ".txt", ".log", ".gz"):
             continue
-        for collective, n_ranks, n_nodes, size, setting, time_us in _rows(path):
+        try:
+            rows = list(_rows(path))
+        except (OSError, EOFError, zlib.error) as error:
+            say(f"{path}: left out, it cannot be read ({error})")
+            continue
+        for collective, n_ranks, n_nodes, size, setting, time_us in rows:
             # Logs of one setting each form a grid together; a document is a grid of its own.
             name = path.parent.name if path.suffix == ".gz" else f"{path.parent.name}/{path.stem}"
             grid = grids.setdefault((name, collective, n_ranks), Grid(name, collective, n_ranks, n_nodes))

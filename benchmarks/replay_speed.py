@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import replay_check
+from argument_types import natural
 from reporting import Result, report
 
 from agent.nccl import fabric as fabrics
@@ -137,8 +138,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, 2 cases")
     parser.add_argument("--no-check", action="store_true", help="speed alone")
     parser.add_argument("--check-only", action="store_true", help="cases alone")
-    parser.add_argument("--seed", type=int, default=0, help="which cases; 0: those that replay was written against")
+    parser.add_argument("--seed", type=natural, default=0, help="which cases; 0: those that replay was written against")
     arguments = parser.parse_args()
+    if arguments.check_only and arguments.no_check:
+        parser.error("--check-only and --no-check leave nothing to do; give one of them")
     results = [] if arguments.check_only else speed(quick=arguments.quick)
     if not arguments.no_check:
         results += check(quick=arguments.quick, seed=arguments.seed)

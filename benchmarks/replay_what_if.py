@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from argument_types import a_fabric
 from replay_check import N_STEPS, World, zerotune
 from reporting import Result, report
 
@@ -156,7 +157,9 @@ def answers(fabric: str, folder: Path) -> dict[Question, Answer]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end in one line of JSON")
-    parser.add_argument("--fabric", action="append", help="several times; all that are shipped by default")
+    parser.add_argument(
+        "--fabric", action="append", type=a_fabric, help="several times; all that are shipped by default"
+    )
     arguments = parser.parse_args()
     found: list[Answer] = []
     for fabric in arguments.fabric or fabrics.names():

@@ -6,8 +6,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +26,12 @@ class Result:
     target: str = ""
     peer: str = ""
     ratio: float | None = None
+
+
+@cache
+def say(text: str) -> None:
+    """Tell people something on stderr, once however often the data are read."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def environment() -> dict[str, Any]:

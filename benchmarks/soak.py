@@ -118,10 +118,14 @@ def soak(n_collectives: int, n_ranks: int, fabric: str) -> list[dict[str, float]
 
 
 def main() -> None:
+    from argument_types import a_fabric, positive, whole
+
+    from agent.nccl import fabric
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--collectives", type=int, default=100_000)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--fabric", default="ethernet_boxes")
+    parser.add_argument("--collectives", type=positive, default=100_000)
+    parser.add_argument("--ranks", type=whole(2), default=4)
+    parser.add_argument("--fabric", type=a_fabric, default="ethernet_boxes")
     parser.add_argument("--quick", action="store_true", help="2,000 collectives")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
@@ -129,6 +133,11 @@ def main() -> None:
     if arguments.rank_of:
         rank_main(arguments.rank_of)
         return
+    room = fabric.load(arguments.fabric).max_ranks
+    if arguments.ranks > room:
+        parser.error(
+            f"--ranks {arguments.ranks}: fabric {arguments.fabric} has {room}; use fewer, or a larger --fabric"
+        )
     from reporting import Result, report
 
     ranks = soak(2000 if arguments.quick else arguments.collectives, arguments.ranks, arguments.fabric)

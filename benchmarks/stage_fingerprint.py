@@ -31,6 +31,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from argument_types import a_folder, a_folder_to_write, natural, positive
 from reporting import Result, report
 
 from tuner.stage import StageFingerprint
@@ -244,13 +245,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--unnamed-only", action="store_true", help="nothing of the second protocol, nor of what ships")
     parser.add_argument("--shipped-only", action="store_true", help="only the weights that ship")
-    parser.add_argument("--learned", type=Path, help="folder that keeps what hypothetical runs taught")
-    parser.add_argument("--n-each", type=int, default=60, help="generated runs per framework")
-    parser.add_argument("--seed", type=int, default=SEED, help="of generated runs")
+    parser.add_argument("--learned", type=a_folder_to_write, help="folder that keeps what hypothetical runs taught")
+    parser.add_argument("--n-each", type=positive, default=60, help="generated runs per framework")
+    parser.add_argument("--seed", type=natural, default=SEED, help="of generated runs")
     parser.add_argument("--mistakes", action="store_true", help="list every wrong answer")
-    parser.add_argument("--traces", type=Path, help="folder of real traces")
+    parser.add_argument("--traces", type=a_folder, help="folder of real traces")
     arguments = parser.parse_args()
     quick = arguments.quick
+    if arguments.unnamed_only and arguments.shipped_only:
+        parser.error("--unnamed-only and --shipped-only leave nothing to judge; give one of them")
     mistakes: list[str] = []
     recordings = recorded()
     results: list[Result] = []

@@ -314,17 +314,25 @@ def record(todo: list[Run], n_ranks: int) -> Iterator[Run]:
 
 
 def main() -> None:
+    from argument_types import a_file_to_write
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="frameworks, separated by commas")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
+    parser.add_argument("--out", type=a_file_to_write, default=DEFAULT_OUT)
     arguments = parser.parse_args()
-    wanted = set(arguments.only.split(",")) if arguments.only else {run["framework"] for run in runs()}
+    known = {run["framework"] for run in runs()}
+    wanted = known if arguments.only is None else set(arguments.only.split(","))
+    if unknown := wanted - known:
+        parser.error(f"--only: there is no framework {min(unknown)!r}; use some of {','.join(sorted(known))}")
     if not importlib.util.find_spec("deepspeed"):
         wanted.discard("deepspeed")
     kept = []
     if arguments.out.exists():
-        with gzip.open(arguments.out, "rt") as old:
-            kept = [run for run in map(json.loads, old) if run["framework"] not in wanted]
+        try:
+            with gzip.open(arguments.out, "rt") as old:
+                kept = [run for run in map(json.loads, old) if run["framework"] not in wanted]
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            parser.error(f"--out {arguments.out} is there and holds no recordings; name another file")
     new: list[Run] = []
     for framework in sorted(wanted):
         for n_ranks in (2, 4):

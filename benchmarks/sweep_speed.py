@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import recorded_grids
 import sweep_floor
+from argument_types import a_folder
 from reporting import Result, report
 
 from agent.nccl import cost_model, fabric
@@ -254,10 +255,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end in one line of JSON")
     parser.add_argument("--quick", action="store_true", help="fewer launches, communicators and seeds")
-    parser.add_argument("--data", type=Path, help="folder with recorded grids, e.g. published nccl-tests logs")
+    parser.add_argument("--data", type=a_folder, help="folder with recorded grids, e.g. published nccl-tests logs")
     parser.add_argument("--grids-only", action="store_true", help="leave the launches out")
     arguments = parser.parse_args()
     results = []
+    if arguments.data is not None and not recorded_grids.load(arguments.data):
+        parser.error(
+            f"--data {arguments.data}: no log or document below it has default and forced settings of enough sizes"
+        )
     if not arguments.grids_only:
         one_group = settings_per_minute(100 if arguments.quick else 300)
         relaunched = settings_per_minute_relaunched(2 if arguments.quick else 5)

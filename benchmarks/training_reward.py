@@ -18,6 +18,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "brain"))
 
+from argument_types import natural
 from brain_world import Call, OverlappedWorld, decided, make_brain, play
 from data_sets import GENERATED_BASES
 from generated_fabrics import generate
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one job of 300 steps per fabric")
     parser.add_argument("--only", default="", metavar="TEXT", help="fabrics whose name holds this")
-    parser.add_argument("--generated", type=int, default=0, metavar="N", help="N random fabrics besides")
+    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="N random fabrics besides")
     arguments = parser.parse_args()
     machines = {name: name for name in fabric.names() if arguments.only in name}
     for seed in range(FIRST_SEED, FIRST_SEED + arguments.generated):

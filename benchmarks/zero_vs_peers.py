@@ -32,6 +32,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
+from argument_types import a_file_to_write  # noqa: E402
 from reporting import Result, report  # noqa: E402
 
 from zero_runtime import analysis  # noqa: E402
@@ -396,8 +397,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="the first cell within a minute, wider noise")
     parser.add_argument("--only", action="append", choices=names, help="a cell; may be given several times")
-    parser.add_argument("--keep", type=Path, help="file of cells that are done, read and added to")
+    parser.add_argument("--keep", type=a_file_to_write, help="file of cells that are done, read and added to")
     options = parser.parse_args()
+    if options.quick and options.only and not {cell.name for cell in QUICK} & set(options.only):
+        parser.error(f"--quick runs {', '.join(cell.name for cell in QUICK)} alone; leave out --quick or --only")
+    done: dict[str, list[dict[str, Any]]] = {}
+    if options.keep and options.keep.exists():
+        try:
+            done = {line["cell"]: line["results"] for line in map(json.loads, options.keep.read_text().splitlines())}
+        except (OSError, ValueError, KeyError, TypeError):
+            parser.error(f"--keep {options.keep} holds no cells of this benchmark; name another file")
     if not importlib.util.find_spec("deepspeed"):
         print("deepspeed is not installed: its rows are left out (docs/zero.md says how to have them)", flush=True)
     jobs: dict[str, Callable[[], list[Result]]] = {
@@ -407,9 +416,6 @@ def main() -> None:
     }
     if not options.only:
         jobs["once"] = run_once
-    done: dict[str, list[dict[str, Any]]] = {}
-    if options.keep and options.keep.exists():
-        done = {line["cell"]: line["results"] for line in map(json.loads, options.keep.read_text().splitlines())}
     results: list[Result] = []
     for name, job in jobs.items():
         began = time.monotonic()

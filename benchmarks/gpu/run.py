@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import shutil
 import subprocess
@@ -27,6 +28,9 @@ from ranks import Machine, RanksFailed
 from results import Outcome, Record
 from steps import Context, NotAsItMust, Step, forced, load, scratch_is_short, soak, sweep
 from training import kill_daemon, overhead, training, tuned
+
+from agent.nccl import fabric as fabrics
+from store.errors import FabricError
 
 PROGRAMME = (
     Step("load", 60, load),
@@ -82,8 +86,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if unknown := set(options.only) - set(names):
         parser.error(f"unknown step {sorted(unknown)[0]!r}: use some of {', '.join(names)}")
-    if options.ranks < 2 or min(options.budget_s, options.collectives, options.steps, options.pairs) <= 0:
+    numbers = (options.budget_s, options.collectives, options.steps, options.pairs)
+    if options.ranks < 2 or not all(0 < number < math.inf for number in numbers):  # no NaN either
         parser.error("--ranks must be 2 or more, all other numbers positive")
+    if options.fabric is not None:
+        try:
+            fabrics.load(options.fabric)
+        except FabricError as error:
+            parser.error(f"--fabric: {error}")
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out {options.out} is a file; name a folder")
     return options
 
 
@@ -93,9 +105,6 @@ def describe(fabric: str | None, n_ranks: int) -> dict[str, Any] | None:
 
     identity: dict[str, Any] = {"fabric": fabric, "torch": torch.__version__, "n_ranks": n_ranks}
     if fabric is not None:
-        from agent.nccl import fabric as fabrics
-
-        fabrics.load(fabric)
         return {"identity": identity}
     if not torch.cuda.is_available():
         return None

@@ -32,7 +32,13 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch, capsys):
     assert "needs an NVIDIA GPU" in said.err
 
 
-@pytest.mark.parametrize("words", [["--only", "load,fly"], ["--ranks", "1"], ["--budget-s", "0"], ["--steps", "-1"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--only", "load,fly"], ["--ranks", "1"], ["--budget-s", "0"], ["--budget-s", "nan"], ["--steps", "-1"]),
+        *(["--fabric", "nope"], ["--fabric", "h100_node", "--out", str(RUN)]),
+    ],
+)
 def test_options_that_make_no_sense(words, capsys):
     with pytest.raises(SystemExit) as refused:
         driver.parse(words)

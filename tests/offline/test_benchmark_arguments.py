@@ -1,0 +1,134 @@
+"""What benchmarks refuse: one message that names the value and the remedy, exit code 2, before any work."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import generated_csvs
+from data_sets import of_folder, of_store
+
+from tuner.export import export_measurements
+from tuner.importing import import_measurements
+
+HUGE = "9" * 5000
+MISTAKES = {
+    "generated_csvs": [
+        *(["{junk}"], ["/proc/x"], ["{new}", "--machines", "0"], ["{new}", "--machines", HUGE]),
+        *(["{new}", "--seed", "-1"], ["{new}", "--nodes", "0"], ["{new}", "--nodes", "1000000"]),
+        *(["{new}", "--noise", text] for text in ("nan", "inf", "-0.1", "much")),
+        ["{new}", "--keys", "-3"],
+    ],
+    "learning_pictures": [
+        *([option, path] for option in ("--curves", "--prediction") for path in ("{none}", "{junk}", "{list}")),
+        ["{junk}"],
+    ],
+    "policy_regret": [["--store", "{empty}"], ["--curves", "{empty}"], ["--curves", "/proc/x"], ["--draws", HUGE]],
+    "prediction_warm_start": [*(["--calls", text] for text in ("-1", "0", "1.5", "ten", "100001"))],
+    "replay_speed": [["--seed", "-1"], ["--no-check", "--check-only"]],
+    "replay_what_if": [["--fabric", "nope"]],
+    "small_gathers": [["--generated", "-1"], ["--data", "{junk}"], ["--data", "{empty}"]],
+    "soak": [["--ranks", "1"], ["--ranks", "17"], ["--collectives", "0"], ["--fabric", "nope"], ["--fabric", "{junk}"]],
+    "stage_fingerprint": [
+        *(["--traces", "{none}"], ["--learned", "{junk}"], ["--n-each", "0"], ["--seed", "x"]),
+        ["--unnamed-only", "--shipped-only"],
+    ],
+    "stage_recordings": [["--only", "ddp,nope"], ["--out", "{empty}"], ["--out", "{junk}"]],
+    "sweep_speed": [["--data", "{none}"], ["--data", "{empty}"], ["--data", "{junk}"]],
+    "training_reward": [["--generated", "-1"], ["--only", "nope"]],
+    "zero_vs_peers": [["--keep", "{junk}"], ["--keep", "{list}"], ["--keep", "{none}/x"], ["--only", "nope"]],
+}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "junk").write_bytes(bytes(range(256)))
+    (tmp_path / "list").write_text("[1]\n")
+    (tmp_path / "empty").mkdir()
+    return {name: str(tmp_path / name) for name in ("junk", "list", "empty", "none", "new")}
+
+
+@pytest.mark.parametrize(("name", "words"), [(name, words) for name, all_ in MISTAKES.items() for words in all_])
+def test_mistakes_are_refused_in_words(
+    name: str, words: list[str], places: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    words = [word.format(**places) for word in words]
+    before = {path: path.read_bytes() for path in map(Path, places.values()) if path.is_file()}
+    out = [places["new"]] if name == "learning_pictures" and words[0].startswith("--") else []
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *out, *words])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main()
+    said = capsys.readouterr()
+    last = said.err.splitlines()[-1]
+    assert (ended.value.code, said.out) == (2, ""), last
+    assert last.startswith(f"{name}.py: error: "), last
+    assert words[-1][:40].split(",")[-1] in last or words[-1].startswith("--")
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated_csvs, "SETTINGS", generated_csvs.SETTINGS[:3])
+    monkeypatch.setattr(generated_csvs, "CHANNELS", (4,))
+    monkeypatch.setattr(generated_csvs, "SIZES", generated_csvs.SIZES[::8])
+
+
+@pytest.mark.usefixtures("few")
+def test_a_single_rank_count_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
+    monkeypatch.setattr(sys, "argv", ["prediction_warm_start.py", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("prediction_warm_start").main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"--data {tmp_path}: this benchmark leaves one rank count out and needs two at least" in said
+    assert "own with 16 ranks" in said
+
+
+@pytest.mark.usefixtures("few")
+def test_damaged_files_of_a_folder_are_named_and_the_others_are_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generated_csvs.write(tmp_path / "good.csv", 1, 0.02, (2,))
+    (tmp_path / "junk.csv").write_bytes(bytes(range(256)))
+    (tmp_path / "junk.log.gz").write_bytes(bytes(range(256)))
+    (tmp_path / "cut.log.gz").write_bytes(gzip.compress(b"#" * 100_000)[:60])
+    header = (tmp_path / "good.csv").read_text().splitlines()[0]
+    (tmp_path / "default.csv").write_text(f"{header}\nallgather,4096,default,default,0,1,8,-1,-1,,,3\n")
+    assert [one.name for one in of_folder(tmp_path)] == ["good"]
+    said = capsys.readouterr().err
+    assert all(f"{tmp_path / name}: left out" in said for name in ("junk.csv", "junk.log.gz", "cut.log.gz"))
+    assert f"{tmp_path / 'default.csv'}: left out, no size has both" in said
+
+
+@pytest.mark.usefixtures("few")
+def test_data_sets_tell_files_and_fabrics_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, folder in enumerate(("a", "b")):
+        (tmp_path / folder).mkdir()
+        generated_csvs.write(tmp_path / folder / "own.csv", seed, 0.02, (2,))
+    assert sorted(one.name for one in of_folder(tmp_path)) == ["a/own", "b/own"]
+    said = {"fabric_id": "both", "setting": None, "is_default": False, "n_nodes": None, "dry_run": False}
+    for folder in ("a", "b"):
+        import_measurements(tmp_path / folder, tmp_path / "s.db", **said)
+    assert [one.name for one in of_store(tmp_path / "s.db")] == ["both"]
+    assert "both: 2 jobs or imported files, taken together" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("few")
+def test_a_file_of_two_fabrics_is_two_data_sets(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        generated_csvs.write(tmp_path / f"{seed}.csv", seed, 0.02, (2,))
+        said = {"fabric_id": f"f{seed}", "setting": None, "is_default": False, "n_nodes": None, "dry_run": False}
+        import_measurements(tmp_path / f"{seed}.csv", tmp_path / "s.db", **said)
+    (tmp_path / "out").mkdir()
+    export_measurements(tmp_path / "s.db", tmp_path / "out" / "all.csv")
+    assert [one.name for one in of_folder(tmp_path / "out")] == ["all:f1", "all:f2"]
+    assert [len(one.problems) for one in of_folder(tmp_path / "out")] == [6, 6]
