@@ -41,6 +41,7 @@ MISTAKES = {
         ["--plan", "{folder}", "--", "true"],
         ["--plan", "{huge}", "--", "true"],
         ["--curve-keys", "{none}", "--", "true"],
+        ["--log-trace", "", "--", "true"],
         ["--nccl-memory-mb", "inf", "--", "true"],
         ["--start-daemon", "--budget-percent", "0", "--", "true"],
         ["--start-daemon", "--memory-threshold", "92", "--", "true"],
@@ -111,16 +112,27 @@ MISTAKES = {
         ["steps", "--store", "{none}"],
         [],
     ],
-    "metrics": [["--serve", "nonsense"], ["--serve", "256.0.0.1:1"], ["--dashboard", "/proc/d.json"]],
+    "metrics": [
+        ["--store", "{junk}"],
+        ["--serve", "nonsense"],
+        ["--serve", "256.0.0.1:1"],
+        ["--dashboard", "/proc/d.json"],
+    ],
     "fabrics": [["--bogus"]],
-    "keys": [["{junk}"], ["/proc/keys"], []],
-    "demo": [["--out", "{junk}"], ["--out", "/proc/run"], ["--fabric", "nope", "--out", "{out}"]],
+    "keys": [["{junk}"], ["/proc/keys"], [""], []],
+    "demo": [
+        ["--out", ""],
+        ["--out="],
+        ["--out", "{junk}"],
+        ["--out", "/proc/run"],
+        ["--fabric", "nope", "--out", "{out}"],
+    ],
     "models list": [["--store", "{none}"], ["--store", "{junk}"]],
     "models compare": [["--store", "{none}"], ["--store", "{junk}"]],
     "models pin": [["kriging-0", "--store", "{none}"], ["kriging-0", "--store", "{store}"], []],
     "models rollback": [["--store", "{none}"], ["--store", "{store}"]],
     "models release": [["--store", "{none}"]],
-    "stage train": [["--n-each", "0"]],
+    "stage train": [["--n-each", "0"], ["--seed", "-1"]],
     "stage show": [["--store", "{junk}"]],
     "stage test": [["{none}"], ["{empty}"], ["{junk}"], []],
 }
@@ -289,6 +301,12 @@ def test_a_refused_value_is_named(words, value, monkeypatch, capsys):
     _, _, error = run(monkeypatch, capsys, *words)
     assert words[-2] in error
     assert value.strip("'") in error
+
+
+def test_what_belongs_to_the_training_command_may_be_empty(monkeypatch, capsys):
+    code, _, error = run(monkeypatch, capsys, "launch", "--plan", "none.json", "--", "true", "")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "none.json" in error
 
 
 def test_version_and_unknown_commands(monkeypatch, capsys):

@@ -22,6 +22,7 @@ def main() -> None:
     try:
         from tuner.cli.app import app  # here: Ctrl-C while it is loaded ends no worse than later
 
+        _refuse_empty(sys.argv[1:])
         code = app(prog_name="zerotune", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
@@ -44,6 +45,22 @@ def main() -> None:
         if code is None:
             raise
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse_empty(words: list[str]) -> None:
+    """An empty value would be taken for the current folder, or for nothing: a variable that is not set, mostly.
+
+    What follows `--` is the training command's own.
+    """
+    if "--" in words:
+        words = words[: words.index("--")]
+    elif words[:1] == ["launch"]:
+        return
+    for at, word in enumerate(words):
+        if not word.strip() or (word.startswith("--") and word.endswith("=")):
+            before = word if word.startswith("--") else words[at - 1] if at else ""
+            what = f"the value of {before.rstrip('=')}" if before.startswith("--") else "an argument"
+            raise UserError(f"{what} is empty", "give one, or leave it out")
 
 
 def _failed(words: str, code: int) -> int:

@@ -43,6 +43,7 @@ def metrics(
     """
     import json
 
+    from store.database import Store
     from tuner.metrics import Collector
     from tuner.metrics import dashboard as grafana
     from tuner.metrics.child import READY, end_with_parent
@@ -62,6 +63,8 @@ def metrics(
         return
     if store is not None and not path.exists():
         raise UserError(f"there is no store at {path}", "name the one that the daemon writes")
+    if store is not None:
+        Store.open(path, read_only=True).close()  # else a file that is none would look like a store without figures
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)

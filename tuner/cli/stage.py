@@ -28,7 +28,7 @@ def train(
     n_hypothetical: Annotated[int, typer.Option(help="Generated runs of no framework.", min=0)] = 60_000,
     n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 120,
     epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 25,
-    seed: Annotated[int, typer.Option(help="Of the generator and of training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the generator and of training.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Train both encoders on the recordings and on generated sequences, and save their weights.
