@@ -178,9 +178,19 @@ class CostPrior:
             return (BASELINE,)
         return catalog.candidates(collective, communicator, self.max_channels(communicator), cells=cells)
 
-    def default(self, communicator: CommunicatorClass, collective: Collective, message_bytes: int) -> Candidate | None:
-        """What NCCL would choose by itself, None when neither table nor topology says."""
-        table = self._live_table(communicator, collective, message_bytes)
+    def default(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        message_bytes: int,
+        *,
+        described_only: bool = False,
+    ) -> Candidate | None:
+        """What NCCL would choose by itself, None when neither table nor topology says.
+
+        `described_only` leaves live tables out: the nearest one's choice is that of its own size.
+        """
+        table = None if described_only else self._live_table(communicator, collective, message_bytes)
         if table is None:
             topology = self._topology(communicator)
             if topology is None:

@@ -2,9 +2,9 @@
 
 While memory is short, a message of a new size must not make NCCL connect what the device has no room for:
 every size that was not seen gets a setting that is connected already. When memory becomes free, larger
-batches and buckets usually follow: the sizes just above the largest ones get what was measured faster at those, as
-far as NCCL's costs do not speak against it, or what the model is sure of. Both are guesses, made where the alternative
-is to guess nothing; they are verified once they run.
+batches and buckets usually follow: the sizes just above the largest ones get what is surely faster than NCCL's own
+choice there, as far as what ran at the largest ones tells. Where that is not clear they are left to NCCL. What is
+guessed is verified once it runs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from store.records import (
     PlanRow,
     size_class_floor,
 )
+from tuner.features import cell_of
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
@@ -38,6 +39,8 @@ MAX_ROWS: Final = 90
 """A plan table holds 4096 rows, of which the keys may take 4000."""
 MAX_OPINIONS: Final = 32
 """Posteriors worked out in one go: bounds the time of one call."""
+MAX_GAINS: Final = 64
+"""The same for larger messages, nearer sizes first."""
 OCTAVES_AHEAD: Final = 2
 """So far above the largest message seen when memory becomes free."""
 OCTAVES_GUARDED: Final = 4
@@ -45,8 +48,14 @@ OCTAVES_GUARDED: Final = 4
 SMALLEST_CLASS: Final = 3 * SIZE_CLASSES_PER_OCTAVE
 """Eight bytes: below, several classes begin at the same size."""
 LARGEST_CLASS: Final = 47 * SIZE_CLASSES_PER_OCTAVE
-CARRIED_GAIN: Final = 0.05
-"""What the setting of the largest messages must promise (log) at larger ones, for each octave."""
+DOUBTS: Final = (0.3, 0.4)
+"""So many standard deviations less than expected a gain must still be one, in the first octave and the second, of what
+was measured at the largest messages.
+"""
+DOUBT_UNTRIED: Final = 0.8
+"""The same of other channel counts of an algorithm and protocol that ran there. What never ran there is not guessed."""
+TRIED_UNITS: Final = 2
+"""Steps of evidence from which on a setting counts as measured."""
 SMALLER_COSTS: Final = 0.01
 """Slowdown (log) for which fewer channels are preferred while memory is short."""
 PHASES: Final[Mapping[Collective, tuple[Phase, ...]]] = {
@@ -67,7 +76,6 @@ class Span(NamedTuple):
 class _Opinion(NamedTuple):
     options: tuple[Candidate, ...]
     mean: np.ndarray
-    spread: np.ndarray
 
 
 class Ahead:
@@ -93,7 +101,8 @@ class Ahead:
         connected = {shape: dict(own) for shape, own in memory.connected()}
         if len(states) != self._n_known:
             self._n_known, self._largest = len(states), _largest(states)
-        depends_on = connected if memory.is_short else [state.usual for state in self._largest]
+        found = [(state.usual, len(state.banned), len(_tried(state, evidence))) for state in self._largest]
+        depends_on = connected if memory.is_short else found
         known = self._outlook.fields.follow()
         situation = memory.is_short, memory.is_falling, len(states), depends_on, known
         if situation == self._made_for:
@@ -128,43 +137,83 @@ class Ahead:
         return _merged(rows)[:MAX_ROWS]
 
     def _next_ones(self, largest: list[KeyState], states: list[KeyState], evidence: Evidence) -> tuple[PlanRow, ...]:
-        rows: list[PlanRow] = []
-        n_opinions = 0
-        for state in largest:
-            communicator, collective, phase = state.key.communicator, state.family[1], Phase(state.key.phase)
-            for octave in range(OCTAVES_AHEAD):
-                first = state.key.size_class + 1 + octave * SIZE_CLASSES_PER_OCTAVE
-                span = Span(first, first + SIZE_CLASSES_PER_OCTAVE - 1)
-                if self._promises(state, span, evidence) > (1 + octave) * CARRIED_GAIN:
-                    rows.append(_row(communicator, collective, phase, span, state.usual, FREE))
-                    continue
-                if n_opinions >= MAX_OPINIONS or len(rows) >= MAX_ROWS:
-                    return tuple(rows)
-                n_opinions += 1
-                opinion = self._opinion((communicator, collective), span, phase, states, evidence)
-                allowed = [
-                    option.n_channels <= state.max_channels and self._memory.allows(option, communicator)
-                    for option in opinion.options
-                ]
-                best = int(np.argmin(np.where(allowed, opinion.mean, np.inf)))
-                is_known = bool(np.isfinite(opinion.mean[best]))
-                edge = opinion.mean[0] - opinion.mean[best] - 0.5 * opinion.spread[best] if is_known else 0.0
-                setting = opinion.options[best] if edge > self._min_gain else BASELINE
-                rows.append(_row(communicator, collective, phase, span, setting, FREE))
-        return tuple(rows)
+        rows: list[list[PlanRow]] = [[] for _ in largest]
+        n_gains = 0
+        for step in range(OCTAVES_AHEAD * SIZE_CLASSES_PER_OCTAVE):
+            octave = step // SIZE_CLASSES_PER_OCTAVE
+            for state, own in zip(largest, rows, strict=True):
+                span = Span(state.key.size_class + 1 + step, state.key.size_class + 1 + step)
+                default = self._default_at(state, _centre(span.first), is_far=octave > 0)
+                setting = BASELINE
+                if default is not None and n_gains < MAX_GAINS:
+                    n_gains += 1
+                    setting = self._surely_faster(state, span.first, default, DOUBTS[octave], states, evidence)
+                own.append(_row(state.key.communicator, state.family[1], Phase(state.key.phase), span, setting, FREE))
+        return _merged([row for own in rows for row in own])[:MAX_ROWS]
 
-    def _promises(self, state: KeyState, span: Span, evidence: Evidence) -> float:
-        """By how much (log) what runs at a key should be faster than NCCL's choice at other sizes: by as much as was
-        measured at its own, but for what NCCL's costs of the two say of the difference; NaN where that is not known.
+    def _surely_faster(
+        self,
+        state: KeyState,
+        size_class: int,
+        default: Candidate,
+        doubt: float,
+        states: list[KeyState],
+        evidence: Evidence,
+    ) -> Candidate:
+        """What should be faster than `default`, NCCL's own choice at a larger size, even if less so than expected."""
+        tried = _tried(state, evidence)
+        ran = {cell_of(one) for one in (*tried, state.default_setting) if one is not None and not one.is_baseline}
+        nobody = KeyState(
+            _NO_INDEX, DecisionKey(*state.family, state.key.phase, size_class), float(_centre(size_class))
+        )
+        nobody.default_setting = default
+        gains, spreads = self._outlook.gains(nobody, states, evidence)
+        promised = self._promises(state, _centre(size_class), default, evidence)
+        best, most = BASELINE, self._min_gain
+        for option, gain, spread in zip(
+            self._outlook.fields.of(nobody).options, gains.tolist(), spreads.tolist(), strict=True
+        ):
+            if cell_of(option) not in ran or option in state.banned or option.n_channels > state.max_channels:
+                continue
+            if option == state.usual and math.isfinite(promised):
+                gain = 0.5 * (gain + promised)
+            gain -= (doubt if option in tried else DOUBT_UNTRIED) * spread
+            if gain > most and self._memory.allows(option, state.key.communicator):
+                best, most = option, gain
+        return best
+
+    def _default_at(self, state: KeyState, message_bytes: int, *, is_far: bool = False) -> Candidate | None:
+        """What NCCL should choose by itself for larger messages; None where nothing says.
+
+        Without a description of the hardware there are the cost tables of smaller messages only, or what ran at
+        these: neither tells of a choice that changes, so nothing is known of what is far.
+        """
+        costs = self._outlook.fields.costs
+        described = costs.default(*state.family, message_bytes, described_only=True)
+        if described is not None or is_far:
+            return described
+        own = state.default_setting
+        found = costs.default(*state.family, message_bytes) or own
+        if found is None or found.n_channels:
+            return found
+        is_own = own is not None and cell_of(own) == cell_of(found)
+        n_channels = own.n_channels if own is not None and is_own else costs.max_channels(state.family[0])
+        return Candidate(found.algorithm, found.protocol, n_channels)
+
+    def _promises(self, state: KeyState, message_bytes: int, default: Candidate, evidence: Evidence) -> float:
+        """By how much (log) what runs at a key should be faster than `default`, NCCL's choice at a larger size: by as
+        much as was measured at its own, less what NCCL's costs of the two say of the difference. NaN where that is not
+        known, and where NCCL chooses another algorithm or protocol, of which that measurement says nothing.
         """
         slots = evidence.find(state.index, BASELINE), evidence.find(state.index, state.usual)
-        if slots[0] is None or slots[1] is None:
+        own_default = self._default_at(state, int(state.message_bytes))
+        if slots[0] is None or slots[1] is None or own_default is None or cell_of(own_default) != cell_of(default):
             return math.nan
-        sizes = np.array([state.message_bytes, float(_middle(span))])
-        costs = self._outlook.fields.costs.log_cost(*state.family, (BASELINE, state.usual), sizes)
-        (own, own_usual), (next_, next_usual) = costs.tolist()
+        costs = self._outlook.fields.costs
+        own, own_usual = costs.log_cost(*state.family, (own_default, state.usual), state.message_bytes)[0].tolist()
+        next_, next_usual = costs.log_cost(*state.family, (default, state.usual), message_bytes)[0].tolist()
         measured = evidence.log_us(slots[0]) - evidence.log_us(slots[1])
-        return float(measured + next_ - next_usual - (own - own_usual))
+        return float(measured + min(0.0, next_ - next_usual - (own - own_usual)))
 
     def _connected_best(
         self, family: Family, span: Span, phase: Phase, states: list[KeyState], evidence: Evidence, n_before: int
@@ -172,7 +221,7 @@ class Ahead:
         """The fastest setting that connects nothing; of nearly equals the one with the fewest channels."""
         communicator, collective = family
         if n_before < MAX_OPINIONS:
-            options, mean, _ = self._opinion(family, span, phase, states, evidence)
+            options, mean = self._opinion(family, span, phase, states, evidence)
         else:
             options = self._outlook.fields.costs.candidates(*family)
             sizes = np.array([float(_middle(span))])
@@ -193,8 +242,8 @@ class Ahead:
     ) -> _Opinion:
         middle = _middle(span)
         nobody = KeyState(_NO_INDEX, DecisionKey(*family, phase, (span.first + span.last) // 2), float(middle))
-        mean, spread = self._outlook.posterior(nobody, states, evidence)
-        return _Opinion(self._outlook.fields.of(nobody).options, mean, spread)
+        mean, _ = self._outlook.posterior(nobody, states, evidence)
+        return _Opinion(self._outlook.fields.of(nobody).options, mean)
 
 
 SHORT: Final = "memory is short: nothing new is connected for sizes not seen yet"
@@ -222,6 +271,12 @@ def _seen(states: list[KeyState]) -> dict[tuple[CommunicatorClass, Collective, P
     return found
 
 
+def _tried(state: KeyState, evidence: Evidence) -> set[Candidate]:
+    """What was measured at a key."""
+    slots = evidence.slots_of(state.index)
+    return {evidence.candidates[slot] for slot in slots if evidence.units(slot) >= TRIED_UNITS}
+
+
 def _largest(states: list[KeyState]) -> list[KeyState]:
     """Of each communicator's collectives, by phase, the key of the largest messages."""
     by_key = {state.key: state for state in states}
@@ -247,6 +302,10 @@ def _middle(span: Span) -> int:
     if span.last >= LARGEST_CLASS:
         return size_class_floor(min(max(span.first, _A_KIB) + SIZE_CLASSES_PER_OCTAVE, LARGEST_CLASS))
     return size_class_floor((max(span.first, min(_A_KIB, span.last)) + span.last) // 2)
+
+
+def _centre(size_class: int) -> int:
+    return (size_class_floor(size_class) + size_class_floor(size_class + 1)) // 2
 
 
 _A_KIB: Final = 10 * SIZE_CLASSES_PER_OCTAVE

@@ -10,13 +10,14 @@ from collections import defaultdict
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from store.records import Candidate, CommunicatorClass
 from tuner.features import CostPrior, Floats
 from tuner.policy.evidence import Evidence
 from tuner.policy.field import FieldBook
 from tuner.policy.places import Places
-from tuner.policy.posterior import Kinship, Settings, condition, kinship_of
+from tuner.policy.posterior import Kinship, Settings, condition, condition_gains, kinship_of
 from tuner.policy.trial import KeyState
 
 MIN_TO_TUNE: Final = 12
@@ -26,6 +27,9 @@ the first calls tell it.
 """
 RETUNE_GROWTH: Final = 1.3
 """Places measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
+
+_Given = tuple[Floats, Floats, Settings, Settings, Floats, Floats, Floats, Kinship]
+"""Arguments of `condition`."""
 
 
 class Outlook:
@@ -41,21 +45,32 @@ class Outlook:
 
     def posterior(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the log duration of every option of `state`, the baseline first."""
+        usable, given = self._given(state, states, evidence)
+        mean, spread = condition(*given)
+        state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
+        return state.opinion
+
+    def gains(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
+        """By how much (log) every option of `state` is faster than NCCL's own choice, -inf where that is not known, and
+        the standard deviation of that.
+        """
+        usable, given = self._given(state, states, evidence)
+        gain, spread = condition_gains(*given)
+        return np.where(usable & usable[0], gain, -np.inf), spread
+
+    def _given(
+        self, state: KeyState, states: list[KeyState], evidence: Evidence
+    ) -> tuple[npt.NDArray[np.bool_], _Given]:
+        """Which options of `state` are available, and what their posterior follows from."""
         table = self.fields.of(state).table
         guess, std = table[:, 4], table[:, 5]
         usable = np.isfinite(guess)
         places = self._follow(states, evidence)[state.key.communicator]
         known = places.near(state, states, self.fields, evidence)
         collective = np.full(len(table), int(state.key.collective))
-        mean, spread = condition(
-            np.where(usable, guess + places.level(state), 0.0),
-            std,
-            Settings.of_table(table, collective, np.full(len(table), state.index)),
-            *known,
-            self._kinship(places, state),
-        )
-        state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
-        return state.opinion
+        guess = np.where(usable, guess + places.level(state), 0.0)
+        targets = Settings.of_table(table, collective, np.full(len(table), state.index))
+        return usable, (guess, std, targets, *known, self._kinship(places, state))
 
     def kin(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> set[Candidate]:
         """What this job has measured at about the same message size in other phases of the collective."""
