@@ -185,7 +185,7 @@ def test_the_nearer_sizes_come_first_where_not_all_can_be_thought_about(monkeypa
     _, brain = _freed()
     state, evidence = brain._states[0], brain._regimes.evidence
     monkeypatch.setattr(ahead, "DOUBTS", (-9.0, -9.0))
-    monkeypatch.setattr(ahead, "MAX_GAINS", 4)
+    monkeypatch.setattr(ahead, "MAX_OPINIONS", 4)
     for row in brain._ahead._next_ones([state, state], brain._states, evidence):
         is_near = row.max_bytes < size_class_floor(state.key.size_class + 3)
         assert row.candidate.is_baseline != is_near

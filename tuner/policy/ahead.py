@@ -38,9 +38,7 @@ from tuner.policy.trial import Family, KeyState
 MAX_ROWS: Final = 90
 """A plan table holds 4096 rows, of which the keys may take 4000."""
 MAX_OPINIONS: Final = 32
-"""Posteriors worked out in one go: bounds the time of one call."""
-MAX_GAINS: Final = 64
-"""The same for larger messages, nearer sizes first."""
+"""Posteriors worked out in one go, for nearer sizes first: bounds the time of one call."""
 OCTAVES_AHEAD: Final = 2
 """So far above the largest message seen when memory becomes free."""
 OCTAVES_GUARDED: Final = 4
@@ -145,7 +143,7 @@ class Ahead:
                 span = Span(state.key.size_class + 1 + step, state.key.size_class + 1 + step)
                 default = self._default_at(state, _centre(span.first), is_far=octave > 0)
                 setting = BASELINE
-                if default is not None and n_gains < MAX_GAINS:
+                if default is not None and n_gains < MAX_OPINIONS:
                     n_gains += 1
                     setting = self._surely_faster(state, span.first, default, DOUBTS[octave], states, evidence)
                 own.append(_row(state.key.communicator, state.family[1], Phase(state.key.phase), span, setting, FREE))
