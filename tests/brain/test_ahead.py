@@ -181,6 +181,23 @@ def test_without_a_description_nothing_is_known_of_what_is_far() -> None:
     assert brain._ahead._default_at(state, 64 << 10, is_far=True) is None
 
 
+def test_where_nccl_goes_over_to_another_algorithm_or_protocol_it_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, brain = _freed()
+    state, evidence = brain._states[0], brain._regimes.evidence
+    monkeypatch.setattr(ahead, "DOUBTS", (-9.0, -9.0))
+    changes_at = size_class_floor(state.key.size_class + 3) + 1  # of which the class's middle knows nothing
+    ring, tree = Candidate(Algorithm.ring, Protocol.ll, 24), Candidate(Algorithm.tree, Protocol.ll, 24)
+    brain._ahead._default_at = (  # type: ignore[method-assign]
+        lambda _, n_bytes, **__: ring if n_bytes < changes_at else tree
+    )
+    left = [row for row in brain._ahead._next_ones([state], brain._states, evidence) if row.candidate.is_baseline]
+    assert [(row.min_bytes, row.max_bytes) for row in left] == [
+        (changes_at - 1, size_class_floor(state.key.size_class + 4) - 1)
+    ]
+
+
 def test_the_nearer_sizes_come_first_where_not_all_can_be_thought_about(monkeypatch: pytest.MonkeyPatch) -> None:
     _, brain = _freed()
     state, evidence = brain._states[0], brain._regimes.evidence

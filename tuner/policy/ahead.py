@@ -136,17 +136,17 @@ class Ahead:
 
     def _next_ones(self, largest: list[KeyState], states: list[KeyState], evidence: Evidence) -> tuple[PlanRow, ...]:
         rows: list[list[PlanRow]] = [[] for _ in largest]
-        n_gains = 0
+        n_opinions = 0
         for step in range(OCTAVES_AHEAD * SIZE_CLASSES_PER_OCTAVE):
             octave = step // SIZE_CLASSES_PER_OCTAVE
             for state, own in zip(largest, rows, strict=True):
-                span = Span(state.key.size_class + 1 + step, state.key.size_class + 1 + step)
-                default = self._default_at(state, _centre(span.first), is_far=octave > 0)
-                setting = BASELINE
-                if default is not None and n_gains < MAX_OPINIONS:
-                    n_gains += 1
-                    setting = self._surely_faster(state, span.first, default, DOUBTS[octave], states, evidence)
-                own.append(_row(state.key.communicator, state.family[1], Phase(state.key.phase), span, setting, FREE))
+                size_class, setting = state.key.size_class + 1 + step, BASELINE
+                default = self._default_of(state, size_class, is_far=octave > 0)
+                if default is not None and n_opinions < MAX_OPINIONS:
+                    n_opinions += 1
+                    setting = self._surely_faster(state, size_class, default, DOUBTS[octave], states, evidence)
+                place = state.key.communicator, state.family[1], Phase(state.key.phase)
+                own.append(_row(*place, Span(size_class, size_class), setting, FREE))
         return _merged([row for own in rows for row in own])[:MAX_ROWS]
 
     def _surely_faster(
@@ -179,6 +179,16 @@ class Ahead:
             if gain > most and self._memory.allows(option, state.key.communicator):
                 best, most = option, gain
         return best
+
+    def _default_of(self, state: KeyState, size_class: int, *, is_far: bool) -> Candidate | None:
+        """What NCCL should choose by itself for messages of a larger class; None where nothing says, or where it goes
+        over to another algorithm or protocol within the class: what is faster than one may be slower than the other.
+        """
+        ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
+        first, last = (self._default_at(state, end, is_far=is_far) for end in ends)
+        if first is None or last is None or cell_of(first) != cell_of(last):
+            return None
+        return self._default_at(state, _centre(size_class), is_far=is_far)
 
     def _default_at(self, state: KeyState, message_bytes: int, *, is_far: bool = False) -> Candidate | None:
         """What NCCL should choose by itself for larger messages; None where nothing says.
