@@ -99,16 +99,16 @@ def test_what_is_found_later_counts_too() -> None:
 
 
 def test_the_further_away_the_surer_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, brain = _freed(256 << 10, "few_sms_node")
+    _, brain = _freed(256 << 10)
     state, evidence = brain._states[0], brain._regimes.evidence
     end = size_class_floor(state.key.size_class + 1 + SIZE_CLASSES_PER_OCTAVE)
-    for doubts, expected in (((0.3, 0.4), (True, True)), ((0.3, 9.0), (True, False)), ((9.0, 9.0), (False, False))):
+    for doubts, expected in (((0.0, 0.0), (True, True)), ((0.0, 9.0), (True, False)), ((9.0, 9.0), (False, False))):
         monkeypatch.setattr(ahead, "DOUBTS", doubts)
         monkeypatch.setattr(ahead, "DOUBT_UNTRIED", 9.0)
         rows = brain._ahead._next_ones([state], brain._states, evidence)
         guessed = [row for row in rows if not row.candidate.is_baseline]
         assert any(row.min_bytes < end for row in guessed) == expected[0]
-        assert any(row.min_bytes >= end for row in guessed) == expected[1]
+        assert any(row.max_bytes >= end for row in guessed) == expected[1]
 
 
 def test_what_never_ran_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
