@@ -190,6 +190,8 @@ def test_where_nccl_goes_over_to_another_algorithm_or_protocol_it_is_left_alone(
     monkeypatch.setattr(ahead, "DOUBTS", (-9.0, -9.0))
     changes_at = size_class_floor(state.key.size_class + 3) + 1  # of which the class's middle knows nothing
     ring, tree = Candidate(Algorithm.ring, Protocol.ll, 24), Candidate(Algorithm.tree, Protocol.ll, 24)
+    slot = evidence.slot(state.index, tree)
+    evidence.n_units[slot], evidence.mean[slot] = 8, evidence.log_us(evidence.find(state.index, BASELINE))
     brain._ahead._default_at = (  # type: ignore[method-assign]
         lambda _, n_bytes, **__: ring if n_bytes < changes_at else tree
     )
@@ -197,6 +199,17 @@ def test_where_nccl_goes_over_to_another_algorithm_or_protocol_it_is_left_alone(
     assert [(row.min_bytes, row.max_bytes) for row in left] == [
         (changes_at - 1, size_class_floor(state.key.size_class + 4) - 1)
     ]
+
+
+def test_nothing_is_guessed_against_what_never_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, brain = _freed()
+    state, evidence = brain._states[0], brain._regimes.evidence
+    monkeypatch.setattr(ahead, "DOUBTS", (-9.0, -9.0))
+    default = Candidate(Algorithm.tree, Protocol.simple, 24)
+    brain._ahead._default_at = lambda *_, **__: default  # type: ignore[method-assign]
+    assert all(row.candidate.is_baseline for row in brain._ahead._next_ones([state], brain._states, evidence))
+    evidence.n_units[evidence.slot(state.index, default)] = 8
+    assert not all(row.candidate.is_baseline for row in brain._ahead._next_ones([state], brain._states, evidence))
 
 
 def test_the_nearer_sizes_come_first_where_not_all_can_be_thought_about(monkeypatch: pytest.MonkeyPatch) -> None:

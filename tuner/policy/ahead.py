@@ -161,6 +161,8 @@ class Ahead:
         """What should be faster than `default`, NCCL's own choice at a larger size, even if less so than expected."""
         tried = _tried(state, evidence)
         ran = {cell_of(one) for one in (*tried, state.default_setting) if one is not None and not one.is_baseline}
+        if cell_of(default) not in ran:
+            return BASELINE
         nobody = KeyState(
             _NO_INDEX, DecisionKey(*state.family, state.key.phase, size_class), float(_centre(size_class))
         )
