@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.policy.evidence import Evidence
+from tuner.policy.serial_noise import NoiseModel
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -212,7 +213,8 @@ class Regimes:
     """The evidence of every regime seen so far, the current one by `evidence`."""
 
     def __init__(self, max_regimes: int = 8) -> None:
-        self._all = [Evidence()]
+        self._noise = NoiseModel()
+        self._all = [Evidence(self._noise)]
         self._labels = [0]
         self._next_label = 1
         self._max = max_regimes
@@ -233,7 +235,7 @@ class Regimes:
     def begin(self, shift: float) -> None:
         """The network changed by `shift` (log): start afresh, keep what was known."""
         self._shift = shift
-        self._all.append(Evidence())
+        self._all.append(Evidence(self._noise))
         self._labels.append(self._next_label)
         self._next_label += 1
         self.n_changes += 1

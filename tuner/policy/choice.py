@@ -152,6 +152,7 @@ class Policy:
         for state in self._untold.review(evidence, lambda one: bool(self.traffic.is_expected[one.index])):
             self.end_trial(state)
         self.outlook.retune(states, evidence)
+        evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
         newest = islice(reversed(self.trials.values()), MAX_JUDGED)
         risks_us = {state.index: self._risk_us(state, evidence) for state in newest if not state.is_trusted}
         if may_start:

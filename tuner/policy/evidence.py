@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
+from tuner.policy.serial_noise import NONE, PRIOR_SIGMA, PRIOR_UNITS, Contrast, NoiseModel, UnitHistory
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,9 +36,6 @@ falls back to its mean, which is no drift.
 """
 MOST_NEWS: Final = 3.0
 """No unit is news by more than so many noise scales."""
-PRIOR_UNITS: Final = 4.0
-PRIOR_SIGMA: Final = 0.04
-"""Noise of a step mean (log) before anything is known, and how many units that opinion weighs."""
 
 
 class Calls(NamedTuple):
@@ -50,9 +48,11 @@ class Calls(NamedTuple):
 
 
 class Evidence:
-    """Running statistics of all slots of one regime."""
+    """Running statistics of all slots of one regime; what its steps share is the same in all regimes."""
 
-    def __init__(self) -> None:
+    def __init__(self, noise: NoiseModel | None = None) -> None:
+        self.noise = noise or NoiseModel()
+        self.history = UnitHistory()
         self._index: dict[tuple[int, Candidate], int] = {}
         self.candidates: list[Candidate] = []
         self._of_key: dict[int, list[int]] = {}
@@ -186,6 +186,16 @@ class Evidence:
         result: Floats = np.sqrt((PRIOR_UNITS * overall + own) / (PRIOR_UNITS + own_dof))
         return result
 
+    def contrast(self, first: int, second: int) -> Contrast:
+        """By how much (log) the second slot of a key is faster than the first."""
+        key = int(self.key[first])
+        if self.noise.noise != NONE:
+            return self.noise.contrast(self.history, key, first, second)
+        n_first, n_second = self.units(first), self.units(second)
+        pairs = n_first * n_second / (n_first + n_second) if n_first and n_second else 0.0
+        gain = self.log_us(first) - self.log_us(second)
+        return Contrast(gain, pairs, float(self.sigma(np.array([key]))[0]))
+
     def call_sigma(self, slots: Ints) -> Floats:
         """Noise (log) of single calls in each slot, shrunk towards the job's noise, shape [n]."""
         dof, total = self._pooled_calls
@@ -214,6 +224,8 @@ class Evidence:
 
     def _add_step(self, step: int, slots: Ints, counts: Ints, sums: Floats, centre: Floats) -> None:
         """One step's calls of distinct slots: how many each, and the sum of their deviations from `centre`."""
+        keys, first = np.unique(self.key[slots], return_index=True)
+        self.history.add(keys, slots[first], step, counts[first], (centre + sums / counts)[first])
         stale = (self._open_calls[slots] > 0) & (self._open_step[slots] != step)
         if stale.all():
             self._close(slots)
@@ -297,7 +309,13 @@ def radius(n_first: float, n_second: float, sigma: float, alpha: float) -> float
     """
     if n_first <= 0 or n_second <= 0:
         return float("inf")
-    pairs = n_first * n_second / (n_first + n_second)
+    return radius_of_pairs(n_first * n_second / (n_first + n_second), sigma, alpha)
+
+
+def radius_of_pairs(pairs: float, sigma: float, alpha: float) -> float:
+    """The same where the difference is known as well as from so many pairs."""
+    if pairs <= 0.0:
+        return math.inf
     grown = pairs * _MIXTURE + 1.0
     return float(sigma * np.sqrt(grown / (pairs**2 * _MIXTURE) * 2.0 * np.log(np.sqrt(grown) / alpha)))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.nccl.catalog import CHANNEL_LADDER
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from tuner.features import Floats
-from tuner.policy.evidence import Evidence, radius
+from tuner.policy.evidence import Evidence, radius_of_pairs
 
 if TYPE_CHECKING:
     from tuner.policy.field import Field
@@ -157,9 +157,8 @@ class KeyState:
 
 def compare(evidence: Evidence, first: int, second: int, alpha: float) -> tuple[float, float]:
     """(gain, half width): by how much (log) the second slot is faster than the first, always-valid."""
-    sigma = float(evidence.sigma(evidence.key[[first]])[0])
-    half = radius(evidence.units(first), evidence.units(second), sigma, alpha)
-    return evidence.log_us(first) - evidence.log_us(second), half
+    gain, pairs, sigma = evidence.contrast(first, second)
+    return gain, radius_of_pairs(pairs, sigma, alpha)
 
 
 def level(false_promotion: float, n_tried: int) -> float:
@@ -237,13 +236,13 @@ def weighed(
     for and what was measured, weighed by their precisions.
     """
     hoped, std = hope
-    n_first = evidence.units(first) if first is not None else 0.0
-    n_second = evidence.units(second) if second is not None else 0.0
-    if first is None or second is None or not n_first or not n_second:
+    if first is None or second is None:
         return hope
-    variance = float(evidence.sigma(evidence.key[[second]])[0]) ** 2 * (1.0 / n_first + 1.0 / n_second)
+    measured, pairs, sigma = evidence.contrast(first, second)
+    if not pairs:
+        return hope
+    variance = sigma**2 / pairs
     weight = 1.0 / std**2 + 1.0 / variance
-    measured = evidence.log_us(first) - evidence.log_us(second)
     return (hoped / std**2 + measured / variance) / weight, 1.0 / math.sqrt(weight)
 
 

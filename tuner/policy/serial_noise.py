@@ -1,0 +1,211 @@
+"""Noise that neighbouring steps share: congestion that comes and goes, a neighbour's bursts.
+
+Where steps are alike, settings that ran at different times differ by what the network did then. Such noise is taken for
+a part that every step has of its own and a part whose correlation fades with the steps between (an exponential
+covariance with a nugget). How large that part is and how far it reaches is a property of the machine, told by the
+likelihood of what its keys measured. Settings are then compared by generalised least squares: what ran in neighbouring
+steps says most about their difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+DEPTH: Final = 64
+"""Units of each key that are compared when steps are alike."""
+LEAST_UNITS: Final = 8
+GROWTH: Final = 1.25
+"""A key is asked again for what its noise is like once its units are so many times as many."""
+DOUBT: Final = 3.0
+"""What noise that steps share must be worth in log likelihood."""
+PRIOR_UNITS: Final = 4.0
+PRIOR_SIGMA: Final = 0.04
+"""Noise of a unit (log) before anything is known, and how many units that opinion weighs."""
+
+
+class SharedNoise(NamedTuple):
+    """What steps share, beside what each has of its own (1)."""
+
+    size: float
+    """Its variance."""
+    reach: float
+    """Its correlation from one step to the next."""
+
+    def covariance(self, steps: Ints) -> Floats:
+        """Of units measured in these steps, shape [n, n]."""
+        apart = np.abs(steps[:, None] - steps[None, :]).astype(np.float64)
+        result: Floats = self.size * self.reach**apart
+        result[np.diag_indices_from(result)] += 1.0
+        return result
+
+
+NONE: Final = SharedNoise(0.0, 0.0)
+REACHES: Final = (0.5, 0.8, 0.95, 0.99)
+SIZES: Final = (0.3, 1.0, 3.0, 10.0)
+CHOICES: Final = (NONE, *(SharedNoise(size, reach) for reach in REACHES for size in SIZES))
+
+
+class Units(NamedTuple):
+    """One key's newest units, oldest first: step, slot and mean log duration."""
+
+    steps: Ints
+    slots: Ints
+    values: Floats
+
+
+class UnitHistory:
+    """The newest `DEPTH` units of every key."""
+
+    def __init__(self) -> None:
+        self._steps = np.zeros((0, DEPTH), np.int64)
+        self._slots = np.zeros((0, DEPTH), np.int64)
+        self._values = np.zeros((0, DEPTH))
+        self.fits: dict[int, tuple[tuple[object, ...], _Fit]] = {}
+        """What was last worked out of a key, and from what."""
+        self._counts = np.zeros((0, DEPTH), np.int64)
+        self.n_units = np.zeros(0, np.int64)
+        """Of each key since the beginning."""
+
+    def add(self, keys: Ints, slots: Ints, step: int, counts: Ints, values: Floats) -> None:
+        """One step's calls: a slot of each key, the number of its calls and their mean; distinct keys, shape [n]."""
+        self._grow(int(keys.max()) + 1)
+        last = (self.n_units[keys] - 1) % DEPTH
+        goes_on = (self.n_units[keys] > 0) & (self._steps[keys, last] == step) & (self._slots[keys, last] == slots)
+        at = np.where(goes_on, last, (last + 1) % DEPTH)
+        before = np.where(goes_on, self._counts[keys, at], 0)
+        self._values[keys, at] = (before * np.where(goes_on, self._values[keys, at], 0.0) + counts * values) / (
+            before + counts
+        )
+        self._counts[keys, at] = before + counts
+        self._steps[keys, at], self._slots[keys, at] = step, slots
+        self.n_units[keys] += ~goes_on
+
+    def of(self, key: int) -> Units:
+        """The newest units of one key."""
+        n = int(self.n_units[key]) if key < len(self.n_units) else 0
+        order = np.arange(max(0, n - DEPTH), n) % DEPTH
+        return Units(self._steps[key, order], self._slots[key, order], self._values[key, order])
+
+    def stamp(self, key: int) -> tuple[int, int]:
+        """The same for as long as a key has measured nothing more."""
+        n_units = int(self.n_units[key])
+        return n_units, int(self._counts[key, (n_units - 1) % DEPTH])
+
+    def _grow(self, n_keys: int) -> None:
+        if (more := n_keys - len(self.n_units)) > 0:
+            more = max(more, 64, len(self.n_units))
+            for name in ("_steps", "_slots", "_values", "_counts", "n_units"):
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.zeros((more, *old.shape[1:]), old.dtype)]))
+
+
+class Contrast(NamedTuple):
+    """By how much (log) one setting is faster than another, and how well that is known."""
+
+    gain: float
+    pairs: float
+    """It is known as well as from so many pairs of independent units; 0 where nothing is known."""
+    sigma: float
+    """Standard deviation (log) of such a unit."""
+
+
+@lru_cache(maxsize=256)
+def _whitening(noise: SharedNoise, steps: bytes) -> tuple[Floats, float]:
+    """What makes units of these steps (counted from the first) independent, and the log determinant of their
+    covariance; keys that are called in the same steps share it.
+    """
+    lower = np.linalg.cholesky(noise.covariance(np.frombuffer(steps, np.int64)))
+    return np.linalg.inv(lower), 2.0 * float(np.log(np.diagonal(lower)).sum())
+
+
+class _Fit(NamedTuple):
+    slots: Ints
+    means: Floats
+    inverse: Floats
+    """Covariance of `means` in units of the noise's variance."""
+    residual: float
+    """Sum of squares in these units, of so many degrees of freedom."""
+    n_free: int
+    log_determinant: float
+
+
+def _fit(units: Units, noise: SharedNoise) -> _Fit:
+    slots, of = np.unique(units.slots, return_inverse=True)
+    whiten, log_determinant = _whitening(noise, (units.steps - units.steps[0]).tobytes())
+    design = np.zeros((len(of), 1 + len(slots)))
+    design[:, 0] = units.values
+    design[np.arange(len(of)), 1 + of] = 1.0
+    white = whiten @ design
+    inverse = np.asarray(np.linalg.inv(white[:, 1:].T @ white[:, 1:]), np.float64)
+    means = inverse @ (white[:, 1:].T @ white[:, 0])
+    rest = white[:, 0] - white[:, 1:] @ means
+    log_determinant -= float(np.linalg.slogdet(inverse)[1])
+    return _Fit(slots, means, inverse, float(rest @ rest), len(of) - len(slots), log_determinant)
+
+
+UNKNOWN: Final = Contrast(0.0, 0.0, 1.0)
+
+
+class NoiseModel:
+    """What steps share, as all keys together tell it; one more key is asked in each window."""
+
+    def __init__(self) -> None:
+        self.noise = NONE
+        self._scores: dict[int, tuple[float, Floats, Floats]] = {}
+        """By key: its units when it was asked, log likelihood and variance of a unit by choice."""
+        self._next = 0
+
+    @property
+    def variance(self) -> float:
+        """Of a unit's own noise (log), over all keys."""
+        at = CHOICES.index(self.noise)
+        known = [variances[at] for _, _, variances in self._scores.values()]
+        return float(np.mean(known)) if known else PRIOR_SIGMA**2
+
+    def ask(self, history: UnitHistory, keys: Sequence[int]) -> None:
+        """Ask the next of `keys` that has measured more since it was asked."""
+        for offset in range(len(keys)):
+            key = keys[(self._next + offset) % len(keys)]
+            n_units = float(history.n_units[key]) if key < len(history.n_units) else 0.0
+            asked = self._scores[key][0] if key in self._scores else 0.0
+            if n_units >= LEAST_UNITS and not asked <= n_units < min(GROWTH * asked, asked + DEPTH):
+                self._next = (self._next + offset + 1) % len(keys)
+                self._score(key, n_units, history.of(key))
+                return
+
+    def _score(self, key: int, n_units: float, units: Units) -> None:
+        fits = [_fit(units, noise) for noise in CHOICES]
+        n_free = fits[0].n_free + PRIOR_UNITS
+        variances = (np.array([one.residual for one in fits]) + PRIOR_UNITS * PRIOR_SIGMA**2) / n_free
+        likelihood = -0.5 * (n_free * np.log(variances) + np.array([one.log_determinant for one in fits]))
+        self._scores[key] = n_units, likelihood - likelihood[0], variances
+        total = np.sum([scores for _, scores, _ in self._scores.values()], axis=0)
+        total[0] += DOUBT
+        self.noise = CHOICES[int(np.argmax(total))]
+
+    def contrast(self, history: UnitHistory, key: int, first: int, second: int) -> Contrast:
+        """By how much the second slot of a key is faster than the first."""
+        if key >= len(history.n_units) or not history.n_units[key]:
+            return UNKNOWN
+        stamp = self.noise, *history.stamp(key)
+        known = history.fits.get(key)
+        if known is None or known[0] != stamp:
+            known = history.fits[key] = stamp, _fit(history.of(key), self.noise)
+        found = known[1]
+        places = np.searchsorted(found.slots, (first, second))
+        if (places >= len(found.slots)).any() or (found.slots[places] != (first, second)).any():
+            return UNKNOWN
+        one, other = places
+        gain = float(found.means[one] - found.means[other])
+        spread = found.inverse[one, one] + found.inverse[other, other] - 2.0 * found.inverse[one, other]
+        variance = (PRIOR_UNITS * self.variance + found.residual) / (PRIOR_UNITS + found.n_free)
+        return Contrast(gain, 1.0 / float(spread), math.sqrt(variance))
