@@ -149,7 +149,7 @@ class World:
 @dataclass
 class Unsteady(World):
     """Calls of a step that suffer together: one step in fifty takes half as long again, a network load that comes and
-    goes over ten steps (2.3 %), or times that grow by a twentieth of a percent with each step.
+    goes over ten steps (2.3 %) or over twenty (5 %), or times that grow by a twentieth of a percent with each step.
     """
 
     kind: str = ""
@@ -162,6 +162,9 @@ class Unsteady(World):
             factor = 1.5 if self.rng.random() < 0.02 else 1.0
         elif self.kind == "weather":
             self._load = 0.9 * self._load + self.rng.normal(0.0, 0.01)
+            factor = math.exp(self._load)
+        elif self.kind == "congestion":
+            self._load = 0.95 * self._load + self.rng.normal(0.0, 0.0156)
             factor = math.exp(self._load)
         elif self.kind == "drift":
             factor = math.exp(0.0005 * self.step)

@@ -48,6 +48,7 @@ RETRY_STEPS: Final = 8
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
 LOOK_EVERY: Final = 2
 """With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
+EVEN: Final = 0.5
 NEVER_STEP: Final = 2**62
 
 
@@ -294,7 +295,8 @@ class Policy:
             words = f"{trial}: {state.ties[trial]}; it runs in most steps until that is known"
             self._report(Event(state, state.incumbent, "keep", words))
         else:
-            self._turns.weigh_trial(state.index, odds(evidence, state, 0.0))
+            # What would be better, had the incumbent run often enough beside it, takes turns with it.
+            self._turns.weigh_trial(state.index, EVEN if gain > half else odds(evidence, state, 0.0))
 
     def _settle_lead(self, state: KeyState, evidence: Evidence) -> None:
         lead = state.lead

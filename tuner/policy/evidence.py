@@ -196,6 +196,10 @@ class Evidence:
         gain = self.log_us(first) - self.log_us(second)
         return Contrast(gain, pairs, float(self.sigma(np.array([key]))[0]))
 
+    def agrees_nearby(self, first: int, second: int, gain: float) -> bool:
+        """Whether what ran in neighbouring steps says, too, that the second slot of a key is faster by `gain` (log)."""
+        return self.noise.agrees(self.history, int(self.key[first]), first, second, gain)
+
     def call_sigma(self, slots: Ints) -> Floats:
         """Noise (log) of single calls in each slot, shrunk towards the job's noise, shape [n]."""
         dof, total = self._pooled_calls

@@ -54,6 +54,13 @@ SIZES: Final = (0.3, 1.0, 3.0, 10.0)
 CHOICES: Final = (NONE, *(SharedNoise(size, reach) for reach in REACHES for size in SIZES))
 
 
+CHANGING: Final = SharedNoise(3.0, 0.95)
+"""What a network is compared by that may have changed just now."""
+TURNS_BETWEEN: Final = 1
+"""So often at least the incumbent must have run since a trial began."""
+AGREES: Final = 0.5
+
+
 class Units(NamedTuple):
     """One key's newest units, oldest first: step, slot and mean log duration."""
 
@@ -192,6 +199,17 @@ class NoiseModel:
         total[0] += DOUBT
         self.noise = CHOICES[int(np.argmax(total))]
 
+    def agrees(self, history: UnitHistory, key: int, first: int, second: int, gain: float) -> bool:
+        """Whether what ran in neighbouring steps says so, too: that the second slot of a key is faster by `gain`.
+
+        The network may have changed just now, while the second was on trial and the first was not.
+        """
+        units = history.of(key)
+        began = units.steps[units.slots == second]
+        if not len(began) or np.count_nonzero(units.steps[units.slots == first] > began[0]) < TURNS_BETWEEN:
+            return False
+        return _contrast(_fit(units, CHANGING), self.variance, first, second).gain > AGREES * gain
+
     def contrast(self, history: UnitHistory, key: int, first: int, second: int) -> Contrast:
         """By how much the second slot of a key is faster than the first."""
         if key >= len(history.n_units) or not history.n_units[key]:
@@ -200,12 +218,15 @@ class NoiseModel:
         known = history.fits.get(key)
         if known is None or known[0] != stamp:
             known = history.fits[key] = stamp, _fit(history.of(key), self.noise)
-        found = known[1]
-        places = np.searchsorted(found.slots, (first, second))
-        if (places >= len(found.slots)).any() or (found.slots[places] != (first, second)).any():
-            return UNKNOWN
-        one, other = places
-        gain = float(found.means[one] - found.means[other])
-        spread = found.inverse[one, one] + found.inverse[other, other] - 2.0 * found.inverse[one, other]
-        variance = (PRIOR_UNITS * self.variance + found.residual) / (PRIOR_UNITS + found.n_free)
-        return Contrast(gain, 1.0 / float(spread), math.sqrt(variance))
+        return _contrast(known[1], self.variance, first, second)
+
+
+def _contrast(found: _Fit, variance: float, first: int, second: int) -> Contrast:
+    places = np.searchsorted(found.slots, (first, second))
+    if (places >= len(found.slots)).any() or (found.slots[places] != (first, second)).any():
+        return UNKNOWN
+    one, other = places
+    gain = float(found.means[one] - found.means[other])
+    spread = found.inverse[one, one] + found.inverse[other, other] - 2.0 * found.inverse[one, other]
+    variance = (PRIOR_UNITS * variance + found.residual) / (PRIOR_UNITS + found.n_free)
+    return Contrast(gain, 1.0 / float(spread), math.sqrt(variance))

@@ -182,7 +182,7 @@ def judge(
         return Verdict.open, 0.0, float("inf")
     alpha = 0.2 if state.is_trusted else level(false_promotion, state.numbers.get(state.trial, 1))
     gain, half = compare(evidence, incumbent, trial, alpha)
-    if gain - half > 0 and gain > min_gain:
+    if gain - half > 0 and gain > min_gain and evidence.agrees_nearby(incumbent, trial, gain):
         return Verdict.better, gain, half
     n_trial = evidence.units(trial)
     hoped, std = belief(evidence, state)
@@ -206,7 +206,7 @@ def judge_lead(
     if lead is None or incumbent is None:
         return Verdict.open, 0.0, float("inf")
     gain, half = compare(evidence, incumbent, lead, level(false_promotion, state.numbers.get(state.lead, 1)))
-    if gain - half > 0 and gain > min_gain:
+    if gain - half > 0 and gain > min_gain and evidence.agrees_nearby(incumbent, lead, gain):
         return Verdict.better, gain, half
     believed, _ = weighed(state.lead_hope, evidence, incumbent, lead)
     return Verdict.open if believed > 0 else Verdict.not_better, gain, half
