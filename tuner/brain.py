@@ -113,6 +113,7 @@ class Brain:
         self._states = self._keys.states
         self._plans = PlanBook()
         self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
+        self._policy.doubted_us = self._intake.doubted_us
         self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
         self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
         self._step = 0
@@ -256,6 +257,7 @@ class Brain:
             withdraw_what_is_not_offered(self._policy, self._states, self._note)
         self._policy.steps_at_risk = self._withdrawal.steps
         self._policy.first_steps_at_risk = self._withdrawal.first_steps
+        self._policy.connection_us = self._intake.connections.typical_us
         self._policy.traffic = self._keys.traffic(self._step)
         self._policy.may_promote = not self._intake.is_suspicious
         evidence = self._regimes.evidence
@@ -385,9 +387,10 @@ class Brain:
         self._keys.count(keys, steps)
         self._step = max(self._step, int(steps.max()))
         self._keys.learn_defaults(block, keys, self._costs)
-        self.memory.ran(block)
+        connecting = self.memory.ran(block)
         is_trial = np.zeros(n_keys, np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial
+        self._intake.forget_slow_firsts(slots, logs, evidence)
         calls = evidence.calls(slots, logs)
         shift = self._intake.shift(calls, steps, is_trial, evidence)
         if shift is not None:
@@ -396,19 +399,28 @@ class Brain:
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
+        kept = self._intake.says_something(slots, logs, evidence)
         may_cost = is_trial | self._policy.verified(n_keys)
         if may_cost.any():
             tried = may_cost[keys]
             if tried.any():
                 self._intake.n_explored += int(np.count_nonzero(is_trial[keys]))
-                self._intake.charge(
+                connects = np.zeros(len(block), np.bool_)
+                connects[connecting] = True
+                says = self._intake.charge(
                     self._states,
                     slots[tried],
                     logs[tried],
                     steps[tried],
                     evidence,
                     exposed_share=self._policy.charged_share,
+                    connects=connects[tried],
                 )
+                kept[tried] &= says
+        if not kept.all():
+            if not kept.any():
+                return
+            calls, steps = evidence.calls(slots[kept], logs[kept]), steps[kept]
         evidence.add(calls, steps)
 
     def _new_evidence(self, left: Evidence, reason: str) -> None:

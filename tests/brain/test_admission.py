@@ -195,6 +195,30 @@ def test_a_job_of_one_key_does_not_wait_for_a_hundred_steps(collective: Collecti
     assert brain.spent_percent <= 1.0
 
 
+def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
+    """NCCL's own choice takes 100 us, what is tried should take 80, and connecting it 5 ms."""
+
+    def begins(once_us: float, room_us: float) -> Option | None:
+        return best_option(
+            (BASELINE, TRIED),
+            (np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])),
+            BASELINE,
+            math.log(100.0),
+            Stakes(1.0, 1.0, 1.0, 1.0, math.inf),
+            Room(room_us, room_us, 1.0),
+            PolicySettings(),
+            lambda candidate: candidate == TRIED,
+            (),
+            once_us=np.array([0.0, once_us]),
+        )[0]
+
+    assert begins(0.0, 1e3) is not None
+    assert begins(5e3, 1e3) is None
+    found = begins(5e3, 6e3)
+    assert found is not None
+    assert found.risk_us >= 5e3
+
+
 def test_what_was_measured_in_another_phase_at_that_size_need_not_fear_a_catastrophe() -> None:
     """A key that fills steps must not wait for ten times its time to be covered where the same kernel has run."""
 

@@ -15,6 +15,8 @@ from tuner.policy.step_trial import StepTrials, Variant
 from tuner.policy.trial import KeyState
 
 TRIED = Candidate(Algorithm.tree, Protocol.ll, 4)
+USED = Candidate(Algorithm.tree, Protocol.simple, 8)
+"""The same algorithm: nothing is connected."""
 USUAL_US = 100.0
 
 
@@ -24,7 +26,7 @@ class Job:
     def __init__(self) -> None:
         key = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
         self.state = KeyState(0, key, 1 << 20)
-        self.state.trial = TRIED
+        self.state.trial, self.state.default_setting = TRIED, USED
         self.budget = Budget(0.01)
         self.evidence = Evidence()
         self.banned: list[float] = []

@@ -94,6 +94,7 @@ def best_option(
     ties: Container[Candidate],
     least_gain: Floats | float = 0.0,
     kin: Container[Candidate] = (),
+    once_us: Floats | float = 0.0,
 ) -> tuple[Option | None, bool]:
     """The best trial that fits, if any; and whether there is one that only waits for more credit.
 
@@ -104,20 +105,21 @@ def best_option(
         ties: candidates that were on trial without a verdict; others go first.
         least_gain: what each option must gain (log) besides what the settings ask of all.
         kin: candidates that this job has measured at this size in another phase.
+        once_us: what each option costs besides, once: to be connected.
     """
     mean, spread = opinion
     duration_us = math.exp(log_now)
     log_catastrophe = math.log(settings.catastrophic_ratio)
     improvement = expected_improvement(log_now - mean - settings.min_gain - least_gain, spread)
     exposed_us = duration_us * stakes.calls_at_risk * stakes.charged_share
-    risk_us = expected_excess(mean - log_now, spread) * exposed_us
+    risk_us = expected_excess(mean - log_now, spread) * exposed_us + once_us
     log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
     is_kin = np.array([option in kin for option in options])
     least_surprise = np.where(is_kin, math.log(KIN_SURPRISE), log_catastrophe)
     surprise_us = np.expm1(np.clip(log_surprise, least_surprise, math.log(MOST_SURPRISE))) * exposed_us
     most_us = np.where(is_kin, surprise_us, (MOST_SURPRISE - 1.0) * exposed_us)
-    overdrawn_us = most_us - CREDIT_STEPS * room.step_earns_us
-    surprise_us -= SURPRISE_CREDIT_STEPS * room.step_earns_us
+    overdrawn_us = most_us + once_us - CREDIT_STEPS * room.step_earns_us
+    surprise_us += once_us - SURPRISE_CREDIT_STEPS * room.step_earns_us
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
     surely_slow = mean - spread - log_now > log_catastrophe
     is_worth_it = improvement >= settings.worthwhile

@@ -15,7 +15,7 @@ at for a new one; the others wait for a later window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
+from tuner.features import Floats
 from tuner.policy.admission import PAYS_WITHIN, Option, Room, Stakes, best_option
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
@@ -30,6 +31,7 @@ from tuner.policy.exposed import ExposedShare
 from tuner.policy.keys import Traffic
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
+from tuner.policy.overdrawn import pays_back
 from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import MAX_TRIAL_UNITS, NO_HOPE, KeyState, Verdict, judge, judge_lead, odds
 from tuner.policy.turns import Turns
@@ -84,6 +86,10 @@ class Policy:
         """Steps that a setting runs before it can be withdrawn."""
         self.first_steps_at_risk = settings.steps_per_window
         """Steps that a setting runs before anything is known of it."""
+        self.connection_us = 0.0
+        """What training waits for an algorithm to be connected, as far as this job has seen that."""
+        self.doubted_us: Mapping[int, float] = {}
+        """Slots of which a single call was slow, and what it cost: another one would cost as much."""
         self.traffic = Traffic.empty()
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
@@ -162,7 +168,10 @@ class Policy:
             if risk_left_us > 0:
                 room_us = self.budget.remaining_us - running_us
                 self._start_trials(states, evidence, step, risk_left_us, room_us)
-        changed = self._turns.take(risks_us, self.budget.remaining_us, may_lead=may_lead)
+        paid: list[int] = []
+        if self.budget.remaining_us < 0:
+            paid = pays_back(self.trials.values(), self.leads.values(), evidence, self.doubted_us)
+        changed = self._turns.take(risks_us, self.budget.remaining_us, may_lead=may_lead, pays_back=paid)
         return {index: self.runs(states[index]) for index in changed}
 
     def runs(self, state: KeyState) -> Candidate:
@@ -391,6 +400,7 @@ class Policy:
             {*state.ties, *state.retired},
             self.memory.least_gain(options, state.n_channels),
             self.outlook.kin(state, states, evidence),
+            self._connection_us(state, options),
         )
         (self._waits_for_credit.add if waits_for_credit else self._waits_for_credit.discard)(state.index)
         return found
@@ -431,7 +441,17 @@ class Policy:
         """What one more window of a running trial may cost, from what it has cost so far."""
         trial, incumbent = state.trial, evidence.find(state.index, state.incumbent)
         slot = evidence.find(state.index, trial) if trial is not None else None
-        if slot is None or incumbent is None or not evidence.n_calls[slot]:
-            return 0.0  # what it was admitted for is set aside
+        if slot is None or incumbent is None:
+            return 0.0
+        if not evidence.n_calls[slot]:  # what it was admitted for is set aside
+            return self.doubted_us.get(slot, 0.0)
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
         return max(0.0, extra) * self.traffic.calls_in(state.index, self.steps_at_risk) * self.charged_share
+
+    def _connection_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
+        """What each option would cost once, to be connected."""
+        if not self.connection_us:
+            return 0.0
+        place = state.key.communicator
+        new = [not self.memory.is_connected(self.what_runs(state, option), place) for option in options]
+        return self.connection_us * np.array(new, np.float64)

@@ -109,6 +109,12 @@ class Evidence:
             self.key[found] = key
         return found
 
+    def forget(self, slots: Ints) -> None:
+        """What the only call of each of these slots took says nothing."""
+        for one in (self.n_calls, self.n_units, self._open_calls):
+            one[slots] = 0
+        self._open_sum[slots] = self.mean[slots] = self.spread[slots] = 0.0
+
     def slots_of(self, key: int) -> list[int]:
         """All slots of key index `key`."""
         return self._of_key.get(key, [])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from store.records import Candidate
+from store.records import Algorithm, Candidate, CommunicatorClass
 from tuner.features import Floats, Ints
+from tuner.policy.admission import CREDIT_STEPS
 from tuner.policy.budget import Budget
+from tuner.policy.connections import Connections
 from tuner.policy.evidence import Calls, Evidence, group_median, grouped
 from tuner.policy.stragglers import Stragglers
 from tuner.policy.trial import KeyState
@@ -23,8 +26,15 @@ STRAGGLES = 4.0
 """What a single call may say, in noise scales, about what calls take."""
 ABSURD = 10.0
 """A call of so many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
+SANE_UNITS: Final = 2
+"""After so many steps of evidence a single slow step is no verdict on a setting, however many calls it has."""
+STRAGGLER_RATE: Final = 0.005
+"""One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
 SUSPICIOUS = 1.0
 """Half of the calls deviate by more than so many noise scales: the network may have changed just now."""
+
+
+Flags = npt.NDArray[np.bool_]
 
 
 class Intake:
@@ -46,6 +56,13 @@ class Intake:
         self._together = Together()
         self._means = StepMeans()
         self._stragglers = Stragglers()
+        self.connections = Connections(budget)
+        self._n_usual, self._n_slow = 0, 0
+        """Calls of settings that are not on trial, and how many of them were slow as a catastrophe."""
+        self._met: set[tuple[CommunicatorClass, int, int, Algorithm | None]] = set()
+        """Algorithms that were on trial, by what they were tried for."""
+        self.doubted_us: dict[int, float] = {}
+        """What the slow call of a slot was charged about which the next one will tell whether the setting is slow."""
         self.extra_of_step: dict[int, float] = {}
         self.n_explored = 0
         """Calls that ran a setting on trial."""
@@ -58,7 +75,25 @@ class Intake:
         self._together.reset()
         self._means.reset()
         self._stragglers.reset()
+        self.doubted_us.clear()
         self.is_suspicious = False
+
+    def forget_slow_firsts(self, slots: Ints, logs: Floats, evidence: Evidence) -> None:
+        """Where these calls take less than half of the only one before, that one began something: it says nothing."""
+        second = np.flatnonzero(evidence.n_calls[slots] == 1)
+        if len(second):
+            fell = evidence.centre(slots[second]) - logs[second] > self._log_catastrophe
+            evidence.forget(slots[second[fell]])
+
+    def says_something(self, slots: Ints, logs: Floats, evidence: Evidence) -> Flags:
+        """All of these calls but the first of a setting that takes twice as long as those that come with it."""
+        says = np.ones(len(slots), np.bool_)
+        fresh = np.flatnonzero(evidence.n_calls[slots] == 0)
+        if len(fresh):
+            _, first, of = np.unique(slots[fresh], return_index=True, return_inverse=True)
+            excess = logs[fresh] - group_median(of, logs[fresh])
+            says[fresh[first[excess[first] > self._log_catastrophe]]] = False
+        return says
 
     def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
         """How much (log) calls deviate from what they used to take once that is beyond doubt, else None."""
@@ -73,6 +108,8 @@ class Intake:
         scale = np.maximum(evidence.call_sigma(slots), LEAST_SCALE)
         of_usual = ~is_trial[keys][of]
         if of_usual.any():
+            self._n_usual += int(np.count_nonzero(of_usual))
+            self._n_slow += int(np.count_nonzero(deviation[of_usual] > self._log_catastrophe))
             self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > SUSPICIOUS
 
         def sigma(of_keys: Ints) -> Floats:
@@ -108,38 +145,116 @@ class Intake:
         evidence: Evidence,
         *,
         exposed_share: float,
-    ) -> None:
+        connects: Flags | None = None,
+    ) -> Flags:
         """Account for calls of what is tried or verified, and report at once what is catastrophically slow.
 
         Only the `exposed_share` of what they took longer was waited for. Calls of incumbents among them cost nothing;
         of a straggler no more counts than ten times the incumbent's time.
+
+        Args:
+            states: all keys.
+            slots: of each call, shape [n], as the next two.
+            logs: log microseconds.
+            steps: in which it ran.
+            evidence: without these calls.
+            exposed_share: of the time of calls.
+            connects: which of them connected something: how long they took says nothing about the setting.
+
+        Returns:
+            Which calls say something about their setting.
         """
+        says = np.ones(len(slots), np.bool_)
         tried, inverse = grouped(slots, len(evidence))
         usual = np.full(len(tried), np.nan)
         for place, key in enumerate(evidence.key[tried].tolist()):
             incumbent = evidence.find(key, states[key].incumbent)
             if incumbent is not None and incumbent != tried[place]:
                 usual[place] = evidence.log_us(incumbent)
-        known = np.isfinite(usual)[inverse]
+        known = np.flatnonzero(np.isfinite(usual)[inverse])
+        if not len(known):
+            return says
         inverse, logs, steps = inverse[known], logs[known], steps[known]
-        if not len(logs):
-            return
         extra = exposed_share * (np.exp(logs) - np.exp(usual[inverse]))
         when, of_step = np.unique(steps, return_inverse=True)
         for step, extra_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra, 0.0)), strict=True):
             self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(extra_us)
         before = np.maximum(evidence.extra_us[tried], 0.0)
         charged = np.bincount(inverse, extra, minlength=len(tried))
+        of_call, is_new = tried[inverse], np.zeros(len(known), np.bool_)
+        if connects is not None:
+            is_new = connects[known]
+            for step, extra_us in zip(steps[is_new].tolist(), extra[is_new].tolist(), strict=True):
+                self.connections.made(step, max(extra_us, 0.0))
+        # What connected something is no straggler, nor is what may have.
+        later = ~is_new
+        for place, first in zip(*(one.tolist() for one in np.unique(inverse, return_index=True)), strict=True):
+            slot = int(tried[place])
+            if not evidence.n_calls[slot] and self._may_connect(
+                states[int(evidence.key[slot])], evidence.candidates[slot]
+            ):
+                later[first] = False
         beyond = exposed_share * (np.exp(logs) - ABSURD * np.exp(usual[inverse]))
-        of_call = tried[inverse]
-        corrections = self._stragglers.corrections(of_call, beyond, evidence.n_calls[of_call])
+        corrections = self._stragglers.corrections(of_call[later], beyond[later], evidence.n_calls[of_call[later]])
         for slot, correction_us in corrections.items():
             charged[np.searchsorted(tried, slot)] += correction_us
         evidence.extra_us[tried] += charged
         self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before).sum()))
-        excess = group_median(inverse, logs - usual[inverse])
-        for place in np.unique(inverse[excess > self._log_catastrophe]).tolist():
-            slot = int(tried[place])
-            state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
-            if candidate in (state.trial, state.lead):
-                self._on_catastrophe(state, candidate, math.exp(float(excess[inverse == place][0])))
+        excess = logs - usual[inverse]
+        says[known] = ~is_new | (excess <= 0.0)
+        for place in np.unique(inverse).tolist():
+            here = np.flatnonzero((inverse == place) & says[known])
+            if len(here):
+                self._look(
+                    int(tried[place]), known[here], excess[here], steps[here], extra[here], states, evidence, says
+                )
+        return says
+
+    def _look(
+        self,
+        slot: int,
+        places: Ints,
+        excess: Floats,
+        steps: Ints,
+        extra_us: Floats,
+        states: list[KeyState],
+        evidence: Evidence,
+        says: Flags,
+    ) -> None:
+        """Ban what is catastrophically slow: at once where several calls say so, or where a single one leaves no doubt,
+        else when the next one does, too. Asking again costs as much again, and waits until that may be spent.
+
+        One call leaves a doubt where calls straggle by themselves, where the setting was sane before, and where it may
+        have connected something. There is none to afford where it took what thousands of steps earn.
+        """
+        state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
+        is_first = self._may_connect(state, candidate)
+        self._met.add(_place(state, candidate))
+        ratio = float(np.sort(excess)[(len(excess) - 1) // 2])
+        if ratio <= self._log_catastrophe:
+            self.doubted_us.pop(slot, None)
+            return
+        units = evidence.n_units[slot]
+        was_sane = bool(units >= SANE_UNITS)
+        is_alone = len(excess) == 1 or (was_sane and bool((steps == steps[0]).all()))
+        is_doubtful = was_sane or is_first or self._n_slow > STRAGGLER_RATE * self._n_usual
+        cost_us = float(np.maximum(extra_us, 0.0).sum())
+        is_affordable = cost_us <= self._budget.earned_in_us(CREDIT_STEPS)
+        if is_alone and is_doubtful and is_affordable and slot not in self.doubted_us:
+            self.doubted_us[slot] = cost_us
+            if not was_sane:
+                says[places] = False
+            return
+        if candidate in (state.trial, state.lead):
+            self._on_catastrophe(state, candidate, math.exp(ratio))
+
+    def _may_connect(self, state: KeyState, candidate: Candidate) -> bool:
+        """Whether it is the first of its algorithm on trial for what it does: that may have its own communicator."""
+        default = state.default_setting
+        is_usual = default is not None and default.algorithm == candidate.algorithm
+        return not is_usual and _place(state, candidate) not in self._met
+
+
+def _place(state: KeyState, candidate: Candidate) -> tuple[CommunicatorClass, int, int, Algorithm | None]:
+    key = state.key
+    return key.communicator, int(key.collective), int(key.phase), candidate.algorithm

@@ -80,9 +80,11 @@ class MemoryGate:
         if not self.is_short and (was_short or pressure < self._peak - DROP):
             self._peak, self.is_falling = pressure, True
 
-    def ran(self, block: npt.NDArray[np.void]) -> None:
+    def ran(self, block: npt.NDArray[np.void]) -> list[int]:
         """These measurements (MEASUREMENT_FIELDS) show what is connected, with how many channels, and how full the
-        fullest device is.
+        fullest device is; the places of those that connected something.
+
+        One communicator of each kind is known. More channels of what has run connect nothing in NCCL.
         """
         step = int(block["step"].max())
         fullest = float(np.fmax.reduce(block["memory_pressure"][block["step"] == step]))
@@ -91,13 +93,19 @@ class MemoryGate:
         codes = block["n_ranks"].astype(np.int64) << 40 | block["n_nodes"].astype(np.int64) << 16
         codes |= block["algorithm"].astype(np.int64) << 8
         codes |= block["n_channels"]
+        connecting: dict[tuple[CommunicatorClass, Algorithm], int] = {}
         for code in set(np.unique(codes).tolist()) - self._heard:
             self._heard.add(code)
             communicator = CommunicatorClass(code >> 40, code >> 16 & 0xFFFFFF)
             if code >> 8 & 0xFF in _ALGORITHMS:
                 own, algorithm = self._connected.setdefault(communicator, {}), Algorithm(code >> 8 & 0xFF)
+                what = communicator, algorithm
+                if algorithm not in own or what in connecting:
+                    first = int(np.argmax(codes == code))
+                    connecting[what] = min(first, connecting.get(what, first))
                 own[algorithm] = max(own.get(algorithm, 0), code & 0xFF)
-                self._promised.pop((communicator, algorithm), None)
+                self._promised.pop(what, None)
+        return [*connecting.values()]
 
     def connected(self) -> Iterator[tuple[CommunicatorClass, Mapping[Algorithm, int]]]:
         """What has run on each kind of communicator, with the most channels."""

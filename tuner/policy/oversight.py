@@ -161,6 +161,7 @@ class Oversight:
             is_doubtful = extra_us > DOUBTFUL_SHARE * step.duration_us
             if known_extra_us is None and in_force is not None:
                 is_doubtful = self._tries_instead(in_force)
+            is_doubtful |= self._intake.connections.finished(step.step, duration_us, [us for _, us in self._recent])
             if not is_doubtful:
                 self._recent.append((step.epoch, duration_us))
                 if in_force is not None:

@@ -6,7 +6,7 @@ has run as often as it should, whatever the shares are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -93,12 +93,15 @@ class Turns:
         self._has_lead[index] = False
         self._changed.add(index)
 
-    def take(self, risks_us: Mapping[int, float], remaining_us: float, *, may_lead: bool) -> set[int]:
+    def take(
+        self, risks_us: Mapping[int, float], remaining_us: float, *, may_lead: bool, pays_back: Collection[int] = ()
+    ) -> set[int]:
         """The next window; returns the keys at which something else may run than in the last.
 
         Args:
             risks_us: what one more window of a trial may cost, by key; trials without an entry wait for nothing.
-            remaining_us: of the budget. Once overdrawn, only incumbents and what earlier jobs proved run.
+            remaining_us: of the budget. Once overdrawn, only incumbents and what earlier jobs proved run, and at keys
+                that are among `pays_back`.
             may_lead: False while steps are compared: what is not proven stays out.
         """
         self._due += self._share
@@ -110,8 +113,11 @@ class Turns:
         runs_lead = waits & (self._lead_due >= 1.0)
         self._lead_due[runs_lead] -= 1.0
         if remaining_us < 0:
-            runs_trial &= self._is_trusted
-        if remaining_us < 0 or not may_lead:
+            pays = self._is_trusted.copy()
+            pays[[*pays_back]] = True
+            runs_trial &= pays
+            runs_lead &= pays
+        if not may_lead:
             runs_lead[:] = False
         differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
         changed = self._changed | set(np.flatnonzero(differs).tolist())

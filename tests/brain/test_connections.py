@@ -1,0 +1,222 @@
+"""First calls that take longer because something is connected: what they cost is charged, and is no verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from store.measurements import MEASUREMENT
+from store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+    StepRecord,
+)
+from tuner.policy.budget import Budget
+from tuner.policy.connections import Connections
+from tuner.policy.evidence import Evidence
+from tuner.policy.intake import Intake
+from tuner.policy.memory import MemoryGate
+from tuner.policy.trial import KeyState
+from tuner.policy.turns import Turns
+
+RING, TREE = (Candidate(algorithm, Protocol.simple, 4) for algorithm in (Algorithm.ring, Algorithm.tree))
+PLACE = CommunicatorClass(8, 1)
+KEY = DecisionKey(PLACE, Collective.all_reduce, Phase.gradient_scatter, 92)
+
+
+@dataclass
+class ConnectingWorld(World):
+    """All calls take 300 us, or `factor` of it with another algorithm than NCCL's own; what runs for the first time is
+    connected, which the first call shows, or only the step.
+    """
+
+    connection_us: float = 20_000.0
+    factor: float = 1.0
+    calls_show_it: bool = True
+    begins_connected: bool = True
+    connected: set[int] = field(default_factory=set)
+    lost_us: float = 0.0
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        ran = self.setting(call, candidate)
+        is_other = ran.algorithm != self.setting(call, BASELINE).algorithm
+        return 300.0 * (self.factor if is_other else 1.0), ran
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        extra_us = 0.0
+        for row in block:
+            if int(row["algorithm"]) not in self.connected:
+                self.connected.add(int(row["algorithm"]))
+                if record.step or not self.begins_connected:
+                    extra_us += self.connection_us
+                    row["duration_us"] += self.connection_us if self.calls_show_it else 0.0
+        self.lost_us += extra_us
+        exposed_us = record.exposed_us + (extra_us if self.calls_show_it else 0.0)
+        return block, msgspec.structs.replace(record, duration_us=record.duration_us + extra_us, exposed_us=exposed_us)
+
+
+def _world(n_calls: int = 1, **how: float) -> ConnectingWorld:
+    calls = [Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 23)] * n_calls
+    return ConnectingWorld("h100_node", PLACE, calls, compute_us=1_000.0, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n_calls", [1, 3])
+@pytest.mark.parametrize("connection_us", [1_000.0, 20_000.0])
+@pytest.mark.parametrize("calls_show_it", [True, False])
+def test_what_is_twice_as_fast_is_had_although_its_first_call_is_slow(
+    n_calls: int, connection_us: float, calls_show_it: bool
+) -> None:
+    for seed in (31, 32):
+        world = _world(n_calls, connection_us=connection_us, factor=0.5, calls_show_it=calls_show_it, seed=seed)
+        brain = make_brain(world)
+        play(world, brain, 500)
+        assert world.lost_us
+        assert world.truth(world.calls[0], brain._states[0].incumbent)[0] == 150.0
+
+
+@pytest.mark.parametrize("calls_show_it", [True, False])
+def test_what_connecting_cost_is_charged(calls_show_it: bool) -> None:
+    """Where there is nothing to gain, nothing pays it back, and it is overdrawn once."""
+    world = _world(calls_show_it=calls_show_it, seed=33)
+    brain = make_brain(world)
+    play(world, brain, 400)
+    assert world.lost_us == 20_000.0
+    assert brain.budget.spent_us == pytest.approx(world.lost_us, rel=0.2)
+    assert brain.budget.remaining_us < 0
+
+
+@pytest.mark.parametrize("n_calls", [1, 3])
+def test_what_the_first_step_of_a_job_connects_makes_nothing_else_seem_fast(n_calls: int) -> None:
+    for seed in range(34, 38):
+        world = _world(n_calls, begins_connected=False, seed=seed)
+        world.calls += [Call(Collective.all_gather, Phase.forward_gather, 1 << 23)] * n_calls
+        brain = make_brain(world)
+        play(world, brain, 200)
+        assert not [one for one in brain.decisions() if one.kind == "promote"]
+
+
+@dataclass
+class Job:
+    """One key with a trial; durations of its calls in, what became of it out."""
+
+    has_other_algorithm: bool = False
+
+    def __post_init__(self) -> None:
+        self.state = KeyState(0, KEY, 1 << 23)
+        self.state.default_setting = TREE if self.has_other_algorithm else RING
+        self.state.trial = RING
+        self.budget, self.evidence, self.banned = Budget(0.01), Evidence(), 0
+        self.intake = Intake(self.budget, 2.0, self._ban)
+        self.step = 0
+        for _ in range(4):
+            self.run(BASELINE, [100.0] * 2)
+
+    def _ban(self, _state: KeyState, _candidate: Candidate, _ratio: float) -> None:
+        self.banned += 1
+
+    def run(self, candidate: Candidate, durations_us: list[float], *, connects: bool = False) -> None:
+        self.budget.earn(10_000.0)
+        slots = np.full(len(durations_us), self.evidence.slot(0, candidate))
+        logs, steps = np.log(durations_us), np.full(len(durations_us), self.step)
+        new = np.zeros(len(slots), np.bool_)
+        new[0] = connects
+        says = self.intake.charge([self.state], slots, logs, steps, self.evidence, exposed_share=1.0, connects=new)
+        if says.any():
+            self.evidence.add(self.evidence.calls(slots[says], logs[says]), steps[says])
+        self.step += 1
+
+
+def test_a_connecting_call_is_charged_in_full_and_tells_nothing() -> None:
+    job = Job()
+    job.run(RING, [5_000.0], connects=True)
+    assert not job.banned
+    assert not job.evidence.has_measured(0, RING)
+    for _ in range(5):
+        job.run(RING, [110.0])
+    assert job.budget.spent_us == pytest.approx(4_900.0 + 5 * 10.0)
+    assert job.evidence.log_us(job.evidence.slot(0, RING)) == pytest.approx(np.log(110.0))
+
+
+def test_what_is_slow_itself_is_found_out_by_the_calls_after_the_first() -> None:
+    job = Job()
+    job.run(RING, [5_000.0, 2_000.0, 2_000.0], connects=True)
+    assert job.banned == 1
+    job = Job()
+    job.run(RING, [5_000.0], connects=True)
+    job.run(RING, [2_000.0])
+    assert job.banned == 1
+
+
+def test_a_single_slow_call_bans_unless_it_leaves_a_doubt() -> None:
+    job = Job()
+    job.run(RING, [300.0])
+    assert job.banned == 1, "that algorithm runs here, and no call has ever straggled"
+    job = Job(has_other_algorithm=True)
+    job.run(RING, [300.0])
+    assert not job.banned, "it may have connected a communicator of that phase"
+    assert list(job.intake.doubted_us.values()) == [pytest.approx(200.0)]
+    job.run(RING, [300.0])
+    assert job.banned == 1
+    job = Job(has_other_algorithm=True)
+    job.run(RING, [1e7])
+    assert job.banned == 1, "nobody can afford to ask again"
+
+
+def test_a_straggler_is_no_verdict_on_what_was_sane_before() -> None:
+    job = Job()
+    for _ in range(5):
+        job.run(RING, [95.0] * 2)
+    job.run(RING, [400.0] * 2)
+    job.run(RING, [95.0] * 2)
+    job.run(RING, [400.0] * 2)
+    assert not job.banned
+    job.run(RING, [400.0] * 2)
+    assert job.banned == 1
+
+
+def test_the_gate_says_which_calls_connected_something() -> None:
+    block = np.zeros(5, MEASUREMENT)
+    block["n_ranks"], block["n_nodes"] = 8, 1
+    for row, setting in zip(block, (RING, TREE, TREE, RING, Candidate(Algorithm.tree, Protocol.ll, 2)), strict=True):
+        row["algorithm"], row["protocol"], row["n_channels"] = setting.algorithm, setting.protocol, setting.n_channels
+    gate = MemoryGate(0.92)
+    assert gate.ran(block[:1]) == [0]
+    assert gate.ran(block) == [1]
+    block["n_channels"] = 8
+    assert gate.ran(block) == []
+    block["n_nodes"] = 2
+    assert sorted(gate.ran(block)) == [0, 1]
+
+
+def test_a_connection_is_known_from_calls_and_steps_together() -> None:
+    budget = Budget(0.01)
+    connections = Connections(budget)
+    assert connections.typical_us == 0.0
+    assert not connections.finished(3, 50_000.0, [1_000.0] * 8)
+    connections.made(5, 2_000.0)
+    assert connections.finished(5, 4_000.0, [1_000.0] * 8)
+    assert budget.spent_us == 3_000.0, "what the call showed was charged with it"
+    connections.made(7, 1_000.0)
+    assert connections.finished(7, 1_050.0, [1_000.0] * 8), "noise"
+    assert connections.typical_us == 3_000.0
+    assert budget.spent_us == 3_000.0
+
+
+def test_an_overdrawn_budget_stops_nothing_that_pays_back() -> None:
+    turns = Turns()
+    for index in range(3):
+        turns.register(index)
+        turns.begin_trial(index, 0.9, is_trusted=False)
+    turns.take({}, -1.0, may_lead=True, pays_back=[1])
+    assert [turns.is_trials(index) for index in range(3)] == [False, True, False]
