@@ -220,3 +220,17 @@ def test_an_overdrawn_budget_stops_nothing_that_pays_back() -> None:
         turns.begin_trial(index, 0.9, is_trusted=False)
     turns.take({}, -1.0, may_lead=True, pays_back=[1])
     assert [turns.is_trials(index) for index in range(3)] == [False, True, False]
+
+
+def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compared() -> None:
+    job = Job(has_other_algorithm=True)
+    job.run(RING, [190.0])
+    for _ in range(4):
+        slots, logs = np.array([job.evidence.slot(0, RING)]), np.log([80.0])
+        job.intake.forget_slow_firsts(slots, logs, job.evidence)
+        job.run(RING, [80.0])
+        job.run(BASELINE, [100.0])
+    slot = job.evidence.slot(0, RING)
+    assert job.evidence.log_us(slot) == pytest.approx(np.log(80.0))
+    units = job.evidence.history.of(0)
+    assert units.values[units.slots == slot].tolist() == pytest.approx([np.log(80.0)] * 4)

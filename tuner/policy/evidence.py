@@ -114,6 +114,7 @@ class Evidence:
         for one in (self.n_calls, self.n_units, self._open_calls):
             one[slots] = 0
         self._open_sum[slots] = self.mean[slots] = self.spread[slots] = 0.0
+        self.history.forget(self.key[slots], slots)
 
     def slots_of(self, key: int) -> list[int]:
         """All slots of key index `key`."""

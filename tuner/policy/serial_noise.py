@@ -22,6 +22,8 @@ Ints = npt.NDArray[np.int64]
 
 DEPTH: Final = 64
 """Units of each key that are compared when steps are alike."""
+NOBODY: Final = -1
+"""The slot of units that are forgotten."""
 LEAST_UNITS: Final = 8
 GROWTH: Final = 1.25
 """A key is asked again for what its noise is like once its units are so many times as many."""
@@ -95,6 +97,11 @@ class UnitHistory:
         self._counts[keys, at] = before + counts
         self._steps[keys, at], self._slots[keys, at] = step, slots
         self.n_units[keys] += ~goes_on
+
+    def forget(self, keys: Ints, slots: Ints) -> None:
+        """What these slots (one of each key) measured so far is compared with nothing."""
+        for key, slot in zip(keys.tolist(), slots.tolist(), strict=True):
+            self._slots[key, self._slots[key] == slot] = NOBODY
 
     def of(self, key: int) -> Units:
         """The newest units of one key."""
