@@ -26,6 +26,11 @@ ALLOWANCE: Final = 0.5
 LIMIT: Final = 12.0
 CLIP: Final = 4.0
 MIN_UNITS: Final = 3
+BEYOND: Final = 2.0
+"""Units further off than so many noise scales are counted: the more often they occur, the less one of them says."""
+BEYOND_WEIGHT: Final = 50.0
+"""How many units the opinion weighs that they occur as seldom as `CLIP` supposes."""
+BEYOND_MEMORY: Final = 400.0
 FADE: Final = 0.7
 """How much less a unit says than the next about how large a change is."""
 MIN_SHIFT: Final = 0.03
@@ -61,9 +66,12 @@ class ChangeDetector:
         self._weight = np.zeros((2, 0))
         self._reached = np.zeros((2, 0))
         """Where residuals lay, summed up, the newer the more."""
+        self._beyond = np.zeros((2, 0))
+        """How many units were far off while nothing seemed to change, by direction and key, of so many."""
+        self._quiet = np.zeros((2, 0))
 
     def reset(self) -> None:
-        """A new regime began."""
+        """A new regime began; how noise is distributed is still true."""
         for one in (self._sums, self._weight, self._reached):
             one[:] = 0.0
         self._origin[:] = np.nan
@@ -87,7 +95,8 @@ class ChangeDetector:
         counts = np.bincount(keys, minlength=n_keys)
         drifts = np.zeros(n_keys)
         drifts[keys] = drift
-        added = np.bincount(keys, np.clip(standardised, -CLIP, CLIP), minlength=n_keys)
+        slower, faster = self._limits(keys, standardised)
+        added = np.bincount(keys, np.clip(standardised, -faster, slower), minlength=n_keys)
         sums[:] = np.maximum(0.0, sums + _DIRECTIONS * added - ALLOWANCE * counts)
         began = (counts > 0) & ((sums == 0.0) | np.isnan(origin))
         fade = FADE**counts
@@ -95,6 +104,23 @@ class ChangeDetector:
         reached[:] = np.where(sums > 0.0, fade * reached + np.bincount(keys, deviation + drift, minlength=n_keys), 0.0)
         origin[:] = np.where(began, drifts, origin)
         return np.flatnonzero((sums > self._limit).any(axis=0)).astype(np.int64)
+
+    def _limits(self, keys: Ints, standardised: Floats) -> Floats:
+        """How much each unit may say, shape [2, n]: no more than how seldom it is as far off to that side without any
+        change (a log likelihood). Clocks that tick coarsely make calls jump by a tick, now and then, to one side only.
+        """
+        share = (self._beyond[:, keys] + BEYOND_WEIGHT * math.exp(-CLIP)) / (self._quiet[:, keys] + BEYOND_WEIGHT)
+        is_quiet = self._sums[:, keys] < 0.5 * self._limit
+        side = np.array([[0], [1]])
+        np.add.at(self._quiet, (side, keys), is_quiet)
+        np.add.at(self._beyond, (side, keys), is_quiet & (_DIRECTIONS * standardised > BEYOND))
+        if (full := self._quiet[:, keys] > BEYOND_MEMORY).any():
+            old = np.zeros(self._quiet.shape, np.bool_)
+            old[:, keys] = full
+            self._quiet[old] *= 0.5
+            self._beyond[old] *= 0.5
+        limits: Floats = np.minimum(CLIP, -np.log(share))
+        return limits
 
     def shift(self, keys: Ints) -> float:
         """By how much (log) these keys have moved: their median."""
@@ -105,7 +131,7 @@ class ChangeDetector:
     def _grow(self, n_keys: int) -> None:
         if (more := n_keys - self._sums.shape[1]) > 0:
             room = np.zeros((2, max(more, self._sums.shape[1], 64)))
-            for name in ("_sums", "_weight", "_reached", "_origin"):
+            for name in ("_sums", "_weight", "_reached", "_origin", "_beyond", "_quiet"):
                 new = room if name != "_origin" else np.full_like(room, np.nan)
                 setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
 

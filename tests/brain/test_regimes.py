@@ -211,3 +211,23 @@ def test_a_slow_drift_is_no_change_of_regime() -> None:
             world.slowdown = dict.fromkeys(("all_gather", "reduce_scatter"), 1.3 ** (step / 1000))
             play(world, brain, 1)
         assert brain._regimes.n_changes == 0
+
+
+def test_a_coarse_clock_is_no_change() -> None:
+    """Calls of 28 us on a clock of 10 us: one in six shows 20, the others 30; and a change is still noticed."""
+    for seed in range(3):
+        detector, rng = ChangeDetector(), np.random.default_rng(seed)
+
+        def step(unit: float, detector: ChangeDetector = detector) -> bool:
+            units = np.array([unit])
+            return bool(len(detector.update(np.zeros(1, np.int64), units, units, np.zeros(1))))
+
+        n_false = 0
+        for is_low in rng.random(10_000) < 1.0 / 6.0:
+            if step(-2.24 if is_low else 0.45):
+                n_false += 1
+                detector.reset()
+        assert not n_false
+        assert any(step(-2.24) for _ in range(12))
+        detector.reset()
+        assert any(step(4.0) for _ in range(6))
