@@ -1,4 +1,4 @@
-"""What must not go wrong, in figures: guard, changes of regime, budget, warm start, training against isolation.
+"""What must not go wrong, in figures: guard, regimes, shared noise, budget, warm start, training against isolation.
 
     python benchmarks/brain_safety.py [--quick] [--json]
 
@@ -25,7 +25,7 @@ from reporting import Result, report
 
 from agent.nccl import fabric
 from store.database import Store
-from store.records import BASELINE, Collective, Phase
+from store.records import BASELINE, Candidate, Collective, Phase
 from tuner import trainer
 from tuner.brain import Brain
 from tuner.guard import Guard, steps_to_know
@@ -201,6 +201,43 @@ def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
     yield Result("old_regime_recognised_within_12_steps", 100 * back / n_runs, "% of runs")
 
 
+class NothingToGain(Unsteady):  # type: ignore[misc]  # tests are not typed here
+    """Every setting but NCCL's own choice takes 2 % longer."""
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        usual_us, usual = super().truth(call, BASELINE)
+        ran = self.setting(call, candidate)
+        return (usual_us if ran == usual else 1.02 * usual_us), ran
+
+
+def shared_noise(n_runs: int, n_steps: int) -> Iterator[Result]:
+    """Noise that neighbouring steps share: keys that it gets promoted where all settings take the same, and what is
+    lost where all others are slower.
+    """
+    for kind in ("", "weather", "congestion", "bursts"):
+        n_promoted = n_keys = 0
+        lost_us = all_us = 0.0
+        for seed in range(n_runs):
+            place = fabric.load("h100_node").communicator(range(8))
+            calls = zero_calls((18, 21, 24))
+            same = Unsteady("h100_node", place, calls, seed=200 + seed, flat=True, kind=kind)
+            brain = make_brain(same)
+            play(same, brain, n_steps)
+            n_keys += brain.n_keys
+            n_promoted += len({one.key for one in brain.decisions() if one.kind == "promote"})
+            slower = NothingToGain("h100_node", place, calls, seed=200 + seed, kind=kind)
+            usual_us = sum(slower.truth(call, BASELINE)[0] for call in calls)
+            slower.compute_us = 0.5 * usual_us
+            brain = make_brain(slower)
+            for _ in range(n_steps):
+                lost_us += sum(slower.truth(call, slower.chosen(call))[0] for call in calls) - usual_us
+                all_us += slower.compute_us + usual_us
+                play(slower, brain, 1)
+        name = kind or "noise_of_steps_alone"
+        yield Result(f"keys_that_promote_{name}", 100 * n_promoted / n_keys, f"% of {n_keys}", "<= 1")
+        yield Result(f"nothing_to_gain_lost_with_{name}", 100 * lost_us / all_us, "% of steps", "<= 0.5")
+
+
 def in_training(n_steps: int) -> Iterator[Result]:
     """Step time where the fastest isolated choice is not the best in training (few_sms_node, overlapped)."""
     machine = fabric.load("few_sms_node")
@@ -282,6 +319,7 @@ def main() -> None:
         *guard_in_a_job(3 * n_runs, 0.005),
         *guard_in_a_job(3 * n_runs, 0.01),
         *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
+        *shared_noise(2 if arguments.quick else 10, 200 if arguments.quick else 600),
         *in_training(150 if arguments.quick else 300),
         *warm_start(),
     ]

@@ -425,6 +425,7 @@ class Brain:
 
     def _new_evidence(self, left: Evidence, reason: str) -> None:
         """The regime with that evidence is left: verdicts are reopened, what runs stays until measured otherwise."""
+        left.noise.network_changed(self._step)
         self._outlook.leave(self._states, left)
         self._plans.forget_slots()
         self._intake.reset()

@@ -149,7 +149,8 @@ class World:
 @dataclass
 class Unsteady(World):
     """Calls of a step that suffer together: one step in fifty takes half as long again, a network load that comes and
-    goes over ten steps (2.3 %) or over twenty (5 %), or times that grow by a twentieth of a percent with each step.
+    goes over ten steps (2.3 %) or over twenty (5 %), a neighbour's bursts (5 %, twenty steps of sixty), or times that
+    grow by a twentieth of a percent with each step.
     """
 
     kind: str = ""
@@ -166,6 +167,9 @@ class Unsteady(World):
         elif self.kind == "congestion":
             self._load = 0.95 * self._load + self.rng.normal(0.0, 0.0156)
             factor = math.exp(self._load)
+        elif self.kind == "bursts":
+            self._load = 0.05 * (self.rng.random() < (0.95 if self._load else 0.025))
+            factor = 1.0 + self._load
         elif self.kind == "drift":
             factor = math.exp(0.0005 * self.step)
         block["duration_us"] *= factor

@@ -185,7 +185,8 @@ def test_a_step_record_is_not_needed_to_carry_anything() -> None:
         world.follow(brain.propose(), brain)
     levels = [brain._outlook._places[world.communicator].level(state) for state in brain._states]
     assert brain.regime == 1
-    assert levels == pytest.approx([math.log(1.6)] * len(levels), abs=0.1)
+    assert float(np.median(levels)) == pytest.approx(math.log(1.6), abs=0.02)
+    assert levels == pytest.approx([math.log(1.6)] * len(levels), abs=0.3)
 
 
 @pytest.mark.parametrize("seed", [51, 52, 53])

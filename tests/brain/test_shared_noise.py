@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.records import CommunicatorClass
-from tuner.policy.serial_noise import DEPTH, NONE, UNKNOWN, NoiseModel, SharedNoise, UnitHistory
+from tuner.policy.serial_noise import CHANGING, DEPTH, NONE, UNKNOWN, NoiseModel, SharedNoise, UnitHistory
 
 NODE = CommunicatorClass(8, 1)
 
@@ -53,19 +53,18 @@ def test_noise_of_steps_alone_is_told_from_noise_that_they_share() -> None:
 def test_without_shared_noise_it_is_the_difference_of_means() -> None:
     rng = np.random.default_rng(1)
     values, slots = rng.normal(0.0, 0.02, 30), rng.integers(0, 3, 30)
-    found = NoiseModel().contrast(_history(values, slots), 0, 0, 2)
+    found = NoiseModel().contrast(_history(values, slots), 0, 0, 2, NONE)
     n_first, n_second = int((slots == 0).sum()), int((slots == 2).sum())
     assert found.gain == pytest.approx(values[slots == 0].mean() - values[slots == 2].mean())
     assert found.pairs == pytest.approx(n_first * n_second / (n_first + n_second))
 
 
 def test_what_ran_at_another_time_says_less_than_what_took_turns() -> None:
-    model = NoiseModel()
-    model.noise = SharedNoise(10.0, 0.95)
+    model, noise = NoiseModel(), SharedNoise(10.0, 0.95)
     rng = np.random.default_rng(2)
     values = _load(rng, 40, 0.95, 0.05)
-    apart = model.contrast(_history(values, np.repeat([0, 1], 20)), 0, 0, 1)
-    in_turn = model.contrast(_history(values, np.tile([0, 1], 20)), 0, 0, 1)
+    apart = model.contrast(_history(values, np.repeat([0, 1], 20)), 0, 0, 1, noise)
+    in_turn = model.contrast(_history(values, np.tile([0, 1], 20)), 0, 0, 1, noise)
     assert apart.pairs < 1.0
     assert in_turn.pairs > 5.0
 
@@ -76,7 +75,7 @@ def test_a_network_that_changes_when_a_trial_begins_is_no_gain() -> None:
     values = rng.normal(0.0, 0.01, 30) - 0.05 * (np.arange(30) >= 20)
     slots = np.array([0] * 20 + [1] * 10)
     history, model = _history(values, slots), NoiseModel()
-    assert model.contrast(history, 0, 0, 1).gain > 0.04
+    assert model.contrast(history, 0, 0, 1, NONE).gain > 0.04
     assert not model.agrees(history, 0, 0, 1, 0.05), "the incumbent has not run since"
     slots[[22, 25, 28]] = 0
     assert not model.agrees(_history(values, slots), 0, 0, 1, 0.05)
@@ -85,11 +84,19 @@ def test_a_network_that_changes_when_a_trial_begins_is_no_gain() -> None:
 
 
 def test_of_what_was_not_measured_nothing_is_known() -> None:
-    model = NoiseModel()
-    model.noise = SharedNoise(1.0, 0.5)
+    model, noise = NoiseModel(), SharedNoise(1.0, 0.5)
     history = _history(np.zeros(5), np.zeros(5, np.int64))
-    assert model.contrast(history, 0, 0, 7) == UNKNOWN
-    assert model.contrast(history, 99, 0, 1) == UNKNOWN
+    assert model.contrast(history, 0, 0, 7, noise) == UNKNOWN
+    assert model.contrast(history, 99, 0, 1, noise) == UNKNOWN
+
+
+def test_a_network_that_keeps_changing_is_expected_to() -> None:
+    model = NoiseModel()
+    model.network_changed(100)
+    assert model.at(101) == NONE
+    model.network_changed(150)
+    assert model.at(151) == CHANGING
+    assert model.at(301) == NONE
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=200))

@@ -53,6 +53,7 @@ class Evidence:
     def __init__(self, noise: NoiseModel | None = None) -> None:
         self.noise = noise or NoiseModel()
         self.history = UnitHistory()
+        self._newest_step = 0
         self._index: dict[tuple[int, Candidate], int] = {}
         self.candidates: list[Candidate] = []
         self._of_key: dict[int, list[int]] = {}
@@ -196,8 +197,9 @@ class Evidence:
     def contrast(self, first: int, second: int) -> Contrast:
         """By how much (log) the second slot of a key is faster than the first."""
         key = int(self.key[first])
-        if self.noise.noise != NONE:
-            return self.noise.contrast(self.history, key, first, second)
+        noise = self.noise.at(self._newest_step)
+        if noise != NONE:
+            return self.noise.contrast(self.history, key, first, second, noise)
         n_first, n_second = self.units(first), self.units(second)
         pairs = n_first * n_second / (n_first + n_second) if n_first and n_second else 0.0
         gain = self.log_us(first) - self.log_us(second)
@@ -235,6 +237,7 @@ class Evidence:
 
     def _add_step(self, step: int, slots: Ints, counts: Ints, sums: Floats, centre: Floats) -> None:
         """One step's calls of distinct slots: how many each, and the sum of their deviations from `centre`."""
+        self._newest_step = max(self._newest_step, step)
         keys, first = np.unique(self.key[slots], return_index=True)
         self.history.add(keys, slots[first], step, counts[first], (centre + sums / counts)[first])
         stale = (self._open_calls[slots] > 0) & (self._open_step[slots] != step)

@@ -10,6 +10,7 @@ steps says most about their difference.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -58,9 +59,12 @@ CHOICES: Final = (NONE, *(SharedNoise(size, reach) for reach in REACHES for size
 
 CHANGING: Final = SharedNoise(3.0, 0.95)
 """What a network is compared by that may have changed just now."""
-TURNS_BETWEEN: Final = 1
-"""So often at least the incumbent must have run since a trial began."""
+RUN_BEFORE: Final = 0.5
+"""The incumbent must have run after so much of the trial."""
 AGREES: Final = 0.5
+RESTLESS_CHANGES: Final = 2
+RESTLESS_STEPS: Final = 200
+"""A network that changed so often within so many steps is restless."""
 
 
 class Units(NamedTuple):
@@ -174,6 +178,8 @@ class NoiseModel:
 
     def __init__(self) -> None:
         self.noise = NONE
+        """What the keys' units say, between changes of the network."""
+        self._changed_at: deque[int] = deque(maxlen=RESTLESS_CHANGES)
         self._scores: dict[int, tuple[float, Floats, Floats]] = {}
         """By key: its units when it was asked, log likelihood and variance of a unit by choice."""
         self._next = 0
@@ -184,6 +190,15 @@ class NoiseModel:
         at = CHOICES.index(self.noise)
         known = [variances[at] for _, _, variances in self._scores.values()]
         return float(np.mean(known)) if known else PRIOR_SIGMA**2
+
+    def network_changed(self, step: int) -> None:
+        """Evidence is gathered afresh."""
+        self._changed_at.append(step)
+
+    def at(self, step: int) -> SharedNoise:
+        """What settings are compared by: a network that keeps changing is expected to."""
+        is_restless = len(self._changed_at) == RESTLESS_CHANGES and step - self._changed_at[0] < RESTLESS_STEPS
+        return CHANGING if is_restless and self.noise == NONE else self.noise
 
     def ask(self, history: UnitHistory, keys: Sequence[int]) -> None:
         """Ask the next of `keys` that has measured more since it was asked."""
@@ -212,19 +227,19 @@ class NoiseModel:
         The network may have changed just now, while the second was on trial and the first was not.
         """
         units = history.of(key)
-        began = units.steps[units.slots == second]
-        if not len(began) or np.count_nonzero(units.steps[units.slots == first] > began[0]) < TURNS_BETWEEN:
+        here, there = units.steps[units.slots == first], units.steps[units.slots == second]
+        if not len(here) or np.count_nonzero(there < here[-1]) < RUN_BEFORE * len(there):
             return False
         return _contrast(_fit(units, CHANGING), self.variance, first, second).gain > AGREES * gain
 
-    def contrast(self, history: UnitHistory, key: int, first: int, second: int) -> Contrast:
-        """By how much the second slot of a key is faster than the first."""
+    def contrast(self, history: UnitHistory, key: int, first: int, second: int, noise: SharedNoise) -> Contrast:
+        """By how much the second slot of a key is faster than the first, if `noise` is what steps share."""
         if key >= len(history.n_units) or not history.n_units[key]:
             return UNKNOWN
-        stamp = self.noise, *history.stamp(key)
+        stamp = noise, *history.stamp(key)
         known = history.fits.get(key)
         if known is None or known[0] != stamp:
-            known = history.fits[key] = stamp, _fit(history.of(key), self.noise)
+            known = history.fits[key] = stamp, _fit(history.of(key), noise)
         return _contrast(known[1], self.variance, first, second)
 
 
