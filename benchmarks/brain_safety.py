@@ -91,8 +91,9 @@ def least_steps(n_known: int, slowdown_log: float, false_alarms: float, power: f
 
 
 def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
-    """Two promotions come together, one of them slows steps down by 2 %: steps until the first withdrawal, slow
-    steps in all (withdrawn settings come back one by one), and whether the good one is there in the end.
+    """Two promotions come together, one of them slows steps down by 2 %: steps until the first withdrawal where
+    none came before it was promoted, slow steps in all (those of its trials, too; withdrawn settings come back one by
+    one), and whether the good one is there in the end.
     """
     noise = f"at_{100 * step_noise:g}_percent_noise"
     delays: list[float] = []
@@ -108,23 +109,24 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
             compute_us=100_000.0,
         )
         brain = make_brain(world)
-        n_slow, since, base_us = 0, None, world.compute_us
+        n_slow, since, delay, base_us = 0, None, None, world.compute_us
         for step in range(120):
             promoted = any(s.incumbent != BASELINE for s in brain._states if s.key.collective is GATHER)
             runs = any(row.collective is GATHER for row in world.plan.rows)
             world.compute_us = base_us * (1.02 if runs else 1.0)
             if promoted and runs and since is None:
                 since = step
-            n_slow += runs and since is not None
+            n_slow += runs
             play(world, brain, 1)
-            if since is not None and len(delays) <= seed and any("steps became" in d.reason for d in brain.decisions()):
-                delays.append(step + 1 - since)
-        if len(delays) <= seed:
-            delays.append(120)
+            if since is not None and delay is None and any("steps became" in d.reason for d in brain.decisions()):
+                delay = step + 1 - since
+        if since is not None:
+            delays.append(120 if delay is None else delay)
         kept.append(n_slow)
         good += any(s.incumbent != BASELINE for s in brain._states if s.key.collective is SCATTER)
     yield Result(f"slow_promotion_withdrawn_after_median_{noise}", median(delays), "steps", "<= 10")
     yield Result(f"slow_promotion_withdrawn_after_p90_{noise}", float(np.quantile(delays, 0.9)), "steps", "<= 10")
+    yield Result(f"withdrawn_before_it_is_promoted_{noise}", 100 * (1 - len(delays) / n_runs), "% of runs")
     yield Result(f"slow_steps_in_all_median_{noise}", median(kept), "of 120 steps")
     yield Result(f"good_promotion_kept_beside_it_{noise}", 100 * good / n_runs, "% of runs")
 

@@ -150,27 +150,27 @@ def test_windows_of_its_trials_that_become_known_late_count_as_well() -> None:
     assert any(first is not None for first, _ in alarms)
 
 
-def test_a_slow_promotion_of_a_young_job_is_withdrawn_soon_though_other_trials_at_its_key_were_as_slow() -> None:
+def test_what_slows_steps_of_a_young_job_down_is_withdrawn_soon_though_other_trials_at_its_key_were_as_slow() -> None:
     """Whatever NCCL does not choose itself slows steps: windows of other trials are no yardstick."""
-    n_slow = []
+    n_slow, ends_well, was_withdrawn = [], [], []
     for seed in range(12):
         world = _world(seed=200 + seed, step_noise=0.01)
         world.calls = [call for call in world.calls if call.message_bytes == 1 << 17]
         brain = make_brain(world)
-        base_us, since, reasons = world.compute_us, None, ""
-        while "steps became" not in reasons and world.step < 120:
+        base_us, slow_steps = world.compute_us, 0
+        for _ in range(120):
             runs = any(row.collective is Collective.all_gather for row in world.plan.rows)
-            is_promoted = any(
-                s.incumbent != BASELINE for s in brain._states if s.key.collective is Collective.all_gather
-            )
-            since = world.step if since is None and runs and is_promoted else since
+            slow_steps += runs
             world.compute_us = base_us * (1.02 if runs else 1.0)
             play(world, brain, 1)
-            reasons = " ".join(decision.reason for decision in brain.decisions())
-        assert since is not None
-        n_slow.append(world.step - since)
-    assert np.median(n_slow) <= 5
-    assert np.quantile(n_slow, 0.9) <= 10
+        incumbents = {state.key.collective: state.incumbent for state in brain._states}
+        ends_well.append(incumbents[Collective.all_gather] == BASELINE)
+        was_withdrawn.append(any("slower with it" in decision.reason for decision in brain.decisions()))
+        n_slow.append(slow_steps)
+    assert np.mean(was_withdrawn) >= 0.9
+    assert np.mean(ends_well) >= 0.9
+    assert np.median(n_slow) <= 15
+    assert np.quantile(n_slow, 0.9) <= 30
 
 
 def test_a_promotion_that_slows_training_down_is_rolled_back() -> None:

@@ -98,6 +98,8 @@ class Policy:
         self.leads: dict[int, KeyState] = {}
         """Keys that have a lead, by index, those judged longest ago first."""
         self._turns = Turns()
+        self._paused: frozenset[int] = frozenset()
+        self._pause_changed: set[int] = set()
         self._untold = Untold(settings.catastrophic_ratio)
         self._next_key = 0
         self.has_settled = False
@@ -172,10 +174,14 @@ class Policy:
         if self.budget.remaining_us < 0:
             paid = pays_back(self.trials.values(), self.leads.values(), evidence, self.doubted_us)
         changed = self._turns.take(risks_us, self.budget.remaining_us, may_lead=may_lead, pays_back=paid)
+        changed |= self._pause_changed
+        self._pause_changed = set()
         return {index: self.runs(states[index]) for index in changed}
 
     def runs(self, state: KeyState) -> Candidate:
         """The setting of one key in this window."""
+        if state.index in self._paused:
+            return state.incumbent
         if state.trial is not None and self._turns.is_trials(state.index):
             return state.trial
         return state.usual if self._turns.is_leads(state.index) else state.incumbent
@@ -188,6 +194,7 @@ class Policy:
             if state.trial is not None
             and not state.is_trusted
             and self._turns.is_trials(state.index)
+            and state.index not in self._paused
             and not evidence.has_measured(state.index, state.trial)
         ]
 
@@ -199,11 +206,18 @@ class Policy:
 
     def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys this window tries something that nothing has spoken for yet."""
-        return self._turns.explored()[:n_keys]
+        explored = self._turns.explored()[:n_keys]
+        explored[[index for index in self._paused if index < n_keys]] = False
+        return explored
 
     def verified(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
         return self._turns.verified()[:n_keys]
+
+    def pause(self, keys: frozenset[int]) -> None:
+        """Show the incumbents at these keys alone, and judge nothing there, until it is known what steps make of it."""
+        self._pause_changed |= keys ^ self._paused
+        self._paused = keys
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
@@ -269,6 +283,15 @@ class Policy:
             self.end_lead(state)
         self._report(Event(state, state.incumbent, "rollback" if ban else "keep", f"{candidate}: {reason}"))
 
+    def withdraw(self, state: KeyState, candidate: Candidate, reason: str, quiet_until: int) -> None:
+        """Steps speak against what is on trial or leads: it is banned, and nothing is tried there for a while."""
+        state.banned[candidate] = reason
+        state.quiet_until = quiet_until
+        self.end_trial(state)
+        if candidate == state.lead:
+            self.end_lead(state)
+        self._report(Event(state, state.incumbent, "rollback", f"{candidate}: {reason}"))
+
     # ---- inside ---------------------------------------------------------------------------------------
 
     @staticmethod
@@ -280,7 +303,7 @@ class Policy:
 
     def _settle(self, state: KeyState, evidence: Evidence) -> None:
         trial = state.trial
-        if trial is None:
+        if trial is None or state.index in self._paused:
             return
         verdict, gain, half = judge(
             evidence,
@@ -309,7 +332,7 @@ class Policy:
 
     def _settle_lead(self, state: KeyState, evidence: Evidence) -> None:
         lead = state.lead
-        if lead is None:
+        if lead is None or state.index in self._paused:
             return
         verdict, gain, half = judge_lead(
             evidence, state, false_promotion=self.settings.false_promotion, min_gain=self.settings.min_gain

@@ -20,6 +20,7 @@ from tuner.policy.plans import PlanBook, PlanInForce
 from tuner.policy.step_trial import Variant
 from tuner.policy.trial import KeyState
 from tuner.policy.variants import Variants
+from tuner.policy.watched_trials import WatchedTrials
 
 RECENT_STEPS: Final = 120
 RETURN_WATCH_STEPS: Final = 20
@@ -69,6 +70,7 @@ class Oversight:
         self._guard = Guard()
         self._pace = Pace()
         self._variants = Variants(policy, plans, report)
+        self._watched = WatchedTrials(policy, plans, REST_STEPS)
         self._promotions: list[Promotion] = []
         self._withdrawn: list[Promotion] = []
         self._suspects: list[list[Promotion]] = []
@@ -97,11 +99,12 @@ class Oversight:
     @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.is_comparing or len(self._recent) < steps_to_know(self._variants.noise)
+        return self.is_comparing or self._watched.is_asking or len(self._recent) < steps_to_know(self._variants.noise)
 
     def reset(self) -> None:
         """The network's regime changed: all that steps and calls said is asked for anew."""
         self.reset_yardstick()
+        self._watched.reset()
         self._suspects, self._withdrawn = [], []
 
     def reset_yardstick(self) -> None:
@@ -167,6 +170,8 @@ class Oversight:
                 if in_force is not None:
                     self._follow_pace(in_force, step.step, duration_us, states)
                     self._variants.learn(step, duration_us, states, evidence)
+            if in_force is not None and in_force.variant is None and not self._variants.is_on_trial:
+                is_urgent |= self._watched.step(in_force, step.step, step.duration_us, known_extra_us, states, evidence)
             if self._variants.is_on_trial and in_force is not None:
                 is_urgent |= self._variants.judge(in_force, duration_us, step.step, states, evidence)
                 continue
@@ -199,7 +204,7 @@ class Oversight:
     def consider_variants(self, states: list[KeyState], evidence: Evidence, step: int) -> None:
         """Once the keys have settled, let variants of the whole plan compete on step time."""
         step_us = float(np.median([us for _, us in self._recent])) if self._recent else math.inf
-        is_guarding = self._guard.is_watching or self.n_promotions > self._n_adopted
+        is_guarding = self._guard.is_watching or self._watched.is_asking or self.n_promotions > self._n_adopted
         self._variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
     # ---- inside ---------------------------------------------------------------------------------------
@@ -213,6 +218,7 @@ class Oversight:
             return
         newest = [*self._recent][-N_IN_A_ROW:]
         self.reset_yardstick()
+        self._watched.pace_changed()
         self._recent.extend(newest)
         words = f"training's own pace changed: steps take {math.exp(shift):.2f} times as long with the same settings"
         self._report(Event(states[0], states[0].incumbent, "pace", words, step))

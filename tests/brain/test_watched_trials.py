@@ -1,0 +1,158 @@
+"""What shows in step time alone is found out while it is on trial or leads; what slows nothing down is left alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from agent.nccl import fabric
+from store.records import BASELINE, Candidate, Collective, Phase, StepRecord
+from tuner.policy.exploration_watch import ExplorationWatch, Slow
+
+ALONE = [Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 23)] * 4
+NINE = [
+    Call(collective, phase, n_bytes)
+    for collective, phase in (
+        (Collective.all_gather, Phase.forward_gather),
+        (Collective.all_gather, Phase.backward_gather),
+        (Collective.reduce_scatter, Phase.gradient_scatter),
+    )
+    for n_bytes in (1 << 19, 3 << 20, 1 << 23)
+    for _ in range(2)
+]
+
+
+@dataclass
+class SlowInSecret(World):
+    """What NCCL would not choose takes 1 % less in calls, and slows whole steps down where all calls run it."""
+
+    slow: float = 0.0
+    n_slow: int = 0
+    lost: float = 0.0
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        _, ran = super().truth(call, candidate)
+        return 300.0 * (1.0 if ran == self.setting(call, BASELINE) else 0.99), ran
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        share = np.mean([self.truth(call, self.chosen(call))[0] < 300.0 for call in self.calls])
+        block, record = super().run_step()
+        self.n_slow += bool(share)
+        self.lost += self.slow * float(share)
+        return block, msgspec.structs.replace(record, duration_us=record.duration_us * (1.0 + self.slow * float(share)))
+
+
+def _job(calls: list[Call], slow: float, seed: int) -> SlowInSecret:
+    place = fabric.load("h100_node").communicator(range(8))
+    compute_us = 250.0 * len(calls)
+    return SlowInSecret("h100_node", place, calls, noise=0.05, compute_us=compute_us, seed=seed, slow=slow)
+
+
+@pytest.mark.parametrize(("slow", "most_steps", "most_lost"), [(0.5, 20, 0.008), (0.1, 25, 0.003), (0.03, 150, 0.004)])
+def test_what_leads_by_its_calls_and_slows_steps_down_is_withdrawn(
+    slow: float, most_steps: int, most_lost: float
+) -> None:
+    world = _job(ALONE, slow, 10)
+    brain = make_brain(world)
+    play(world, brain, 800)
+    reasons = [decision.reason for decision in brain.decisions() if decision.kind == "rollback"]
+    assert any("compared in turns" in reason for reason in reasons)
+    assert world.n_slow <= most_steps
+    assert world.lost / 800 <= most_lost
+    assert 0.3 * world.lost <= brain.spent_percent / 100.0 * 800 <= 3.0 * world.lost + 1.0, "and it is charged"
+
+
+def test_several_keys_that_each_add_a_little_are_caught_together() -> None:
+    world = _job(NINE, 0.1, 10)
+    brain = make_brain(world)
+    play(world, brain, 500)
+    assert world.lost / 500 <= 0.012
+    assert any("more on trial at the same time" in decision.reason for decision in brain.decisions())
+
+
+def test_a_key_that_slowed_steps_down_rests_for_longer_each_time() -> None:
+    world = _job(ALONE, 0.1, 12)
+    brain = make_brain(world)
+    rests: list[int] = []
+    for _ in range(600):
+        play(world, brain, 1)
+        state = brain._states[0]
+        if state.n_withdrawn > len(rests):
+            rests.append(state.quiet_until - world.step)
+            assert state.lead is None
+            assert state.trial is None
+    assert len(rests) >= 2
+    assert all(180 < 100 * later / earlier < 220 for earlier, later in itertools.pairwise(rests))
+
+
+def test_where_no_step_is_slower_nothing_is_withdrawn() -> None:
+    for calls in (ALONE, NINE):
+        world = _job(calls, 0.0, 13)
+        brain = make_brain(world)
+        play(world, brain, 300)
+        assert not any("compared in turns" in decision.reason for decision in brain.decisions())
+
+
+# ---- the watch alone, over many seeds --------------------------------------------------------------------
+
+
+def _steps(kind: str, noise: float, rng: np.random.Generator, n: int) -> np.ndarray:
+    steps = 9.0 + rng.normal(0.0, noise, n)
+    if kind == "stragglers":
+        steps += 0.4 * (rng.random(n) < 0.02)
+    elif kind == "drift":
+        steps += 0.0003 * np.arange(n)
+    elif kind == "weather":
+        load = np.zeros(n)
+        for at in range(1, n):
+            load[at] = 0.95 * load[at - 1] + rng.normal(0.0, noise)
+        steps += load
+    elif kind == "pace":
+        steps += 0.1 * (np.arange(n) >= n // 2)
+    return steps
+
+
+def _watched(n_keys: int, steps: np.ndarray, slow: Callable[[int], float], rng: np.random.Generator) -> list[Slow]:
+    """Keys begin to lead after 20 steps, each with a turn of its incumbent now and then."""
+    watch, found = ExplorationWatch(), []
+    for at, log_us in enumerate(steps.tolist()):
+        runs = {key: key for key in range(n_keys) if at >= 20 + 3 * key and rng.random() < 0.9}
+        runs = {name: key for name, key in runs.items() if key not in watch.paused}
+        slow_now = watch.step(log_us + sum(slow(name) for name in runs), runs)
+        if slow_now is not None:
+            found.append(slow_now)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["noise", "stragglers", "drift", "weather", "pace"])
+@pytest.mark.parametrize("noise", [0.005, 0.05])
+def test_false_alarms_are_rare_whatever_steps_do_by_themselves(kind: str, noise: float) -> None:
+    n_false = 0
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        n_keys = 1 + seed % 5
+        n_false += len(_watched(n_keys, _steps(kind, noise, rng, 250), lambda name: 0.0, rng))
+    assert n_false <= 1
+
+
+@pytest.mark.parametrize(("slowdown", "most_with"), [(0.3, 6), (0.1, 6), (0.03, 30)])
+def test_the_one_that_slows_steps_down_is_found_among_others(slowdown: float, most_with: int) -> None:
+    blamed: list[list[int]] = []
+    culprit = math.log1p(slowdown)
+    n_with: list[int] = []
+    for seed in range(20):
+        rng = np.random.default_rng(100 + seed)
+        found = _watched(4, _steps("noise", 0.01, rng, 150), lambda name: culprit * (name == 2), rng)
+        assert found
+        blamed.append(found[0].names)
+        n_with.append(found[0].n_with)
+    assert np.mean([2 in names for names in blamed]) >= 0.95
+    assert np.mean([len(names) for names in blamed]) <= 2.0, "and few others with it"
+    assert np.median(n_with) <= most_with
