@@ -20,7 +20,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "brain"))
 
-from brain_world import Call, OverlappedWorld, Unsteady, World, decided, make_brain, play
+from brain_world import (
+    ALONE,
+    NINE,
+    Call,
+    OverlappedWorld,
+    Unsteady,
+    World,
+    decided,
+    make_brain,
+    play,
+    secretly_slow_job,
+)
 from reporting import Result, report
 
 from agent.nccl import fabric
@@ -275,6 +286,30 @@ def in_training(n_steps: int) -> Iterator[Result]:
     yield Result("few_sms_budget_spent", brain.spent_percent, "% of step time", "<= 1")
 
 
+def secretly_slow(n_runs: int) -> Iterator[Result]:
+    """Jobs in which everything but NCCL's choice takes 1 % less in calls and makes steps slower: what 1,200 steps lose
+    by that, and how many run slower. With one key, and with nine that add as much in all.
+    """
+    n_steps = 1200
+    for name, calls, slowdowns in (("one_key", ALONE, (0.5, 0.1, 0.03, 0.0)), ("nine_keys", NINE, (0.1, 0.03, 0.0))):
+        for slow in slowdowns:
+            lost, n_slow, n_withdrawn = [], [], 0
+            for seed in range(20, 20 + n_runs):
+                world = secretly_slow_job(calls, slow, seed)
+                brain = make_brain(world)
+                play(world, brain, n_steps)
+                lost.append(100.0 * world.lost / n_steps)
+                n_slow.append(world.n_slow)
+                n_withdrawn += any("compared in turns" in decision.reason for decision in brain.decisions())
+            which = f"{name}_{100 * slow:g}_percent"
+            if not slow:
+                yield Result(f"withdrawn_for_nothing@{which}", 100 * n_withdrawn / n_runs, "% of jobs", "<= 1")
+                continue
+            yield Result(f"lost_in_secret@{which}", float(np.mean(lost)), "% of step time", "<= 0.5")
+            yield Result(f"lost_in_secret_worst@{which}", max(lost), "% of step time", "<= 1")
+            yield Result(f"slow_steps@{which}", median(n_slow), f"of {n_steps} steps")
+
+
 def warm_start() -> Iterator[Result]:
     """Explored calls of the first, second and third job on one fabric, and what share of the gain each ends with."""
     for name in ("ethernet_boxes", "h100_node"):
@@ -323,6 +358,7 @@ def main() -> None:
         *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
         *shared_noise(2 if arguments.quick else 10, 200 if arguments.quick else 600),
         *in_training(150 if arguments.quick else 300),
+        *secretly_slow(1 if arguments.quick else 6),
         *warm_start(),
     ]
     report("brain_safety", results, as_json=arguments.json)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from agent.nccl import cost_model, fabric
@@ -204,6 +205,47 @@ class OverlappedWorld(World):
         exposed_us, slowed_us = sum(exposed for exposed, _ in costs), sum(slowed for _, slowed in costs)
         computed_us = (self.compute_us + slowed_us) * math.exp(self.rng.normal(0.0, self.step_noise))
         return block, StepRecord(record.step, record.epoch, computed_us + exposed_us, exposed_us, self.memory_pressure)
+
+
+@dataclass
+class SlowInSecret(World):
+    """What NCCL would not choose takes 1 % less in calls, and slows whole steps down where all calls run it."""
+
+    slow: float = 0.0
+    n_slow: int = 0
+    lost: float = 0.0
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        _, ran = super().truth(call, candidate)
+        return 300.0 * (1.0 if ran == self.setting(call, BASELINE) else 0.99), ran
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        share = np.mean([self.truth(call, self.chosen(call))[0] < 300.0 for call in self.calls])
+        block, record = super().run_step()
+        self.n_slow += bool(share)
+        self.lost += self.slow * float(share)
+        return block, msgspec.structs.replace(record, duration_us=record.duration_us * (1.0 + self.slow * float(share)))
+
+
+ALONE = [Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 23)] * 4
+NINE = [
+    Call(collective, phase, n_bytes)
+    for collective, phase in (
+        (Collective.all_gather, Phase.forward_gather),
+        (Collective.all_gather, Phase.backward_gather),
+        (Collective.reduce_scatter, Phase.gradient_scatter),
+    )
+    for n_bytes in (1 << 19, 3 << 20, 1 << 23)
+    for _ in range(2)
+]
+"""Calls of a step with one key, and with nine."""
+
+
+def secretly_slow_job(calls: list[Call], slow: float, seed: int) -> SlowInSecret:
+    """What is the fastest by its calls is the slowest for training."""
+    place = fabric.load("h100_node").communicator(range(8))
+    compute_us = 250.0 * len(calls)
+    return SlowInSecret("h100_node", place, calls, noise=0.05, compute_us=compute_us, seed=seed, slow=slow)
 
 
 def make_brain(world: World, knowledge: Knowledge | None = None, settings: BrainSettings | None = None) -> Brain:

@@ -5,61 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
+from brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
 
-from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, Phase, StepRecord
 from tuner.policy.exploration_watch import ExplorationWatch, Slow
-
-ALONE = [Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 23)] * 4
-NINE = [
-    Call(collective, phase, n_bytes)
-    for collective, phase in (
-        (Collective.all_gather, Phase.forward_gather),
-        (Collective.all_gather, Phase.backward_gather),
-        (Collective.reduce_scatter, Phase.gradient_scatter),
-    )
-    for n_bytes in (1 << 19, 3 << 20, 1 << 23)
-    for _ in range(2)
-]
-
-
-@dataclass
-class SlowInSecret(World):
-    """What NCCL would not choose takes 1 % less in calls, and slows whole steps down where all calls run it."""
-
-    slow: float = 0.0
-    n_slow: int = 0
-    lost: float = 0.0
-
-    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
-        _, ran = super().truth(call, candidate)
-        return 300.0 * (1.0 if ran == self.setting(call, BASELINE) else 0.99), ran
-
-    def run_step(self) -> tuple[np.ndarray, StepRecord]:
-        share = np.mean([self.truth(call, self.chosen(call))[0] < 300.0 for call in self.calls])
-        block, record = super().run_step()
-        self.n_slow += bool(share)
-        self.lost += self.slow * float(share)
-        return block, msgspec.structs.replace(record, duration_us=record.duration_us * (1.0 + self.slow * float(share)))
-
-
-def _job(calls: list[Call], slow: float, seed: int) -> SlowInSecret:
-    place = fabric.load("h100_node").communicator(range(8))
-    compute_us = 250.0 * len(calls)
-    return SlowInSecret("h100_node", place, calls, noise=0.05, compute_us=compute_us, seed=seed, slow=slow)
 
 
 @pytest.mark.parametrize(("slow", "most_steps", "most_lost"), [(0.5, 20, 0.008), (0.1, 25, 0.003), (0.03, 150, 0.004)])
 def test_what_leads_by_its_calls_and_slows_steps_down_is_withdrawn(
     slow: float, most_steps: int, most_lost: float
 ) -> None:
-    world = _job(ALONE, slow, 10)
+    world = secretly_slow_job(ALONE, slow, 10)
     brain = make_brain(world)
     play(world, brain, 800)
     reasons = [decision.reason for decision in brain.decisions() if decision.kind == "rollback"]
@@ -70,7 +28,7 @@ def test_what_leads_by_its_calls_and_slows_steps_down_is_withdrawn(
 
 
 def test_several_keys_that_each_add_a_little_are_caught_together() -> None:
-    world = _job(NINE, 0.1, 10)
+    world = secretly_slow_job(NINE, 0.1, 10)
     brain = make_brain(world)
     play(world, brain, 500)
     assert world.lost / 500 <= 0.012
@@ -78,7 +36,7 @@ def test_several_keys_that_each_add_a_little_are_caught_together() -> None:
 
 
 def test_a_key_that_slowed_steps_down_rests_for_longer_each_time() -> None:
-    world = _job(ALONE, 0.1, 12)
+    world = secretly_slow_job(ALONE, 0.1, 12)
     brain = make_brain(world)
     rests: list[int] = []
     for _ in range(600):
@@ -94,7 +52,7 @@ def test_a_key_that_slowed_steps_down_rests_for_longer_each_time() -> None:
 
 def test_where_no_step_is_slower_nothing_is_withdrawn() -> None:
     for calls in (ALONE, NINE):
-        world = _job(calls, 0.0, 13)
+        world = secretly_slow_job(calls, 0.0, 13)
         brain = make_brain(world)
         play(world, brain, 300)
         assert not any("compared in turns" in decision.reason for decision in brain.decisions())

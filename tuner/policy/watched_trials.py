@@ -15,14 +15,14 @@ from tuner.policy.exploration_watch import ExplorationWatch, Slow
 from tuner.policy.plans import PlanBook, PlanInForce
 from tuner.policy.trial import KeyState
 
-UNKNOWN_EXTRA: Final = 0.05
-"""How much of a step (log) exploring may have cost where its measurements are late or lost."""
 EXTRA_IS_OFF: Final = 0.5
 """What calls say of that is off by as much of it: not every group is waited for alike."""
 
 
 MOST_OVER_USUAL: Final = 3.0
 """A step's own calls may say so many times as much as all of them."""
+SURELY_EXTRA: Final = 0.05
+"""Unless that is more of the step: no chance."""
 LEAST_LEFT: Final = 0.2
 """Share of a step that exploring cannot have cost."""
 
@@ -73,14 +73,14 @@ class WatchedTrials:
         True when a new plan is due at once.
         """
         explored = self._explored(in_force, states, evidence)
-        if extra_us is None:
-            off_us = UNKNOWN_EXTRA * duration_us if explored else 0.0
-        else:
-            # What calls took longer by chance they take less at other times, and that is not subtracted.
+        if extra_us is None and explored:
+            return False  # late or lost: what calls cost this step would pass for what they do not tell
+        extra_us = extra_us or 0.0
+        if extra_us < SURELY_EXTRA * duration_us:
+            # What calls take longer by chance they take less at other times, and that is not subtracted.
             extra_us = min(extra_us, MOST_OVER_USUAL * self._usual_extra_us(explored, evidence))
-            off_us = EXTRA_IS_OFF * extra_us
-        duration_us = max(duration_us - (extra_us or 0.0), LEAST_LEFT * duration_us)
-        doubt = off_us / duration_us
+        duration_us = max(duration_us - extra_us, LEAST_LEFT * duration_us)
+        doubt = EXTRA_IS_OFF * extra_us / duration_us
         before = self._watch.paused
         slow = self._watch.step(math.log(duration_us), explored, doubt)
         if slow is not None:
