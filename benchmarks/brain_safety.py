@@ -358,7 +358,7 @@ def main() -> None:
         *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
         *shared_noise(2 if arguments.quick else 10, 200 if arguments.quick else 600),
         *in_training(150 if arguments.quick else 300),
-        *secretly_slow(1 if arguments.quick else 6),
+        *secretly_slow(1 if arguments.quick else 3),
         *warm_start(),
     ]
     report("brain_safety", results, as_json=arguments.json)
