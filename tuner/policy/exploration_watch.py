@@ -56,6 +56,8 @@ MOST_OF_IT: Final = 0.5
 """A step with so much of what is suspected is one with it."""
 N_PLACES: Final = 48
 """With more keys some share what is known of them: what each does to a step is little, and work per step is bounded."""
+MOST_ALONE: Final = 32
+"""So many settings are suspected by themselves in one step; with more they take turns."""
 PATIENCE_STEPS: Final = 100
 """A pause that does not come about is over after so many steps."""
 
@@ -175,7 +177,9 @@ class ExplorationWatch:
         rests = any(self._n_steps < self._rests.get(self.keys[name], 0) for name in asked)
         best: list[int] = []
         predicted, limit, most = 0.0, 0.0, 1.0 if rests else ASKED / LIMIT_TOGETHER
-        for group, needed in [(asked, LIMIT_TOGETHER), *(([name], LIMIT_ALONE) for name in asked)]:
+        at = self._n_steps * MOST_ALONE % max(1, len(asked))
+        alone = [*asked[at:], *asked[:at]][:MOST_ALONE]
+        for group, needed in [(asked, LIMIT_TOGETHER), *(([name], LIMIT_ALONE) for name in alone)]:
             mean, doubt = self._effect(group)
             if group and mean > LEAST_SLOWDOWN and mean / (needed * doubt) > most:
                 best, predicted, limit, most = group, mean, needed, mean / (needed * doubt)

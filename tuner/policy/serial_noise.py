@@ -55,8 +55,6 @@ NONE: Final = SharedNoise(0.0, 0.0)
 REACHES: Final = (0.5, 0.8, 0.95, 0.99)
 SIZES: Final = (0.3, 1.0, 3.0, 10.0)
 CHOICES: Final = (NONE, *(SharedNoise(size, reach) for reach in REACHES for size in SIZES))
-
-
 CHANGING: Final = SharedNoise(3.0, 0.95)
 """What a network is compared by that may have changed just now."""
 RUN_BEFORE: Final = 0.5
