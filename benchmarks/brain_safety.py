@@ -24,6 +24,7 @@ from brain_world import (
     ALONE,
     NINE,
     Call,
+    NothingToGain,
     OverlappedWorld,
     Unsteady,
     World,
@@ -36,7 +37,7 @@ from reporting import Result, report
 
 from agent.nccl import fabric
 from store.database import Store
-from store.records import BASELINE, Candidate, Collective, Phase
+from store.records import BASELINE, Collective, Phase
 from tuner import trainer
 from tuner.brain import Brain
 from tuner.guard import Guard, steps_to_know
@@ -212,15 +213,6 @@ def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
         # What has been found since may have replaced something; nothing may be lost.
         back += brain.regime == 0 and bool((decided_us(world, brain) <= before).all())
     yield Result("old_regime_recognised_within_12_steps", 100 * back / n_runs, "% of runs")
-
-
-class NothingToGain(Unsteady):  # type: ignore[misc]  # tests are not typed here
-    """Every setting but NCCL's own choice takes 2 % longer."""
-
-    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
-        usual_us, usual = super().truth(call, BASELINE)
-        ran = self.setting(call, candidate)
-        return (usual_us if ran == usual else 1.02 * usual_us), ran
 
 
 def shared_noise(n_runs: int, n_steps: int) -> Iterator[Result]:

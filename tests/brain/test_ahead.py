@@ -126,13 +126,13 @@ def test_what_never_ran_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(one.algorithm, one.protocol) for one in guessed} <= ran
 
 
-def test_what_nccls_costs_say_of_the_two_sizes_is_taken_off() -> None:
+def test_what_nccls_costs_say_of_the_two_sizes_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """LL gains at small messages by its latency, and loses at large ones by its bandwidth."""
     _, brain = _freed(256 << 10)
     state, evidence = brain._states[0], brain._regimes.evidence
     state.lead = Candidate(Algorithm.ring, Protocol.ll, 16)
     default = Candidate(Algorithm.ring, Protocol.simple, 24)
-    brain._ahead._default_at = lambda *_, **__: default  # type: ignore[method-assign]
+    monkeypatch.setattr(brain._ahead, "_default_at", lambda *_, **__: default)
     slots = evidence.find(state.index, BASELINE), evidence.slot(state.index, state.lead)
     evidence.mean[slots[1]] = evidence.log_us(slots[0]) - 0.5
     evidence.n_units[slots[1]] = 8
@@ -192,9 +192,7 @@ def test_where_nccl_goes_over_to_another_algorithm_or_protocol_it_is_left_alone(
     ring, tree = Candidate(Algorithm.ring, Protocol.ll, 24), Candidate(Algorithm.tree, Protocol.ll, 24)
     slot = evidence.slot(state.index, tree)
     evidence.n_units[slot], evidence.mean[slot] = 8, evidence.log_us(evidence.find(state.index, BASELINE))
-    brain._ahead._default_at = (  # type: ignore[method-assign]
-        lambda _, n_bytes, **__: ring if n_bytes < changes_at else tree
-    )
+    monkeypatch.setattr(brain._ahead, "_default_at", lambda _, n_bytes, **__: ring if n_bytes < changes_at else tree)
     left = [row for row in brain._ahead._next_ones([state], brain._states, evidence) if row.candidate.is_baseline]
     assert [(row.min_bytes, row.max_bytes) for row in left] == [
         (changes_at - 1, size_class_floor(state.key.size_class + 4) - 1)
@@ -206,7 +204,7 @@ def test_nothing_is_guessed_against_what_never_ran(monkeypatch: pytest.MonkeyPat
     state, evidence = brain._states[0], brain._regimes.evidence
     monkeypatch.setattr(ahead, "DOUBTS", (-9.0, -9.0))
     default = Candidate(Algorithm.tree, Protocol.simple, 24)
-    brain._ahead._default_at = lambda *_, **__: default  # type: ignore[method-assign]
+    monkeypatch.setattr(brain._ahead, "_default_at", lambda *_, **__: default)
     assert all(row.candidate.is_baseline for row in brain._ahead._next_ones([state], brain._states, evidence))
     evidence.n_units[evidence.slot(state.index, default)] = 8
     assert not all(row.candidate.is_baseline for row in brain._ahead._next_ones([state], brain._states, evidence))

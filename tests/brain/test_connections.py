@@ -66,9 +66,8 @@ class ConnectingWorld(World):
         return block, msgspec.structs.replace(record, duration_us=record.duration_us + extra_us, exposed_us=exposed_us)
 
 
-def _world(n_calls: int = 1, **how: float) -> ConnectingWorld:
-    calls = [Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 23)] * n_calls
-    return ConnectingWorld("h100_node", PLACE, calls, compute_us=1_000.0, **how)  # type: ignore[arg-type]
+def _calls(n_calls: int = 1) -> list[Call]:
+    return [Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 23)] * n_calls
 
 
 @pytest.mark.parametrize("n_calls", [1, 3])
@@ -78,7 +77,16 @@ def test_what_is_twice_as_fast_is_had_although_its_first_call_is_slow(
     n_calls: int, connection_us: float, calls_show_it: bool
 ) -> None:
     for seed in (31, 32):
-        world = _world(n_calls, connection_us=connection_us, factor=0.5, calls_show_it=calls_show_it, seed=seed)
+        world = ConnectingWorld(
+            "h100_node",
+            PLACE,
+            _calls(n_calls),
+            compute_us=1_000.0,
+            connection_us=connection_us,
+            factor=0.5,
+            calls_show_it=calls_show_it,
+            seed=seed,
+        )
         brain = make_brain(world)
         play(world, brain, 500)
         assert world.lost_us
@@ -88,7 +96,7 @@ def test_what_is_twice_as_fast_is_had_although_its_first_call_is_slow(
 @pytest.mark.parametrize("calls_show_it", [True, False])
 def test_what_connecting_cost_is_charged(calls_show_it: bool) -> None:
     """Where there is nothing to gain, nothing pays it back, and it is overdrawn once."""
-    world = _world(calls_show_it=calls_show_it, seed=33)
+    world = ConnectingWorld("h100_node", PLACE, _calls(), compute_us=1_000.0, calls_show_it=calls_show_it, seed=33)
     brain = make_brain(world)
     play(world, brain, 400)
     assert world.lost_us == 20_000.0
@@ -99,7 +107,9 @@ def test_what_connecting_cost_is_charged(calls_show_it: bool) -> None:
 @pytest.mark.parametrize("n_calls", [1, 3])
 def test_what_the_first_step_of_a_job_connects_makes_nothing_else_seem_fast(n_calls: int) -> None:
     for seed in range(34, 38):
-        world = _world(n_calls, begins_connected=False, seed=seed)
+        world = ConnectingWorld(
+            "h100_node", PLACE, _calls(n_calls), compute_us=1_000.0, begins_connected=False, seed=seed
+        )
         world.calls += [Call(Collective.all_gather, Phase.forward_gather, 1 << 23)] * n_calls
         brain = make_brain(world)
         play(world, brain, 200)

@@ -8,7 +8,7 @@ from brain_world import Call, World, make_brain, play
 
 from agent.nccl import fabric
 from store.records import Collective, Phase
-from tuner.policy.posterior import Kinship, Settings, condition, covariance, variance_of
+from tuner.policy.posterior import Guess, Kinship, Known, Settings, condition, covariance, variance_of
 
 OCTAVES_OF_ALL = 5.0
 """32 channels."""
@@ -33,7 +33,8 @@ def _place(
 def _shift(target: Settings, measured: Settings, kinship: Kinship | None = None) -> float:
     """How far a guess follows another one that was off by 1 (log)."""
     one = np.ones(1)
-    mean, _ = condition(np.zeros(1), 0.5 * one, target, measured, 0.5 * one, one, 1e-4 * one, kinship or Kinship())
+    guess, known = Guess(target, np.zeros(1), 0.5 * one), Known(measured, 0.5 * one, one, 1e-4 * one)
+    mean, _ = condition(guess, known, kinship or Kinship())
     return float(mean[0])
 
 
@@ -62,9 +63,8 @@ def test_bandwidth_says_more_of_large_messages_and_latency_of_small_ones() -> No
 def test_a_cell_that_is_slow_in_one_collective_is_not_surely_slow_in_another() -> None:
     most_alike = Kinship(across=0.75)
     one = np.ones(1)
-    mean, std = condition(
-        np.zeros(1), 0.5 * one, _place(), _place(collective=1), 0.5 * one, one, 1e-4 * one, most_alike
-    )
+    guess, known = Guess(_place(), np.zeros(1), 0.5 * one), Known(_place(collective=1), 0.5 * one, one, 1e-4 * one)
+    mean, std = condition(guess, known, most_alike)
     assert mean[0] < 0.8
     assert std[0] > 0.3
 

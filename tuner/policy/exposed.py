@@ -49,7 +49,9 @@ class ExposedShare:
         self._learn()
 
     def _learn(self) -> None:
-        for step in [one for one in self._exposed_us if one < self._newest_step and one in self._calls_us]:
+        # Where calls or records are lost, only what came of the other kind piles up.
+        fewer, more = sorted((self._exposed_us, self._calls_us), key=len)
+        for step in [one for one in fewer if one < self._newest_step and one in more]:
             self._take(self._exposed_us.pop(step), self._calls_us.pop(step))
         for waiting in (self._calls_us, self._exposed_us):
             while len(waiting) > MOST_OPEN:

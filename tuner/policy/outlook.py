@@ -17,7 +17,7 @@ from tuner.features import CostPrior, Floats
 from tuner.policy.evidence import Evidence
 from tuner.policy.field import FieldBook
 from tuner.policy.places import Places
-from tuner.policy.posterior import Kinship, Settings, condition, condition_gains, kinship_of
+from tuner.policy.posterior import Guess, Kinship, Known, Settings, condition, condition_gains, kinship_of
 from tuner.policy.trial import KeyState
 
 MIN_TO_TUNE: Final = 12
@@ -27,9 +27,6 @@ the first calls tell it.
 """
 RETUNE_GROWTH: Final = 1.3
 """Places measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
-
-_Given = tuple[Floats, Floats, Settings, Settings, Floats, Floats, Floats, Kinship]
-"""Arguments of `condition`."""
 
 
 class Outlook:
@@ -60,7 +57,7 @@ class Outlook:
 
     def _given(
         self, state: KeyState, states: list[KeyState], evidence: Evidence
-    ) -> tuple[npt.NDArray[np.bool_], _Given]:
+    ) -> tuple[npt.NDArray[np.bool_], tuple[Guess, Known, Kinship]]:
         """Which options of `state` are available, and what their posterior follows from."""
         table = self.fields.of(state).table
         guess, std = table[:, 4], table[:, 5]
@@ -69,8 +66,8 @@ class Outlook:
         known = places.near(state, states, self.fields, evidence)
         collective = np.full(len(table), int(state.key.collective))
         guess = np.where(usable, guess + places.level(state), 0.0)
-        targets = Settings.of_table(table, collective, np.full(len(table), state.index))
-        return usable, (guess, std, targets, *known, self._kinship(places, state))
+        lie = Settings.of_table(table, collective, np.full(len(table), state.index))
+        return usable, (Guess(lie, guess, std), known, self._kinship(places, state))
 
     def kin(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> set[Candidate]:
         """What this job has measured at about the same message size in other phases of the collective."""
@@ -90,7 +87,7 @@ class Outlook:
                 known = places.spread_out(states, self.fields, evidence)
                 if len(known.residual):
                     owner = states[places.first_owner]
-                    places.kinship = kinship_of(*known, self._kinship(places, owner))
+                    places.kinship = kinship_of(known, self._kinship(places, owner))
                 return
 
     def leave(self, states: list[KeyState], evidence: Evidence) -> None:

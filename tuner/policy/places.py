@@ -7,7 +7,7 @@ than before the network changed for the first time.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
 from tuner.features import Floats, Ints
 from tuner.policy.evidence import Evidence
 from tuner.policy.field import N_COLUMNS, Field, FieldBook
-from tuner.policy.posterior import MAX_POINTS, Kinship, Settings
+from tuner.policy.posterior import MAX_POINTS, Kinship, Known, Settings
 from tuner.policy.trial import KeyState
 
 MAX_NEW_FIELDS: Final = 24
@@ -31,15 +31,6 @@ CARRIED_SHARE: Final = 0.4
 by this share of what has changed at the key. A change of the network is not the same for all settings.
 """
 _NO_SLOT: Final = -1
-
-
-class Known(NamedTuple):
-    """What was measured, as `condition` wants it."""
-
-    place: Settings
-    std: Floats
-    residual: Floats
-    noise_variance: Floats
 
 
 class Places:

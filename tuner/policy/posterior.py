@@ -66,6 +66,26 @@ class Settings(NamedTuple):
         return Settings._make(column[:1] for column in self)
 
 
+class Guess(NamedTuple):
+    """Starting guesses of log durations: where they lie, their means and standard deviations."""
+
+    place: Settings
+    mean: Floats
+    std: Floats
+
+
+class Known(NamedTuple):
+    """What was measured: where, and against which guesses."""
+
+    place: Settings
+    std: Floats
+    """Of the guess."""
+    residual: Floats
+    """Measured minus guessed."""
+    noise_variance: Floats
+    """Of the measured mean."""
+
+
 class Kinship(NamedTuple):
     """How errors of the starting guesses hang together on one machine."""
 
@@ -89,23 +109,21 @@ DOUBT_OF_CHOICE: Final = 1.5
 """What another value than the usual one must be worth in log likelihood."""
 
 
-def kinship_of(
-    measured: Settings, measured_std: Floats, residual: Floats, noise_variance: Floats, start: Kinship
-) -> Kinship:
+def kinship_of(known: Known, start: Kinship) -> Kinship:
     """The kinship under which the measured residuals are most likely, one property after the other from `start` on.
 
     How far guesses are off, and together with what else, is a property of the machine.
     """
-    scales = measured_std[:, None] * measured_std
-    noise = np.diag(noise_variance + 1e-9)
+    scales = known.std[:, None] * known.std
+    noise = np.diag(known.noise_variance + 1e-9)
     best = start
     for name, values in CHOICES:
         scored = []
         for value in values:
             kinship = best._replace(**{name: value})
-            errors = covariance(measured, measured, kinship) * scales
+            errors = covariance(known.place, known.place, kinship) * scales
             lower = np.linalg.cholesky(kinship.amplitude**2 * errors + kinship.common**2 + noise)
-            white = np.linalg.solve(lower, residual)
+            white = np.linalg.solve(lower, known.residual)
             score = -0.5 * float(white @ white) - float(np.log(np.diagonal(lower)).sum())
             scored.append((score - DOUBT_OF_CHOICE * (value != values[0]), kinship))
         best = max(scored)[1]
@@ -154,75 +172,38 @@ def variance_of(settings: Settings) -> Floats:
     return variance
 
 
-def condition(
-    prior_mean: Floats,
-    prior_std: Floats,
-    targets: Settings,
-    measured: Settings,
-    measured_std: Floats,
-    residual: Floats,
-    noise_variance: Floats,
-    kinship: Kinship,
-) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of the targets' log durations given measured residuals.
-
-    `residual` is measured minus starting guess, `measured_std` that guess's standard deviation and
-    `noise_variance` the variance of the measured mean. Shapes: targets [n], measured [m].
-    """
-    if not len(residual):
-        return prior_mean, prior_std
-    mean, std, cross, solved = _conditioned(
-        prior_mean, prior_std, targets, measured, measured_std, residual, noise_variance, kinship
-    )
-    variance = std**2 * variance_of(targets) + kinship.common**2 - np.einsum("ij,ji->i", cross, solved)
+def condition(guess: Guess, known: Known, kinship: Kinship) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of the log durations of what is guessed, [n], given what is known, [m]."""
+    if not len(known.residual):
+        return guess.mean, guess.std
+    mean, std, cross, solved = _conditioned(guess, known, kinship)
+    variance = std**2 * variance_of(guess.place) + kinship.common**2 - np.einsum("ij,ji->i", cross, solved)
     return mean, np.sqrt(np.maximum(variance, 1e-8))
 
 
-def condition_gains(
-    prior_mean: Floats,
-    prior_std: Floats,
-    targets: Settings,
-    measured: Settings,
-    measured_std: Floats,
-    residual: Floats,
-    noise_variance: Floats,
-    kinship: Kinship,
-) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of by how much (log) each target is faster than the first, given measured residuals.
+def condition_gains(guess: Guess, known: Known, kinship: Kinship) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of by how much (log) each of what is guessed is faster than the first, [n].
 
-    Arguments as of `condition`. What both are off together cancels out, so the gain is surer than the durations.
+    What both are off together cancels out, so the gain is surer than the durations.
     """
-    mean, std, cross, solved = _conditioned(
-        prior_mean, prior_std, targets, measured, measured_std, residual, noise_variance, kinship
-    )
-    first = targets.first()
-    own = std**2 * variance_of(targets) - np.einsum("ij,ji->i", cross, solved)
-    shared = covariance(first, targets, kinship)[0] * std[0] * std - cross[0] @ solved
+    mean, std, cross, solved = _conditioned(guess, known, kinship)
+    own = std**2 * variance_of(guess.place) - np.einsum("ij,ji->i", cross, solved)
+    shared = covariance(guess.place.first(), guess.place, kinship)[0] * std[0] * std - cross[0] @ solved
     variance = own[0] + own - 2.0 * shared
     return mean[0] - mean, np.sqrt(np.maximum(variance, 1e-8))
 
 
-def _conditioned(
-    prior_mean: Floats,
-    prior_std: Floats,
-    targets: Settings,
-    measured: Settings,
-    measured_std: Floats,
-    residual: Floats,
-    noise_variance: Floats,
-    kinship: Kinship,
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Mean of the targets, the standard deviations of their guesses, and what is needed for their covariance: that of
-    targets and measured residuals, shape [n, m], and by how much it is explained by the latter, [m, n].
+def _conditioned(guess: Guess, known: Known, kinship: Kinship) -> tuple[Floats, Floats, Floats, Floats]:
+    """Mean of what is guessed, the guesses' standard deviations, and what is needed for their covariance: that of
+    guesses and measured residuals, shape [n, m], and by how much it is explained by the latter, [m, n].
     """
-    prior_std = kinship.amplitude * prior_std
-    measured_std = kinship.amplitude * measured_std
-    inner = covariance(measured, measured, kinship) * (measured_std[:, None] * measured_std)
+    prior_std, measured_std = kinship.amplitude * guess.std, kinship.amplitude * known.std
+    inner = covariance(known.place, known.place, kinship) * (measured_std[:, None] * measured_std)
     inner += kinship.common**2
-    inner[np.diag_indices_from(inner)] += noise_variance + 1e-9
-    cross = covariance(targets, measured, kinship) * (prior_std[:, None] * measured_std) + kinship.common**2
-    solved = np.asarray(np.linalg.solve(inner, np.column_stack([residual, cross.T])), np.float64)
-    return prior_mean + cross @ solved[:, 0], prior_std, cross, solved[:, 1:]
+    inner[np.diag_indices_from(inner)] += known.noise_variance + 1e-9
+    cross = covariance(guess.place, known.place, kinship) * (prior_std[:, None] * measured_std) + kinship.common**2
+    solved = np.asarray(np.linalg.solve(inner, np.column_stack([known.residual, cross.T])), np.float64)
+    return guess.mean + cross @ solved[:, 0], prior_std, cross, solved[:, 1:]
 
 
 def _matern(distance: Floats) -> Floats:
