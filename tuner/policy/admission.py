@@ -41,6 +41,10 @@ PAYS_WITHIN: Final = 3.0
 """Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within so many times the
 steps that the job has run.
 """
+UNPAID_PAYS_WITHIN: Final = 0.2
+"""The same anywhere for as long as exploration has cost more than it has gained: perhaps nothing is to be gained. What
+promises most for what it may cost is tried first, the rest as the job turns out to be a long one.
+"""
 
 
 class Option(NamedTuple):
@@ -76,10 +80,8 @@ class Stakes(NamedTuple):
     """Calls that a trial may run before it can be withdrawn."""
     charged_share: float
     """Share of a call's extra time that the budget pays for."""
-    steps_at_risk: float
-    """Steps that a trial runs before it can be withdrawn."""
     pays_within_steps: float
-    """A trial must be expected to pay within so many; infinite where nothing is known of the key."""
+    """A trial must be expected to pay within so many; infinite where it need not."""
 
 
 def best_option(
@@ -112,7 +114,8 @@ def best_option(
     log_catastrophe = math.log(settings.catastrophic_ratio)
     improvement = expected_improvement(log_now - mean - settings.min_gain - least_gain, spread)
     exposed_us = duration_us * stakes.calls_at_risk * stakes.charged_share
-    risk_us = expected_excess(mean - log_now, spread) * exposed_us + once_us
+    excess = expected_excess(mean - log_now, spread)
+    risk_us = excess * exposed_us + once_us
     log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
     is_kin = np.array([option in kin for option in options])
     least_surprise = np.where(is_kin, math.log(KIN_SURPRISE), log_catastrophe)
@@ -123,10 +126,11 @@ def best_option(
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
     surely_slow = mean - spread - log_now > log_catastrophe
     is_worth_it = improvement >= settings.worthwhile
+    value = improvement
     if math.isfinite(stakes.pays_within_steps):
-        cost = np.maximum(mean - log_now, 0.0) * stakes.steps_at_risk
-        is_worth_it &= improvement * stakes.pays_within_steps >= cost
-    order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
+        value = improvement * stakes.pays_within_steps * stakes.calls_per_step - excess * stakes.calls_at_risk
+        is_worth_it &= value >= 0
+    order = [int(index) for index in np.argsort(-value) if is_worth_it[index]]
     waits_for_credit = False
     for index in sorted(order, key=lambda index: options[index] in ties):
         if surely_slow[index] or not may_try(options[index]):

@@ -15,7 +15,7 @@ at for a new one; the others wait for a later window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -23,15 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
-from tuner.features import Floats
-from tuner.policy.admission import PAYS_WITHIN, Option, Room, Stakes, best_option
+from tuner.policy.admission import PAYS_WITHIN, UNPAID_PAYS_WITHIN, Option, Room, best_option
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
-from tuner.policy.exposed import ExposedShare
-from tuner.policy.keys import Traffic
 from tuner.policy.memory import MemoryGate
 from tuner.policy.outlook import Outlook
 from tuner.policy.overdrawn import pays_back
+from tuner.policy.price import Price
 from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import MAX_TRIAL_UNITS, NO_HOPE, KeyState, Verdict, judge, judge_lead, odds
 from tuner.policy.turns import Turns
@@ -81,16 +79,7 @@ class Policy:
         self.budget = budget
         self.memory = memory
         self._report = report
-        self.exposed = ExposedShare()
-        self.steps_at_risk = settings.steps_per_window
-        """Steps that a setting runs before it can be withdrawn."""
-        self.first_steps_at_risk = settings.steps_per_window
-        """Steps that a setting runs before anything is known of it."""
-        self.connection_us = 0.0
-        """What training waits for an algorithm to be connected, as far as this job has seen that."""
-        self.doubted_us: Mapping[int, float] = {}
-        """Slots of which a single call was slow, and what it cost: another one would cost as much."""
-        self.traffic = Traffic.empty()
+        self.price = Price(settings.steps_per_window)
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
         self.trials: dict[int, KeyState] = {}
@@ -105,16 +94,6 @@ class Policy:
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
         self._waits_for_credit: set[int] = set()
-
-    @property
-    def exposed_share(self) -> float:
-        """Share of communication time that computation waits for."""
-        return self.exposed.share
-
-    @property
-    def charged_share(self) -> float:
-        """Share of a collective's extra time that the budget pays for: what is waited for, and a little more."""
-        return min(1.0, self.exposed_share + 0.1)
 
     @property
     def waits_for_credit(self) -> bool:
@@ -158,12 +137,13 @@ class Policy:
             self.leads[state.index] = self.leads.pop(state.index)
             self._settle_lead(state, evidence)
         self.has_settled = False
-        for state in self._untold.review(evidence, lambda one: bool(self.traffic.is_expected[one.index])):
+        for state in self._untold.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
             self.end_trial(state)
         self.outlook.retune(states, evidence)
+        self.budget.save(self.price.saved_us(states, evidence))
         evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
         newest = islice(reversed(self.trials.values()), MAX_JUDGED)
-        risks_us = {state.index: self._risk_us(state, evidence) for state in newest if not state.is_trusted}
+        risks_us = {state.index: self.price.window_us(state, evidence) for state in newest if not state.is_trusted}
         if may_start:
             running_us = sum(risks_us.values()) + self._untold.reserved_us
             risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us) - running_us
@@ -172,7 +152,7 @@ class Policy:
                 self._start_trials(states, evidence, step, risk_left_us, room_us)
         paid: list[int] = []
         if self.budget.remaining_us < 0:
-            paid = pays_back(self.trials.values(), self.leads.values(), evidence, self.doubted_us)
+            paid = pays_back(self.trials.values(), self.leads.values(), evidence, self.price.doubted_us)
         changed = self._turns.take(risks_us, self.budget.remaining_us, may_lead=may_lead, pays_back=paid)
         changed |= self._pause_changed
         self._pause_changed = set()
@@ -362,7 +342,7 @@ class Policy:
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
         for offset in range(len(states)):
             state = states[(self._next_key + offset) % len(states)]
-            if state.trial is not None or step < state.quiet_until or not self.traffic.is_expected[state.index]:
+            if state.trial is not None or step < state.quiet_until or not self.price.traffic.is_expected[state.index]:
                 n_quiet += 1
                 continue
             incumbent = evidence.find(state.index, state.incumbent)
@@ -403,27 +383,23 @@ class Policy:
         if incumbent is None:
             return None
         usual = evidence.find(state.index, state.usual)
-        pays_within_steps = PAYS_WITHIN * self.budget.n_steps if state.is_known else math.inf
+        pays_within = PAYS_WITHIN if state.is_known else math.inf
+        if not self.budget.is_paid:
+            pays_within = UNPAID_PAYS_WITHIN
         options = self.outlook.fields.of(state).options
         found, waits_for_credit = best_option(
             options,
             opinion,
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
-            Stakes(
-                float(self.traffic.per_step[state.index]),
-                self.traffic.calls_in(state.index, self.first_steps_at_risk),
-                self.charged_share,
-                self.first_steps_at_risk,
-                pays_within_steps,
-            ),
+            self.price.stakes(state, pays_within * self.budget.n_steps),
             Room(risk_left_us, room_us, self.budget.earned_in_us(1)),
             self.settings,
             lambda candidate: self._may_try(state, candidate),
             {*state.ties, *state.retired},
             self.memory.least_gain(options, state.n_channels),
             self.outlook.kin(state, states, evidence),
-            self._connection_us(state, options),
+            self.price.connections_us([self._is_new(state, option) for option in options]),
         )
         (self._waits_for_credit.add if waits_for_credit else self._waits_for_credit.discard)(state.index)
         return found
@@ -450,8 +426,11 @@ class Policy:
         self.memory.take_back()
 
     def _would_connect(self, state: KeyState, candidate: Candidate) -> bool:
-        is_connected = self.memory.is_connected(candidate, state.key.communicator)
-        return not is_connected or not self.may_run(state, candidate)
+        return not self.memory.is_connected(candidate, state.key.communicator) or not self.may_run(state, candidate)
+
+    def _is_new(self, state: KeyState, candidate: Candidate) -> bool:
+        """Whether it would be connected, as far as is known what runs."""
+        return not self.memory.is_connected(self.what_runs(state, candidate), state.key.communicator)
 
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
         if candidate in (state.incumbent, state.lead) or candidate in state.banned:
@@ -459,22 +438,3 @@ class Policy:
         if candidate.n_channels > state.max_channels:
             return False
         return self.may_run(state, candidate)
-
-    def _risk_us(self, state: KeyState, evidence: Evidence) -> float:
-        """What one more window of a running trial may cost, from what it has cost so far."""
-        trial, incumbent = state.trial, evidence.find(state.index, state.incumbent)
-        slot = evidence.find(state.index, trial) if trial is not None else None
-        if slot is None or incumbent is None:
-            return 0.0
-        if not evidence.n_calls[slot]:  # what it was admitted for is set aside
-            return self.doubted_us.get(slot, 0.0)
-        extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
-        return max(0.0, extra) * self.traffic.calls_in(state.index, self.steps_at_risk) * self.charged_share
-
-    def _connection_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
-        """What each option would cost once, to be connected."""
-        if not self.connection_us:
-            return 0.0
-        place = state.key.communicator
-        new = [not self.memory.is_connected(self.what_runs(state, option), place) for option in options]
-        return self.connection_us * np.array(new, np.float64)

@@ -232,7 +232,7 @@ class Oversight:
     def _explores_nothing(self, epoch: int) -> bool:
         """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""
         in_force = self._plans.get(epoch)
-        n_keys = len(self._policy.traffic.per_step)
+        n_keys = len(self._policy.price.traffic.per_step)
         return in_force is not None and not in_force.is_trial.any() and not self._policy.verified(n_keys).any()
 
     def _tries_instead(self, in_force: PlanInForce) -> bool:
@@ -283,9 +283,9 @@ class Oversight:
             before, now = (evidence.find(one.state.index, setting) for setting in (one.previous, one.candidate))
             if before is not None and now is not None:
                 per_call_us = math.exp(evidence.log_us(before)) - math.exp(evidence.log_us(now))
-                saved_us += np.nan_to_num(per_call_us) * float(self._policy.traffic.per_step[one.state.index])
+                saved_us += np.nan_to_num(per_call_us) * float(self._policy.price.traffic.per_step[one.state.index])
         step_us = float(np.median(without_us)) if without_us else math.inf
-        return self._policy.exposed_share * saved_us / step_us
+        return self._policy.price.exposed_share * saved_us / step_us
 
     def _roll_back(self, alarm: Alarm, step: int) -> bool:
         """Withdraw what was adopted when steps became slower; nothing, when nothing was."""

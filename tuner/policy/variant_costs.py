@@ -48,7 +48,7 @@ class VariantCosts:
             found = {}
             options = self._policy.outlook.fields.of(state).options
             for cap, at in cheapest_within(options, mean, may_run, caps).items():
-                rate = float(self._policy.traffic.per_step[state.index])
+                rate = float(self._policy.price.traffic.per_step[state.index])
                 then_us, worst_us = math.exp(mean[at]), math.exp(worst[at])
                 released_us = state.n_channels * now_us - options[at].n_channels * then_us
                 if math.isfinite(worst_us):
@@ -61,7 +61,7 @@ class VariantCosts:
 
     def fits(self, variant: Variant, evidence: Evidence) -> bool:
         """Whether the budget has room for a variant; never for what nobody has measured, where that runs for long."""
-        is_short = self._policy.steps_at_risk <= FEW_STEPS
+        is_short = self._policy.price.steps_at_risk <= FEW_STEPS
         is_known = is_short or all(evidence.has_measured(index, one) for index, one in variant.changes.items())
         return is_known and variant.risk_us <= self._affordable_us()
 
@@ -93,7 +93,7 @@ class VariantCosts:
             now_us, then_us = math.exp(evidence.log_us(now)), math.exp(evidence.log_us(then))
             if not math.isfinite(now_us + then_us):
                 continue
-            rate = float(self._policy.traffic.per_step[index])
+            rate = float(self._policy.price.traffic.per_step[index])
             before = by_group.get(group_of(state), GroupChange())
             by_group[group_of(state)] = GroupChange(
                 before.extra_us + rate * (then_us - now_us),
@@ -103,5 +103,5 @@ class VariantCosts:
 
     def _affordable_us(self) -> float:
         """What a variant may cost per step: only what computation waits for can cost training time."""
-        n_steps = 2.0 * self._policy.steps_at_risk * self._policy.charged_share
+        n_steps = 2.0 * self._policy.price.steps_at_risk * self._policy.price.charged_share
         return RISK_SHARE * max(0.0, self._policy.budget.remaining_us) / n_steps

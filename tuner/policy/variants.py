@@ -87,13 +87,13 @@ class Variants:
         if step.step >= self._refresh_at_step:
             self._refresh_at_step = step.step + REFRESH_STEPS
             self._of_plan.clear()
-            for name, share in self._savings.refresh(states, evidence, self._policy.traffic.per_step).items():
+            for name, share in self._savings.refresh(states, evidence, self._policy.price.traffic.per_step).items():
                 self._gains.changed(name, share)
         of_plan = self._of_plan.get(step.epoch)
         if of_plan is None:
             slots = self._plans.slots(step.epoch, len(states), evidence)
             of_plan = self._of_plan[step.epoch] = self._savings.of_plan(slots, evidence)
-        without_us = duration_us + self._policy.exposed_share * of_plan.saved_us
+        without_us = duration_us + self._policy.price.exposed_share * of_plan.saved_us
         shares = {name: us / without_us for name, us in of_plan.runs_us.items()}
         if without_us < math.inf and all(share <= MOST_SHARE for share in shares.values()):
             self._gains.step(math.log(without_us), shares)
@@ -182,7 +182,7 @@ class Variants:
 
     def _worth(self, variant: Variant, states: list[KeyState], evidence: Evidence, step: int) -> float:
         """What it is worth to find out whether steps are faster with it, in steps' time; 0 or less where it is not."""
-        exposed, step_us = self._policy.exposed_share, self._step_us
+        exposed, step_us = self._policy.price.exposed_share, self._step_us
         if variant.group:
             # Settings can slow computation down only while they run.
             running_us = self._savings.running_us([states[index] for index in variant.changes], evidence)
@@ -216,7 +216,7 @@ class Variants:
         """Let a trial's steps say what such changes cost training."""
         changes = _of_step(self._costs.measured(outcome.variant, states, evidence), self._step_us)
         if changes:
-            self._training_cost.learn(changes, self._policy.exposed_share, outcome.gain, outcome.doubt)
+            self._training_cost.learn(changes, self._policy.price.exposed_share, outcome.gain, outcome.doubt)
 
     def _adopt(self, outcome: step_trial.Outcome, states: list[KeyState]) -> None:
         """Steps were faster with the variant: its settings become the incumbents."""

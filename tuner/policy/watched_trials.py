@@ -109,13 +109,13 @@ class WatchedTrials:
     def _usual_extra_us(self, explored: Mapping[int, int], evidence: Evidence) -> float:
         """What these settings cost a step as all their calls say; nothing where they are faster."""
         sum_us = 0.0
-        rates = self._policy.traffic.per_step
+        rates = self._policy.price.traffic.per_step
         for name, key in explored.items():
             if key >= len(rates):
                 continue
             extra_us = math.exp(evidence.log_us(name)) - math.exp(evidence.log_us(int(self._usual[key])))
             sum_us += max(0.0, float(np.nan_to_num(extra_us))) * float(rates[key])
-        return self._policy.charged_share * sum_us
+        return self._policy.price.charged_share * sum_us
 
     def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: Evidence) -> None:
         self._policy.budget.spend(slow.excess_us)
