@@ -82,7 +82,7 @@ class Store:
     ) -> None:
         self.path = path
         self.set_aside = set_aside
-        """Where a corrupt file that stood at `path` was moved to."""
+        """Where a damaged file that stood at `path` was moved to."""
         self.n_invalid = 0
         """Measurements refused because a field held a value no record allows."""
         self._lock = lock
@@ -106,10 +106,12 @@ class Store:
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Store:
-        """Open, checking integrity, and bring the schema up to date; a corrupt file is set aside, if it may be.
+        """Open, checking integrity, and bring the schema up to date; a damaged file is set aside, if it may be.
+
+        Rows with damaged cells are said in the log, and not read (`store.sound_rows`).
 
         Raises:
-            StoreError: it cannot be opened, is another application's, or (read-only) is missing; or it is corrupt
+            StoreError: it cannot be opened, is another application's, or (read-only) is missing; or it is damaged
                 and may not be set aside.
             StoreLockedError: another process has it open for writing; names its command and pid.
             StoreVersionError: a newer zerotune wrote it.
@@ -356,20 +358,32 @@ class Store:
             )
         )
 
+    def rename_model(self, name: str, fabric_id: str, new_name: str) -> None:
+        """Queue another name for a model, which keeps its cells as they are, damaged ones too; the one of that name
+        goes.
+        """
+        self._put(
+            lambda connection: connection.execute(
+                "UPDATE OR REPLACE models SET name = ? WHERE name = ? AND fabric_id = ?", (new_name, name, fabric_id)
+            )
+        )
+
     def load_model(self, name: str, fabric_id: str) -> ModelRecord | None:
         """The saved model of that name for that fabric, if any."""
         found = [one for one in self.models() if (one.name, one.fabric_id) == (name, fabric_id)]
         return found[0] if found else None
 
     def models(self) -> list[ModelRecord]:
-        """Every saved model."""
+        """Every saved model; of one with a damaged cell only the name and the fabric, see `ModelRecord.is_damaged`."""
         rows = self._reader().execute(
-            "SELECT name, fabric_id, blob, versions, training_hash, error, created_at_s FROM models"
+            "SELECT is_sound, name, fabric_id, blob, versions, training_hash, error, created_at_s FROM models"
             " ORDER BY name, fabric_id"
         )
         return [
             ModelRecord(name, fabric_id, blob, msgspec.json.decode(versions), training_hash, error, created_at_s)
-            for name, fabric_id, blob, versions, training_hash, error, created_at_s in rows
+            if is_sound
+            else ModelRecord(name, fabric_id, b"", {}, "", None, 0.0, is_damaged=True)
+            for is_sound, name, fabric_id, blob, versions, training_hash, error, created_at_s in rows
         ]
 
     # -- inside -------------------------------------------------------------------------------

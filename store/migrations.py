@@ -11,6 +11,7 @@ all of them takes less time than keeping one would have taken.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from sqlite_utils import Database, Migrations
@@ -75,3 +76,14 @@ def m002_step_of_decisions(db: Database) -> None:
 
 READABLE_WITHOUT: Final = {"m002_step_of_decisions"}
 """Steps that a store may lack while it is only read; whoever reads what they add must bear that."""
+
+
+@lru_cache(maxsize=2)
+def columns_without(pending: frozenset[str]) -> dict[str, frozenset[str]]:
+    """The columns of every table of ours, in a store that has taken all steps but these."""
+    database = Database(memory=True)
+    MIGRATIONS.apply(database, stop_before=pending)
+    tables = {table.name: frozenset(column.name for column in table.columns) for table in database.tables}
+    database.close()
+    del tables[MIGRATIONS.migrations_table]
+    return tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sqlite3
@@ -13,7 +14,8 @@ from sqlite_utils import Database
 
 from store.errors import StoreError, StoreLockedError, StoreVersionError
 from store.lockfile import LockFile, LockHeld
-from store.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT
+from store.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, columns_without
+from store.sound_rows import CELLS, show_sound_rows, warn_of_damage
 
 _log = logging.getLogger("zerotune.store")
 
@@ -23,6 +25,11 @@ _BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
 _RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _BY_FLAG
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
+_ALL_STEPS: Final = frozenset(step.name for step in MIGRATIONS.pending(Database(memory=True)))
+
+
+class StoreDamage(sqlite3.DatabaseError):
+    """SQLite can read the file, but it is no whole store."""
 
 
 def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Path | None]:
@@ -42,9 +49,9 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
             connection = _checked(path)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
-                raise StoreError(f"store {path} cannot be opened: {error}", _BY_FLAG) from error
+                raise StoreError(f"store {path} cannot be opened: {_in_one_line(error)}", _BY_FLAG) from error
             if not may_set_aside:
-                raise StoreError(f"store {path} is damaged", _RESTART) from error
+                raise StoreError(f"store {path} is damaged: {_in_one_line(error)}", _RESTART) from error
             set_aside = _set_aside(path, error)
             connection = _checked(path)
         return connection, lock, set_aside
@@ -65,23 +72,32 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     if not path.stat().st_size and not path.with_name(path.name + "-wal").exists():
         raise StoreError(f"store {path} is empty", "start `zerotune daemon` once, or " + _BY_FLAG)
     try:
-        connection = reader(path)
-        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-        _check_origin(connection, path)
-        if any(step.name not in READABLE_WITHOUT for step in MIGRATIONS.pending(Database(connection))):
-            connection.close()
-            raise StoreError(
-                f"store {path} was written by an older zerotune",
-                "start `zerotune daemon` once to bring it up",
-            )
-        return connection
+        with contextlib.closing(_read_only(path)) as connection:
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+            _check_origin(connection, path)
+            _check_tables(connection)
+            if any(step.name not in READABLE_WITHOUT for step in MIGRATIONS.pending(Database(connection))):
+                raise StoreError(
+                    f"store {path} was written by an older zerotune",
+                    "start `zerotune daemon` once to bring it up",
+                )
+            warn_of_damage(connection, path, [table for table in CELLS if table != "measurements"])  # may be millions
+        return reader(path)
+    except StoreDamage as error:
+        raise StoreError(f"store {path} is damaged: {error}", _RESTART) from error
     except sqlite3.DatabaseError as error:
         remedy = _RESTART if "malformed" in str(error) else _BY_FLAG
-        raise StoreError(f"store {path} cannot be read: {error}", remedy) from error
+        raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", remedy) from error
 
 
 def reader(path: Path) -> sqlite3.Connection:
-    """A read-only connection that any one thread may use."""
+    """A read-only connection that any one thread may use, to the rows that are sound."""
+    connection = _read_only(path)
+    show_sound_rows(connection)
+    return connection
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
     # In a directory that cannot be written SQLite can read a WAL store only as an immutable file,
     # which is safe when no writer has left a log behind.
     settled = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
@@ -110,6 +126,7 @@ def _checked(path: Path) -> sqlite3.Connection:
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         _check_origin(connection, path)
+        _check_tables(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         # In WAL mode NORMAL never corrupts; only a power cut may lose the last transactions.
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -119,6 +136,7 @@ def _checked(path: Path) -> sqlite3.Connection:
         if MIGRATIONS.pending(database):
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             MIGRATIONS.apply(database)
+        warn_of_damage(connection, path)
     except BaseException:
         connection.close()
         raise
@@ -129,17 +147,46 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse another application's database and a newer zerotune's."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    applied = [step.name for step in MIGRATIONS.applied(Database(connection))]
+    applied = _applied(connection)
     if n_tables and not applied and application_id != APPLICATION_ID:
-        connection.close()
         raise StoreError(f"{path} is a database of another application", _BY_FLAG)
-    known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}
-    if unknown := [name for name in applied if name not in known]:
-        connection.close()
+    if unknown := [name for name in applied if name not in _ALL_STEPS]:
         raise StoreVersionError(
             f"store {path} was written by a newer zerotune (it has schema step {unknown[-1]})",
             "install that version, or " + _BY_FLAG,
         )
+
+
+def _applied(connection: sqlite3.Connection) -> list[str]:
+    there = _columns(connection, MIGRATIONS.migrations_table)
+    if there and (lost := {"migration_set", "name"} - there):
+        raise StoreDamage(f"column {min(lost)} of table {MIGRATIONS.migrations_table} is missing")
+    return [step.name for step in MIGRATIONS.applied(Database(connection))]
+
+
+def _check_tables(connection: sqlite3.Connection) -> None:
+    """Refuse a store that lacks a table or a column that the schema steps it took have made."""
+    pending = _ALL_STEPS - {*_applied(connection)}
+    if pending == _ALL_STEPS:  # a new file, unless tables of ours are there
+        if tables := [table for table in CELLS if _columns(connection, table)]:
+            raise StoreDamage(f"it has a table {tables[0]}, but none of the schema steps that it took")
+        return
+    for table, columns in columns_without(pending).items():
+        there = _columns(connection, table)
+        if lost := columns - there:
+            raise StoreDamage(
+                f"column {min(lost)} of table {table} is missing" if there else f"table {table} is missing"
+            )
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    """The table's columns; none if it is not there."""
+    return {name for _, name, *_ in connection.execute(f"PRAGMA main.table_info({table})")}
+
+
+def _in_one_line(error: Exception) -> str:
+    """SQLite quotes statements of several lines."""
+    return " ".join(str(error).split())
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -164,5 +211,5 @@ def _set_aside(path: Path, error: sqlite3.DatabaseError) -> Path:
         old = path.with_name(path.name + suffix)
         if old.exists():
             old.rename(path.with_name(aside.name + suffix))
-    _log.warning("store %s is corrupt (%s): set aside as %s, starting a new one", path, error, aside)
+    _log.warning("store %s is damaged (%s): set aside as %s, starting a new one", path, _in_one_line(error), aside)
     return aside

@@ -395,6 +395,8 @@ class ModelRecord(msgspec.Struct, frozen=True):
     error: float | None
     """Held-out error, in the model's own terms; None when there was too little to hold any out."""
     created_at_s: float
+    is_damaged: bool = False
+    """A cell of it in the store holds what it cannot: nothing but its name and fabric is known."""
 
 
 class JobRecord(msgspec.Struct, frozen=True):

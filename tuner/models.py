@@ -90,7 +90,7 @@ def pin(store: Store, model_id: str, fabric_id: str | None) -> ModelLine:
         UserError: there is no such model, several fabrics have it, or it cannot be used.
     """
     record = _find(store, model_id, fabric_id)
-    if record.versions != trainer.versions(_base(record.name)):
+    if not record.is_damaged and record.versions != trainer.versions(_base(record.name)):
         raise UserError(
             f"model {model_id} was fitted by other versions", "pin one that `zerotune models list` calls earlier"
         )
@@ -162,15 +162,23 @@ def render(lines: list[ModelLine], console: Console) -> None:
         table = _table("model", "state", "fitted", "held-out error", "training set", "bytes")
         for line in group:
             error = "-" if line.held_out_error is None else f"{100 * line.held_out_error:.1f} %"
-            fitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.created_at_s))
-            table.add_row(line.model_id, line.state, fitted, error, line.training_hash[:12], f"{line.n_bytes:,}")
+            known = bool(line.training_hash)
+            fitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.created_at_s)) if known else "-"
+            n_bytes = f"{line.n_bytes:,}" if known else "-"
+            table.add_row(line.model_id, line.state, fitted, error, line.training_hash[:12] or "-", n_bytes)
         _print_fabric(fabric_id, table, console)
 
 
-def render_comparison(found: list[Judgement], console: Console) -> None:
-    """Print how well each model says today's measurements."""
+def render_comparison(found: list[Judgement], lines: list[ModelLine], console: Console) -> None:
+    """Print how well each model says today's measurements, or why none of these lines can be compared."""
     if not found:
-        console.print("There is no model with measurements to compare it to.")
+        unreadable = [line for line in lines if line.state in ("damaged", "set aside")]
+        if lines and len(unreadable) == len(lines):
+            console.print(
+                f"None of {len(lines)} saved models can be read: `zerotune models list` shows them as damaged."
+            )
+        else:
+            console.print("There is no model with measurements to compare it to.")
         return
     for fabric_id, group in groupby(found, key=lambda one: one.fabric_id):
         table = _table("model", "state", "settings", "median error", "worst error", "inside its 90 %")
@@ -195,7 +203,7 @@ def _print_fabric(fabric_id: str, table: Table, console: Console) -> None:
 
 def _in_order(store: Store, fabric_id: str | None) -> list[tuple[ModelLine, ModelRecord]]:
     records = _kept(store)
-    pinned = {one.fabric_id: one.training_hash for one in records if one.name.endswith(PINNED)}
+    pinned = {one.fabric_id: one.training_hash for one in records if one.name.endswith(PINNED) and _is_usable(one)}
     lines = [
         (
             ModelLine(
@@ -226,6 +234,10 @@ def _kept(store: Store) -> list[ModelRecord]:
     ]
 
 
+def _is_usable(record: ModelRecord) -> bool:
+    return _is_readable(record) and record.versions == trainer.versions(_base(record.name))
+
+
 def _is_readable(record: ModelRecord) -> bool:
     try:
         Baked.from_bytes(record.blob)
@@ -235,7 +247,8 @@ def _is_readable(record: ModelRecord) -> bool:
 
 
 def _id_of(record: ModelRecord) -> str:
-    return f"{_base(record.name)}-{hash_of(record)}"
+    """NAME-HASH; of one whose hash is not known the name that the store has for it."""
+    return record.name if record.is_damaged else f"{_base(record.name)}-{hash_of(record)}"
 
 
 def _base(name: str) -> str:
@@ -245,6 +258,8 @@ def _base(name: str) -> str:
 def _state(record: ModelRecord, pinned_hash: str | None) -> str:
     if record.name.endswith(DAMAGED):
         return "set aside"
+    if record.is_damaged:
+        return "damaged"
     if record.versions != trainer.versions(_base(record.name)):
         return "other versions"
     if not _is_readable(record):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -94,8 +93,10 @@ def hash_of(record: ModelRecord) -> str:
 def keep(store: Store, record: ModelRecord) -> None:
     """Save a new fit; the one it replaces is kept under its hash, the oldest of those forgotten."""
     previous = store.load_model(record.name, record.fabric_id)
-    if previous is not None and previous.training_hash != record.training_hash:
-        store.save_model(msgspec.structs.replace(previous, name=record.name + VERSION_MARK + hash_of(previous)))
+    if previous is not None and previous.is_damaged:
+        store.rename_model(record.name, record.fabric_id, record.name + DAMAGED)
+    elif previous is not None and previous.training_hash != record.training_hash:
+        store.rename_model(record.name, record.fabric_id, record.name + VERSION_MARK + hash_of(previous))
     store.save_model(record)
     store.flush()
     versions_kept = sorted(
@@ -116,7 +117,7 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
         record = store.load_model(wanted, fabric_id)
         if record is None:
             continue
-        if record.versions != versions(name):
+        if not record.is_damaged and record.versions != versions(name):
             _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
             continue
         try:
@@ -125,8 +126,7 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
             if store.is_read_only:
                 continue
             _log.warning("the saved model of fabric %s is damaged: set aside, to be fitted anew", fabric_id)
-            store.save_model(msgspec.structs.replace(record, name=name + DAMAGED))
-            store.delete_model(wanted, fabric_id)
+            store.rename_model(wanted, fabric_id, name + DAMAGED)
     return None, ""
 
 

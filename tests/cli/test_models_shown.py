@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -89,7 +91,7 @@ def test_names_that_people_copy_are_whole_on_80_columns(path: Path):
         lines = [msgspec.structs.replace(one, fabric_id="emulated-" + 40 * "x") for one in models.listed(store)]
         models.render(lines, console)
         found = [msgspec.structs.replace(one, fabric_id="emulated-" + 40 * "x") for one in models.compared(store)]
-        models.render_comparison(found, console)
+        models.render_comparison(found, lines, console)
     text = out.getvalue()
     for number in (1, 2, 3):
         assert text.count(f"kriging-{number:08x}") == 2
@@ -101,10 +103,66 @@ def test_changing_models_leaves_a_damaged_store_as_it_is(path: Path):
     content = bytearray(path.read_bytes())
     content[4096:8192] = bytes(4096)
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"is damaged; start `zerotune daemon` anew"):
+    with pytest.raises(StoreError, match=r"is damaged: .*; start `zerotune daemon` anew"):
         models.open_for_change(path)
     assert path.read_bytes() == content
     assert not [one for one in path.parent.iterdir() if "corrupt" in one.name]
+
+
+def damage(path: Path, name: str, column: str = "versions", value: object = '{"features": "3') -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE models SET {column} = ? WHERE name = ?", (value, name))
+
+
+@pytest.mark.parametrize(("column", "value"), [("versions", '{"cut": "'), ("error", "x"), ("training_hash", b"x")])
+def test_a_model_with_a_damaged_cell_is_shown_as_damaged_and_not_used(path: Path, column: str, value: object):
+    damage(path, "kriging", column, value)
+    with Store.open(path) as store:
+        assert [(line.model_id, line.state) for line in models.listed(store)][-1] == ("kriging", "damaged")
+        out = io.StringIO()
+        models.render(models.listed(store), Console(file=out, width=80))
+        assert out.getvalue().count("1970") == 2, "of the two that are whole"
+        with pytest.raises(UserError, match="model kriging is damaged; pin another"):
+            models.pin(store, "kriging", None)
+        assert sorted(one.model_id for one in models.compared(store)) == ["kriging-00000001", "kriging-00000002"]
+        assert trainer.load_correction(store, FABRIC) == (None, "")
+        store.flush()
+        trainer.keep(store, fitted(4))
+        store.flush()
+        _, in_use = trainer.load_correction(store, FABRIC)
+        assert in_use == "kriging-00000004"
+        states = {line.model_id: line.state for line in models.listed(store)}
+        assert states["kriging-00000004"] == "in use"
+        assert states["kriging.damaged"] == "set aside"
+
+
+def test_a_new_fit_beside_a_damaged_one_sets_it_aside(path: Path):
+    damage(path, "kriging")
+    with Store.open(path) as store:
+        trainer.keep(store, fitted(4))
+        store.flush()
+        states = [(line.model_id, line.state) for line in models.listed(store)]
+    assert states[0] == ("kriging-00000004", "in use")
+    assert ("kriging.damaged", "set aside") in states
+
+
+def test_a_damaged_pin_leaves_the_newest_in_use(path: Path):
+    with Store.open(path) as store:
+        models.pin(store, "kriging-00000001", None)
+    damage(path, "kriging.pinned")
+    with Store.open(path) as store:
+        states = {line.model_id: line.state for line in models.listed(store)}
+    assert states["kriging-00000003"] == "in use"
+    assert states["kriging.pinned"] == "damaged"
+
+
+def test_comparing_damaged_models_alone_says_so(path: Path):
+    for name in ("kriging", "kriging@00000001", "kriging@00000002"):
+        damage(path, name)
+    out = io.StringIO()
+    with Store.open(path) as store:
+        models.render_comparison(models.compared(store), models.listed(store), Console(file=out, width=120))
+    assert out.getvalue().startswith("None of 3 saved models can be read")
 
 
 @pytest.mark.parametrize("words", [["list"], ["compare"], ["pin", "kriging-00000001"], ["rollback"], ["release"]])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sqlite3
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -122,6 +124,23 @@ def test_damaged_weights_are_set_aside_and_replaced(tmp_path: Path) -> None:
         saved = store.load_model(model_name("lstm"), FABRIC)
         assert saved is not None
         assert saved.blob == shipped_blob("lstm")
+
+
+def test_weights_beside_a_damaged_cell_are_set_aside_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store.open(path) as store:
+        store.save_model(record("lstm", shipped_blob("lstm")))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE models SET versions = '{nope'")
+    with Store.open(path) as store:
+        assert isinstance(load_encoder(store), LstmEncoder)
+        store.flush()
+        saved = store.load_model(model_name("lstm"), FABRIC)
+        assert saved is not None
+        assert weights.is_copy(saved)
+    with closing(sqlite3.connect(path)) as connection:
+        aside = connection.execute("SELECT versions, blob FROM models WHERE name = 'stage-lstm.damaged'").fetchone()
+    assert aside == ("{nope", shipped_blob("lstm"))
 
 
 @pytest.mark.parametrize("is_readable", [True, False])

@@ -50,11 +50,11 @@ def compare(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
     from tuner import models as kept
 
     with kept.check_fabric(_reading(store), fabric_id) as opened:
-        found = kept.compared(opened, fabric_id)
+        found, lines = kept.compared(opened, fabric_id), kept.listed(opened, fabric_id)
     if as_json:
         print_json(found)
         return
-    kept.render_comparison(found, console())
+    kept.render_comparison(found, lines, console())
 
 
 @models.command()

@@ -73,7 +73,7 @@ def load_encoder(store: Store) -> Encoder | None:
                 return encoder_from_bytes(saved.blob)
             except ValueError as error:
                 _log.warning("the stored %s weights cannot be used (%s); set aside", kind, error)
-                store.save_model(_renamed(saved, saved.name + DAMAGED))
+                store.rename_model(saved.name, FABRIC, saved.name + DAMAGED)
         try:
             blob = shipped_blob(kind)
             encoder = encoder_from_bytes(blob)
@@ -84,9 +84,3 @@ def load_encoder(store: Store) -> Encoder | None:
             store.save_model(record(kind, blob, is_copy=True))
         return encoder
     return None
-
-
-def _renamed(model: ModelRecord, name: str) -> ModelRecord:
-    return ModelRecord(
-        name, model.fabric_id, model.blob, model.versions, model.training_hash, model.error, model.created_at_s
-    )

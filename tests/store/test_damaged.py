@@ -1,0 +1,156 @@
+"""Damage that SQLite does not notice: a cell that holds what it cannot, a table or a column that is gone."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from store.database import Store
+from store.errors import StoreError
+from store.migrations import columns_without
+from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, ModelRecord, Phase, StepRecord
+from store.sound_rows import CELLS
+
+COLUMNS = [(table, column) for table, cells in CELLS.items() for column in cells]
+DAMAGE = {"text": "'{nope'", "negative": "-1e300", "bytes": "x'fffe'", "null": "NULL"}
+KEY = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
+
+
+@pytest.fixture
+def filled(path, block) -> Path:
+    """Two jobs on two fabrics, each with one of everything."""
+    with Store.open(path) as store:
+        for number in (1, 2):
+            job, fabric = f"job{number}", f"fabric{number}"
+            store.record_job(job, fabric, {"gpu": "H100", "n_gpus": 8}, 8)
+            store.record_measurements(fabric, job, block(3))
+            store.record_steps(job, [StepRecord(number, 1, 100.0, 10.0, 0.5)])
+            store.record_decisions([Decision(job, fabric, KEY, BASELINE, 1, "keep", "so", 1.0, 1.0, 1.0, 1.0, step=7)])
+            store.save_model(ModelRecord("kriging", fabric, b"blob", {"model": "kriging"}, "hash", 0.1, 100.0))
+    return path
+
+
+def damage(path: Path, table: str, column: str, value: str) -> bool:
+    """Put `value` into this column of the table's newest row; False where the schema itself refuses it."""
+    row = "job" if table == "steps" else "rowid"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        try:
+            newest = f"{row} = (SELECT max({row}) FROM {table})"
+            connection.execute(f"UPDATE {table} SET {column} = {value} WHERE {newest}")
+        except sqlite3.IntegrityError:
+            return False
+    return True
+
+
+def read_all(store: Store) -> dict[str, int]:
+    """How many rows each reading call gives."""
+    jobs = [job.job_id for job in store.jobs()]
+    return {
+        "fabrics": len(store.fabrics()),
+        "jobs": len(jobs),
+        "measurements": len(store.measurements()),
+        "measured": len(store.measured()),
+        "statistics": sum(len(store.statistics(fabric)) for fabric in ("fabric1", "fabric2")),
+        "steps": sum(len(store.steps(job)) for job in ("job1", "job2")),
+        "decisions": len(store.decisions()),
+        "models": len([model for model in store.models() if not model.is_damaged]),
+    }
+
+
+@pytest.mark.parametrize("value", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(("table", "column"), COLUMNS, ids=[".".join(one) for one in COLUMNS])
+def test_a_damaged_cell_costs_its_row_and_nothing_else(filled, caplog, table, column, value):
+    with Store.open(filled, read_only=True) as store:
+        whole = read_all(store)
+    if not damage(filled, table, column, value):
+        return
+    with Store.open(filled, read_only=True) as store:
+        left = read_all(store)
+    assert all(whole[name] - left[name] in (0, 1, 3) for name in whole)
+    assert left["models"] >= 1
+    assert left["jobs"] >= 1
+    assert left["fabrics"] >= 1
+    with Store.open(filled) as store:  # the daemon begins
+        assert store.set_aside is None
+        store.record_steps("job3", [StepRecord(1, 1, 100.0)])
+        store.flush()
+        assert len(store.steps("job3")) == 1
+        assert read_all(store) == left | {"jobs": left["jobs"] + 1}
+
+
+def test_damaged_rows_are_counted_in_one_line(filled, caplog):
+    damage(filled, "jobs", "stage", "'{nope'")
+    damage(filled, "steps", "duration_us", "x'fffe'")
+    Store.open(filled).close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"store {filled} has rows with damaged cells, which are not used: 1 of jobs, 1 of steps"
+    ]
+
+
+def test_bytes_that_are_no_text_do_not_end_a_query(filled):
+    damage(filled, "decisions", "reason", "CAST(x'41ff42' AS TEXT)")
+    with Store.open(filled, read_only=True) as store:
+        assert [one.reason for one in store.decisions()] == ["so", "A\N{REPLACEMENT CHARACTER}B"]
+
+
+@pytest.mark.parametrize("column", ["versions", "blob", "training_hash", "error", "created_at_s"])
+def test_of_a_model_with_a_damaged_cell_the_name_is_known(filled, column):
+    damage(filled, "models", column, "'{nope'" if column != "training_hash" else "x'fffe'")
+    with Store.open(filled) as store:
+        damaged = store.load_model("kriging", "fabric2")
+        assert damaged is not None
+        assert damaged.is_damaged
+        assert damaged.versions == {}
+        assert damaged.blob == b""
+        store.rename_model("kriging", "fabric2", "kriging.damaged")
+        store.flush()
+        assert store.load_model("kriging", "fabric2") is None
+    with closing(sqlite3.connect(filled)) as connection:
+        (kept,) = connection.execute(f"SELECT {column} FROM models WHERE name = 'kriging.damaged'").fetchone()
+    assert kept in ("{nope", b"\xff\xfe"), "its cells are as they were found"
+
+
+def holes() -> Iterator[tuple[str, str]]:
+    for table, columns in columns_without(frozenset()).items():
+        yield f"table {table}", f"DROP TABLE {table}"
+        plain = next(iter(sorted(columns & {"description", "ended_at_s", "memory_pressure", "reason", "blob"})), None)
+        if plain:
+            yield f"column {plain} of table {table}", f"ALTER TABLE {table} DROP COLUMN {plain}"
+    yield "none of the schema steps", "DROP TABLE _sqlite_migrations"
+    yield "column name of table _sqlite_migrations", "ALTER TABLE _sqlite_migrations RENAME COLUMN name TO other"
+
+
+@pytest.mark.parametrize(("lost", "statement"), [*holes()], ids=[lost for lost, _ in holes()])
+def test_a_store_that_lacks_a_part_is_set_aside_by_the_writer_and_refused_by_readers(filled, caplog, lost, statement):
+    with closing(sqlite3.connect(filled)) as connection, connection:
+        connection.execute(statement)
+    before = filled.read_bytes()
+    with pytest.raises(StoreError, match=f"is damaged: .*{lost}.*; start `zerotune daemon` anew") as refused:
+        Store.open(filled, read_only=True)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(StoreError, match="is damaged"):
+        Store.open(filled, may_set_aside=False)
+    assert filled.read_bytes() == before
+    with Store.open(filled) as store:  # the remedy
+        assert store.set_aside is not None
+        assert store.set_aside.read_bytes() == before
+        store.record_steps("job", [StepRecord(1, 1, 100.0)])
+        store.flush()
+        assert len(store.steps("job")) == 1
+    assert lost in caplog.text
+
+
+def test_what_sqlite_quotes_stays_on_one_line(filled):
+    with closing(sqlite3.connect(filled)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_master SET sql = 'CREATE TABLE' || char(10) || 'steps (' WHERE name = 'steps'"
+        )
+    for read_only in (True, False):
+        with pytest.raises(StoreError) as refused:
+            Store.open(filled, read_only=read_only, may_set_aside=False)
+        assert "\n" not in str(refused.value)
