@@ -315,9 +315,16 @@ class Session:
             if self._trace_log is not None:
                 self._trace_log.close()
             if self._summary is not None:
-                self._summary.write()
+                self._write_summary(self._summary)
         except Exception as error:
             self._fail(error)
+
+    def _write_summary(self, summary: RunSummary) -> None:
+        try:
+            summary.write()
+        except OSError as error:  # a full disk, say: no fault of ours, whose place a traceback would show
+            path = self._settings.summary_path
+            logger.warning("zerotune: the summary cannot be written to %s: %s", path, error.strerror or error)
 
     def _fail(self, error: Exception) -> None:
         self.n_errors += 1

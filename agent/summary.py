@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from store.records import StepRecord
+from store.whole_file import in_one_piece
 
 
 class RunSummary:
@@ -46,13 +47,8 @@ class RunSummary:
                 for s in self._steps
             ],
         }
-        partial = self._path.with_name(self._path.name + ".partial")
-        try:
+        with in_one_piece(self._path) as partial:
             partial.write_text(json.dumps(summary))
-            partial.replace(self._path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
 
 
 def _n_disagreements() -> int:

@@ -17,6 +17,7 @@ import msgspec
 
 from store.errors import PlanError
 from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from store.whole_file import in_one_piece
 
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20
@@ -80,10 +81,9 @@ def write_plan(path: Path, file: PlanFile) -> None:
         for row in plan.rows
     )
     document = _Document(PLAN_FILE_VERSION, rows, plan.gathers_after_step, file.fabric_id, file.job_id, file.emulated)
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-        partial.replace(path)
+        with in_one_piece(path) as partial:
+            partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     except OSError as error:
         raise PlanError(f"cannot write {path}: {error.strerror}", "choose another path") from error
 

@@ -34,6 +34,8 @@ class Writer:
         """Rows committed."""
         self._connection = connection
         self._on_rollback = on_rollback
+        self._n_lost_now = 0
+        """Rows lost since SQLite could last write."""
         self._pending: deque[tuple[Operation, int]] = deque()
         self._n_pending_rows = 0
         self._n_put = 0
@@ -103,9 +105,14 @@ class Writer:
                 self._connection.execute("ROLLBACK")
             self._on_rollback()
             if len(batch) == 1:
-                if self.n_failed == 0:
+                is_outage = isinstance(error, sqlite3.OperationalError)  # not of this one record alone
+                if self.n_failed == 0 or (is_outage and not self._n_lost_now):
                     _log.error("the store cannot be written, records are being lost: %s", error)
                 self.n_failed += n_rows
+                self._n_lost_now += n_rows if is_outage else 0
             return False
+        if self._n_lost_now:
+            _log.warning("the store is written again; %s records are lost", f"{self._n_lost_now:,}")
+            self._n_lost_now = 0
         self.n_written += n_rows
         return True

@@ -37,6 +37,7 @@ from store.records import (
     settled_decisions,
     size_class_range,
 )
+from store.whole_file import in_one_piece
 
 NVIDIA_COLUMNS: Final = (
     "colltype", "minbytes", "maxbytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps",
@@ -138,7 +139,7 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
         file = learned_plan(store, job_id)
     rows, conflicts = without_phases(file.plan.rows)
     try:
-        with out.open("w", encoding="ascii", newline="") as text:
+        with in_one_piece(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
             write_nvidia_csv(rows, text)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
@@ -271,7 +272,7 @@ def _named(name: str, values: NDArray[Any]) -> list[Any]:
 def _write_csv(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
     n_rows = 0
     try:
-        with out.open("w", encoding="utf-8", newline="") as text:
+        with in_one_piece(out) as partial, partial.open("w", encoding="utf-8", newline="") as text:
             writer = csv.writer(text)
             writer.writerow([*(MEASUREMENT.names or ()), *_OF_JOB])
             for columns in blocks:
@@ -297,7 +298,7 @@ def _write_parquet(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
     schema = pyarrow.schema(types | dict.fromkeys(_OF_JOB, name))
     n_rows = 0
     try:
-        with pyarrow.parquet.ParquetWriter(out, schema) as writer:
+        with in_one_piece(out) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
             for columns in blocks:
                 writer.write_table(pyarrow.table(columns, schema))
                 n_rows += len(columns["job_id"])

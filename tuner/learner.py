@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -88,7 +89,7 @@ class Learner:
 
     def _never_fitted(self, fabric_id: str) -> bool:
         """True when a fit was cut short, say by the end of the daemon: its measurements are there."""
-        if any(model.fabric_id == fabric_id for model in self._store.models()):
+        if any(model.fabric_id == fabric_id and not model.is_damaged for model in self._store.models()):
             return False
         return len(self._store.measurements(fabric_id, limit=1)) > 0
 
@@ -105,13 +106,18 @@ class Learner:
         with self._child_lock:
             if self._closing:
                 return None
-            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment)
+            # Ctrl-C, and what else ends the daemon's process group, is the daemon's to pass on: see `close`.
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            )
         try:
             fitted, _ = self._child.communicate(timeout=TRAIN_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.communicate()
             raise
+        if self._child.returncode == -signal.SIGTERM:
+            return None  # all of the daemon's processes are told to end, itself in a moment: no fault
         if self._child.returncode != 0 and not self._closing:
             raise RuntimeError(f"the training process exited with {self._child.returncode}")
         return msgspec.msgpack.decode(fitted, type=ModelRecord) if fitted else None

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from store.errors import UserError
+from store.whole_file import in_one_piece
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,8 +106,9 @@ def save(figure: Figure, path: Path) -> None:
     if suffix not in (".png", ".svg"):
         raise UserError(f"cannot write a picture as {path.suffix or 'a file without suffix'}", "use .png or .svg")
     try:
-        with matplotlib.rc_context(_STYLE):
-            figure.savefig(path, dpi=180, facecolor="white", metadata={"Date": None} if suffix == ".svg" else None)
+        with matplotlib.rc_context(_STYLE), in_one_piece(path) as partial:
+            metadata = {"Date": None} if suffix == ".svg" else None
+            figure.savefig(partial, format=suffix[1:], dpi=180, facecolor="white", metadata=metadata)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", "choose another path") from error
 

@@ -58,6 +58,26 @@ class Daemon:
         return self.process.returncode
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("loaded", ["typer", "store.database", "tuner.daemon"])
+def test_a_daemon_that_is_told_to_end_while_it_begins_ends_in_good_order(private_path, number, loaded):
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "tuner.cli", "daemon",
+         "--store", str(private_path / "store.db"), "--endpoint", f"ipc://{private_path}/d.sock"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:  # each module is told of when it has been loaded
+        if line.startswith("import time:") and line.rpartition("|")[2].strip() == loaded:
+            break
+    process.send_signal(number)
+    words = [line for line in process.stderr if not line.startswith("import time:")]
+    assert process.wait(timeout=30) == 0
+    assert not words
+    process.stderr.close()
+    Store.open(private_path / "store.db").close()
+
+
 @pytest.fixture
 def daemon(private_path) -> Iterator[Daemon]:
     daemon = Daemon(private_path)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 
@@ -74,6 +78,47 @@ def test_a_fitted_model_is_saved_before_knowledge_is_read_again(made, monkeypatc
     learner.ask(Request(RequestKind.train, "f"))
     assert ready.get(timeout=10) == ("f", ["correction"])
     assert store.load_model("correction", "f") == MODEL
+
+
+def test_a_fit_that_is_told_to_end_is_no_failure(made, monkeypatch, caplog):
+    """As a batch system ends all processes of a daemon at once."""
+    learner, ready = made
+    ending = f"import os; os.kill(os.getpid(), {int(signal.SIGTERM)})"
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        learner_module.subprocess, "Popen", lambda _, **options: popen([sys.executable, "-c", ending], **options)
+    )
+    learner.ask(Request(RequestKind.train, "f"))
+    assert ready.get(timeout=10) == ("f", [])
+    assert learner.n_failed == 0
+    assert not caplog.text
+
+
+def test_what_ends_the_daemons_group_does_not_reach_a_fit(made, monkeypatch):
+    groups: queue.Queue[int] = queue.Queue()
+    popen = subprocess.Popen
+
+    def started(_, **options):
+        child = popen([sys.executable, "-c", "input()"], **options | {"stdin": subprocess.PIPE})
+        groups.put(os.getpgid(child.pid))
+        return child
+
+    monkeypatch.setattr(learner_module.subprocess, "Popen", started)
+    made[0].ask(Request(RequestKind.train, "f"))
+    assert groups.get(timeout=10) != os.getpgid(0)
+
+
+def test_a_damaged_model_is_fitted_anew(made, store):
+    learner, _ = made
+    block = np.zeros(1, MEASUREMENT)
+    block["message_bytes"] = block["duration_us"] = 1
+    store.record_measurements("f", "j", block)
+    store.save_model(MODEL)
+    store.flush()
+    assert not learner._never_fitted("f")
+    with contextlib.closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute("UPDATE models SET versions = 'x'")
+    assert learner._never_fitted("f")
 
 
 def test_a_failing_fit_leaves_the_old_knowledge(made, monkeypatch, caplog):

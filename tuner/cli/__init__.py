@@ -6,10 +6,13 @@ Exit codes: 0 done, 1 it failed, 2 a mistake of the user's (one line on stderr),
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import sqlite3
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from store.errors import UserError, ZerotuneError
@@ -19,6 +22,23 @@ def main() -> None:
     """Entry point of the console script: every failure is one line on stderr and an exit code, never a traceback."""
     # Where the home cannot be written, matplotlib tells at length that it keeps its fonts elsewhere.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    with _ended_in_good_order() if sys.argv[1:2] == ["daemon"] else contextlib.nullcontext():
+        _run()
+
+
+@contextlib.contextmanager
+def _ended_in_good_order() -> Iterator[None]:
+    """SIGTERM and Ctrl-C give 0 from the beginning: what a daemon needs takes seconds to load."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: sys.exit(0)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _run() -> None:
     try:
         from tuner.cli.app import app  # here: Ctrl-C while it is loaded ends no worse than later
 
@@ -32,8 +52,11 @@ def main() -> None:
         code = _failed(str(error), 1)
     except sqlite3.DatabaseError as error:
         reason = " ".join(str(error).split())
+        is_damaged = not isinstance(error, sqlite3.OperationalError)
         remedy = "start `zerotune daemon` anew: it keeps the damaged file under another name and begins a new one"
-        code = _failed(f"the store is damaged ({reason}); {remedy}", 2)
+        if not is_damaged:
+            remedy = "look whether its disk is full or cannot be read, and what else has it open"
+        code = _failed(f"the store {'is damaged' if is_damaged else 'cannot be used'} ({reason}); {remedy}", 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read has left: nothing to say
         code = 0

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from store.errors import UserError
+from store.whole_file import in_one_piece
 from tuner.cli import completion
 
 
@@ -134,6 +135,7 @@ def sigterm_like_ctrl_c() -> Iterator[None]:
 def write_text(path: Path, text: str) -> None:
     """Write a small file; UserError when it cannot be written."""
     try:
-        path.write_text(text, encoding="utf-8")
+        with in_one_piece(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", "choose another path") from error

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from store.errors import UserError
 from store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
+from store.whole_file import in_one_piece
 from tuner import plots
 from tuner.explanations import Explanation
 from tuner.explanations_shown import MEANINGS, noted, shown
@@ -47,10 +48,9 @@ def write_page(facts: Facts, out: Path) -> Path:
         UserError: `out` cannot be written.
     """
     text = page(facts)
-    partial = out.with_name(out.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(out)
+        with in_one_piece(out) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
     return out

@@ -1,0 +1,105 @@
+"""What is written on a full disk: one line says so, nothing broken is left behind, and what was there stays."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from report_material import make_store
+
+from agent.session import Session
+from agent.settings import AgentSettings
+from agent.summary import RunSummary
+from store.database import Store
+from store.errors import UserError
+from store.records import StepRecord
+from store.whole_file import in_one_piece
+from tuner import plots
+from tuner.export import export_measurements, export_nvidia_csv, export_plan
+from tuner.report import gather, write_page
+
+ROOM_BYTES = 16
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond a few bytes, as on a disk with hardly any room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = make_store(tmp_path_factory.mktemp("store") / "store.db")
+    with Store.open(path, read_only=True):  # what SQLite needs beside it has its room
+        yield path
+
+
+def picture(_: Path, out: Path) -> None:
+    plots.save(plots.new_figure(1.0, 1)[0], out)
+
+
+def page(store_path: Path, out: Path) -> None:
+    write_page(gather(store_path, None, (), ()), out)
+
+
+def parquet(store_path: Path, out: Path) -> None:
+    pytest.importorskip("pyarrow")
+    export_measurements(store_path, out)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (export_plan, "plan.json"),
+        (export_nvidia_csv, "tuner.conf"),
+        (export_measurements, "measurements.csv"),
+        (parquet, "measurements.parquet"),
+        (picture, "picture.png"),
+        (picture, "picture.svg"),
+        (page, "report.html"),
+    ],
+)
+def test_a_full_disk_leaves_nothing_broken(
+    store_path: Path, tmp_path: Path, write: Callable[[Path, Path], object], name: str, was_there: bool
+):
+    out = tmp_path / name
+    if was_there:
+        out.write_text("before")
+    with full_disk(), pytest.raises(UserError, match=f"cannot write .*{name}"):
+        write(store_path, out)
+    assert [path.name for path in tmp_path.iterdir()] == ([name] if was_there else [])
+    if was_there:
+        assert out.read_text() == "before"
+
+
+def test_a_summary_that_finds_no_room_is_one_line(tmp_path: Path, caplog):
+    session = Session(AgentSettings("ipc://nowhere", "job", summary_path=tmp_path / "after.json"), None)
+    assert isinstance(session._summary, RunSummary)
+    session._summary.describe(None, 2)
+    session._summary.add(StepRecord(1, 0, 100.0))
+    with full_disk():
+        session.close()
+    (record,), path = caplog.records, tmp_path / "after.json"
+    assert record.getMessage() == f"zerotune: the summary cannot be written to {path}: File too large"
+    assert record.exc_info is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path):
+    (tmp_path / "link").symlink_to("target")
+    with in_one_piece(tmp_path / "link") as partial:
+        partial.write_text("text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "text"
+    with in_one_piece(Path("/dev/null")) as partial:
+        partial.write_text("text")
+    assert Path("/dev/null").is_char_device()
