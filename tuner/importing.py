@@ -22,7 +22,7 @@ from store.records import Candidate, Collective
 from store.trace_format import TRACE_SUFFIX
 from tuner.traces import Trace, read_trace
 from tuner.traces.formats import by_name
-from tuner.traces.measuring import Portion, Said
+from tuner.traces.measuring import NODES_UNKNOWN, RANKS_UNKNOWN, Portion, Said
 from tuner.traces.records import Block, Summary
 
 
@@ -207,7 +207,9 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
 
 _REMEDIES: Final = {
     "does not say which collective": "say with --collective what was run",
-    "ranks or nodes unknown": "say with --n-nodes on how many nodes it ran",
+    "no duration": "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV (docs/traces.md)",
+    NODES_UNKNOWN: "say with --n-nodes on how many nodes it ran",
+    RANKS_UNKNOWN: "only the file can say that: a table needs a column `ranks` (docs/traces.md)",
     "nobody says which setting ran": "say with --default or --setting what ran",
 }
 

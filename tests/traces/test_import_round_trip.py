@@ -131,10 +131,51 @@ def test_options_fill_in_and_never_override(tmp_path: Path):
         assert any(f"{option} was not used" in note for note in trace.summary.notes), option
     bare = tmp_path / "bare.csv"
     bare.write_text("collective,message_bytes,n_ranks,n_nodes,duration_us\nall_gather,1024,8,,10.5\n")
-    with pytest.raises(UserError, match=r"none of its 1 records.*ranks or nodes unknown.*say with --n-nodes"):
+    with pytest.raises(UserError, match=r"none of its 1 records.*number of nodes unknown.*say with --n-nodes"):
         imported(bare, tmp_path / "u.db")
     with pytest.raises(UserError, match=r"nobody says which setting ran.*say with --default or --setting"):
         imported(bare, tmp_path / "u.db", n_nodes=2)
     imported(bare, tmp_path / "u.db", n_nodes=2, is_default=True, fabric_id="mine")
     ((job_id, fabric_id),) = stored(tmp_path / "u.db")
     assert (job_id[:7], fabric_id) == ("import-", "mine")
+
+
+TUNER_ROW = {
+    "collective": "all_gather", "size_bytes": "1024", "algorithm": "ring", "protocol": "ll", "channels": "2",
+    "nodes": "1", "ranks": "8", "latency_us": "10.5",
+}  # fmt: skip
+
+
+def tuner_csv(path: Path, *columns: str) -> Path:
+    path.write_text(",".join(columns) + "\n" + ",".join(TUNER_ROW[name] for name in columns) + "\n")
+    return path
+
+
+def test_the_columns_of_a_tuner_csv_may_stand_in_any_order(tmp_path: Path):
+    for columns in (tuple(TUNER_ROW), tuple(reversed(TUNER_ROW))):
+        _, n_rows = imported(tuner_csv(tmp_path / "t.csv", *columns), tmp_path / f"{columns[0]}.db", fabric_id="f")
+        assert n_rows == 1
+    ((_, first),) = stored(tmp_path / "collective.db").items()
+    ((_, second),) = stored(tmp_path / "latency_us.db").items()
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("collective", "t.csv lacks the column collective; see docs/traces.md"),
+        ("algorithm", "t.csv lacks the column algorithm; see docs/traces.md"),
+        ("ranks", r"number of ranks unknown, or 1 \(1\); only the file can say that: a table needs a column `ranks`"),
+        ("nodes", r"number of nodes unknown \(1\); say with --n-nodes"),
+        ("latency_us", r"no duration \(1\); a table needs a column of times, `latency_us`"),
+    ],
+)
+def test_what_a_tuner_csv_lacks_is_named(tmp_path: Path, lost: str, words: str):
+    columns = [name for name in TUNER_ROW if name != lost]
+    path = tuner_csv(tmp_path / "t.csv", *columns)
+    for n_nodes in (None, 1):
+        if lost == "nodes" and n_nodes:
+            assert imported(path, tmp_path / "s.db", n_nodes=n_nodes, fabric_id="f")[1] == 1
+            continue
+        with pytest.raises(UserError, match=words):
+            imported(path, tmp_path / "s.db", n_nodes=n_nodes)

@@ -17,7 +17,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Format by name, where the file's beginning does not tell; `?` lists them.",
+        help="Format by its name in docs/traces.md, where the file's beginning does not tell.",
         autocompletion=completion.formats,
     ),
 ]

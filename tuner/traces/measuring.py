@@ -25,6 +25,8 @@ _SAME_FIELDS: Final = (
 
 
 _CHOOSABLE: Final = [int(one) for one in Collective if legal_cells(one, n_nodes=2, collnet=True)]
+RANKS_UNKNOWN: Final = "number of ranks unknown, or 1"
+NODES_UNKNOWN: Final = "number of nodes unknown"
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,11 @@ def _place(rows: Block, said: Said, summary: Summary, fewest_ranks: int = 1) -> 
         if fewest < said.n_nodes:
             raise UserError(f"{fewest} ranks cannot be on {said.n_nodes} nodes", "mend --n-nodes")
         rows["n_nodes"][unsaid] = said.n_nodes
-    known = (rows["n_ranks"] >= fewest_ranks) & (rows["n_nodes"] > 0)
+    has_ranks = rows["n_ranks"] >= fewest_ranks
+    known = has_ranks & (rows["n_nodes"] > 0)
     possible: NDArray[np.bool_] = rows["n_nodes"] <= rows["n_ranks"]
-    summary.skip("ranks or nodes unknown", int((~known).sum()))
+    summary.skip(RANKS_UNKNOWN, int((~has_ranks).sum()))
+    summary.skip(NODES_UNKNOWN, int((has_ranks & ~known).sum()))
     summary.skip("more nodes than ranks", int((known & ~possible).sum()))
     return known & possible
 

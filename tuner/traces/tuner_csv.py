@@ -35,7 +35,7 @@ _MOST_RANKS: Final = 1 << 24
 
 
 def matches(begin: bytes) -> bool:
-    """The header line, which may be a comment, names the first columns."""
+    """The header line, which may be a comment, names the bytes and most of what else is required, in any order."""
     for line in begin.splitlines():
         if _is_header(line.decode("utf-8", "replace")):
             return True
@@ -45,8 +45,8 @@ def matches(begin: bytes) -> bool:
 
 
 def _is_header(line: str) -> bool:
-    names = line.lstrip("# ").replace(" ", "").lower()
-    return names.startswith("collective,") and "size_bytes" in names and "algorithm" in names
+    names = {name.strip().lower() for name in line.lstrip("# ").split(",")}
+    return "size_bytes" in names and len(names.intersection(_REQUIRED)) >= len(_REQUIRED) - 1
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
