@@ -18,7 +18,8 @@ from pathlib import Path
 from agent import pinning, settings
 from agent.nccl import fabric as fabrics
 from agent.nccl import library, memory
-from store.errors import FabricError, PlanError, PluginError, UserError
+from agent.nccl.emulation_settings import EmulationSettings
+from store.errors import PlanError, PluginError, UserError
 from store.plan_file import read_plan
 
 SITE_DIR = Path(__file__).parent / "site"
@@ -66,7 +67,7 @@ def check(request: LaunchRequest, *, daemon_answers: bool) -> list[Problem]:
     """Everything that stands in the way of a tuned run, worst first."""
     problems = _command_problems(request) + _shadowing_problems(request)
     if request.fabric is not None:
-        problems += _fabric_problems(request.fabric)
+        problems += _fabric_problems(request.fabric, request.environment)
     if request.plan_path is not None:
         problems += _plan_problems(request.plan_path, request.fabric)
     if request.agent_on:
@@ -198,10 +199,11 @@ def _is_ours(path: Path) -> bool:
     return path.resolve().is_relative_to(PROJECT_DIR.resolve())
 
 
-def _fabric_problems(name: str) -> list[Problem]:
+def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Problem]:
     try:
         fabrics.load(name)
-    except FabricError as error:
+        EmulationSettings.from_environment(environment)
+    except UserError as error:
         return [Problem(error.problem, error.remedy, fatal=True)]
     try:
         library.build()  # the emulated NCCL has C code of its own: it needs the compiler

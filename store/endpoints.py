@@ -9,6 +9,8 @@ from store.errors import UserError
 
 MAX_IPC_PATH_BYTES: Final = 107
 """Longest path of a Unix domain socket on Linux."""
+MAX_PORT: Final = 65_535
+_TCP_REMEDY: Final = "write tcp://HOST:PORT"
 ENDPOINT_REMEDY: Final = "give another with --endpoint or ZEROTUNE_ENDPOINT"
 
 
@@ -16,10 +18,13 @@ def check_endpoint(endpoint: str) -> None:
     """See that a daemon could ever be at `endpoint`.
 
     Raises:
-        UserError: it is no ipc:// or tcp:// address, or its socket's path is too long.
+        UserError: it is no ipc:// or tcp:// address, its socket's path is too long, or there is no such port.
     """
     scheme, _, place = endpoint.partition("://")
     if scheme not in ("ipc", "tcp") or not place:
         raise UserError(f"endpoint {endpoint!r} is neither ipc:// nor tcp://", ENDPOINT_REMEDY)
     if scheme == "ipc" and len(os.fsencode(place)) > MAX_IPC_PATH_BYTES:
         raise UserError(f"socket path {place} is longer than {MAX_IPC_PATH_BYTES} bytes", ENDPOINT_REMEDY)
+    port = place.rpartition(":")[2]
+    if scheme == "tcp" and not (port == "*" or (port.isascii() and port.isdigit() and int(port) <= MAX_PORT)):
+        raise UserError(f"endpoint {endpoint} has no possible port: {port!r} is none of 0 to {MAX_PORT}", _TCP_REMEDY)

@@ -69,15 +69,14 @@ def _render_one(explained: Explanation, console: Console) -> None:
     sizes = exact_range(explained.min_bytes, explained.max_bytes)
     where = f"\n[bold]{key.collective.name}[/] {key.phase.name}, {sizes} bytes, {key.communicator}:"
     console.print(f"{where} [bold cyan]{explained.setting}[/]", highlight=False)
-    if decision is None:
-        since = (
-            " since another daemon took over" if explained.decided_at_s is not None and not explained.on_trial else ""
-        )
-        _indented(console, f"nothing has been decided here{since or ' yet'}")
-    else:
+    if decision is not None:
         _indented(console, f"{decision.kind}, {when(decision)}: {decision.reason}")
+    elif not explained.on_trial:
+        since = " since another daemon took over" if explained.decided_at_s is not None else " yet"
+        _indented(console, f"nothing has been decided here{since}")
     if explained.on_trial:
-        _indented(console, f"the last decision put {explained.on_trial} on trial")
+        verdict = "" if decision is not None else "; there is no verdict of it, nor of another setting"
+        _indented(console, f"the last decision put {explained.on_trial} on trial{verdict}")
     guesses = f"model {explained.model_id}" if explained.model_id else "NCCL's cost, no model yet"
     n_tried = explained.n_explored
     tried = "no candidate had a trial of its own here" if decision is not None else ""

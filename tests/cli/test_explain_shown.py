@@ -168,8 +168,8 @@ def test_a_trial_that_has_begun_is_not_what_is_in_force(tmp_path: Path, monkeypa
     """As in a job that was killed meanwhile."""
     path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1))
     text = explained(monkeypatch, capsys, "--store", str(path))
-    assert "2 ranks on 1 node: baseline nothing has been decided here yet" in text
-    assert f"the last decision put {RING} on trial" in text
+    assert f"2 ranks on 1 node: baseline the last decision put {RING} on trial; there is no verdict" in text
+    assert "nothing has been decided" not in text
 
 
 def test_keys_of_which_nothing_was_decided_yet_show_what_is_known_and_expected(tmp_path: Path, monkeypatch, capsys):

@@ -115,6 +115,41 @@ def test_a_summary_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
     assert [one.name for one in tmp_path.iterdir()] == ["s.json"]
 
 
+def test_a_store_that_only_the_environment_names_stops_no_job_without_a_daemon(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ZEROTUNE_STORE", str(tmp_path))
+    code, error = launch(monkeypatch, capsys)
+    assert code == 0, error
+    code, error = launch(monkeypatch, capsys, "--start-daemon")
+    assert code == 2
+    assert "is a folder" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("ZEROTUNE_SEED", "abc", "ZEROTUNE_SEED='abc' is no integer; say 0"),
+        ("ZEROTUNE_COMPUTE", "nan", "ZEROTUNE_COMPUTE='nan' is unknown; say model"),
+        ("ZEROTUNE_COMPUTE", "measured:nan", "ZEROTUNE_COMPUTE='measured:nan' is unknown; say model"),
+        ("ZEROTUNE_DEVICE_MB", "-5", "ZEROTUNE_DEVICE_MB='-5' is no amount of memory; say 40000"),
+    ],
+)
+def test_settings_of_the_emulation_are_checked_before_anything_starts(name, value, words, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
+    code, error = launch(monkeypatch, capsys, "--no-agent", "--fabric", "ethernet_boxes")
+    assert (code, error.count("\n")) == (2, 1), error
+    assert words in error
+    code, error = launch(monkeypatch, capsys, "--no-agent")  # on the real NCCL they say nothing
+    assert code == 0, error
+
+
+def test_a_command_without_the_two_dashes_is_told_of_them(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", "torchrun", "--nproc-per-node", "2", "train.py"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "put `--` before the training command" in capsys.readouterr().err
+
+
 def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(

@@ -295,6 +295,9 @@ def test_no_status_without_a_daemon(private_path):
     [
         ("tcp://127.0.0.1:5555", "open to the network.*--curve-keys"),
         ("udp://127.0.0.1:5555", "neither ipc:// nor tcp://"),
+        ("tcp://127.0.0.1:99999", "no possible port: '99999' is none of 0 to 65535; write tcp://HOST:PORT"),
+        ("tcp://127.0.0.1", "no possible port"),
+        ("tcp://127.0.0.1:x", "no possible port: 'x'"),
         ("nonsense", "neither"),
         ("ipc://", "neither"),
         ("ipc:///proc/zerotune/d.sock", "cannot be written"),

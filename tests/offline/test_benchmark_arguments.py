@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import importlib
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import generated_csvs
-from data_sets import of_folder, of_store
+from data_sets import check_sources, of_folder, of_store
 
+from store.database import Store
 from tuner.export import export_measurements
 from tuner.importing import import_measurements
 
@@ -132,3 +136,17 @@ def test_a_file_of_two_fabrics_is_two_data_sets(tmp_path: Path) -> None:
     export_measurements(tmp_path / "s.db", tmp_path / "out" / "all.csv")
     assert [one.name for one in of_folder(tmp_path / "out")] == ["all:f1", "all:f2"]
     assert [len(one.problems) for one in of_folder(tmp_path / "out")] == [6, 6]
+
+
+def test_a_newer_store_gets_one_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.db"
+    Store.open(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        columns = "migration_set, name, applied_at"
+        connection.execute(f"INSERT INTO _sqlite_migrations ({columns}) VALUES ('zerotune', 'm999_later', '')")
+    for store, remedy in ((path, "install that version"), (tmp_path / "none.db", "make one with `zerotune import")):
+        with pytest.raises(SystemExit):
+            check_sources(argparse.ArgumentParser(), store, None)
+        said = capsys.readouterr().err
+        assert remedy in said
+        assert said.splitlines()[-1].count(";") == 1

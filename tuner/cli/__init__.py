@@ -108,6 +108,8 @@ def _explain_usage(error: Any) -> int:
         return 2
     path = error.ctx.command_path if error.ctx is not None else "zerotune"
     problem = " ".join(error.format_message().split()).rstrip(".") + _value_of(error)
+    if path.endswith(" launch") and "--" not in sys.argv and type(error).__name__ == "NoSuchOption":
+        return _failed(f"{problem}; put `--` before the training command, or see `{path} --help`", 2)
     return _failed(f"{problem}; see `{path} --help`", 2)
 
 

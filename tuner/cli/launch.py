@@ -69,7 +69,8 @@ def launch(
     # As the shell does: a word with a slash is a path, all others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():
         raise UserError(f"command {command[0]!r} is a folder", "name the program or script in it")
-    where, store_file = launching.endpoint(request), store_path(store)
+    where = launching.endpoint(request)
+    store_file = store_path(store) if start_daemon else None  # of the daemon alone: what is set for it stops no job
     given = {
         "--no-agent": not agent,
         "--plan": plan is not None,
@@ -106,7 +107,7 @@ def launch(
             " have one started with these",
             file=sys.stderr,
         )
-    if agent and plan is None and start_daemon and not answers:
+    if agent and plan is None and store_file is not None and not answers:
         from tuner.background import start_in_background
 
         started = start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
