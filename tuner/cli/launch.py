@@ -70,13 +70,15 @@ def launch(
     if command and os.sep in command[0] and Path(command[0]).is_dir():
         raise UserError(f"command {command[0]!r} is a folder", "name the program or script in it")
     where = launching.endpoint(request)
-    store_file = store_path(store) if start_daemon else None  # of the daemon alone: what is set for it stops no job
+    names_store = store is not None and str(store) != os.environ.get("ZEROTUNE_STORE")
+    # Of the daemon alone: what the environment says of it stops no job that starts none.
+    store_file = store_path(store) if start_daemon or names_store else None
     given = {
         "--no-agent": not agent,
         "--plan": plan is not None,
         "--log-trace": log_trace is not None,
         "--start-daemon": start_daemon,
-        "--store": store is not None and str(store) != os.environ.get("ZEROTUNE_STORE"),
+        "--store": names_store,
         "--budget-percent": budget_percent is not None,
         "--memory-threshold": memory_threshold is not None,
         "--no-explore": no_explore,
@@ -107,7 +109,7 @@ def launch(
             " have one started with these",
             file=sys.stderr,
         )
-    if agent and plan is None and store_file is not None and not answers:
+    if agent and plan is None and start_daemon and store_file is not None and not answers:
         from tuner.background import start_in_background
 
         started = start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
