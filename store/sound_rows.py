@@ -13,16 +13,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from store.measurements import UNKNOWN
 from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
 
 _log = logging.getLogger("zerotune.store")
-
-_UNKNOWN: Final = 255
 
 # Comparisons refuse what is no number, too: to SQLite text and blobs are greater than all numbers, and NULL is neither.
 _ID: Final = "{0} BETWEEN 1 AND 9223372036854775807"
 _COUNT: Final = "{0} BETWEEN 0 AND 4294967295"
 _DURATION_US: Final = "{0} BETWEEN 0 AND 1e300"
+_PREDICTED_US: Final = "{0} BETWEEN 0 AND 9e999"
+"""Infinity is one: a prediction may have no bound."""
 _NUMBER: Final = "{0} BETWEEN -1e15 AND 1e15"
 _TIME_S: Final = "{0} BETWEEN 0 AND 1e11"
 """Up to the year 5138: what a calendar can show."""
@@ -64,8 +65,8 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "message_bytes": "{0} BETWEEN 1 AND 4611686018427387904",
         "collective": _one_of(Collective),
         "phase": _one_of(Phase),
-        "algorithm": _one_of((*Algorithm, _UNKNOWN)),
-        "protocol": _one_of((*Protocol, _UNKNOWN)) + f" AND ({{0}} = {_UNKNOWN}) = (algorithm = {_UNKNOWN})",
+        "algorithm": _one_of((*Algorithm, UNKNOWN)),
+        "protocol": _one_of((*Protocol, UNKNOWN)) + f" AND ({{0}} = {UNKNOWN}) = (algorithm = {UNKNOWN})",
         "n_channels": "{0} BETWEEN 0 AND 64",
         "is_default": _one_of((0, 1)),
         "source": _one_of(Source),
@@ -102,10 +103,10 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "epoch": _COUNT,
         "kind": _TEXT,
         "reason": _TEXT,
-        "predicted_us": _or_null(_DURATION_US),
-        "predicted_low_us": _or_null(_DURATION_US),
-        "predicted_high_us": _or_null(_DURATION_US),
-        "baseline_us": _or_null(_DURATION_US),
+        "predicted_us": _or_null(_PREDICTED_US),
+        "predicted_low_us": _or_null(_PREDICTED_US),
+        "predicted_high_us": _or_null(_PREDICTED_US),
+        "baseline_us": _or_null(_PREDICTED_US),
         "n_measurements": _COUNT,
         "model_id": _TEXT,
         "decided_at_s": _TIME_S,

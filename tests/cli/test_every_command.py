@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.main import get_command
@@ -323,13 +324,15 @@ def test_version_and_unknown_commands(monkeypatch, capsys):
 def test_damaged_stores_and_interrupts(monkeypatch, capsys):
     import sqlite3
 
-    def broken(*_, **__):
-        raise sqlite3.DatabaseError("database disk image is malformed")
-
-    monkeypatch.setattr("tuner.explanations.explain", broken)
-    code, _, error = run(monkeypatch, capsys, "explain")
-    assert code == 2
-    assert "the store is damaged" in error
+    for failure, words in (
+        (sqlite3.DatabaseError("database disk image is malformed"), "the store is damaged"),
+        (sqlite3.OperationalError("database is\nlocked"), "the store cannot be used (database is locked); look"),
+    ):
+        failing = Mock(side_effect=failure)
+        monkeypatch.setattr("tuner.explanations.explain", failing)
+        code, _, error = run(monkeypatch, capsys, "explain")
+        assert (code, error.count("\n")) == (2, 1)
+        assert words in error
     monkeypatch.setattr("tuner.explanations.explain", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     code, _, error = run(monkeypatch, capsys, "explain")
     assert code == 130

@@ -7,12 +7,23 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from store.database import Store
 from store.errors import StoreError
 from store.migrations import columns_without
-from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, ModelRecord, Phase, StepRecord
+from store.records import (
+    BASELINE,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    DecisionKey,
+    ModelRecord,
+    Phase,
+    StepRecord,
+)
 from store.sound_rows import CELLS
 
 COLUMNS = [(table, column) for table, cells in CELLS.items() for column in cells]
@@ -89,6 +100,23 @@ def test_damaged_rows_are_counted_in_one_line(filled, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"store {filled} has rows with damaged cells, which are not used: 1 of jobs, 1 of steps"
     ]
+
+
+def test_what_the_writer_takes_the_reader_shows(path, block):
+    """Extremes that are no damage."""
+    extreme = {"n_ranks": 2**32 - 1, "message_bytes": 2**62 - 1, "step": 2**32 - 1, "memory_pressure": np.nan,
+               "n_channels": 64, "algorithm": 255, "protocol": 255}  # fmt: skip
+    never = Candidate(n_channels=4)
+    with Store.open(path) as store:
+        store.record_job("", "", {}, 0)
+        store.record_measurements("", "", block(3, **extreme))
+        store.record_steps("", [StepRecord(0, 0, 0.0, -1e-9, None)])
+        store.record_decisions([Decision("", "", KEY, never, 0, "", "", predicted_high_us=float("inf"))])
+        store.save_model(ModelRecord("", "", b"", {}, "", None, 0.0))
+        store.flush()
+        counts = [len(store.measurements()), len(store.steps("")), len(store.decisions()), len(store.jobs())]
+        assert counts == [3, 1, 1, 1]
+        assert not store.models()[0].is_damaged
 
 
 def test_bytes_that_are_no_text_do_not_end_a_query(filled):
