@@ -296,6 +296,13 @@ class Store:
         where, parameters = _where(conditions)
         return _measurements.select(self._reader(), where, parameters, limit)
 
+    def measurements_at_usual_level(self, fabric_id: str, *, limit: int | None = None) -> NDArray[np.void]:
+        """The newest `limit` measurements on `fabric_id`, oldest first, with durations as at the network's usual level:
+        settings that ran while it was slower are no slower for that.
+        """
+        where, parameters = _where({"s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id})
+        return _measurements.select_at_usual_level(self._reader(), where, parameters, limit)
+
     def measured(self) -> dict[tuple[str, str], int]:
         """How many measurements there are of each job on each fabric, the jobs oldest first."""
         rows = self._reader().execute(
@@ -308,6 +315,7 @@ class Store:
     def statistics(self, fabric_id: str, job_id: str | None = None) -> list[CandidateStatistics]:
         """Count, median, mean, spread and minimum of successful measurements on `fabric_id`, or of one job there.
 
+        Where the network was slower for a time, durations are told as they would have been at its usual level.
         One entry per (key, candidate, chosen by NCCL or not), sorted by key. Takes time in
         proportion to the rows kept (under a second per million), most of it outside the GIL.
         """

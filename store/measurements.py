@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from store.levels import Cells, Levelled, levelled
 from store.records import (
     Algorithm,
     Candidate,
@@ -174,15 +175,44 @@ def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
     return good
 
 
+def select_at_usual_level(
+    connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
+) -> NDArray[np.void]:
+    """As `select`, with durations as they would have been at the network's usual level; see `store.levels`."""
+    block = select(connection, where, parameters, limit)
+    rows = connection.execute(
+        f"SELECT m.job FROM measurements m JOIN series s ON s.id = m.series WHERE {where} ORDER BY m.id DESC LIMIT ?",
+        (*parameters, -1 if limit is None else limit),
+    )
+    job = np.fromiter((job for (job,) in rows), np.int64)[::-1]
+    usable = np.flatnonzero(block["outcome"] == Outcome.ok)
+    if not len(usable):
+        return block
+    here = block[usable]
+    columns = np.stack([here[name].astype(np.int64) for name in _SETTING_COLUMNS], axis=1)
+    settings, cell = np.unique(columns, axis=0, return_inverse=True)
+    step = here["step"].astype(np.int64)
+    levels = _levels_of(settings, cell.reshape(-1), job[usable], usable, step, here["duration_us"])
+    if levels is not None:
+        block["duration_us"][usable] *= np.exp(-levels.shift)
+    return block
+
+
+_SETTING_COLUMNS: Final = (
+    "n_ranks", "n_nodes", "collective", "phase", "message_bytes", "algorithm", "protocol", "n_channels", "is_default",
+)  # fmt: skip
+
+
 _STATISTICS: Final = """
 SELECT s.n_ranks, s.n_nodes, s.collective, s.phase, s.message_bytes, s.algorithm, s.protocol, s.n_channels,
-       s.is_default, gathered.durations_us, gathered.last_seen_s
-FROM (SELECT series, group_concat(duration_us) AS durations_us, max(measured_at_s) AS last_seen_s
+       s.is_default, gathered.job, gathered.last_seen_s, gathered.ids, gathered.steps, gathered.durations_us
+FROM (SELECT series, job, max(measured_at_s) AS last_seen_s,
+             group_concat(id) AS ids, group_concat(step) AS steps, group_concat(duration_us) AS durations_us
       FROM measurements
       WHERE series IN (SELECT id FROM series WHERE outcome = ? AND
                        fabric = (SELECT id FROM fabrics WHERE fabric_id = ?))
             AND (? IS NULL OR job = (SELECT id FROM jobs WHERE job_id = ?))
-      GROUP BY series) gathered
+      GROUP BY series, job) gathered
 JOIN series s ON s.id = gathered.series
 """
 
@@ -193,30 +223,77 @@ def statistics(connection: sqlite3.Connection, fabric_id: str, job_id: str | Non
     SQLite gathers each series' durations into one text, so that a million rows cost this thread a
     few hundred Python objects.
     """
-    groups: dict[tuple[DecisionKey, Candidate, bool], list[tuple[NDArray[np.float64], float]]] = {}
-    for row in connection.execute(_STATISTICS, (Outcome.ok, fabric_id, job_id, job_id)):
+    parts = connection.execute(_STATISTICS, (Outcome.ok, fabric_id, job_id, job_id)).fetchall()
+    if not parts:
+        return []
+    settings, setting = np.unique(np.array([part[:9] for part in parts], np.int64), axis=0, return_inverse=True)
+    lengths = [part[11].count(",") + 1 for part in parts]
+    order, step = (
+        np.concatenate([np.fromstring(part[at], np.int64, sep=",") for part in parts]) for at in (11, 12)
+    )
+    durations_us = np.concatenate([np.fromstring(part[13], np.float64, sep=",") for part in parts])
+    cell = np.repeat(setting.reshape(-1).astype(np.int64), lengths)
+    job = np.repeat(np.array([part[9] for part in parts], np.int64), lengths)
+    doubt = np.zeros(len(settings))
+    levels = _levels_of(settings, cell, job, order, step, durations_us)
+    if levels is not None:
+        durations_us *= np.exp(-levels.shift)
+        doubt = levels.doubt
+    groups: dict[tuple[DecisionKey, Candidate, bool], list[int]] = {}
+    ends = np.cumsum(lengths)
+    for at, row in enumerate(parts):
         communicator = CommunicatorClass(row[0], row[1])
         key = DecisionKey(communicator, Collective(row[2]), Phase(row[3]), size_class(row[4]))
         candidate, is_default = candidate_of(row[5], row[6], row[7]), bool(row[8])
-        durations_us = np.array(row[9].split(","), np.float64)
-        groups.setdefault((key, candidate, is_default), []).append((durations_us, row[10]))
+        groups.setdefault((key, candidate, is_default), []).append(at)
     found = []
-    for (key, candidate, is_default), parts in groups.items():
-        durations_us = np.concatenate([part for part, _ in parts])
+    for (key, candidate, is_default), members in groups.items():
+        of_group = np.concatenate([durations_us[ends[at] - lengths[at] : ends[at]] for at in members])
         found.append(
             CandidateStatistics(
                 key=key,
                 candidate=candidate,
                 is_default=is_default,
-                count=len(durations_us),
-                median_us=float(np.median(durations_us)),
-                mean_us=float(durations_us.mean()),
-                std_us=float(durations_us.std(ddof=1)) if len(durations_us) > 1 else 0.0,
-                min_us=float(durations_us.min()),
-                last_seen_s=float(max(seen_s for _, seen_s in parts)),
+                count=len(of_group),
+                median_us=float(np.median(of_group)),
+                mean_us=float(of_group.mean()),
+                std_us=float(of_group.std(ddof=1)) if len(of_group) > 1 else 0.0,
+                min_us=float(of_group.min()),
+                last_seen_s=float(max(parts[at][10] for at in members)),
+                level_std=float(max(doubt[setting.reshape(-1)[at]] for at in members)),
             )
         )
     return sorted(found, key=lambda one: (one.key, str(one.candidate), one.is_default))
+
+
+def _levels_of(
+    settings: NDArray[np.int64],
+    cell: NDArray[np.int64],
+    job: NDArray[np.int64],
+    order: NDArray[np.int64],
+    step: NDArray[np.int64],
+    durations_us: NDArray[np.float64],
+) -> Levelled | None:
+    """Levels of measurements [n] of `settings`, rows of communicator class, collective, phase, message_bytes, setting
+    and who chose it; see `levelled`. `cell` numbers the rows.
+    """
+    _, place = np.unique(settings[:, :2], axis=0, return_inverse=True)
+    of_key = settings[:, :5].copy()
+    of_key[:, 4] = [size_class(one) for one in of_key[:, 4].tolist()]
+    _, key = np.unique(of_key, axis=0, return_inverse=True)
+    _, messages = np.unique(settings[:, :5], axis=0, return_inverse=True)
+    messages = messages.reshape(-1)
+    is_default = np.flatnonzero(settings[:, 8])
+    default_of = np.full(int(messages.max()) + 1, -1)
+    default_of[messages[is_default]] = is_default
+    cells = Cells(place.reshape(-1).astype(np.int64), key.reshape(-1).astype(np.int64), default_of[messages])
+    with np.errstate(divide="ignore"):
+        logs = np.log(durations_us)
+    return levelled(cells, cell, job, order, step, np.maximum(logs, _LEAST_LOG))
+
+
+_LEAST_LOG: Final = -20.0
+"""Of durations that are as good as none."""
 
 
 def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int) -> Candidate:

@@ -381,6 +381,8 @@ class CandidateStatistics(msgspec.Struct, frozen=True):
     std_us: float
     min_us: float
     last_seen_s: float
+    level_std: float = 0.0
+    """How far (log) its comparison with NCCL's own choice may be off, as they ran at different times."""
 
 
 class ModelRecord(msgspec.Struct, frozen=True):

@@ -40,6 +40,18 @@ class Learned(Protocol):
     count: int
     median_us: float
     std_us: float
+    level_std: float = 0.0
+    """How far (log) its comparison with NCCL's own choice may be off, as they ran at different times."""
+
+
+class _Known(NamedTuple):
+    """One setting's time, as earlier runs measured it."""
+
+    log_us: float
+    spread: float
+    """Of one call (log)."""
+    count: int
+    level_std: float
 
 
 class Prior(NamedTuple):
@@ -70,19 +82,19 @@ class Knowledge:
     ) -> None:
         self.correction = correction
         self.model_id = model_id
-        self._by_key: dict[DecisionKey, dict[Candidate, tuple[float, float, int]]] = {}
-        self._by_place: dict[tuple[object, ...], dict[Candidate, tuple[float, float, int]]] = {}
+        self._by_key: dict[DecisionKey, dict[Candidate, _Known]] = {}
+        self._by_place: dict[tuple[object, ...], dict[Candidate, _Known]] = {}
         for line in statistics:
             if line.count < 1 or not line.median_us > 0:
                 continue
             candidate = BASELINE if line.is_default else line.candidate
             spread = max(line.std_us / line.median_us, 0.01)
-            entry = (math.log(line.median_us), min(spread, 1.0), line.count)
+            entry = _Known(math.log(line.median_us), min(spread, 1.0), line.count, _level_std(line))
             for known in (
                 self._by_key.setdefault(line.key, {}),
                 self._by_place.setdefault(_place(line.key), {}),
             ):
-                if candidate not in known or known[candidate][2] < line.count:
+                if candidate not in known or known[candidate].count < line.count:
                     known[candidate] = entry
         self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
         self._gains = _gains_by_key(by_job)
@@ -181,10 +193,9 @@ class Knowledge:
             if entry is None:
                 entry, floor = elsewhere.get(candidate), OTHER_PHASE_STD
             if entry is not None:
-                log_us, spread_of_one, count = entry
-                known_std = math.hypot(floor, spread_of_one / math.sqrt(count))
+                known_std = math.hypot(floor, entry.level_std, entry.spread / math.sqrt(entry.count))
                 if known_std < std[index]:
-                    mean[index], std[index] = log_us, known_std
+                    mean[index], std[index] = entry.log_us, known_std
 
     def has_measured(self, key: DecisionKey) -> bool:
         """Whether earlier runs measured more than one setting at `key`."""
@@ -197,21 +208,21 @@ class Knowledge:
     def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
         """The candidate that earlier runs showed to beat the baseline at `key`, with the evidence."""
         known: Mapping[Candidate, tuple[float, float, int]] = self._by_key.get(key, {})
-        if BASELINE not in known or known[BASELINE][2] < MIN_COUNT:
+        base = known.get(BASELINE)
+        if base is None or base.count < MIN_COUNT:
             return None
-        base_log, base_spread, base_count = known[BASELINE]
         best: tuple[float, Candidate] | None = None
-        for candidate, (log_us, spread, count) in known.items():
-            if candidate.is_baseline or count < MIN_COUNT:
+        for candidate, one in known.items():
+            if candidate.is_baseline or one.count < MIN_COUNT:
                 continue
-            gain = base_log - log_us
-            doubt = math.sqrt(spread**2 / count + base_spread**2 / base_count)
+            gain = base.log_us - one.log_us
+            doubt = math.sqrt(one.spread**2 / one.count + base.spread**2 / base.count + one.level_std**2)
             if gain > max(MIN_PRIOR_GAIN, DECISIVE_Z * doubt) and (best is None or gain > best[0]):
                 best = (gain, candidate)
         if best is None:
             return None
         saved = 100.0 * (1.0 - math.exp(-best[0]))
-        count = known[best[1]][2]
+        count = known[best[1]].count
         return best[1], f"earlier runs measured it {saved:.1f} % faster than the baseline in {count} calls"
 
     def open_lead(self, key: DecisionKey) -> OpenLead | None:
@@ -240,7 +251,7 @@ def _gains_by_key(
             base = baselines.get(line.key)
             if line.is_default or base is None:
                 continue
-            variance = BETWEEN_JOBS_STD**2
+            variance = BETWEEN_JOBS_STD**2 + _level_std(line) ** 2
             for side in (line, base):
                 variance += max(side.std_us / side.median_us, 0.01) ** 2 / side.count
             of_key = found.setdefault(line.key, {})
@@ -248,6 +259,10 @@ def _gains_by_key(
             gain = math.log(base.median_us / line.median_us)
             of_key[line.candidate] = weight + 1.0 / variance, total + gain / variance
     return found
+
+
+def _level_std(line: Learned | CandidateStatistics) -> float:
+    return getattr(line, "level_std", 0.0)
 
 
 def _place(key: DecisionKey) -> tuple[object, ...]:

@@ -44,7 +44,7 @@ def train(store: Store, fabric_id: str, name: str = WINNER) -> ModelRecord | Non
     facts = store.fabrics().get(fabric_id)
     if facts is None:
         return None
-    return fit(store.measurements(fabric_id, limit=MAX_MEASUREMENTS), fabric_id, facts, name)
+    return fit(store.measurements_at_usual_level(fabric_id, limit=MAX_MEASUREMENTS), fabric_id, facts, name)
 
 
 def fit(
