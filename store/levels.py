@@ -11,6 +11,7 @@ its own share of it. Where no level differs by more than drift, everything stays
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,6 +27,10 @@ MIN_Z: Final = 4.0
 MIN_BLOCK_STEPS: Final = 4
 MAX_BLOCKS: Final = 64
 """Of one job, before merging."""
+MAX_STRETCHES: Final = 8
+"""Of one job, after it."""
+MAX_JOBS: Final = 100
+"""So many of the newest are looked at: bounds the time it takes."""
 MAX_LOOKED_AT: Final = 200_000
 """Measurements that levels are made out from: of more, so many by chance."""
 MIN_NOISE: Final = 0.01
@@ -68,7 +73,7 @@ class _Table(NamedTuple):
 
     cell: Ints
     node: Ints
-    count: Floats
+    n_calls: Floats
     log: Floats
 
 
@@ -78,9 +83,9 @@ def levelled(cells: Cells, cell: Ints, job: Ints, order: Ints, step: Ints, logs:
     """
     if len(logs) < 2 * MIN_BLOCK_STEPS:
         return None
-    looked_at = np.arange(len(logs))
-    if len(logs) > MAX_LOOKED_AT:
-        looked_at = np.sort(np.random.default_rng(_SEED).choice(len(logs), MAX_LOOKED_AT, replace=False))
+    looked_at = np.flatnonzero(job >= np.unique(job)[-MAX_JOBS:][0])
+    if len(looked_at) > MAX_LOOKED_AT:
+        looked_at = np.sort(np.random.default_rng(_SEED).choice(looked_at, MAX_LOOKED_AT, replace=False))
     block, job_of_block = _blocks(job, order, step)
     of_blocks, noise = _medians(cell[looked_at], block[looked_at], logs[looked_at])
     shift, doubt = np.zeros(len(logs)), np.zeros(len(cells.key))
@@ -138,7 +143,7 @@ def _medians(cell: Ints, block: Ints, logs: Floats) -> tuple[_Table, float]:
 
 
 def _take(table: _Table, which: npt.NDArray[np.bool_]) -> _Table:
-    return _Table(*(column[which] for column in table))
+    return _Table(table.cell[which], table.node[which], table.n_calls[which], table.log[which])
 
 
 def _stretches(table: _Table, job_of_block: Ints, noise: float) -> Ints:
@@ -150,7 +155,7 @@ def _stretches(table: _Table, job_of_block: Ints, noise: float) -> Ints:
         blocks, column = np.unique(here.node, return_inverse=True)
         cells, row = np.unique(here.cell, return_inverse=True)
         count, total = np.zeros((2, len(blocks), len(cells)))
-        count[column, row], total[column, row] = here.count, here.count * here.log
+        count[column, row], total[column, row] = here.n_calls, here.n_calls * here.log
         stretch = _merge(count, total, noise)
         found[blocks] = n_stretches + stretch
         n_stretches += int(stretch[-1]) + 1
@@ -163,14 +168,15 @@ def _merge(count: Floats, total: Floats, noise: float) -> Ints:
     Neighbours are merged as long as any two do not differ, those that differ least first.
     """
     parts = [(count[at], total[at], 1) for at in range(len(count))]
-    jumps = [_jump(*pair, noise) for pair in zip(parts, parts[1:], strict=False)]
+    jumps = [_jump(*pair, noise) for pair in pairwise(parts)]
     usual = 1.4826 * float(np.median([abs(shift) for shift, _ in jumps])) if len(jumps) > 4 else 0.0
     while jumps:
         best: tuple[float, int] | None = None
         for at, (shift, error) in enumerate(jumps):
             n_here = 1.0 / parts[at][2] + 1.0 / parts[at + 1][2]
-            beyond = MIN_Z * max(error, usual * float(np.sqrt(0.5 * n_here)))
-            if abs(shift) <= max(MIN_SHIFT, beyond) and (best is None or shift**2 / n_here < best[0]):
+            beyond = max(MIN_SHIFT, MIN_Z * max(error, usual * float(np.sqrt(0.5 * n_here))))
+            is_alike = abs(shift) <= beyond or len(parts) > MAX_STRETCHES
+            if is_alike and (best is None or shift**2 / n_here < best[0]):
                 best = shift**2 / n_here, at
         if best is None:
             break
@@ -201,8 +207,8 @@ def _merged(table: _Table, stretch_of: Ints) -> _Table:
     n_stretches = int(stretch_of.max()) + 1
     name = table.cell * n_stretches + stretch_of[table.node]
     names, inverse = np.unique(name, return_inverse=True)
-    count = np.bincount(inverse, table.count)
-    log = np.bincount(inverse, table.count * table.log) / count
+    count = np.bincount(inverse, table.n_calls).astype(np.float64)
+    log = np.bincount(inverse, table.n_calls * table.log) / count
     return _Table(names // n_stretches, names % n_stretches, count, log)
 
 
@@ -214,7 +220,7 @@ def _levels(table: _Table, noise: float) -> Floats:
     cells, row = np.unique(table.cell, return_inverse=True)
     n_stretches = int(table.node.max()) + 1
     weight, log = np.zeros((2, len(cells), n_stretches))
-    weight[row, table.node] = 1.0 / (CELL_STD**2 + noise**2 / table.count)
+    weight[row, table.node] = 1.0 / (CELL_STD**2 + noise**2 / table.n_calls)
     log[row, table.node] = table.log
     share = weight / weight.sum(axis=1, keepdims=True)
     tied = np.diag(weight.sum(axis=0)) - share.T @ weight
@@ -222,7 +228,7 @@ def _levels(table: _Table, noise: float) -> Floats:
     # Levels of stretches that nothing ties together are 0 by a weak opinion, which their own zero takes out again.
     spread = np.linalg.inv(tied + 1e-3 * np.eye(n_stretches))
     level = spread @ (weight * off).sum(axis=0)
-    n_measured = np.bincount(table.node, table.count, minlength=n_stretches)
+    n_measured = np.bincount(table.node, table.n_calls, minlength=n_stretches)
     found = np.zeros(n_stretches)
     group = _groups(weight > 0)
     for one in np.unique(group).tolist():
@@ -237,7 +243,7 @@ def _levels(table: _Table, noise: float) -> Floats:
 
 
 def _groups(ran: npt.NDArray[np.bool_]) -> Ints:
-    """A number for each stretch, the same for all that are tied together by cells; from whether each ran [cell, stretch]."""
+    """A number for each stretch, the same for those that cells tie together; from what ran when, [n_cells, n]."""
     group = np.arange(ran.shape[1])
     while True:
         least = np.where(ran, group, ran.shape[1]).min(axis=1)
@@ -266,7 +272,7 @@ def _shares_of_keys(table: _Table, level: Floats, cells: Cells, noise: float) ->
         n_cells = len(own)
         weight = np.zeros((n_cells, len(stretches)))
         log = np.zeros_like(weight)
-        weight[row, column] = 1.0 / (setting_std[table.node[rows]] ** 2 + noise**2 / table.count[rows])
+        weight[row, column] = 1.0 / (setting_std[table.node[rows]] ** 2 + noise**2 / table.n_calls[rows])
         log[row, column] = table.log[rows] - level[table.node[rows]]
         ties = np.block(
             [
@@ -277,7 +283,7 @@ def _shares_of_keys(table: _Table, level: Floats, cells: Cells, noise: float) ->
         spread = np.linalg.inv(ties)
         solved = spread @ np.r_[(weight * log).sum(axis=1), (weight * log).sum(axis=0)]
         off |= dict(zip((key * len(level) + stretches).tolist(), solved[n_cells:].tolist(), strict=True))
-        n_calls = np.bincount(row, table.count[rows])
+        n_calls = np.bincount(row, table.n_calls[rows])
         default = cells.default[own]
         at = np.searchsorted(own, default)
         for this, (other, is_known) in enumerate(zip(at.tolist(), (default >= 0).tolist(), strict=True)):

@@ -228,9 +228,7 @@ def statistics(connection: sqlite3.Connection, fabric_id: str, job_id: str | Non
         return []
     settings, setting = np.unique(np.array([part[:9] for part in parts], np.int64), axis=0, return_inverse=True)
     lengths = [part[11].count(",") + 1 for part in parts]
-    order, step = (
-        np.concatenate([np.fromstring(part[at], np.int64, sep=",") for part in parts]) for at in (11, 12)
-    )
+    order, step = (np.concatenate([np.fromstring(part[at], np.int64, sep=",") for part in parts]) for at in (11, 12))
     durations_us = np.concatenate([np.fromstring(part[13], np.float64, sep=",") for part in parts])
     cell = np.repeat(setting.reshape(-1).astype(np.int64), lengths)
     job = np.repeat(np.array([part[9] for part in parts], np.int64), lengths)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 RERUN_STD: Final = 0.04
 """How far a candidate's mean moves between two runs on one fabric."""
 OTHER_PHASE_STD: Final = 0.08
+LEVEL_STD: Final = 0.3
+"""How far (log) the network of a job is off the one that earlier jobs measured, for all settings together: those may
+have run beside a neighbour from beginning to end.
+"""
 MIN_COUNT: Final = 4
 DECISIVE_Z: Final = 3.0
 MIN_PRIOR_GAIN: Final = 0.01
@@ -40,8 +44,6 @@ class Learned(Protocol):
     count: int
     median_us: float
     std_us: float
-    level_std: float = 0.0
-    """How far (log) its comparison with NCCL's own choice may be off, as they ran at different times."""
 
 
 class _Known(NamedTuple):
@@ -50,7 +52,7 @@ class _Known(NamedTuple):
     log_us: float
     spread: float
     """Of one call (log)."""
-    count: int
+    n_calls: int
     level_std: float
 
 
@@ -94,7 +96,7 @@ class Knowledge:
                 self._by_key.setdefault(line.key, {}),
                 self._by_place.setdefault(_place(line.key), {}),
             ):
-                if candidate not in known or known[candidate].count < line.count:
+                if candidate not in known or known[candidate].n_calls < line.count:
                     known[candidate] = entry
         self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
         self._gains = _gains_by_key(by_job)
@@ -159,9 +161,13 @@ class Knowledge:
     def doubt_in_common(
         self, communicator: CommunicatorClass, collective: Collective, candidates: Sequence[Candidate], costs: CostPrior
     ) -> float:
-        """How far off (log) all guesses may be together at a communicator that was never measured."""
+        """How far off (log) all guesses may be together, and what earlier runs measured with them: the network is
+        another, or the communicator was never measured.
+        """
+        if self.correction is None and not self._by_key:
+            return 0.0
         doubt = self._doubt_of_jump(communicator, collective, candidates, np.array([_MIDDLING_BYTES]), costs)
-        return float(np.median(doubt))
+        return math.hypot(LEVEL_STD, float(np.median(doubt)))
 
     def _doubt_of_jump(
         self,
@@ -193,7 +199,7 @@ class Knowledge:
             if entry is None:
                 entry, floor = elsewhere.get(candidate), OTHER_PHASE_STD
             if entry is not None:
-                known_std = math.hypot(floor, entry.level_std, entry.spread / math.sqrt(entry.count))
+                known_std = math.hypot(floor, entry.level_std, entry.spread / math.sqrt(entry.n_calls))
                 if known_std < std[index]:
                     mean[index], std[index] = entry.log_us, known_std
 
@@ -207,22 +213,22 @@ class Knowledge:
 
     def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
         """The candidate that earlier runs showed to beat the baseline at `key`, with the evidence."""
-        known: Mapping[Candidate, tuple[float, float, int]] = self._by_key.get(key, {})
+        known: Mapping[Candidate, _Known] = self._by_key.get(key, {})
         base = known.get(BASELINE)
-        if base is None or base.count < MIN_COUNT:
+        if base is None or base.n_calls < MIN_COUNT:
             return None
         best: tuple[float, Candidate] | None = None
         for candidate, one in known.items():
-            if candidate.is_baseline or one.count < MIN_COUNT:
+            if candidate.is_baseline or one.n_calls < MIN_COUNT:
                 continue
             gain = base.log_us - one.log_us
-            doubt = math.sqrt(one.spread**2 / one.count + base.spread**2 / base.count + one.level_std**2)
+            doubt = math.sqrt(one.spread**2 / one.n_calls + base.spread**2 / base.n_calls + one.level_std**2)
             if gain > max(MIN_PRIOR_GAIN, DECISIVE_Z * doubt) and (best is None or gain > best[0]):
                 best = (gain, candidate)
         if best is None:
             return None
         saved = 100.0 * (1.0 - math.exp(-best[0]))
-        count = known[best[1]].count
+        count = known[best[1]].n_calls
         return best[1], f"earlier runs measured it {saved:.1f} % faster than the baseline in {count} calls"
 
     def open_lead(self, key: DecisionKey) -> OpenLead | None:
@@ -262,6 +268,7 @@ def _gains_by_key(
 
 
 def _level_std(line: Learned | CandidateStatistics) -> float:
+    """0 where nobody looked at which times settings ran."""
     return getattr(line, "level_std", 0.0)
 
 

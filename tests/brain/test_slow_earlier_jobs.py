@@ -1,0 +1,94 @@
+"""What a job leaves that met a slow network, for a part of its life or all of it, is worth as much to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from agent.nccl import fabric
+from store.database import Store
+from store.records import BASELINE, Collective, DecisionKey, Phase, StepRecord, size_class
+from tuner import trainer
+from tuner.knowledge import Knowledge
+
+KINDS = (
+    (Collective.all_gather, Phase.forward_gather),
+    (Collective.all_gather, Phase.backward_gather),
+    (Collective.reduce_scatter, Phase.gradient_scatter),
+)
+N_STEPS = 200
+SLOW = dict.fromkeys((one.name for one in Collective), 1.5)
+
+
+@dataclass
+class Recorded(World):
+    """Keeps what it measured; its network is half as slow again from a step on."""
+
+    slow_from: int = N_STEPS
+    blocks: list[np.ndarray] = field(default_factory=list)
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        self.slowdown = SLOW if self.step >= self.slow_from else {}
+        block, record = super().run_step()
+        self.blocks.append(block)
+        return block, record
+
+
+def _world(name: str, seed: int) -> Recorded:
+    place = fabric.load(name).communicator(range(8 if name == "as_believed" else 16))
+    calls = [Call(*kind, n_bytes) for n_bytes in (1 << 16, 1 << 20, 1 << 24) for kind in KINDS for _ in range(2)]
+    world = Recorded(name, place, calls, seed=seed)
+    world.compute_us = 2.0 * sum(world.truth(call, BASELINE)[0] for call in calls)
+    return world
+
+
+def _after(name: str, slow_from: int, store: Store) -> Knowledge:
+    """What a job leaves whose network slows down at that step."""
+    world = _world(name, seed=100)
+    world.slow_from = slow_from
+    store.record_job("first", world.fabric.fabric_id, world.fabric.describe(), world.communicator.n_ranks)
+    play(world, make_brain(world), N_STEPS)
+    store.record_measurements(world.fabric.fabric_id, "first", np.concatenate(world.blocks))
+    store.flush()
+    model = trainer.train(store, world.fabric.fabric_id)
+    assert model is not None
+    trainer.keep(store, model)
+    store.flush()
+    return Knowledge.from_store(store, world.fabric.fabric_id)
+
+
+def _cost(world: World, knowledge: Knowledge, n_steps: int) -> float:
+    """How much longer (share) the calls of a job take than with NCCL's own choice."""
+    brain = make_brain(world, knowledge)
+    usual_us = sum(world.truth(call, BASELINE)[0] for call in world.calls)
+    ours_us = 0.0
+    for _ in range(n_steps):
+        ours_us += sum(world.truth(call, world.chosen(call))[0] for call in world.calls)
+        play(world, brain, 1)
+    return ours_us / (n_steps * usual_us) - 1.0
+
+
+@pytest.mark.parametrize("slow_from", [60, 0])
+def test_what_wins_is_known_from_a_job_that_met_a_slow_network(tmp_path: Path, slow_from: int) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        known = _after("h100_ib_2", slow_from, store)
+    world = _world("h100_ib_2", seed=200)
+    for call in world.calls:
+        key = DecisionKey(world.communicator, call.collective, call.phase, size_class(call.message_bytes))
+        decided = known.decided(key)
+        if decided is not None:
+            assert world.truth(call, decided[0])[0] <= world.truth(call, BASELINE)[0]
+    cold = _cost(_world("h100_ib_2", seed=200), Knowledge.empty(), 60)
+    assert _cost(world, known, 60) < cold
+
+
+@pytest.mark.parametrize("slow_from", [60, 0])
+def test_where_nothing_is_to_be_gained_less_is_tried(tmp_path: Path, slow_from: int) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        known = _after("as_believed", slow_from, store)
+    cold = _cost(_world("as_believed", seed=200), Knowledge.empty(), 60)
+    assert _cost(_world("as_believed", seed=200), known, 60) < cold
