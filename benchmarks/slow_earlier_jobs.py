@@ -1,0 +1,144 @@
+"""What a job is worth to the next one if its network was slow, for a part of its life or all of it.
+
+    python benchmarks/slow_earlier_jobs.py [--json] [--quick] [--fabrics NAME ...] [--levels X ...]
+        [--slow FROM:UNTIL ...] [--kinds all large simple] [--runs N]
+
+A first job of 400 steps leaves its measurements and a model; its network is slower by a factor in some of its steps
+(0:0 is none, 0:400 all of them): for all calls, for `large` ones only, or for the `simple` protocol only. The second
+job's network is as usual. Reported is by how much longer its first 20 and all 200 steps are than with NCCL's own
+choice, where nothing was known (`cold`) and where the first job was (`warm`); below 0 is a gain. Computation takes as
+long as communication. Emulated truth, not NCCL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from argument_types import natural
+from brain_safety import zero_calls
+from reporting import Result, report
+
+from agent.nccl import fabric
+from store.database import Store
+from store.records import BASELINE, Candidate, Protocol, StepRecord
+from tuner import trainer
+from tuner.knowledge import Knowledge
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "brain"))
+from brain_world import Call, World, make_brain, play
+
+N_FIRST, N_SECOND = 400, 200
+LARGE_BYTES = 1 << 20
+
+
+@dataclass
+class SlowForATime(World):
+    """Its network is `level` times as slow in the steps of `slow`."""
+
+    level: float = 1.0
+    slow: range = range(0)
+    kind: str = "all"
+    store: Store | None = None
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        us, ran = super().truth(call, candidate)
+        suffers = {"all": True, "large": call.message_bytes > LARGE_BYTES, "simple": ran.protocol is Protocol.simple}
+        return us * (self.level if self.step in self.slow and suffers[self.kind] else 1.0), ran
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        if self.store is not None:
+            self.store.record_measurements(self.fabric.fabric_id, "first", block)
+        return block, record
+
+
+def make_world(name: str, seed: int) -> SlowForATime:
+    machine = fabric.load(name)
+    n_ranks = min(16, machine.max_ranks)
+    world = SlowForATime(name, machine.communicator(range(n_ranks)), zero_calls((16, 20, 22, 24)), seed=seed)
+    world.compute_us = sum(world.truth(call, BASELINE)[0] for call in world.calls)
+    return world
+
+
+def known_after(name: str, seed: int, level: float, slow: range, kind: str) -> Knowledge:
+    """What the first job leaves."""
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
+        world = make_world(name, 1000 + seed)
+        world.level, world.slow, world.kind, world.store = level, slow, kind, store
+        fabric_id = world.fabric.fabric_id
+        store.record_job("first", fabric_id, world.fabric.describe(), world.communicator.n_ranks)
+        play(world, make_brain(world), N_FIRST)
+        store.flush()
+        if model := trainer.train(store, fabric_id):
+            trainer.keep(store, model)
+            store.flush()
+        return Knowledge.from_store(store, fabric_id)
+
+
+def longer(name: str, seed: int, knowledge: Knowledge) -> tuple[float, float]:
+    """By how much, in percent, the first 20 and all steps of the second job are longer than with NCCL's own choice."""
+    world = make_world(name, 2000 + seed)
+    brain = make_brain(world, knowledge)
+    usual_us = sum(world.truth(call, BASELINE)[0] for call in world.calls)
+    extra_us = np.zeros(N_SECOND)
+    for step in range(N_SECOND):
+        extra_us[step] = sum(world.truth(call, world.chosen(call))[0] for call in world.calls) - usual_us
+        play(world, brain, 1)
+    percent = 100.0 * extra_us / (world.compute_us + usual_us)
+    return float(percent[:20].mean()), float(percent.mean())
+
+
+def played(name: str, levels: list[float], stretches: list[range], kinds: list[str], n_runs: int) -> Iterator[Result]:
+    """One fabric under everything that may happen to the first job."""
+    cold = [longer(name, seed, Knowledge.empty()) for seed in range(n_runs)]
+    yield from _told(f"{name}:cold", cold)
+    usual = [longer(name, seed, known_after(name, seed, 1.0, range(0), "all")) for seed in range(n_runs)]
+    yield from _told(f"{name}:warm", usual)
+    for level in levels:
+        for slow in stretches:
+            for kind in kinds:
+                warm = [longer(name, seed, known_after(name, seed, level, slow, kind)) for seed in range(n_runs)]
+                yield from _told(f"{name}:warm_{level:g}_times_slower_{kind}_{slow.start}_to_{slow.stop}", warm)
+
+
+def _told(what: str, runs: list[tuple[float, float]]) -> Iterator[Result]:
+    first, whole = np.array(runs).T
+    yield Result(f"longer_20_steps@{what}", float(first.mean()), "% of step time")
+    yield Result(f"longer_{N_SECOND}_steps@{what}", float(whole.mean()), "% of step time")
+    yield Result(f"longer_{N_SECOND}_steps_worst@{what}", float(whole.max()), "% of step time")
+
+
+def stretch(text: str) -> range:
+    """FROM:UNTIL in steps."""
+    start, _, stop = text.partition(":")
+    return range(int(start), int(stop))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="one run of two cases; ends within 60 s")
+    parser.add_argument("--fabrics", nargs="+", default=["h100_ib_2", "ethernet_boxes", "as_believed"])
+    parser.add_argument("--levels", nargs="+", type=float, default=[1.5])
+    parser.add_argument("--slow", nargs="+", type=stretch, default=[range(100, 400), range(400)], metavar="FROM:UNTIL")
+    parser.add_argument("--kinds", nargs="+", choices=["all", "large", "simple"], default=["all"])
+    parser.add_argument("--runs", type=natural, default=3, help="seeds of each case")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.fabrics, arguments.slow, arguments.runs = ["h100_ib_2", "as_believed"], [range(100, 400)], 1
+    results = [
+        result
+        for name in arguments.fabrics
+        for result in played(name, arguments.levels, arguments.slow, arguments.kinds, arguments.runs)
+    ]
+    report("slow_earlier_jobs", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
