@@ -30,7 +30,8 @@ from store.records import BASELINE, Candidate, Protocol, StepRecord
 from tuner import trainer
 from tuner.knowledge import Knowledge
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "brain"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "brain"))
+
 from brain_world import Call, World, make_brain, play
 
 N_FIRST, N_SECOND = 400, 200
@@ -38,7 +39,7 @@ LARGE_BYTES = 1 << 20
 
 
 @dataclass
-class SlowForATime(World):
+class SlowForATime(World):  # type: ignore[misc]
     """Its network is `level` times as slow in the steps of `slow`."""
 
     level: float = 1.0
