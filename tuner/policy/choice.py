@@ -46,6 +46,8 @@ RISK_SHARE: Final = 0.5
 """Share of the remaining budget that the trials of one window may put at risk."""
 RETRY_STEPS: Final = 8
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
+UNPAID_RETRY_STEPS: Final = 2
+"""The same while gains do not pay for exploration: soon they may, and then it may try what it likes."""
 LOOK_EVERY: Final = 2
 """With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
 EVEN: Final = 0.5
@@ -351,7 +353,7 @@ class Policy:
             n_looked_at += 1
             found = self._best_option(state, states, evidence, risk_left_us, room_us)
             if found is None:
-                state.quiet_until = retry_at
+                state.quiet_until = retry_at if self.budget.is_paid else step + UNPAID_RETRY_STEPS
             else:
                 picked.append((state, found))
             if n_looked_at >= MAX_NEW_TRIALS:
