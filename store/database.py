@@ -306,9 +306,11 @@ class Store:
     def measured(self) -> dict[tuple[str, str], int]:
         """How many measurements there are of each job on each fabric, the jobs oldest first."""
         rows = self._reader().execute(
-            "SELECT j.job_id, f.fabric_id, count(*) FROM measurements m JOIN series s ON s.id = m.series"
-            " JOIN jobs j ON j.id = m.job JOIN fabrics f ON f.id = s.fabric GROUP BY m.job, s.fabric"
-            " ORDER BY m.job, s.fabric"
+            "SELECT j.job_id, f.fabric_id, counted.n_rows FROM"
+            " (SELECT m.job, s.fabric, count(*) AS n_rows FROM measurements m JOIN series s ON s.id = m.series"
+            " GROUP BY m.job, s.fabric) counted"
+            " JOIN jobs j ON j.id = counted.job JOIN fabrics f ON f.id = counted.fabric"
+            " ORDER BY counted.job, counted.fabric"
         )
         return {(job_id, fabric_id): n_rows for job_id, fabric_id, n_rows in rows}
 

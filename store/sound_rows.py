@@ -128,19 +128,23 @@ CELLS: Final[dict[str, dict[str, str]]] = {
 _NAMED_BY: Final = {"models": ("name", "fabric_id")}
 """Tables whose rows are shown if they can be named at all."""
 
+_JOINED: Final = ("fabrics", "jobs", "series")
+"""Small tables whose rows belong to a million others: the damaged ones are looked for once in a query, not at each."""
+
 _told: set[str] = set()
 
 
 def show_sound_rows(connection: sqlite3.Connection) -> None:
     """From now on the names of tables mean their sound rows, on this connection."""
     connection.text_factory = _text
-    connection.execute("PRAGMA temp_store = MEMORY")  # the views are no file of their own
     for table in CELLS:
-        columns = _NAMED_BY.get(table, tuple(CELLS[table]))
+        condition = _condition(connection, table, _NAMED_BY.get(table, tuple(CELLS[table])))
+        if table in _JOINED:
+            condition = f"id NOT IN (SELECT id FROM main.{table} WHERE NOT ifnull({condition}, 0))"
         verdict = f", ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0) AS is_sound"
         connection.execute(
             f"CREATE TEMP VIEW {table} AS SELECT *{verdict if table in _NAMED_BY else ''} FROM main.{table}"
-            f" WHERE {_condition(connection, table, columns)}"
+            f" WHERE {condition}"
         )
 
 
