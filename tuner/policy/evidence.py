@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
-from tuner.policy.serial_noise import NONE, PRIOR_SIGMA, PRIOR_UNITS, Contrast, NoiseModel, UnitHistory
+from tuner.policy.serial_noise import DEPTH, NONE, PRIOR_SIGMA, PRIOR_UNITS, Contrast, NoiseModel, UnitHistory
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -66,6 +66,8 @@ class Evidence:
         self._trend = 0.0
         """By how much more with each step."""
         """By key, how much (log) all its settings have drifted together."""
+        self._as_measured = np.zeros(0)
+        """Mean of the units with whatever their keys had drifted."""
         self.spread = np.zeros(0)
         """Sum of squared deviations of the units."""
         self.extra_us = np.zeros(0)
@@ -114,7 +116,7 @@ class Evidence:
         """What the only call of each of these slots took says nothing."""
         for one in (self.n_calls, self.n_units, self._open_calls):
             one[slots] = 0
-        self._open_sum[slots] = self.mean[slots] = self.spread[slots] = 0.0
+        self._open_sum[slots] = self.mean[slots] = self._as_measured[slots] = self.spread[slots] = 0.0
         self.history.forget(self.key[slots], slots)
 
     def slots_of(self, key: int) -> list[int]:
@@ -125,7 +127,7 @@ class Evidence:
         for name in ("key", "n_calls", "n_units", "_open_step", "_open_calls"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(capacity - len(old), np.int64)]))
-        for name in ("mean", "spread", "extra_us", "_open_sum", "_call_dof", "_call_spread"):
+        for name in ("mean", "_as_measured", "spread", "extra_us", "_open_sum", "_call_dof", "_call_spread"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(capacity - len(old))]))
 
@@ -205,6 +207,29 @@ class Evidence:
         gain = self.log_us(first) - self.log_us(second)
         return Contrast(gain, pairs, float(self.sigma(np.array([key]))[0]))
 
+    def n_th_window(self, slot: int) -> int:
+        """The how-manieth set of units it is that a slot's key is compared by: where steps are alike, older ones are
+        forgotten, and what is left is a new chance to be lucky.
+        """
+        if self.noise.at(self._newest_step) == NONE:
+            return 1
+        return 1 + int(self.history.n_units[self.key[slot]]) // DEPTH
+
+    def gain_beyond_drift(self, first: int, second: int, gain: float) -> float:
+        """What is left of a `gain` (log) of the second slot if what was taken for a drift of their key was none.
+
+        Of several settings the one that seems fastest was also lucky. It runs most, and as its luck ends, all its key's
+        settings seem to drift: what is measured then seems faster than what was measured before.
+        """
+        if self.noise.at(self._newest_step) != NONE:
+            return gain  # it is compared by what was measured
+        return min(gain, self._measured_log_us(first) - self._measured_log_us(second))
+
+    def _measured_log_us(self, slot: int) -> float:
+        n_units, n_open = int(self.n_units[slot]), int(self._open_calls[slot])
+        unit = float(self._open_sum[slot]) / n_open if n_open else 0.0
+        return (float(self._as_measured[slot]) * n_units + unit) / max(1, n_units + (n_open > 0))
+
     def agrees_nearby(self, first: int, second: int, gain: float) -> bool:
         """Whether what ran in neighbouring steps says, too, that the second slot of a key is faster by `gain` (log)."""
         return self.noise.agrees(self.history, int(self.key[first]), first, second, gain)
@@ -252,11 +277,13 @@ class Evidence:
 
     def _close(self, slots: Ints) -> None:
         keys = self.key[slots]
-        unit = self._open_sum[slots] / self._open_calls[slots] - self._drift[keys]
+        measured = self._open_sum[slots] / self._open_calls[slots]
+        unit = measured - self._drift[keys]
         self._open_calls[slots] = 0
         self._open_sum[slots] = 0.0
         n = self.n_units[slots] + 1
         kept = 1.0 - 1.0 / np.minimum(n, MEMORY)
+        self._as_measured[slots] += (measured - self._as_measured[slots]) * (1.0 - kept)
         delta = unit - self.mean[slots]
         gained = delta**2 * kept
         self.mean[slots] += delta * (1.0 - kept)

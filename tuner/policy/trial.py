@@ -158,7 +158,16 @@ class KeyState:
 def compare(evidence: Evidence, first: int, second: int, alpha: float) -> tuple[float, float]:
     """(gain, half width): by how much (log) the second slot is faster than the first, always-valid."""
     gain, pairs, sigma = evidence.contrast(first, second)
-    return gain, radius_of_pairs(pairs, sigma, alpha)
+    n_th = evidence.n_th_window(first)
+    return gain, radius_of_pairs(pairs, sigma, alpha / n_th**2)
+
+
+def proven_gain(evidence: Evidence, first: int, second: int, gain: float, least: float) -> float | None:
+    """How much of a `gain` (log) of the second slot is there whether its key drifted or not, and in neighbouring steps;
+    None where that is not more than `least`.
+    """
+    proven = evidence.gain_beyond_drift(first, second, gain)
+    return proven if proven > least and evidence.agrees_nearby(first, second, gain) else None
 
 
 def level(false_promotion: float, n_tried: int) -> float:
@@ -182,8 +191,8 @@ def judge(
         return Verdict.open, 0.0, float("inf")
     alpha = 0.2 if state.is_trusted else level(false_promotion, state.numbers.get(state.trial, 1))
     gain, half = compare(evidence, incumbent, trial, alpha)
-    if gain - half > 0 and gain > min_gain and evidence.agrees_nearby(incumbent, trial, gain):
-        return Verdict.better, gain, half
+    if (proven := proven_gain(evidence, incumbent, trial, gain, max(half, min_gain))) is not None:
+        return Verdict.better, proven, half
     n_trial = evidence.units(trial)
     hoped, std = belief(evidence, state)
     if expected_gain(hoped - min_gain, std) < WORTH_GOING_ON:
@@ -206,8 +215,8 @@ def judge_lead(
     if lead is None or incumbent is None:
         return Verdict.open, 0.0, float("inf")
     gain, half = compare(evidence, incumbent, lead, level(false_promotion, state.numbers.get(state.lead, 1)))
-    if gain - half > 0 and gain > min_gain and evidence.agrees_nearby(incumbent, lead, gain):
-        return Verdict.better, gain, half
+    if (proven := proven_gain(evidence, incumbent, lead, gain, max(half, min_gain))) is not None:
+        return Verdict.better, proven, half
     believed, _ = weighed(state.lead_hope, evidence, incumbent, lead)
     return Verdict.open if believed > 0 else Verdict.not_better, gain, half
 
