@@ -319,7 +319,7 @@ class Store:
 
         Where the network was slower for a time, durations are told as they would have been at its usual level.
         One entry per (key, candidate, chosen by NCCL or not), sorted by key. Takes time in
-        proportion to the rows kept (a second or two per million), most of it outside the GIL.
+        proportion to the rows kept (two to three seconds per million), most of it outside the GIL.
         """
         return _measurements.statistics(self._reader(), fabric_id, job_id)
 
