@@ -12,7 +12,7 @@ from brain_world import World, make_brain, play, zero3_step
 
 from agent.nccl import fabric
 from store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
-from tuner.policy.admission import Room, Stakes, best_option
+from tuner.policy.admission import Room, Stakes, best_option, unpaid_steps
 from tuner.policy.budget import Budget
 from tuner.policy.settings import PolicySettings
 
@@ -46,6 +46,13 @@ def test_what_must_pay_soon_is_tried_by_what_it_may_cost() -> None:
     assert _first(4.0) == SAFE
     assert _first(0.01) is None
     assert _first(1e4) == RISKY, "in a long job the cost is little"
+
+
+def test_in_a_long_job_little_is_left_untried() -> None:
+    """What promises 1 % and costs half a call's time is tried after 200 steps, not after 100."""
+    worth, cost = 0.01, 0.5
+    assert worth * unpaid_steps(100) < cost < worth * unpaid_steps(200)
+    assert [unpaid_steps(n) for n in (10, 80, 400, 800)] == pytest.approx([2.0, 16.0, 400.0, 1600.0])
 
 
 def test_exploration_is_paid_once_it_has_gained_what_it_cost() -> None:

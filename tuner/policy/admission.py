@@ -42,9 +42,16 @@ PAYS_WITHIN: Final = 3.0
 steps that the job has run.
 """
 UNPAID_PAYS_WITHIN: Final = 0.2
+UNPAID_SQUARED: Final = 1.0 / 400.0
 """The same anywhere for as long as exploration has cost more than it has gained: perhaps nothing is to be gained. What
-promises most for what it may cost is tried first, the rest as the job turns out to be a long one.
+promises most for what it may cost is tried first, the rest as the job turns out to be a long one: the second counts
+the square of the steps.
 """
+
+
+def unpaid_steps(n_steps: int) -> float:
+    """Steps that a trial must be expected to pay within after `n_steps`, while no gains pay for exploration."""
+    return max(UNPAID_PAYS_WITHIN * n_steps, UNPAID_SQUARED * n_steps**2)
 
 
 class Option(NamedTuple):

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
-from tuner.policy.admission import PAYS_WITHIN, UNPAID_PAYS_WITHIN, Option, Room, best_option
+from tuner.policy.admission import PAYS_WITHIN, Option, Room, best_option, unpaid_steps
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
@@ -385,16 +385,17 @@ class Policy:
         if incumbent is None:
             return None
         usual = evidence.find(state.index, state.usual)
-        pays_within = PAYS_WITHIN if state.is_known else math.inf
+        n_steps = self.budget.n_steps
+        pays_within_steps = PAYS_WITHIN * n_steps if state.is_known else math.inf
         if not self.budget.is_paid:
-            pays_within = UNPAID_PAYS_WITHIN
+            pays_within_steps = min(pays_within_steps, unpaid_steps(n_steps))
         options = self.outlook.fields.of(state).options
         found, waits_for_credit = best_option(
             options,
             opinion,
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
-            self.price.stakes(state, pays_within * self.budget.n_steps),
+            self.price.stakes(state, pays_within_steps),
             Room(risk_left_us, room_us, self.budget.earned_in_us(1)),
             self.settings,
             lambda candidate: self._may_try(state, candidate),
