@@ -16,7 +16,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,37 +25,15 @@ from reporting import Result, report
 
 from agent.nccl import fabric
 from store.database import Store
-from store.records import BASELINE, Candidate, Protocol, StepRecord
+from store.records import BASELINE
 from tuner import trainer
 from tuner.knowledge import Knowledge
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "brain"))
 
-from brain_world import Call, World, make_brain, play
+from brain_world import SlowForATime, make_brain, play
 
 N_FIRST, N_SECOND = 400, 200
-LARGE_BYTES = 1 << 20
-
-
-@dataclass
-class SlowForATime(World):  # type: ignore[misc]
-    """Its network is `level` times as slow in the steps of `slow`."""
-
-    level: float = 1.0
-    slow: range = range(0)
-    kind: str = "all"
-    store: Store | None = None
-
-    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
-        us, ran = super().truth(call, candidate)
-        suffers = {"all": True, "large": call.message_bytes > LARGE_BYTES, "simple": ran.protocol is Protocol.simple}
-        return us * (self.level if self.step in self.slow and suffers[self.kind] else 1.0), ran
-
-    def run_step(self) -> tuple[np.ndarray, StepRecord]:
-        block, record = super().run_step()
-        if self.store is not None:
-            self.store.record_measurements(self.fabric.fabric_id, "first", block)
-        return block, record
 
 
 def make_world(name: str, seed: int) -> SlowForATime:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from agent.nccl import cost_model, fabric
+from store.database import Store
 from store.measurements import MEASUREMENT
 from store.records import (
     BASELINE,
@@ -18,6 +19,7 @@ from store.records import (
     CommunicatorClass,
     Phase,
     Plan,
+    Protocol,
     StepRecord,
     TimingSource,
     size_class,
@@ -185,6 +187,27 @@ class NothingToGain(Unsteady):
         usual_us, usual = super().truth(call, BASELINE)
         ran = self.setting(call, candidate)
         return (usual_us if ran == usual else 1.02 * usual_us), ran
+
+
+@dataclass
+class SlowForATime(World):
+    """Its network is `level` times as slow in the steps of `slow`; may keep what it measured."""
+
+    level: float = 1.0
+    slow: range = range(0)
+    kind: str = "all"
+    store: Store | None = None
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        us, ran = super().truth(call, candidate)
+        suffers = {"all": True, "large": call.message_bytes > 1 << 20, "simple": ran.protocol is Protocol.simple}
+        return us * (self.level if self.step in self.slow and suffers[self.kind] else 1.0), ran
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        if self.store is not None:
+            self.store.record_measurements(self.fabric.fabric_id, "first", block)
+        return block, record
 
 
 @dataclass
