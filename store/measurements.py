@@ -131,15 +131,24 @@ def select(
     connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
 ) -> NDArray[np.void]:
     """Measurements (MEASUREMENT, shape [n]) for which `where` holds, oldest first, the newest `limit`."""
+    return _select_with_jobs(connection, where, parameters, limit)[0]
+
+
+def _select_with_jobs(
+    connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
+) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """As `select`, and the id of each one's job."""
     columns = ", ".join(f"m.{name}" if name in _ROW_COLUMNS else f"s.{name}" for name, _ in MEASUREMENT_FIELDS)
     rows = connection.execute(
-        f"SELECT {columns} FROM measurements m JOIN series s ON s.id = m.series"
+        f"SELECT {columns}, m.job FROM measurements m JOIN series s ON s.id = m.series"
         f" WHERE {where} ORDER BY m.id DESC LIMIT ?",
         (*parameters, -1 if limit is None else limit),
     ).fetchall()
     pressure = MEASUREMENT.names.index("memory_pressure") if MEASUREMENT.names else 0
-    filled = [row if row[pressure] is not None else (*row[:pressure], np.nan, *row[pressure + 1 :]) for row in rows]
-    return np.array(filled, MEASUREMENT)[::-1]
+    filled = [
+        row[:-1] if row[pressure] is not None else (*row[:pressure], np.nan, *row[pressure + 1 : -1]) for row in rows
+    ]
+    return np.array(filled, MEASUREMENT)[::-1], np.array([row[-1] for row in rows], np.int64)[::-1]
 
 
 def _allowed(*values: int) -> NDArray[np.bool_]:
@@ -179,12 +188,7 @@ def select_at_usual_level(
     connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
 ) -> NDArray[np.void]:
     """As `select`, with durations as they would have been at the network's usual level; see `store.levels`."""
-    block = select(connection, where, parameters, limit)
-    rows = connection.execute(
-        f"SELECT m.job FROM measurements m JOIN series s ON s.id = m.series WHERE {where} ORDER BY m.id DESC LIMIT ?",
-        (*parameters, -1 if limit is None else limit),
-    )
-    job = np.fromiter((job for (job,) in rows), np.int64)[::-1]
+    block, job = _select_with_jobs(connection, where, parameters, limit)
     usable = np.flatnonzero(block["outcome"] == Outcome.ok)
     if not len(usable):
         return block

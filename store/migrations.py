@@ -78,6 +78,15 @@ READABLE_WITHOUT: Final = {"m002_step_of_decisions"}
 """Steps that a store may lack while it is only read; whoever reads what they add must bear that."""
 
 
+@lru_cache(maxsize=1)
+def all_steps() -> frozenset[str]:
+    """The names of all schema steps."""
+    database = Database(memory=True)
+    steps = frozenset(step.name for step in MIGRATIONS.pending(database))
+    database.close()
+    return steps
+
+
 @lru_cache(maxsize=2)
 def columns_without(pending: frozenset[str]) -> dict[str, frozenset[str]]:
     """The columns of every table of ours, in a store that has taken all steps but these."""

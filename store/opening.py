@@ -14,8 +14,8 @@ from sqlite_utils import Database
 
 from store.errors import StoreError, StoreLockedError, StoreVersionError
 from store.lockfile import LockFile, LockHeld
-from store.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, columns_without
-from store.sound_rows import CELLS, show_sound_rows, warn_of_damage
+from store.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
+from store.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
 
 _log = logging.getLogger("zerotune.store")
 
@@ -25,7 +25,6 @@ _BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
 _RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _BY_FLAG
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
-_ALL_STEPS: Final = frozenset(step.name for step in MIGRATIONS.pending(Database(memory=True)))
 
 
 class StoreDamage(sqlite3.DatabaseError):
@@ -150,7 +149,7 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
     applied = _applied(connection)
     if n_tables and not applied and application_id != APPLICATION_ID:
         raise StoreError(f"{path} is a database of another application", _BY_FLAG)
-    if unknown := [name for name in applied if name not in _ALL_STEPS]:
+    if unknown := [name for name in applied if name not in all_steps()]:
         raise StoreVersionError(
             f"store {path} was written by a newer zerotune (it has schema step {unknown[-1]})",
             "install that version, or " + _BY_FLAG,
@@ -158,7 +157,7 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _applied(connection: sqlite3.Connection) -> list[str]:
-    there = _columns(connection, MIGRATIONS.migrations_table)
+    there = columns_of(connection, MIGRATIONS.migrations_table)
     if there and (lost := {"migration_set", "name"} - there):
         raise StoreDamage(f"column {min(lost)} of table {MIGRATIONS.migrations_table} is missing")
     return [step.name for step in MIGRATIONS.applied(Database(connection))]
@@ -166,22 +165,17 @@ def _applied(connection: sqlite3.Connection) -> list[str]:
 
 def _check_tables(connection: sqlite3.Connection) -> None:
     """Refuse a store that lacks a table or a column that the schema steps it took have made."""
-    pending = _ALL_STEPS - {*_applied(connection)}
-    if pending == _ALL_STEPS:  # a new file, unless tables of ours are there
-        if tables := [table for table in CELLS if _columns(connection, table)]:
+    pending = all_steps() - {*_applied(connection)}
+    if pending == all_steps():  # a new file, unless tables of ours are there
+        if tables := [table for table in CELLS if columns_of(connection, table)]:
             raise StoreDamage(f"it has a table {tables[0]}, but none of the schema steps that it took")
         return
     for table, columns in columns_without(pending).items():
-        there = _columns(connection, table)
+        there = columns_of(connection, table)
         if lost := columns - there:
             raise StoreDamage(
                 f"column {min(lost)} of table {table} is missing" if there else f"table {table} is missing"
             )
-
-
-def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
-    """The table's columns; none if it is not there."""
-    return {name for _, name, *_ in connection.execute(f"PRAGMA main.table_info({table})")}
 
 
 def _in_one_line(error: Exception) -> str:

@@ -163,8 +163,13 @@ def warn_of_damage(connection: sqlite3.Connection, path: Path, tables: Iterable[
 
 
 def _condition(connection: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> str:
-    there = {name for _, name, *_ in connection.execute(f"PRAGMA main.table_info({table})")}
+    there = columns_of(connection, table)
     return " AND ".join(f"({CELLS[table][name].format(name)})" for name in columns if name in there)
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
+    """The columns that a table has; none if it is not there."""
+    return {name for _, name, *_ in connection.execute(f"PRAGMA main.table_info({table})")}
 
 
 def _text(raw: bytes) -> str:

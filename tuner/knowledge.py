@@ -44,6 +44,7 @@ class Learned(Protocol):
     count: int
     median_us: float
     std_us: float
+    level_std: float
 
 
 class _Known(NamedTuple):
@@ -91,7 +92,7 @@ class Knowledge:
                 continue
             candidate = BASELINE if line.is_default else line.candidate
             spread = max(line.std_us / line.median_us, 0.01)
-            entry = _Known(math.log(line.median_us), min(spread, 1.0), line.count, _level_std(line))
+            entry = _Known(math.log(line.median_us), min(spread, 1.0), line.count, line.level_std)
             for known in (
                 self._by_key.setdefault(line.key, {}),
                 self._by_place.setdefault(_place(line.key), {}),
@@ -257,7 +258,7 @@ def _gains_by_key(
             base = baselines.get(line.key)
             if line.is_default or base is None:
                 continue
-            variance = BETWEEN_JOBS_STD**2 + _level_std(line) ** 2
+            variance = BETWEEN_JOBS_STD**2 + line.level_std**2
             for side in (line, base):
                 variance += max(side.std_us / side.median_us, 0.01) ** 2 / side.count
             of_key = found.setdefault(line.key, {})
@@ -265,11 +266,6 @@ def _gains_by_key(
             gain = math.log(base.median_us / line.median_us)
             of_key[line.candidate] = weight + 1.0 / variance, total + gain / variance
     return found
-
-
-def _level_std(line: Learned | CandidateStatistics) -> float:
-    """0 where nobody looked at which times settings ran."""
-    return getattr(line, "level_std", 0.0)
 
 
 def _place(key: DecisionKey) -> tuple[object, ...]:

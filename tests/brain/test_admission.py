@@ -115,6 +115,7 @@ class _Line:
     def __init__(self, key: DecisionKey, candidate: Candidate, median_us: float, *, is_default: bool) -> None:
         self.key, self.candidate, self.is_default = key, candidate, is_default
         self.median_us, self.std_us, self.count = median_us, 0.02 * median_us, 50
+        self.level_std = 0.0
 
 
 def _n_slow_trials(n_known_keys: int) -> int:

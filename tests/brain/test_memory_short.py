@@ -43,6 +43,7 @@ class Line(NamedTuple):
     median_us: float
     is_default: bool
     count: int = 50
+    level_std: float = 0.0
 
     @property
     def std_us(self) -> float:

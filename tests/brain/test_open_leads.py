@@ -32,6 +32,7 @@ class Line:
     median_us: float
     count: int = 100
     std_us: float = 2.0
+    level_std: float = 0.0
     key: DecisionKey = KEY
 
 

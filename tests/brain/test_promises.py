@@ -152,6 +152,7 @@ class Line:
     median_us: float
     count: int = 100
     std_us: float = 2.0
+    level_std: float = 0.0
 
 
 def _proven(key: DecisionKey, candidate: Candidate) -> Knowledge:

@@ -57,6 +57,7 @@ class Line(NamedTuple):
     median_us: float
     count: int
     std_us: float
+    level_std: float = 0.0
 
 
 class Job:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
+from brain_world import Call, SlowForATime, World, make_brain, play
 
 from agent.nccl import fabric
 from store.database import Store
-from store.records import BASELINE, Collective, DecisionKey, Phase, StepRecord, size_class
+from store.records import BASELINE, Collective, DecisionKey, Phase, size_class
 from tuner import trainer
 from tuner.knowledge import Knowledge
 
@@ -21,27 +19,12 @@ KINDS = (
     (Collective.reduce_scatter, Phase.gradient_scatter),
 )
 N_STEPS = 200
-SLOW = dict.fromkeys((one.name for one in Collective), 1.5)
 
 
-@dataclass
-class Recorded(World):
-    """Keeps what it measured; its network is half as slow again from a step on."""
-
-    slow_from: int = N_STEPS
-    blocks: list[np.ndarray] = field(default_factory=list)
-
-    def run_step(self) -> tuple[np.ndarray, StepRecord]:
-        self.slowdown = SLOW if self.step >= self.slow_from else {}
-        block, record = super().run_step()
-        self.blocks.append(block)
-        return block, record
-
-
-def _world(name: str, seed: int) -> Recorded:
+def _world(name: str, seed: int) -> SlowForATime:
     place = fabric.load(name).communicator(range(8 if name == "as_believed" else 16))
     calls = [Call(*kind, n_bytes) for n_bytes in (1 << 16, 1 << 20, 1 << 24) for kind in KINDS for _ in range(2)]
-    world = Recorded(name, place, calls, seed=seed)
+    world = SlowForATime(name, place, calls, seed=seed)
     world.compute_us = 2.0 * sum(world.truth(call, BASELINE)[0] for call in calls)
     return world
 
@@ -49,10 +32,9 @@ def _world(name: str, seed: int) -> Recorded:
 def _after(name: str, slow_from: int, store: Store) -> Knowledge:
     """What a job leaves whose network slows down at that step."""
     world = _world(name, seed=100)
-    world.slow_from = slow_from
+    world.level, world.slow, world.store = 1.5, range(slow_from, N_STEPS), store
     store.record_job("first", world.fabric.fabric_id, world.fabric.describe(), world.communicator.n_ranks)
     play(world, make_brain(world), N_STEPS)
-    store.record_measurements(world.fabric.fabric_id, "first", np.concatenate(world.blocks))
     store.flush()
     model = trainer.train(store, world.fabric.fabric_id)
     assert model is not None

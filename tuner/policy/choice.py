@@ -15,7 +15,7 @@ at for a new one; the others wait for a later window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
+from tuner.features import Floats
 from tuner.policy.admission import PAYS_WITHIN, Option, Room, best_option, unpaid_steps
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
@@ -402,7 +403,7 @@ class Policy:
             {*state.ties, *state.retired},
             self.memory.least_gain(options, state.n_channels),
             self.outlook.kin(state, states, evidence),
-            self.price.connections_us([self._is_new(state, option) for option in options]),
+            self._connections_us(state, options),
         )
         (self._waits_for_credit.add if waits_for_credit else self._waits_for_credit.discard)(state.index)
         return found
@@ -431,9 +432,13 @@ class Policy:
     def _would_connect(self, state: KeyState, candidate: Candidate) -> bool:
         return not self.memory.is_connected(candidate, state.key.communicator) or not self.may_run(state, candidate)
 
-    def _is_new(self, state: KeyState, candidate: Candidate) -> bool:
-        """Whether it would be connected, as far as is known what runs."""
-        return not self.memory.is_connected(self.what_runs(state, candidate), state.key.communicator)
+    def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
+        """What each option would cost once, to be connected."""
+        if not self.price.connection_us:
+            return 0.0
+        place = state.key.communicator
+        is_new = [not self.memory.is_connected(self.what_runs(state, option), place) for option in options]
+        return self.price.connection_us * np.array(is_new, np.float64)
 
     def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
         if candidate in (state.incumbent, state.lead) or candidate in state.banned:

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from store.records import BASELINE
-from tuner.features import Floats
 from tuner.policy.admission import Stakes
 from tuner.policy.evidence import Evidence
 from tuner.policy.exposed import ExposedShare
@@ -67,10 +66,6 @@ class Price:
             return self.doubted_us.get(slot, 0.0)
         extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
         return max(0.0, extra) * self.traffic.calls_in(state.index, self.steps_at_risk) * self.charged_share
-
-    def connections_us(self, is_new: Sequence[bool]) -> Floats | float:
-        """What options would cost once, of which some would have to be connected."""
-        return self.connection_us * np.array(is_new, np.float64) if self.connection_us else 0.0
 
     def saved_us(self, states: Sequence[KeyState], evidence: Evidence) -> float:
         """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
