@@ -27,7 +27,8 @@ from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
 from tuner.model.baked import UNKNOWN_STD
 from tuner.policy import choice
-from tuner.policy.admission import SURPRISE_CREDIT_STEPS, Option, Room, Stakes, best_option
+from tuner.policy.admission import Option, Room, Stakes, best_option
+from tuner.policy.budget import ADVANCE_STEPS, Budget
 from tuner.policy.settings import PolicySettings
 
 TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)
@@ -41,6 +42,7 @@ def _option(
     pays_within_steps: float = math.inf,
     room_us: float = 1e9,
     step_earns_us: float = 1e3,
+    advance_us: float = 0.0,
 ) -> Option | None:
     """What may begin where the only candidate is believed to be slower by so much (log), give or take `doubt`."""
     found, _ = best_option(
@@ -49,7 +51,7 @@ def _option(
         BASELINE,
         math.log(100.0),
         Stakes(1.0, STEPS_AT_RISK, 1.0, pays_within_steps),
-        Room(1e9, room_us, step_earns_us),
+        Room(1e9, room_us, step_earns_us, advance_us),
         PolicySettings(),
         lambda candidate: candidate == TRIED,
         (),
@@ -73,13 +75,20 @@ def test_what_may_begin_may_begin_in_a_longer_job(slower: float, doubt: float, s
 
 
 @pytest.mark.parametrize("of_what_is_needed", [0.9, 1.1])
-def test_the_worst_of_a_hundred_is_earned_but_for_what_200_steps_earn(of_what_is_needed: float) -> None:
+def test_the_worst_of_a_hundred_is_earned_or_will_be_soon(of_what_is_needed: float) -> None:
     """Had all of it to be earned first, nothing would begin in the first hundred steps of a job of one key."""
-    step_earns_us = 1.4
     worst_us = 100.0 * STEPS_AT_RISK  # twice the present duration, for as long as it runs
-    room_us = of_what_is_needed * (worst_us - SURPRISE_CREDIT_STEPS * step_earns_us)
-    found = _option(0.0, 0.25, room_us=room_us, step_earns_us=step_earns_us)
+    advance_us = 0.9 * worst_us
+    found = _option(0.0, 0.25, room_us=of_what_is_needed * (worst_us - advance_us), advance_us=advance_us)
     assert (found is not None) == (of_what_is_needed > 1.0)
+
+
+def test_what_is_advanced_is_never_more_than_the_first_steps_earn() -> None:
+    budget = Budget(0.01)
+    for n_steps in range(1, 2 * ADVANCE_STEPS):
+        budget.earn(1e5)
+        most_us = max(ADVANCE_STEPS, n_steps) * 0.01 * 1e5
+        assert budget.remaining_us + budget.advance_us == pytest.approx(most_us)
 
 
 def test_risk_is_what_a_trial_costs_on_average() -> None:
@@ -101,7 +110,7 @@ def test_a_key_that_fills_steps_waits_for_credit_also_while_a_surprise_is_not_co
         BASELINE,
         math.log(100.0),
         Stakes(1.0, STEPS_AT_RISK, 1.0, math.inf),
-        Room(few_us, few_us, 1e-3 * few_us),
+        Room(few_us, few_us, 1e-3 * few_us, 0.2 * few_us),
         PolicySettings(),
         lambda candidate: candidate == TRIED,
         (),
@@ -206,7 +215,7 @@ def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
             BASELINE,
             math.log(100.0),
             Stakes(1.0, 1.0, 1.0, math.inf),
-            Room(room_us, room_us, 1.0),
+            Room(room_us, room_us, 1.0, 200.0),
             PolicySettings(),
             lambda candidate: candidate == TRIED,
             (),
@@ -237,13 +246,13 @@ def test_what_was_measured_in_another_phase_at_that_size_need_not_fear_a_catastr
             kin=kin,
         )
 
-    little_credit = Room(1e5, 2 * 100.0 * STEPS_AT_RISK, 0.0)
+    little_credit = Room(1e5, 2 * 100.0 * STEPS_AT_RISK, 0.0, 0.0)
     assert begins(little_credit, ()) == (None, True)
     found, waits = begins(little_credit, (TRIED,))
     assert found is not None
     assert not waits
     assert found.surprise_us == pytest.approx(0.5 * 100.0 * STEPS_AT_RISK)
-    hardly_anything = Room(1e5, 0.4 * 100.0 * STEPS_AT_RISK, 0.0)
+    hardly_anything = Room(1e5, 0.4 * 100.0 * STEPS_AT_RISK, 0.0, 0.0)
     assert begins(hardly_anything, (TRIED,))[0] is None, "half as slow again is reckoned with"
 
 

@@ -166,6 +166,10 @@ def test_what_is_slow_itself_is_found_out_by_the_calls_after_the_first() -> None
     job.run(RING, [5_000.0], connects=True)
     job.run(RING, [2_000.0])
     assert job.banned == 1
+    job = Job(has_other_algorithm=True)
+    job.run(RING, [5_000.0], connects=True)
+    job.run(RING, [2_000.0])
+    assert job.banned == 1, "what has connected does not do so again"
 
 
 def test_a_single_slow_call_bans_unless_it_leaves_a_doubt() -> None:

@@ -33,7 +33,7 @@ def _first(pays_within_steps: float) -> Candidate | None:
         BASELINE,
         math.log(100.0),
         Stakes(1.0, 3.0, 1.0, pays_within_steps),
-        Room(1e9, 1e9, 1e3),
+        Room(1e9, 1e9, 1e3, 0.0),
         PolicySettings(),
         lambda candidate: not candidate.is_baseline,
         (),

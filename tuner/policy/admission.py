@@ -2,8 +2,8 @@
 
 Three bounds on what a trial may cost until it can be withdrawn, in microseconds of training time: its *risk* (what it
 costs on average over the cases in which it is slower and those in which it is not), which the trials of one window
-share; its *surprise* (the 99 % bound, within limits), which may overdraw the budget by a few steps' time; and the most
-that is reckoned with, which may overdraw it by some more.
+share; its *surprise* (the 99 % bound, within limits), to which a new job may add what its first steps will earn; and
+the most that is reckoned with, which may overdraw the budget by some steps' time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,6 @@ SURPRISE_QUANTILE: Final = 2.33
 MOST_SURPRISE: Final = 10.0
 """One trial in a hundred is slower than predicted by so many standard deviations: that is reckoned with up to so many
 times the present duration.
-"""
-SURPRISE_CREDIT_STEPS: Final = 200
-"""What one trial in a hundred costs may overdraw the budget by what so many steps earn: two steps' time at 1 %. Had it
-to be earned first, a job of one or two keys would begin its first trial after a hundred steps and more.
 """
 CREDIT_STEPS: Final = 2000
 """A trial that takes the most time that is reckoned with may overdraw the budget by what so many steps earn. Where
@@ -77,6 +73,8 @@ class Room(NamedTuple):
     """For surprises: all that is left."""
     step_earns_us: float
     """What a step adds to it."""
+    advance_us: float
+    """What surprises may take of what will be earned."""
 
 
 class Stakes(NamedTuple):
@@ -129,7 +127,7 @@ def best_option(
     surprise_us = np.expm1(np.clip(log_surprise, least_surprise, math.log(MOST_SURPRISE))) * exposed_us
     most_us = np.where(is_kin, surprise_us, (MOST_SURPRISE - 1.0) * exposed_us)
     overdrawn_us = most_us + once_us - CREDIT_STEPS * room.step_earns_us
-    surprise_us += once_us - SURPRISE_CREDIT_STEPS * room.step_earns_us
+    surprise_us += once_us - room.advance_us
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
     surely_slow = mean - spread - log_now > log_catastrophe
     is_worth_it = improvement >= settings.worthwhile

@@ -6,6 +6,10 @@ from typing import Final
 
 PAID_WITHIN: Final = 20.0
 """What so many more steps will save is as good as saved."""
+ADVANCE_STEPS: Final = 200
+"""A new job may spend at once what so many steps earn: two steps' time at 1 %. Had it to be earned first, a job of one
+or two keys would begin its first trial after a hundred steps and more.
+"""
 
 
 class Budget:
@@ -30,6 +34,11 @@ class Budget:
     def earned_in_us(self, n_steps: float) -> float:
         """What so many steps earn, as long as they have been so far."""
         return self.fraction * self.training_us * n_steps / max(1, self.n_steps)
+
+    @property
+    def advance_us(self) -> float:
+        """What is still to be earned of the first `ADVANCE_STEPS` steps."""
+        return self.earned_in_us(max(0, ADVANCE_STEPS - self.n_steps))
 
     def spend(self, extra_us: float) -> None:
         """Exploration cost `extra_us` over the incumbents; negative corrects an earlier charge."""

@@ -397,7 +397,7 @@ class Policy:
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
             self.price.stakes(state, pays_within_steps),
-            Room(risk_left_us, room_us, self.budget.earned_in_us(1)),
+            Room(risk_left_us, room_us, self.budget.earned_in_us(1), self.budget.advance_us),
             self.settings,
             lambda candidate: self._may_try(state, candidate),
             {*state.ties, *state.retired},

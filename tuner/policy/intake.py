@@ -186,6 +186,8 @@ class Intake:
             is_new = connects[known]
             for step, extra_us in zip(steps[is_new].tolist(), extra[is_new].tolist(), strict=True):
                 self.connections.made(step, max(extra_us, 0.0))
+            for slot in tried[np.unique(inverse[is_new])].tolist():
+                self._met.add(_place(states[int(evidence.key[slot])], evidence.candidates[slot]))
         # What connected something is no straggler, nor is what may have.
         later = ~is_new
         for place, first in zip(*(one.tolist() for one in np.unique(inverse, return_index=True)), strict=True):
