@@ -1,7 +1,7 @@
 """How much each policy loses against the best setting, on equal terms: same keys, same calls, same noise.
 
     python benchmarks/policy_regret.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
-                                       [--draws N] [--undescribed]
+                                       [--draws N] [--calls N] [--undescribed]
 
 Data sets: every shipped fabric, `--generated` random ones, every fabric of a store (`--store`), and everything measured
 below `--data`: tuner CSVs and published nccl-tests grids; each also with nothing to gain (A/A, NCCL best). A training
@@ -38,7 +38,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from argument_types import a_file_to_write, natural
+from argument_types import a_file_to_write, natural, positive
 from data_sets import DataSet, Facts, Measured, as_undescribed, check_sources, generated, of_folder, of_store, shipped
 from regret_policies import Default, Problem, peers
 from reporting import Result, report
@@ -312,11 +312,12 @@ def main() -> None:
     parser.add_argument(
         "--draws", type=natural, default=0, metavar="N", help="ours under so many other draws of noise, too"
     )
+    parser.add_argument("--calls", type=positive, metavar="N", help="of each key (200; with --quick 100)")
     parser.add_argument("--curves", type=a_file_to_write, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
     check_only(parser, arguments)
-    n_calls = 100 if arguments.quick else 200
+    n_calls = arguments.calls or (100 if arguments.quick else 200)
     results: list[Result] = []
     curves: dict[str, dict[str, list[float]]] = {}
     n_keys = n_promoted = 0
