@@ -26,7 +26,7 @@ from store.records import (
 from tuner.features import CostPrior, Floats, Ints
 from tuner.knowledge import Knowledge
 from tuner.model.baked import UNKNOWN_STD
-from tuner.policy import choice
+from tuner.policy import options
 from tuner.policy.admission import Option, Room, Stakes, best_option
 from tuner.policy.budget import ADVANCE_STEPS, Budget
 from tuner.policy.settings import PolicySettings
@@ -149,7 +149,7 @@ def _n_slow_trials(n_known_keys: int) -> int:
 def test_only_where_earlier_jobs_have_measured_must_a_trial_pay_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for pays_within in (math.inf, 0.1):
-        monkeypatch.setattr(choice, "PAYS_WITHIN", pays_within)
+        monkeypatch.setattr(options, "PAYS_WITHIN", pays_within)
         found[pays_within] = [_n_slow_trials(n_known_keys) for n_known_keys in (0, 8)]
     assert found[0.1][0] == found[math.inf][0]
     assert found[0.1][1] < 0.75 * found[math.inf][1]

@@ -42,7 +42,7 @@ def test_what_an_adopted_cap_forbids_is_allowed_again_once_it_is_lifted() -> Non
 
     def allowed(at_least: int) -> list[bool]:
         return [
-            any(one.n_channels >= at_least and brain._policy._may_try(state, one) for one in wide[state.index])
+            any(one.n_channels >= at_least and brain._policy.options.may_try(state, one) for one in wide[state.index])
             for state in states
         ]
 

@@ -142,7 +142,7 @@ def test_nor_do_those_of_one_window_that_fit_alone(monkeypatch: pytest.MonkeyPat
     def best(state, *_: object) -> Option:
         return Option(1.0, 0.0, 0.0, (PAT, TREE)[state.index], (0.0, 1.0), "")
 
-    monkeypatch.setattr(brain._policy, "_best_option", best)
+    monkeypatch.setattr(brain._policy.options, "best", best)
     for pressure, n_begun in ((0.5, 1), (0.4, 2)):
         brain.memory.heard(pressure, world.step)
         brain._policy._start_trials(brain._states, brain._regimes.evidence, world.step, 1.0, 1.0)
@@ -262,8 +262,8 @@ def test_nothing_goes_back_to_what_nccl_would_have_to_connect() -> None:
     small, large = (
         next(one for one in brain._states if one.key.size_class == size_class(n_bytes)) for n_bytes in (MIB, 8 * MIB)
     )
-    assert brain._policy.may_run(small, BASELINE)
-    assert not brain._policy.may_run(large, BASELINE)  # ring, which never ran
+    assert brain._policy.options.may_run(small, BASELINE)
+    assert not brain._policy.options.may_run(large, BASELINE)  # ring, which never ran
 
 
 # ---- the gate ----

@@ -14,8 +14,7 @@ at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -23,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
-from tuner.features import Floats
-from tuner.policy.admission import PAYS_WITHIN, Option, Room, best_option, unpaid_steps
+from tuner.policy.admission import Option
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
+from tuner.policy.options import Options
 from tuner.policy.outlook import Outlook
 from tuner.policy.overdrawn import pays_back
 from tuner.policy.price import Price
@@ -83,6 +82,7 @@ class Policy:
         self.memory = memory
         self._report = report
         self.price = Price(settings.steps_per_window)
+        self.options = Options(settings, outlook, budget, memory, self.price)
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
         self.trials: dict[int, KeyState] = {}
@@ -96,12 +96,6 @@ class Policy:
         self._next_key = 0
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
-        self._waits_for_credit: set[int] = set()
-
-    @property
-    def waits_for_credit(self) -> bool:
-        """A key has something to try that would fit the budget, but might overdraw it by too much."""
-        return bool(self._waits_for_credit)
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
@@ -109,13 +103,13 @@ class Policy:
         self._turns.register(state.index)
         state.is_known = self.outlook.fields.knowledge.has_measured(state.key)
         decided = self.outlook.fields.knowledge.decided(state.key)
-        if decided is not None and self.may_run(state, decided[0]):
+        if decided is not None and self.options.may_run(state, decided[0]):
             candidate, reason = decided
             self.begin_trial(state, candidate, reason, TRUSTED_HOPE, is_trusted=True)
             self._report(Event(state, candidate, "prior", reason))
             return
         open_lead = self.outlook.fields.knowledge.open_lead(state.key)
-        if open_lead is not None and self.budget.fraction > 0 and self._may_try(state, open_lead.candidate):
+        if open_lead is not None and self.budget.fraction > 0 and self.options.may_try(state, open_lead.candidate):
             self._number(state, open_lead.candidate)
             state.ties[open_lead.candidate] = open_lead.reason
             self.begin_lead(state, open_lead.candidate, open_lead.hope)
@@ -242,7 +236,7 @@ class Policy:
         """What runs at a key from the next window on, unless a trial does."""
         state.previous, state.incumbent = state.incumbent, candidate
         state.incumbent_kind, state.incumbent_reason = kind, reason
-        self._waits_for_credit.discard(state.index)
+        self.options.waits_for_credit.discard(state.index)
         self.end_lead(state)
 
     def reopen(self, states: list[KeyState]) -> None:
@@ -253,7 +247,7 @@ class Policy:
             if state.lead is not None:
                 self.end_lead(state)
             state.reopen()
-        self._waits_for_credit.clear()
+        self.options.waits_for_credit.clear()
 
     def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
         """End a trial, or what leads; what is banned is not tried again in this regime, anything else last of all."""
@@ -352,7 +346,7 @@ class Policy:
             if incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
                 continue
             n_looked_at += 1
-            found = self._best_option(state, states, evidence, risk_left_us, room_us)
+            found = self.options.best(state, states, evidence, risk_left_us, room_us)
             if found is None:
                 state.quiet_until = retry_at if self.budget.is_paid else step + UNPAID_RETRY_STEPS
             else:
@@ -363,7 +357,11 @@ class Policy:
         was_all = n_looked_at < MAX_NEW_TRIALS
         self.has_settled = was_all and n_quiet > 0 and not picked and not self.trials
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
-            if found.risk_us > risk_left_us or found.surprise_us > room_us or not self.may_run(state, found.candidate):
+            if (
+                found.risk_us > risk_left_us
+                or found.surprise_us > room_us
+                or not self.options.may_run(state, found.candidate)
+            ):
                 continue
             if self._untold.has_twin(state, found):
                 continue
@@ -377,72 +375,12 @@ class Policy:
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
             self._report(Event(state, found.candidate, "explore", found.reason))
 
-    def _best_option(
-        self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float, room_us: float
-    ) -> Option | None:
-        """The best trial that fits, if any."""
-        opinion = self.outlook.posterior(state, states, evidence)
-        incumbent = evidence.find(state.index, state.incumbent)
-        if incumbent is None:
-            return None
-        usual = evidence.find(state.index, state.usual)
-        n_steps = self.budget.n_steps
-        pays_within_steps = PAYS_WITHIN * n_steps if state.is_known else math.inf
-        if not self.budget.is_paid:
-            pays_within_steps = min(pays_within_steps, unpaid_steps(n_steps))
-        options = self.outlook.fields.of(state).options
-        found, waits_for_credit = best_option(
-            options,
-            opinion,
-            state.usual,
-            evidence.log_us(incumbent if usual is None else usual),
-            self.price.stakes(state, pays_within_steps),
-            Room(risk_left_us, room_us, self.budget.earned_in_us(1), self.budget.advance_us),
-            self.settings,
-            lambda candidate: self._may_try(state, candidate),
-            {*state.ties, *state.retired},
-            self.memory.least_gain(options, state.n_channels),
-            self.outlook.kin(state, states, evidence),
-            self._connections_us(state, options),
-        )
-        (self._waits_for_credit.add if waits_for_credit else self._waits_for_credit.discard)(state.index)
-        return found
-
-    def may_run(self, state: KeyState, candidate: Candidate) -> bool:
-        """Whether NCCL offers it and device memory allows it."""
-        if not self.outlook.fields.offers(state.family, candidate):
-            return False
-        return self.memory.allows(self.what_runs(state, candidate), state.key.communicator)
-
-    @staticmethod
-    def what_runs(state: KeyState, candidate: Candidate) -> Candidate:
-        """The setting that is meant, NCCL's own where that is known."""
-        return state.default_setting or candidate if candidate.is_baseline else candidate
-
     def connect_nothing(self) -> None:
         """End trials and leads that would take memory that is no longer there."""
         for state in [*self.trials.values()]:
-            if state.trial is not None and self._would_connect(state, state.trial):
+            if state.trial is not None and self.options.would_connect(state, state.trial):
                 self.end_trial(state)
         for state in [*self.leads.values()]:
-            if state.lead is not None and self._would_connect(state, state.lead):
+            if state.lead is not None and self.options.would_connect(state, state.lead):
                 self.end_lead(state)
         self.memory.take_back()
-
-    def _would_connect(self, state: KeyState, candidate: Candidate) -> bool:
-        return not self.memory.is_connected(candidate, state.key.communicator) or not self.may_run(state, candidate)
-
-    def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
-        """What each option would cost once, to be connected."""
-        if not self.price.connection_us:
-            return 0.0
-        place = state.key.communicator
-        is_new = [not self.memory.is_connected(self.what_runs(state, option), place) for option in options]
-        return self.price.connection_us * np.array(is_new, np.float64)
-
-    def _may_try(self, state: KeyState, candidate: Candidate) -> bool:
-        if candidate in (state.incumbent, state.lead) or candidate in state.banned:
-            return False
-        if candidate.n_channels > state.max_channels:
-            return False
-        return self.may_run(state, candidate)

@@ -40,7 +40,7 @@ class VariantCosts:
                 return {}
 
             def may_run(option: Candidate) -> bool:
-                return self._policy.may_run(state, option) and option not in state.banned
+                return self._policy.options.may_run(state, option) and option not in state.banned
 
             mean, spread = state.opinion or self._policy.outlook.posterior(state, states, evidence)
             worst = np.minimum(mean + RISK_QUANTILE * spread, mean + 6.0)
@@ -68,7 +68,7 @@ class VariantCosts:
     def may_run(self, variant: Variant, states: list[KeyState]) -> bool:
         """Whether device memory allows a variant."""
         settings = {
-            (self._policy.what_runs(states[index], candidate), states[index].key.communicator)
+            (self._policy.options.what_runs(states[index], candidate), states[index].key.communicator)
             for index, candidate in variant.changes.items()
         }
         return self._policy.memory.allows_all(settings)

@@ -123,7 +123,7 @@ class Variants:
         if not (may_begin and has_settled and trials.is_due(step)) or self._policy.budget.remaining_us <= 0:
             return
         variant = self._best([*trials.untried(self._costs.audits(states, evidence), step)], states, evidence, step)
-        if variant is None and not trials.has_capped and not self._policy.waits_for_credit:
+        if variant is None and not trials.has_capped and not self._policy.options.waits_for_credit:
             search = self._cap_search = self._cap_search or CapSearch(states)
             if not search.is_done:
                 self._costs.advance(search, states, evidence)
