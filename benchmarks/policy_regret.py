@@ -1,7 +1,7 @@
 """How much each policy loses against the best setting, on equal terms: same keys, same calls, same noise.
 
     python benchmarks/policy_regret.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
-                                       [--draws N] [--calls N] [--undescribed]
+                                       [--draws N] [--calls N] [--undescribed] [--ours-only]
 
 Data sets: every shipped fabric, `--generated` random ones, every fabric of a store (`--store`), and everything measured
 below `--data`: tuner CSVs and published nccl-tests grids; each also with nothing to gain (A/A, NCCL best). A training
@@ -312,6 +312,7 @@ def main() -> None:
     parser.add_argument(
         "--draws", type=natural, default=0, metavar="N", help="ours under so many other draws of noise, too"
     )
+    parser.add_argument("--ours-only", action="store_true", help="no peers, which take most of the time")
     parser.add_argument("--calls", type=positive, metavar="N", help="of each key (200; with --quick 100)")
     parser.add_argument("--curves", type=a_file_to_write, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
@@ -330,7 +331,7 @@ def main() -> None:
             Ours("ours_cold", data.problems, data.facts, Knowledge.empty()),
             Ours("ours_warm", data.problems, data.facts, warm_knowledge(data.problems, data.facts, n_calls)),
         ]
-        policies = [*peers(data.problems, np.random.default_rng(0)), *ours]
+        policies = [*(() if arguments.ours_only else peers(data.problems, np.random.default_rng(0))), *ours]
         arms = play(data.problems, policies, n_calls, seed=0)
         results += judge(data.name, data.problems, policies, arms)
         for policy in ours:
