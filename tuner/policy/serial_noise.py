@@ -30,6 +30,8 @@ GROWTH: Final = 1.25
 """A key is asked again for what its noise is like once its units are so many times as many."""
 DOUBT: Final = 3.0
 """What noise that steps share must be worth in log likelihood."""
+REMEMBERED: Final = 0.8
+"""What a key's units said about noise before they were forgotten counts by so much less with each `DEPTH` of later ones."""
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise of a unit (log) before anything is known, and how many units that opinion weighs."""
@@ -180,6 +182,8 @@ class NoiseModel:
         self._changed_at: deque[int] = deque(maxlen=RESTLESS_CHANGES)
         self._scores: dict[int, tuple[float, Floats, Floats]] = {}
         """By key: its units when it was asked, log likelihood and variance of a unit by choice."""
+        self._past: dict[int, Floats] = {}
+        """By key, what its units that are forgotten by now said: log likelihood by choice, fading."""
         self._next = 0
 
     @property
@@ -214,10 +218,23 @@ class NoiseModel:
         n_free = fits[0].n_free + PRIOR_UNITS
         variances = (np.array([one.residual for one in fits]) + PRIOR_UNITS * PRIOR_SIGMA**2) / n_free
         likelihood = -0.5 * (n_free * np.log(variances) + np.array([one.log_determinant for one in fits]))
+        self._remember(key, n_units)
         self._scores[key] = n_units, likelihood - likelihood[0], variances
-        total = np.sum([scores for _, scores, _ in self._scores.values()], axis=0)
+        total = np.sum([scores for _, scores, _ in self._scores.values()] + [*self._past.values()], axis=0)
         total[0] += DOUBT
         self.noise = CHOICES[int(np.argmax(total))]
+
+    def _remember(self, key: int, n_units: float) -> None:
+        """Keep what a key said when it was last asked, as far as the units are forgotten that said it.
+
+        A load that rests for a while, or evidence that is gathered afresh, does not make steps independent.
+        """
+        if key not in self._scores:
+            return
+        asked, scores, _ = self._scores[key]
+        n_gone = n_units - max(asked, DEPTH) if n_units >= asked else DEPTH
+        share = min(1.0, max(0.0, n_gone) / min(asked, DEPTH))
+        self._past[key] = REMEMBERED**share * self._past.get(key, 0.0) + share * scores
 
     def agrees(self, history: UnitHistory, key: int, first: int, second: int, gain: float) -> bool:
         """Whether what ran in neighbouring steps says so, too: that the second slot of a key is faster by `gain`.
