@@ -50,6 +50,21 @@ def test_noise_of_steps_alone_is_told_from_noise_that_they_share() -> None:
     assert np.median([one.reach for one in found]) >= 0.9
 
 
+def test_a_load_that_rests_and_evidence_gathered_afresh_are_no_reason_to_forget_it() -> None:
+    rng = np.random.default_rng(4)
+    model, slots = NoiseModel(), rng.integers(0, 2, 400)
+    values = rng.normal(0.0, 0.02, 400)
+    values[:40] += _load(rng, 40, 0.95, 0.15)
+    model.ask(_history(values[:40], slots[:40]), [0])
+    known = model.noise
+    assert known != NONE
+    model.ask(_history(values[40:50], slots[40:50]), [0])  # the regime changed: a new history
+    assert model.noise != NONE
+    for end in range(60, 400, 2):
+        model.ask(_history(values[40:end], slots[40:end]), [0])
+    assert model.noise == NONE, "a load that has long been gone is forgotten"
+
+
 def test_without_shared_noise_it_is_the_difference_of_means() -> None:
     rng = np.random.default_rng(1)
     values, slots = rng.normal(0.0, 0.02, 30), rng.integers(0, 3, 30)

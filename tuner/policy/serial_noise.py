@@ -31,7 +31,7 @@ GROWTH: Final = 1.25
 DOUBT: Final = 3.0
 """What noise that steps share must be worth in log likelihood."""
 REMEMBERED: Final = 0.8
-"""What a key's units said about noise before they were forgotten counts by so much less with each `DEPTH` of later ones."""
+"""What forgotten units of a key said about noise counts so much with each further `DEPTH` of units."""
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise of a unit (log) before anything is known, and how many units that opinion weighs."""
