@@ -176,7 +176,9 @@ class Brain:
             block = block[usable]
         if not len(block):
             return
-        self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
+        steps = block["step"].astype(np.int64)
+        self._policy.price.exposed.measured(steps, block["duration_us"])
+        self._oversight.heard(steps, block["message_bytes"].astype(np.int64))
         keys = self._keys.indices(block, self._costs)
         if (keys < 0).any():
             block, keys = block[keys >= 0], keys[keys >= 0]

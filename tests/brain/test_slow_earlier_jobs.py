@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from brain_world import Call, SlowForATime, World, make_brain, play
@@ -72,5 +73,6 @@ def test_what_wins_is_known_from_a_job_that_met_a_slow_network(tmp_path: Path, s
 def test_where_nothing_is_to_be_gained_no_more_is_tried(tmp_path: Path, slow_from: int) -> None:
     with Store.open(tmp_path / "store.db") as store:
         known = _after("as_believed", slow_from, store)
-    cold = _cost(_world("as_believed", seed=200), Knowledge.empty(), 60)
-    assert _cost(_world("as_believed", seed=200), known, 60) < cold + 0.005
+    seeds = range(200, 203)
+    cold = mean(_cost(_world("as_believed", seed), Knowledge.empty(), 60) for seed in seeds)
+    assert mean(_cost(_world("as_believed", seed), known, 60) for seed in seeds) < cold + 0.005

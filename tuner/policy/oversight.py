@@ -11,12 +11,14 @@ from typing import Final
 import numpy as np
 
 from store.records import Candidate, StepRecord
+from tuner.features import Ints
 from tuner.guard import WATCH_STEPS, Alarm, Guard, steps_to_know
 from tuner.policy.choice import Event, Policy
 from tuner.policy.evidence import Evidence
 from tuner.policy.intake import Intake
 from tuner.policy.pace import N_IN_A_ROW, Pace
 from tuner.policy.plans import PlanBook, PlanInForce
+from tuner.policy.step_kinds import StepKinds
 from tuner.policy.step_trial import Variant
 from tuner.policy.trial import KeyState
 from tuner.policy.variants import Variants
@@ -69,6 +71,7 @@ class Oversight:
         self._report = report
         self._guard = Guard()
         self._pace = Pace()
+        self._kinds = StepKinds()
         self._variants = Variants(policy, plans, report)
         self._watched = WatchedTrials(policy, plans, REST_STEPS)
         self._promotions: list[Promotion] = []
@@ -118,6 +121,10 @@ class Oversight:
         self.n_promotions += 1
         self._promotions.append(Promotion(state, candidate, state.previous, self.n_promotions))
 
+    def heard(self, steps: Ints, message_bytes: Ints) -> None:
+        """Calls were measured, shape [n] each: the steps in which they ran and what they moved."""
+        self._kinds.heard(steps, message_bytes)
+
     def adopted(self, in_force: PlanInForce, step: int, n_keys: int, evidence: Evidence) -> None:
         """All ranks run `in_force` from `step` on."""
         if in_force.n_changes <= self._n_adopted:
@@ -153,7 +160,7 @@ class Oversight:
         while self._waiting and (
             self._waiting[0].step < known_step
             or len(self._waiting) > GUARD_WAITS_STEPS
-            or self._explores_nothing(self._waiting[0].epoch)
+            or (self._explores_nothing(self._waiting[0].epoch) and not self._kinds.differ)
         ):
             step = self._waiting.popleft()
             self._forget_extra(step.step - 2 * GUARD_WAITS_STEPS)
@@ -164,6 +171,10 @@ class Oversight:
             is_doubtful = extra_us > DOUBTFUL_SHARE * step.duration_us
             if known_extra_us is None and in_force is not None:
                 is_doubtful = self._tries_instead(in_force)
+            usual_us = self._kinds.usual_us(step.step, duration_us)
+            if usual_us is None:
+                continue
+            as_usual, duration_us = usual_us / duration_us, usual_us
             is_doubtful |= self._intake.connections.finished(step.step, duration_us, [us for _, us in self._recent])
             if not is_doubtful:
                 self._recent.append((step.epoch, duration_us))
@@ -171,7 +182,14 @@ class Oversight:
                     self._follow_pace(in_force, step.step, duration_us, states)
                     self._variants.learn(step, duration_us, states, evidence)
             if in_force is not None and in_force.variant is None and not self._variants.is_on_trial:
-                is_urgent |= self._watched.step(in_force, step.step, step.duration_us, known_extra_us, states, evidence)
+                is_urgent |= self._watched.step(
+                    in_force,
+                    step.step,
+                    as_usual * step.duration_us,
+                    known_extra_us and as_usual * known_extra_us,
+                    states,
+                    evidence,
+                )
             if self._variants.is_on_trial and in_force is not None:
                 is_urgent |= self._variants.judge(in_force, duration_us, step.step, states, evidence)
                 continue

@@ -33,15 +33,19 @@ CLIP: Final = 3.0
 
 
 class StepGains:
-    """Side effects (log, positive = faster) of groups of promotions while they run, by name."""
+    """Side effects (log, positive = faster) of groups of promotions while they run, by name.
 
-    def __init__(self) -> None:
+    Args:
+        noise: of one step (log), before any has spoken.
+    """
+
+    def __init__(self, noise: float = NOISE) -> None:
         self._places: dict[str, int] = {}
         self._belief = Belief()
         """The level of log step times, then the groups' side effects."""
         self._belief.add(1.0)
         self._n_steps = 0
-        self._squares = NOISE_WEIGHT * NOISE**2
+        self._squares = NOISE_WEIGHT * noise**2
 
     @property
     def noise(self) -> float:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from store.records import BASELINE, Candidate
+from tuner.features import Floats
 from tuner.policy.evidence import radius
 from tuner.policy.stragglers import Stragglers
 from tuner.policy.trial import KeyState
@@ -28,13 +30,14 @@ AUDIT_EVERY_STEPS: Final = 500
 MAX_UNITS: Final = 96
 ALPHA: Final = 0.01
 STEP_NOISE: Final = 0.01
-STEP_NOISE_WEIGHT: Final = 3.0
+STEP_NOISE_WEIGHT: Final = 10.0
 MIN_STEP_GAIN: Final = 0.002
 WINDOW_STEPS: Final = 2
-CLIP: Final = 5.0
+CLIP: Final = 3.0
 CLIP_AT_LEAST: Final = 0.03
-ENOUGH_TO_CLIP: Final = 3
-"""With so many steps known on a side, one further off (log) than so many noise scales is pulled in: a checkpoint."""
+"""A step further off (log) than so many noise scales is pulled in: a checkpoint."""
+MOST_STRAGGLERS: Final = 0.2
+"""What more of the steps do is no exception."""
 ABSURD: Final = 1.5
 """A step of so many times the usual time is no variant's doing, unless it happens again."""
 
@@ -78,19 +81,6 @@ class Outcome(NamedTuple):
     doubt: float
 
 
-class _Side:
-    def __init__(self) -> None:
-        self.n = 0
-        self.mean = 0.0
-        self.spread = 0.0
-
-    def add(self, value: float) -> None:
-        self.n += 1
-        delta = value - self.mean
-        self.mean += delta / self.n
-        self.spread += delta * (value - self.mean)
-
-
 class StepTrials:
     """At most one variant at a time; `begin` offers them, `step` feeds measured steps."""
 
@@ -99,7 +89,9 @@ class StepTrials:
         self.is_on = False
         self.has_capped = False
         """Every channel cap was tried in this regime."""
-        self._on, self._off = _Side(), _Side()
+        self._on: list[float] = []
+        self._off: list[float] = []
+        """Log durations of steps with the variant, and without."""
         self._usual_us = math.inf
         """What steps took without the last variant."""
         self._stragglers = Stragglers()
@@ -111,6 +103,7 @@ class StepTrials:
         self._steps_in_window = 0
         self._is_second = False
         """The window ends a pair, one with the variant and one without, in either order."""
+        self._noise = STEP_NOISE
         self._chance = random.Random(0)
 
     def reset(self) -> None:
@@ -136,12 +129,12 @@ class StepTrials:
             if not n_trials or (is_audit and step - last > AUDIT_EVERY_STEPS * 2 ** (n_trials - 1)):
                 yield variant
 
-    def begin(self, variant: Variant, step: int) -> None:
-        """Start taking turns with the plan itself."""
-        self.variant = variant
+    def begin(self, variant: Variant, step: int, noise: float = STEP_NOISE) -> None:
+        """Start taking turns with the plan itself; steps of before scattered by `noise` (log)."""
+        self.variant, self._noise = variant, noise
         self._begin_pair()
         self._tried[variant.name] = step, self._tried.get(variant.name, (0, 0))[1] + 1
-        self._on, self._off = _Side(), _Side()
+        self._on, self._off = [], []
         self._stragglers.reset()
         if variant.max_channels is not None:
             self._n_capped += 1
@@ -154,8 +147,8 @@ class StepTrials:
         """One step of the variant or of the plan itself: (extra cost in us, the verdict if there is one)."""
         if self.variant is None or not duration_us > 0:
             return 0.0, None
-        extra_us = self._extra_us(duration_us) if is_on and self._off.n else 0.0
-        self._add(self._on if is_on else self._off, math.log(duration_us))
+        extra_us = self._extra_us(duration_us) if is_on and self._off else 0.0
+        (self._on if is_on else self._off).append(math.log(duration_us))
         if is_on is self.is_on:
             self._steps_in_window += 1
             if self._steps_in_window >= WINDOW_STEPS:
@@ -167,7 +160,7 @@ class StepTrials:
 
     def end(self, step: int) -> None:
         """Back to the plan itself."""
-        self._usual_us = math.exp(self._off.mean) if self._off.n else math.inf
+        self._usual_us = math.exp(median(self._off)) if self._off else math.inf
         self.variant, self.is_on = None, False
         self._next_at_step = step + SETTLED_STEPS
 
@@ -182,34 +175,39 @@ class StepTrials:
 
     def _extra_us(self, duration_us: float) -> float:
         """What a step with the variant cost; less where one of before turned out to be a straggler."""
-        usual_us, n_before = math.exp(self._off.mean), np.array([self._on.n])
+        usual_us, n_before = math.exp(median(self._off)), np.array([len(self._on)])
         beyond_us = np.array([duration_us - ABSURD * usual_us])
         corrections = self._stragglers.corrections(np.zeros(1, np.int64), beyond_us, n_before)
         return max(0.0, duration_us - usual_us) + corrections.get(0, 0.0)
 
-    def _add(self, side: _Side, log_us: float) -> None:
-        if side.n >= ENOUGH_TO_CLIP:
-            limit = max(CLIP_AT_LEAST, CLIP * self._sigma())
-            log_us = min(max(log_us, side.mean - limit), side.mean + limit)
-        side.add(log_us)
-
-    def _sigma(self) -> float:
-        """Noise (log) of steps."""
-        dof = max(0, self._on.n - 1) + max(0, self._off.n - 1)
-        total = self._on.spread + self._off.spread + STEP_NOISE_WEIGHT * STEP_NOISE**2
-        return math.sqrt(total / (dof + STEP_NOISE_WEIGHT))
-
     def _verdict(self) -> Outcome | None:
-        if self.variant is None or min(self._on.n, self._off.n) < 2:
+        n_on, n_off = len(self._on), len(self._off)
+        if self.variant is None or min(n_on, n_off) < 2:
             return None
-        sigma = self._sigma()
-        gain = self._off.mean - self._on.mean
-        doubt = sigma * math.sqrt(1.0 / self._on.n + 1.0 / self._off.n)
-        if gain - radius(self._on.n, self._off.n, sigma, self._alpha) > 0 and gain > MIN_STEP_GAIN:
+        on, off = _pulled_in(self._on, self._off)
+        squares = n_on * on.var() + n_off * off.var() + STEP_NOISE_WEIGHT * self._noise**2
+        sigma = math.sqrt(squares / (n_on + n_off - 2 + STEP_NOISE_WEIGHT))
+        gain = float(off.mean() - on.mean())
+        doubt = sigma * math.sqrt(1.0 / n_on + 1.0 / n_off)
+        if gain - radius(n_on, n_off, sigma, self._alpha) > 0 and gain > MIN_STEP_GAIN:
             return Outcome(self.variant, True, gain, doubt)
-        if gain + 1.3 * doubt < MIN_STEP_GAIN or min(self._on.n, self._off.n) >= MAX_UNITS:
+        if gain + 1.3 * doubt < MIN_STEP_GAIN or min(n_on, n_off) >= MAX_UNITS:
             return Outcome(self.variant, False, gain, doubt)
         return None
+
+
+def _pulled_in(on_logs: Sequence[float], off_logs: Sequence[float]) -> tuple[Floats, Floats]:
+    """Both sides within the same limits: stragglers say little, and steps that scatter pass for what they are.
+
+    With limits of its own each side would take for usual what it met first.
+    """
+    values = np.array([*on_logs, *off_logs])
+    centre = float(np.median(values))
+    off = np.abs(values - centre)
+    usual = CLIP * 1.4826 * float(np.median(off)), float(np.quantile(off, 1.0 - MOST_STRAGGLERS, method="higher"))
+    limit = max(CLIP_AT_LEAST, *usual)
+    values = np.clip(values, centre - limit, centre + limit)
+    return values[: len(on_logs)], values[len(on_logs) :]
 
 
 def group_of(state: KeyState) -> str:

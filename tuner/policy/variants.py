@@ -47,6 +47,7 @@ class Variants:
         self._plans = plans
         self._report = report
         self._trials = StepTrials()
+        self._gains = StepGains()
         self._spent_us = 0.0
         """What the variant on trial has cost."""
         self._costs = VariantCosts(policy)
@@ -75,7 +76,7 @@ class Variants:
     def reset(self) -> None:
         """Steps of before are no yardstick: all may be asked for anew."""
         self._trials.reset()
-        self._gains, self._savings = StepGains(), CallSavings()
+        self._gains, self._savings = StepGains(self._gains.noise), CallSavings()
         self._training_cost = TrainingCost()
         self._of_plan: dict[int, OfPlan] = {}
         self._refresh_at_step = 0
@@ -136,7 +137,7 @@ class Variants:
         if variant is None:
             trials.postpone(step, RETRY_STEPS)
         else:
-            trials.begin(variant, step)
+            trials.begin(variant, step, self.noise)
             self._spent_us = 0.0
 
     def judge(

@@ -1,0 +1,140 @@
+"""Steps that move more than others take longer, whatever their settings; steps may also scatter far by themselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from agent.nccl import fabric
+from store.records import BASELINE, Collective, Phase, StepRecord
+from tuner.policy.step_gains import StepGains
+from tuner.policy.step_kinds import ENOUGH, StepKinds
+from tuner.policy.step_trial import StepTrials, Variant
+
+KINDS = (
+    (Collective.all_gather, Phase.forward_gather),
+    (Collective.reduce_scatter, Phase.gradient_scatter),
+)
+TRAINING, VALIDATION = 1_000_000, 100_000
+
+
+def _play(kinds: StepKinds, steps: range, moved: int, duration_us: float) -> list[float | None]:
+    found = []
+    for step in steps:
+        kinds.heard(np.full(2, step), np.full(2, moved // 2))
+        found.append(kinds.usual_us(step, duration_us))
+    return found
+
+
+def test_steps_that_move_as_much_are_as_they_are() -> None:
+    kinds = StepKinds()
+    for step, moved in enumerate([TRAINING, 1.05 * TRAINING, TRAINING, 0.97 * TRAINING]):
+        kinds.heard(np.array([step]), np.array([moved]))
+        assert kinds.usual_us(step, 100.0 + step) == pytest.approx(100.0 + step)
+    assert kinds.usual_us(99, 120.0) == 120.0, "nobody knows what it moved"
+    assert not kinds.differ
+
+
+def test_another_kind_counts_once_it_is_known_how_it_differs() -> None:
+    kinds = StepKinds()
+    _play(kinds, range(10), TRAINING, 100.0)
+    found = _play(kinds, range(10, 20), VALIDATION, 30.0)
+    assert found[: ENOUGH - 1] == [None] * (ENOUGH - 1)
+    assert found[ENOUGH - 1 :] == [pytest.approx(100.0)] * (10 - ENOUGH + 1)
+    assert kinds.differ
+    assert kinds.usual_us(99, 120.0) is None, "it may be of either kind"
+
+
+def test_what_slows_a_kind_down_is_not_explained_away() -> None:
+    """Steps of the first kind are never moved; those of another not while it runs alone."""
+    kinds = StepKinds()
+    for at in range(0, 60, 20):
+        _play(kinds, range(at, at + 10), TRAINING, 100.0)
+        _play(kinds, range(at + 10, at + 20), VALIDATION, 30.0)
+    assert _play(kinds, range(60, 160), TRAINING, 110.0) == [pytest.approx(110.0)] * 100
+    slower = _play(kinds, range(160, 164), VALIDATION, 33.0)
+    assert slower == [pytest.approx(110.0)] * 4
+    _play(kinds, range(164, 260), VALIDATION, 33.0)
+    assert _play(kinds, range(260, 300), VALIDATION, 36.3)[-1] == pytest.approx(121.0)
+
+
+@dataclass
+class Varying(World):
+    """What every step moves, or computes, is drawn by chance."""
+
+    shares: tuple[float, ...] = (1.0,)
+    computes: tuple[float, ...] = (1.0,)
+    whole: list[Call] = field(default_factory=list)
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        chance = np.random.default_rng((self.seed, self.step))
+        share, usual_us = chance.choice(self.shares), self.compute_us
+        self.calls = [Call(one.collective, one.phase, int(one.message_bytes * share)) for one in self.whole]
+        self.compute_us = usual_us * chance.choice(self.computes)
+        found = super().run_step()
+        self.compute_us = usual_us
+        return found
+
+
+def _world(name: str, seed: int, **kinds: tuple[float, ...]) -> Varying:
+    place = fabric.load(name).communicator(range(16))
+    calls = [Call(*kind, n_bytes) for n_bytes in (1 << 15, 1 << 18, 1 << 21, 1 << 24) for kind in KINDS for _ in (1, 2)]
+    world = Varying(name, place, calls, seed=seed, whole=calls, **kinds)
+    world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls)
+    return world
+
+
+@pytest.mark.parametrize("seed", [101, 102])
+def test_batches_of_several_sizes_make_no_setting_guilty(seed: int) -> None:
+    """What is tried at large messages alone runs in the longest steps."""
+    world = _world("ethernet_boxes", seed, shares=(1.0, 1.0, 0.7, 0.5, 0.25))
+    brain = make_brain(world)
+    play(world, brain, 600)
+    assert brain.spent_percent < 1.0
+    reasons = [one.reason for one in brain.decisions() if one.kind in ("promote", "rollback")]
+    assert not [one for one in reasons if "steps are" in one or "steps were" in one or "steps became" in one]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_computation_of_two_lengths_is_no_new_pace_in_every_other_step(seed: int) -> None:
+    """Three long steps in a row come by chance; a job that starts over each time would never try anything."""
+    world = _world("h100_ib_2", seed, computes=(1.0, 2.5))
+    brain = make_brain(world)
+    play(world, brain, 300)
+    assert sum(one.kind == "pace" for one in brain.decisions()) <= 6
+    default_us = sum(world.truth(call, BASELINE)[0] for call in world.whole)
+    chosen_us = sum(world.truth(call, world.chosen(call))[0] for call in world.whole)
+    assert chosen_us < 0.96 * default_us
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scattered_steps_adopt_no_variant(seed: int) -> None:
+    """How far they scatter is known from before: a few that happen to agree are no proof."""
+    gains, trials, chance = StepGains(), StepTrials(), np.random.default_rng(seed)
+    lengths_us = 100.0 * np.array([1.0, 1.0, 0.75, 0.6, 0.85])
+    for _ in range(60):
+        gains.step(math.log(chance.choice(lengths_us)), {})
+    trials.begin(Variant("at most 4 channels", {}, 4), 0, gains.noise)
+    outcome = None
+    while outcome is None:
+        _, outcome = trials.step(chance.choice(lengths_us), is_on=trials.is_on)
+    assert not outcome.is_better
+
+
+def test_a_variant_is_found_beside_stragglers() -> None:
+    """Each tenth step takes twenty times as long, whatever runs."""
+    n_found = 0
+    for seed in range(20):
+        trials, chance = StepTrials(), np.random.default_rng(seed)
+        trials.begin(Variant("at most 4 channels", {}, 4), 0)
+        outcome, n_steps = None, 0
+        while outcome is None:
+            duration_us = 100.0 * math.exp(0.01 * chance.standard_normal() - 0.03 * trials.is_on)
+            _, outcome = trials.step(20.0 * duration_us if n_steps % 10 == 9 else duration_us, is_on=trials.is_on)
+            n_steps += 1
+        n_found += outcome.is_better
+    assert n_found >= 15
