@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -177,6 +177,41 @@ class Unsteady(World):
             factor = math.exp(0.0005 * self.step)
         block["duration_us"] *= factor
         return block, record
+
+
+@dataclass
+class Varying(World):
+    """Steps that differ by training's own doing: batches of five lengths, which move as much less; computation that
+    takes once or two and a half times as long, or scatters by 30 %; ten steps of each hundred that only validate; a
+    checkpoint, twenty times as long, in each hundredth.
+    """
+
+    kind: str = "steady"
+    whole: list[Call] = field(default_factory=list)
+    """The calls of a training step with the longest batch."""
+
+    def now(self) -> tuple[list[Call], float]:
+        """What the next step calls, and how long it computes (a share of `compute_us`)."""
+        chance, place = np.random.default_rng((self.seed, self.step)), self.step % 100
+        if self.kind == "batches":
+            share = chance.choice([1.0, 1.0, 0.7, 0.5, 0.25])
+            return [replace(one, message_bytes=int(one.message_bytes * share)) for one in self.whole], 1.0
+        if self.kind == "validation" and place >= 90:
+            return [one for one in self.whole if one.phase is Phase.forward_gather], 0.35
+        computes = {
+            "two_lengths": chance.choice([1.0, 2.5]),
+            "scattered": math.exp(chance.normal(0.0, 0.3)),
+            "checkpoints": 20.0 if place == 99 else 1.0,
+        }
+        return self.whole, computes.get(self.kind, 1.0)
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        usual_us = self.compute_us
+        self.calls, share = self.now()
+        self.compute_us *= share
+        found = super().run_step()
+        self.compute_us = usual_us
+        return found
 
 
 @dataclass

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
+from brain_world import Call, Varying, make_brain, play
 
 from agent.nccl import fabric
-from store.records import BASELINE, Collective, Phase, StepRecord
+from store.records import BASELINE, Collective, Phase
 from tuner.policy.step_gains import StepGains
 from tuner.policy.step_kinds import ENOUGH, StepKinds
 from tuner.policy.step_trial import StepTrials, Variant
@@ -62,28 +61,10 @@ def test_what_slows_a_kind_down_is_not_explained_away() -> None:
     assert _play(kinds, range(260, 300), VALIDATION, 36.3)[-1] == pytest.approx(121.0)
 
 
-@dataclass
-class Varying(World):
-    """What every step moves, or computes, is drawn by chance."""
-
-    shares: tuple[float, ...] = (1.0,)
-    computes: tuple[float, ...] = (1.0,)
-    whole: list[Call] = field(default_factory=list)
-
-    def run_step(self) -> tuple[np.ndarray, StepRecord]:
-        chance = np.random.default_rng((self.seed, self.step))
-        share, usual_us = chance.choice(self.shares), self.compute_us
-        self.calls = [Call(one.collective, one.phase, int(one.message_bytes * share)) for one in self.whole]
-        self.compute_us = usual_us * chance.choice(self.computes)
-        found = super().run_step()
-        self.compute_us = usual_us
-        return found
-
-
-def _world(name: str, seed: int, **kinds: tuple[float, ...]) -> Varying:
+def _world(name: str, seed: int, kind: str) -> Varying:
     place = fabric.load(name).communicator(range(16))
-    calls = [Call(*kind, n_bytes) for n_bytes in (1 << 15, 1 << 18, 1 << 21, 1 << 24) for kind in KINDS for _ in (1, 2)]
-    world = Varying(name, place, calls, seed=seed, whole=calls, **kinds)
+    calls = [Call(*one, n_bytes) for n_bytes in (1 << 15, 1 << 18, 1 << 21, 1 << 24) for one in KINDS for _ in (1, 2)]
+    world = Varying(name, place, calls, seed=seed, kind=kind, whole=calls)
     world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls)
     return world
 
@@ -91,7 +72,7 @@ def _world(name: str, seed: int, **kinds: tuple[float, ...]) -> Varying:
 @pytest.mark.parametrize("seed", [101, 102])
 def test_batches_of_several_sizes_make_no_setting_guilty(seed: int) -> None:
     """What is tried at large messages alone runs in the longest steps."""
-    world = _world("ethernet_boxes", seed, shares=(1.0, 1.0, 0.7, 0.5, 0.25))
+    world = _world("ethernet_boxes", seed, "batches")
     brain = make_brain(world)
     play(world, brain, 600)
     assert brain.spent_percent < 1.0
@@ -102,7 +83,7 @@ def test_batches_of_several_sizes_make_no_setting_guilty(seed: int) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_computation_of_two_lengths_is_no_new_pace_in_every_other_step(seed: int) -> None:
     """Three long steps in a row come by chance; a job that starts over each time would never try anything."""
-    world = _world("h100_ib_2", seed, computes=(1.0, 2.5))
+    world = _world("h100_ib_2", seed, "two_lengths")
     brain = make_brain(world)
     play(world, brain, 300)
     assert sum(one.kind == "pace" for one in brain.decisions()) <= 6
