@@ -35,6 +35,8 @@ NOISE_FLOOR: Final = 0.004
 CLIP: Final = 2.5
 CLIPPED_LESS: Final = 1.03
 """Steps before the change further off than this many noise scales are pulled in; what variance that takes."""
+MOST_STRAGGLERS: Final = 0.15
+"""What more of the steps do is no exception."""
 WATCH_STEPS: Final = 60
 """Steps after a change for which it is still held responsible."""
 MOST_PROMISED: Final = 0.0025
@@ -115,8 +117,11 @@ class Guard:
         spread = 1.4826 * float(np.median(np.abs(values - middle)))
         weight = len(values) / (len(values) + PRIOR_STEPS)
         rough = max(NOISE_FLOOR, math.sqrt(weight * spread**2 + (1.0 - weight) * PRIOR_SIGMA**2))
-        # The median deviation knows no stragglers, but needs three times as many steps: it says what to clip.
-        kept = np.clip(values, middle - CLIP * rough, middle + CLIP * rough)
+        # The median deviation knows no stragglers, but needs three times as many steps: it says what to clip, unless
+        # many steps are so far off. That is how steps are, even if more than half of them are alike.
+        common = float(np.quantile(np.abs(values - middle), 1.0 - MOST_STRAGGLERS, method="lower"))
+        limit = max(CLIP * rough, common)
+        kept = np.clip(values, middle - limit, middle + limit)
         total = CLIPPED_LESS * float(np.square(kept - kept.mean()).sum()) + PRIOR_STEPS * PRIOR_SIGMA**2
         self._sigma = max(NOISE_FLOOR, math.sqrt(total / (len(values) - 1 + PRIOR_STEPS)))
         # Nearly as robust as the median, but three steps of it say what five say of that.
