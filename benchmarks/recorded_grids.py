@@ -19,6 +19,7 @@ from reporting import say
 
 from agent.nccl.catalog import find_collective
 from store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
+from store.runnable import can_run
 
 Setting = tuple[str, str]
 """(algorithm, protocol) in lower case; empty = NCCL's own choice."""
@@ -51,12 +52,18 @@ class Grid:
     times_us: dict[int, dict[Setting, list[float]]] = field(default_factory=dict)
 
     def places(self) -> dict[int, dict[Candidate, list[float]]]:
-        """All recorded microseconds by size and setting, where two settings or more were measured."""
-        return {
-            size: {candidate_of(one): times for one, times in found.items()}
-            for size, found in sorted(self.times_us.items())
-            if len(found) > 1
+        """All recorded microseconds by size and setting, where two settings or more were measured.
+
+        What NCCL cannot run it did not, whatever a heading says.
+        """
+        found = {
+            size: {candidate: times for one, times in known.items() if self._can_run(candidate := candidate_of(one))}
+            for size, known in sorted(self.times_us.items())
         }
+        return {size: known for size, known in found.items() if len(known) > 1}
+
+    def _can_run(self, candidate: Candidate) -> bool:
+        return can_run(self.collective, candidate.algorithm, candidate.protocol, self.n_nodes)
 
 
 def candidate_of(setting: Setting) -> Candidate:

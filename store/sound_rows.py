@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from store.measurements import UNKNOWN
+from store.measurements import UNKNOWN, candidate_of
 from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
+from store.runnable import RUNNABLE_SQL
 
 _log = logging.getLogger("zerotune.store")
 
@@ -131,6 +132,9 @@ _NAMED_BY: Final = {"models": ("name", "fabric_id")}
 _JOINED: Final = ("fabrics", "jobs", "series")
 """Small tables whose rows belong to a million others: the damaged ones are looked for once in a query, not at each."""
 
+_CANNOT_RUN: Final = f"source = {int(Source.imported)} AND NOT {RUNNABLE_SQL}"
+"""Of series: what `zerotune import` leaves out, and once did not. What ran here did run."""
+
 _told: set[str] = set()
 
 
@@ -139,6 +143,8 @@ def show_sound_rows(connection: sqlite3.Connection) -> None:
     connection.text_factory = _text
     for table in CELLS:
         condition = _condition(connection, table, _NAMED_BY.get(table, tuple(CELLS[table])))
+        if table == "series":
+            condition = f"{condition} AND NOT ({_CANNOT_RUN})"
         if table in _JOINED:
             condition = f"id NOT IN (SELECT id FROM main.{table} WHERE NOT ifnull({condition}, 0))"
         verdict = f", ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0) AS is_sound"
@@ -149,15 +155,34 @@ def show_sound_rows(connection: sqlite3.Connection) -> None:
 
 
 def warn_of_damage(connection: sqlite3.Connection, path: Path, tables: Iterable[str] = tuple(CELLS)) -> None:
-    """Say in one line how many rows are not shown for their damaged cells; the same is said once in a process."""
+    """Say in one line how many rows are not shown for their damaged cells, and in another which for what cannot have
+    been; the same is said once in a process.
+    """
     damaged = []
     for table in tables:
         condition = _condition(connection, table, _NAMED_BY.get(table, tuple(CELLS[table])))
         (n_rows,) = connection.execute(f"SELECT count(*) FROM main.{table} WHERE NOT ifnull({condition}, 0)").fetchone()
         if n_rows:
             damaged.append(f"{n_rows:,} of {table}")
-    words = f"store {path} has rows with damaged cells, which are not used: {', '.join(damaged)}"
-    if damaged and words not in _told:
+    if damaged:
+        _tell(f"store {path} has rows with damaged cells, which are not used: {', '.join(damaged)}")
+    if "series" in tables:
+        _warn_of_series_that_cannot_run(connection, path)
+
+
+def _warn_of_series_that_cannot_run(connection: sqlite3.Connection, path: Path) -> None:
+    sound = _condition(connection, "series", tuple(CELLS["series"]))
+    found = connection.execute(
+        f"SELECT DISTINCT collective, algorithm, protocol FROM main.series WHERE {sound} AND {_CANNOT_RUN}"
+    ).fetchall()
+    if found:
+        collective, algorithm, protocol = found[0]
+        words = f"{len(found):,}, such as {Collective(collective).name} by {candidate_of(algorithm, protocol, 0)}"
+        _tell(f"store {path} has imported measurements of settings that NCCL cannot run ({words}): they are not used")
+
+
+def _tell(words: str) -> None:
+    if words not in _told:
         _told.add(words)
         _log.warning("%s", words)
 

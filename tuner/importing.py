@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from numpy.typing import NDArray
-from rich.console import Console
-
 from agent.nccl.catalog import parse_algorithm, parse_protocol
 from store.database import Store
 from store.errors import TraceError, UserError
-from store.records import Candidate, Collective
+from store.measurements import candidate_of
+from store.records import Candidate, Collective, CommunicatorClass
 from store.trace_format import TRACE_SUFFIX
+from tuner.import_reading import Owner, Reading
+from tuner.importing_shown import OWN_FORMAT, left_out
 from tuner.traces import Trace, read_trace
 from tuner.traces.formats import by_name
-from tuner.traces.measuring import NODES_UNKNOWN, RANKS_UNKNOWN, Portion, Said
+from tuner.traces.measuring import CANNOT_RUN, NODES_UNKNOWN, RANKS_UNKNOWN, Said
 from tuner.traces.records import Block, Summary
 
 
@@ -67,6 +64,27 @@ def import_measurements(
         TraceError: the file is of no known format, or broken.
         StoreError: the store cannot be written.
     """
+    _check_options(setting, is_default, fabric_id)
+    trace = _opened(path, format_name, collective)
+    reading = Reading(trace, Said(setting, is_default, n_nodes), path, fabric_id)
+    n_rows = reading.n_rows.total()
+    _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
+    summary = trace.summary  # another one begins with each further reading
+    if dry_run:
+        return trace, n_rows
+    with Store.open(store_path) as store:
+        origin: dict[str, str | int | float | bool] = {"imported_from": path.name, "format": trace.format_name}
+        n_recorded = _record(store, reading, origin)
+    trace.summary = summary
+    if not n_recorded:
+        summary.note("the same was imported before: nothing was recorded again")
+    elif n_recorded < n_rows:
+        summary.note(f"{n_rows - n_recorded:,} of its measurements were recorded before, and not again")
+    return trace, n_recorded
+
+
+def _check_options(setting: Candidate | None, is_default: bool, fabric_id: str | None) -> None:
+    """UserError for what cannot be, whatever the file holds."""
     if setting is not None and is_default:
         raise UserError("--setting and --default contradict each other", "say what was forced, or that nothing was")
     if fabric_id is not None and not fabric_id.strip():
@@ -78,113 +96,77 @@ def import_measurements(
             f"--fabric-id {fabric_id!r} has a line break or another character that cannot be printed",
             "name the fabric in one line of text",
         )
-    trace = _opened(path, format_name, collective)
-    said = Said(setting, is_default, n_nodes)
-    found: Counter[Owner] = Counter()
-    portions: dict[Owner, Portion] = {}
-    untold_job, digest = "", hashlib.blake2b()
-
-    def owned() -> Iterator[tuple[Owner, Portion]]:
-        for portion in trace.portions(said):
-            fabric = portion.fabric_id or fabric_id or folder_name(path)
-            yield (portion.job_id or untold_job, fabric), portion
-
-    for owner, portion in owned():
-        found[owner] += len(portion.rows)
-        portions.setdefault(owner, replace(portion, rows=portion.rows[:0]))
-        if portion.job_id is None:
-            digest.update(portion.rows.tobytes())
-    n_rows = found.total()
-    _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
-    if fabric_id is not None and any(one.fabric_id not in (None, fabric_id) for one in portions.values()):
-        trace.summary.note("the file tells the fabric: --fabric-id was not used for it")
-    trace.summary.fabrics = list(dict.fromkeys(fabric for _, fabric in found))
-    trace.summary.is_named_after_folder = fabric_id is None and any(not one.fabric_id for one in portions.values())
-    if dry_run:
-        return trace, n_rows
-    first_look = trace.summary  # a second one begins with the second reading
-    if untold := sorted(fabric for job_id, fabric in found if not job_id):
-        untold_job = _name_of(digest, untold)
-    with Store.open(store_path) as store:
-        if fabric_id is None and list(found) == [("", folder_name(path))]:
-            earlier = _earlier_fabric(store, digest)
-            if earlier not in (None, folder_name(path)):
-                trace.summary.fabrics, trace.summary.is_named_after_folder = [earlier], False
-                trace.summary.note(f"imported before as fabric {earlier}: --fabric-id records it as another one, too")
-                return trace, 0
-        kept = _kept(store, untold_job, found, owned)
-        described, known_ranks = store.fabrics(), {job.job_id: job.n_ranks for job in store.jobs()}
-        origin: dict[str, str | int | float | bool] = {"imported_from": path.name, "format": trace.format_name}
-        for (told_job, fabric), portion in portions.items():
-            job_id = told_job or untold_job
-            if kept[job_id, fabric] < found[told_job, fabric]:
-                description = {} if described.get(fabric) else dict(portion.fabric) or origin
-                store.record_job(job_id, fabric, description, portion.n_ranks or known_ranks.get(job_id, 0))
-        n_recorded = 0
-        for (job_id, fabric), portion in owned():
-            n_known = min(kept[job_id, fabric], len(portion.rows))
-            kept[job_id, fabric] -= n_known
-            store.record_measurements(fabric, job_id, portion.rows[n_known:])
-            store.flush()  # the queue is bounded: a long file must not outrun the writer
-            n_recorded += len(portion.rows) - n_known
-        for job_id in {job_id or untold_job for job_id, _ in found}:
-            store.update_job(job_id, ended_at_s=time.time())
-    trace.summary.notes[:] = list(dict.fromkeys([*first_look.notes, *trace.summary.notes]))
-    trace.summary.fabrics, trace.summary.is_named_after_folder = first_look.fabrics, first_look.is_named_after_folder
-    if not n_recorded:
-        trace.summary.note("the same was imported before: nothing was recorded again")
-    return trace, n_recorded
 
 
-def folder_name(path: Path) -> str:
-    """The name of the folder that is imported, or that the file lies in."""
-    whole = Path(os.path.abspath(path))
-    return (whole if path.is_dir() else whole.parent).name or "root"
+def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | float | bool]) -> int:
+    """Records what the store does not have; returns how many rows that were. `origin` describes unknown fabrics."""
+    reading.name_as_before(store)
+    n_rows, kept = reading.n_rows, _kept(store, reading)
+    described, known_ranks = store.fabrics(), {job.job_id: job.n_ranks for job in store.jobs()}
+    for (job_id, fabric), portion in reading.first().items():
+        if kept[job_id, fabric] < n_rows[job_id, fabric]:
+            description = {} if described.get(fabric) else dict(portion.fabric or origin)
+            store.record_job(job_id, fabric, description, portion.n_ranks or known_ranks.get(job_id, 0))
+    n_recorded = 0
+    for (job_id, fabric), portion in reading.owned():
+        n_known = min(kept[job_id, fabric], len(portion.rows))
+        kept[job_id, fabric] -= n_known
+        store.record_measurements(fabric, job_id, portion.rows[n_known:])
+        store.flush()  # the queue is bounded: a long file must not outrun the writer
+        n_recorded += len(portion.rows) - n_known
+    for job_id in {job_id for job_id, _ in n_rows}:
+        store.update_job(job_id, ended_at_s=time.time())
+    return n_recorded
 
 
-Owner = tuple[str, str]
-"""Job and fabric."""
-
-
-def _name_of(rows: hashlib.blake2b, fabrics: list[str]) -> str:
-    """The job of rows that name none: the same rows are the same import, whatever was said that they tell already."""
-    whole = rows.copy()
-    whole.update(repr(fabrics).encode())
-    return f"import-{whole.hexdigest()[:12]}"
-
-
-def _earlier_fabric(store: Store, rows: hashlib.blake2b) -> str | None:
-    """The fabric as which these very rows were imported: the folder may have been called otherwise then."""
-    ended = (job for job in store.jobs() if job.ended_at_s is not None)
-    return next((job.fabric_id for job in ended if job.job_id == _name_of(rows, [job.fabric_id])), None)
-
-
-def _kept(
-    store: Store, untold_job: str, found: Counter[Owner], owned: Callable[[], Iterator[tuple[Owner, Portion]]]
-) -> Counter[Owner]:
-    """How many of its rows, from the first on, the store has of each owner.
+def _kept(store: Store, reading: Reading) -> Counter[Owner]:
+    """How many of its rows, from the first on, the store has, or has had, of each owner.
 
     Raises:
         UserError: the store has other rows under one of the jobs, so that these would be a second set.
     """
-    if any(job.job_id == untold_job and job.ended_at_s is not None for job in store.jobs()):
-        return Counter({(untold_job, fabric): n_rows for (_, fabric), n_rows in found.items()})
-    stored: dict[Owner, NDArray[Any]] = {}
-    for job_id, fabric in found:
-        rows = store.measurements(fabric, job_id or untold_job)
+    n_rows = reading.n_rows
+    whole = {job.job_id for job in store.jobs() if job.ended_at_s is not None} & reading.untold_jobs
+    stored = {}
+    for job_id, fabric in n_rows:
+        rows = store.measurements(fabric, job_id, limit=_COMPARED_ROWS if job_id in whole else None)
         if len(rows):
-            stored[job_id or untold_job, fabric] = rows
+            stored[job_id, fabric] = rows
     seen: Counter[Owner] = Counter()
-    for owner, portion in owned() if stored else ():
-        known = stored.get(owner, portion.rows[:0])[seen[owner] :][: len(portion.rows)]
+    for owner, portion in reading.owned() if stored else ():
+        if owner not in stored:
+            continue
+        # Of a whole import the oldest rows may be gone, and the newest say enough.
+        first = n_rows[owner] - len(stored[owner]) if owner[0] in whole else 0
+        begin, end = (seen[owner] + at - first for at in (0, len(portion.rows)))
         seen[owner] += len(portion.rows)
-        if known.tobytes() != portion.rows[: len(known)].tobytes():
-            job_id, fabric = owner
-            raise UserError(
-                f"{store.path} has job {job_id} on {fabric} already, recorded otherwise: it would be counted twice",
-                "name another store with --store",
-            )
-    return Counter({owner: len(rows) for owner, rows in stored.items()})
+        known = stored[owner][max(begin, 0) : max(end, 0)]
+        here = portion.rows[max(-begin, 0) :][: len(known)]
+        if first < 0 or known.tobytes() != here.tobytes():
+            raise _recorded_otherwise(store, owner, known, here, is_import=owner[0] in whole)
+    return Counter({owner: n_rows[owner] if owner[0] in whole else len(stored.get(owner, ())) for owner in n_rows})
+
+
+_COMPARED_ROWS: Final = 10_000
+
+
+def _recorded_otherwise(store: Store, owner: Owner, known: Block, here: Block, *, is_import: bool) -> UserError:
+    job_id, fabric = owner
+    words = f"{store.path} has job {job_id} on {fabric} already, recorded otherwise: it would be counted twice"
+    if is_import:
+        said = ((_as_said(then), _as_said(now)) for then, now in zip(known, here, strict=False))
+        differs = next((f"said to be otherwise: then {then}, now {now}" for then, now in said if then != now), "")
+        how = differs or "when others of them could be used"
+        words = f"{store.path} has the same measurements, imported before, {how}; they would be counted twice"
+    return UserError(words, "name another store with --store")
+
+
+def _as_said(row: Any) -> str:
+    """What may have been said of a measurement."""
+    setting = candidate_of(row["algorithm"], row["protocol"], int(row["n_channels"]))
+    own = "NCCL's own choice" if row["is_default"] else str(setting)
+    place = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
+    return f"{own} for {Collective(row['collective']).name} of {place}"
 
 
 def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> None:
@@ -192,7 +174,9 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
     summary = trace.summary
     if n_rows or (dry_run and summary.n_records):
         return
-    reasons = "; ".join(f"{reason} ({count:,})" for reason, count in list(left_out(trace).items())[:3])
+    reasons = "; ".join(
+        f"{summary.with_examples(reason)} ({count:,})" for reason, count in list(left_out(trace).items())[:3]
+    )
     what = (
         f"none of its {summary.n_records:,} records is a measurement"
         if summary.n_records
@@ -210,6 +194,7 @@ _REMEDIES: Final = {
     "no duration": "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV (docs/traces.md)",
     NODES_UNKNOWN: "say with --n-nodes on how many nodes it ran",
     RANKS_UNKNOWN: "only the file can say that: a table needs a column `ranks` (docs/traces.md)",
+    CANNOT_RUN: "mend the columns that say what ran, or measure what NCCL has (docs/traces.md)",
     "nobody says which setting ran": "say with --default or --setting what ran",
 }
 
@@ -241,62 +226,5 @@ def _read_by_its_name(path: Path, summary: Summary) -> Iterator[Block]:
         raise TraceError(f"{path.name} is damaged ({error.problem})", remedy) from error
 
 
-OWN: Final = by_name("zerotune")
+OWN: Final = by_name(OWN_FORMAT)
 BY_ITS_NAME: Final = replace(OWN, read=_read_by_its_name)
-DECISIONS: Final = "records of decisions, whose collectives have timed records of their own"
-
-
-def left_out(trace: Trace) -> dict[str, int]:
-    """Reason -> records that are no measurement, most first.
-
-    Our own traces have a record of each decision beside that of the timed collective; only what was decided more
-    often than timed can have been missed.
-    """
-    counts = trace.summary.unusable.copy()
-    if trace.format_name == OWN.name:
-        n_untimed = counts.pop("no duration", 0)
-        n_decisions = min(n_untimed, trace.summary.n_timed)
-        counts += Counter({DECISIONS: n_decisions, "no duration": n_untimed - n_decisions})
-    return dict(counts.most_common())
-
-
-def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
-    """What `render` prints, as one JSON document."""
-    summary = trace.summary
-    document = {
-        "format": trace.format_name,
-        "n_files": summary.n_files,
-        "n_records": summary.n_records,
-        "n_timed": summary.n_timed,
-        "n_settings": summary.n_settings,
-        "n_joined": summary.n_joined,
-        "n_measurements": n_rows,
-        "recorded": not dry_run,
-        "fabrics": summary.fabrics,
-        "left_out": left_out(trace),
-        "notes": summary.notes,
-        "facts": summary.facts,
-    }
-    return json.dumps(document, default=str)
-
-
-def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> None:
-    """What was found, what could not be used, and why."""
-    summary = trace.summary
-    console.print(
-        f"{trace.title}: {summary.n_records:,} records in {summary.n_files} file(s), {summary.n_timed:,} timed, "
-        f"{summary.n_settings:,} say which setting ran"
-    )
-    if summary.n_joined:
-        console.print(f"joined over ranks: {summary.n_joined:,} timed records")
-    where = f" on fabric {', '.join(summary.fabrics)}" if summary.fabrics else ""
-    if summary.is_named_after_folder:
-        where += ", named after the folder (--fabric-id says another name)"
-    console.print(f"{'usable' if dry_run else 'recorded'} as measurements: {n_rows:,}{where}")
-    for reason, count in left_out(trace).items():
-        # Nothing is missed for want of a decision's record, and half of all would look as if it were.
-        console.print(
-            f"  beside them: {count:,} {reason}" if reason == DECISIONS else f"  left out: {count:,} ({reason})"
-        )
-    for note in summary.notes:
-        console.print(f"  note: {note}")

@@ -205,7 +205,7 @@ def test_hidden_gains_nothing_and_exposed_gains_all():
     changes = {}
     for name, program in (("hidden", ddp(60.0)), ("exposed", zero3(600.0, 600.0))):
         table = log_of(program)
-        table.rows["algorithm"][table.rows["step"] % 3 == 0] = Algorithm.tree
+        table.rows["protocol"][table.rows["step"] % 3 == 0] = Protocol.ll
         halved = table.duration_us.copy()
         halved[table.rows["step"] % 3 == 0] /= 2
         tuned = table.is_default & (table.rows["step"] % 3 != 0)

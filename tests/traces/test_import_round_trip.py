@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from store.database import MEASUREMENT, UNKNOWN, Store
 from store.errors import UserError
 from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
+from store.runnable import runnable
 from tuner.export import export_measurements
 from tuner.importing import import_measurements
 from tuner.traces import Trace
@@ -35,6 +36,7 @@ def rows_of(n_rows: int, seed: int = 0) -> np.ndarray:
         rows[name] = draw.integers(0, len(kind), n_rows)
     silent = draw.random(n_rows) < 0.2
     rows["algorithm"][silent] = rows["protocol"][silent] = UNKNOWN
+    rows["source"][~runnable(rows)] = Source.live  # of what was measured here it is known that it ran
     rows["n_channels"], rows["is_default"] = draw.integers(0, 65, n_rows), draw.integers(0, 2, n_rows)
     return rows
 

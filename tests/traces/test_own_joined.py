@@ -10,7 +10,8 @@ import pytest
 from agent.trace_log import TraceLog
 from store.database import Store
 from store.wire import OBSERVATION_FIELDS
-from tuner.importing import import_measurements, left_out
+from tuner.importing import import_measurements
+from tuner.importing_shown import left_out
 from tuner.replay.loading import load_table
 from tuner.traces import Trace, own_joined, read_trace
 

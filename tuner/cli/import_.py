@@ -80,7 +80,7 @@ def import_(
     Exit code 2: the file cannot be read, is of no known format, holds nothing that can be used, or an option cannot
     be true of it.
     """
-    from tuner import importing
+    from tuner import importing, importing_shown
 
     trace, n_rows = importing.import_measurements(
         path,
@@ -94,6 +94,6 @@ def import_(
         collective=collective_named(collective),
     )
     if as_json:
-        print(importing.to_json(trace, n_rows, dry_run=dry_run))
+        print(importing_shown.to_json(trace, n_rows, dry_run=dry_run))
         return
-    importing.render(trace, n_rows, console(), dry_run=dry_run)
+    importing_shown.render(trace, n_rows, console(), dry_run=dry_run)

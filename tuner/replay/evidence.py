@@ -128,7 +128,7 @@ class Evidence:
 
     def may_run(self, shape: Shape, candidate: Candidate) -> bool:
         """False where NCCL may refuse the job that setting, and run its own choice instead."""
-        return may_run(shape.collective, candidate, self.sums)
+        return may_run(shape.collective, shape.n_nodes, candidate, self.sums)
 
     def estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
         """The best estimate there is, or None: nothing is known, or NCCL may refuse the setting."""

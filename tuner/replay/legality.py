@@ -16,6 +16,7 @@ from agent.nccl import catalog, cost_model
 from agent.nccl.fabric import Fabric
 from store.errors import FabricError
 from store.records import Candidate, Collective, CommunicatorClass, size_class_floor
+from store.runnable import can_run
 from tuner.features import CostPrior
 from tuner.replay.table import CollectiveTable, Shape
 
@@ -36,8 +37,10 @@ def is_known_to_sum(table: CollectiveTable) -> bool:
     return bool(np.isin(table.rows["algorithm"][ran], [int(algorithm) for algorithm in SUMS_ONLY]).any())
 
 
-def may_run(collective: Collective, candidate: Candidate, sums: bool) -> bool:
-    """False where NCCL may refuse the setting; `sums`: the job is known to."""
+def may_run(collective: Collective, n_nodes: int, candidate: Candidate, sums: bool) -> bool:
+    """False where NCCL may refuse the setting, or always does; `sums`: the job is known to."""
+    if not can_run(collective, candidate.algorithm, candidate.protocol, n_nodes):
+        return False
     return sums or collective is not _SCATTER or candidate.algorithm not in SUMS_ONLY
 
 

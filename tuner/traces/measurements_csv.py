@@ -20,7 +20,7 @@ from store.errors import TraceError
 from store.measurements import MEASUREMENT, well_formed
 from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
 from tuner.traces.files import line_chunks
-from tuner.traces.measuring import Portion, Said, placed, with_setting
+from tuner.traces.measuring import Portion, Said, placed, with_setting, without_impossible
 from tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
@@ -71,7 +71,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         rows, _ = _rows(columns, n_rows, summary)
         ok = rows["outcome"] == Outcome.ok
         summary.skip("run that failed or stands out", int((~ok).sum()))
-        rows = rows[ok]
+        rows = without_impossible(rows[ok], summary)
         block = empty_block(len(rows))
         for name in _SAME_FIELDS:
             block[name] = rows[name]
@@ -82,8 +82,8 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         yield block
 
 
-def portions(path: Path, said: Said, summary: Summary) -> Iterator[Portion]:
-    """The rows as they were exported, by job and fabric."""
+def portions(path: Path, said: Said, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
+    """The rows as they were exported, by job and fabric; `found` is told what the file has, whatever was said."""
     for columns, n_rows in _columns(path, summary):
         rows, kept = _rows(columns, n_rows, summary)
         summary.n_records += len(rows)
@@ -95,11 +95,12 @@ def portions(path: Path, said: Said, summary: Summary) -> Iterator[Portion]:
         owners = [owner for owner, is_kept in zip(zip(jobs, fabrics, strict=True), kept, strict=True) if is_kept]
         numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
         numbered = np.array([numbers[owner] for owner in owners], np.int64)
+        found(rows.tobytes() + numbered.tobytes() + repr(list(numbers)).encode())
         is_silent = not any(name in columns for name in _NOBODY)
         for (job_id, fabric_id), number in numbers.items():
             chosen = _said(rows[numbered == number], said, summary, is_silent=is_silent)
             if len(chosen):
-                yield Portion(chosen, job_id or None, fabric_id or None)
+                yield Portion(chosen, job_id or None, fabric_id or None, path=path)
 
 
 _OF_JOB: Final = ("job_id", "fabric_id")

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.nccl.catalog import legal_cells
 from store.errors import UserError
-from store.measurements import MEASUREMENT
+from store.measurements import MEASUREMENT, candidate_of
 from store.records import Candidate, Collective, Source
+from store.runnable import runnable, runnable_cells
 from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
 
 _SAME_FIELDS: Final = (
@@ -24,9 +25,10 @@ _SAME_FIELDS: Final = (
 )  # fmt: skip
 
 
-_CHOOSABLE: Final = [int(one) for one in Collective if legal_cells(one, n_nodes=2, collnet=True)]
+_CHOOSABLE: Final = [int(one) for one in Collective if runnable_cells(one, n_nodes=0)]
 RANKS_UNKNOWN: Final = "number of ranks unknown, or 1"
 NODES_UNKNOWN: Final = "number of nodes unknown"
+CANNOT_RUN: Final = "settings that NCCL cannot run for their collective"
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Portion:
     fabric: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     n_ranks: int = 0
     """Of the job; 0 = the file does not tell."""
+    path: Path | None = None
+    """The file that it is of; None where ranks' files make one trace."""
 
 
 def measured(block: Block, said: Said, summary: Summary) -> Block:
@@ -91,6 +95,22 @@ def with_setting(rows: Block, said: Said, summary: Summary, is_forced: NDArray[n
         silent &= is_forced
     summary.skip("nobody says which setting ran", int(silent.sum()))
     kept: Block = rows[~silent]
+    return kept
+
+
+def without_impossible(rows: Block, summary: Summary) -> Block:
+    """The rows (measurements or observations) that name what NCCL can run, or nothing: others are mistakes, and as
+    likely as not the fastest. Of what zerotune measured itself it is known to have run.
+    """
+    possible = runnable(rows)
+    if "source" in (rows.dtype.names or ()):
+        possible |= rows["source"] != Source.imported
+    if not possible.all():
+        one = rows[~possible][0]
+        setting, nodes = candidate_of(one["algorithm"], one["protocol"], 0), int(one["n_nodes"])
+        where = f" on {_nodes(nodes)}" if nodes else ""
+        summary.skip(CANNOT_RUN, int((~possible).sum()), f"{setting} for {Collective(one['collective']).name}{where}")
+    kept: Block = rows[possible]
     return kept
 
 
@@ -136,9 +156,13 @@ def _fill_in(rows: Block, silent: NDArray[np.bool_], setting: Candidate, summary
 
 def _check_legal(collective: Collective, n_nodes: int, setting: Candidate) -> None:
     """Refuse what no release and no hardware offers; what only some do may have run."""
-    cells = legal_cells(collective, n_nodes=n_nodes, collnet=True)
+    cells = runnable_cells(collective, n_nodes)
     if (setting.algorithm, setting.protocol) in cells:
         return
     offered = ", ".join(str(Candidate(*cell)) for cell in cells) or "nothing to choose from"
-    nodes = "1 node" if n_nodes == 1 else f"{n_nodes:,} nodes"
-    raise UserError(f"{setting} cannot have run: for {collective.name} on {nodes} NCCL has {offered}", "mend --setting")
+    words = f"{setting} cannot have run: for {collective.name} on {_nodes(n_nodes)} NCCL has {offered}"
+    raise UserError(words, "mend --setting")
+
+
+def _nodes(n_nodes: int) -> str:
+    return "1 node" if n_nodes == 1 else f"{n_nodes:,} nodes"

@@ -33,7 +33,7 @@ def portions(paths: Sequence[Path], read: ReadBlocks, said: Said, summary: Summa
         TraceError: no file can be read; of several, the damaged ones are counted and named.
     """
     damage = _Damage(len(paths), summary)
-    for runs in _jobs(paths, read, damage).values():
+    for runs in _jobs(paths, read, damage, summary).values():
         for streams in runs:
             header = streams[0].header
             if len(streams) < header.n_ranks:
@@ -98,7 +98,7 @@ class _Stream:
         return piece
 
 
-def _jobs(paths: Sequence[Path], read: ReadBlocks, damage: _Damage) -> dict[str, list[list[_Stream]]]:
+def _jobs(paths: Sequence[Path], read: ReadBlocks, damage: _Damage, summary: Summary) -> dict[str, list[list[_Stream]]]:
     """By job, the files of each of its runs: restarted ranks begin new files, and count their collectives anew."""
     files: defaultdict[str, defaultdict[int, list[tuple[float, Path, TraceHeader]]]]
     files = defaultdict(lambda: defaultdict(list))
@@ -108,7 +108,12 @@ def _jobs(paths: Sequence[Path], read: ReadBlocks, damage: _Damage) -> dict[str,
         except TraceError as error:
             damage.take(error)
             continue
-        files[header.job_id][header.rank].append((header.started_at_s, path, header))
+        of_rank = files[header.job_id][header.rank]
+        copied = [known for started_at_s, known, _ in of_rank if started_at_s == header.started_at_s]
+        if copied:
+            summary.note(f"{path.name} is of the same rank and start as {copied[0].name}: one of them was used")
+        else:
+            of_rank.append((header.started_at_s, path, header))
     runs: dict[str, list[list[_Stream]]] = {}
     for job_id, by_rank in files.items():
         of_job: defaultdict[int, list[_Stream]] = defaultdict(list)

@@ -32,6 +32,8 @@ MAX_BYTES: Final = 1 << 50
 MAX_REMARKS: Final = 100
 """Different notes, and reasons to leave something out: a hostile file must not fill memory with them."""
 
+MAX_EXAMPLES: Final = 3
+
 FLAG_TIMED: Final = 2
 FLAG_FORCED: Final = 64
 """The file says that this setting was asked for."""
@@ -116,6 +118,8 @@ class Summary:
     """Timed records of single ranks that were joined to measurements; 0 where a format has nothing to join."""
     unusable: Counter[str] = field(default_factory=Counter)
     """Reason -> how many entries were left out."""
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    """Reason -> the first such entries in words, where they say more than the reason does."""
     notes: list[str] = field(default_factory=list)
     collective: Collective | None = None
     """What the user says was run, for files that do not say it."""
@@ -135,11 +139,21 @@ class Summary:
         else:
             self.notes[-1] = "and more remarks"
 
-    def skip(self, reason: str, n_entries: int = 1) -> None:
+    def skip(self, reason: str, n_entries: int = 1, *examples: str) -> None:
         """Counts entries that cannot be used."""
-        if n_entries:
-            known = reason in self.unusable or len(self.unusable) < MAX_REMARKS
-            self.unusable[reason if known else "other reasons"] += n_entries
+        if not n_entries:
+            return
+        if reason not in self.unusable and len(self.unusable) >= MAX_REMARKS:
+            reason = "other reasons"
+        self.unusable[reason] += n_entries
+        for example in examples:
+            known = self.examples.setdefault(reason, [])
+            if example not in known and len(known) < MAX_EXAMPLES:
+                known.append(example)
+
+    def with_examples(self, reason: str) -> str:
+        """The reason, and of what it was said."""
+        return ", such as ".join(filter(None, (reason, ", ".join(self.examples.get(reason, ())))))
 
     def count(self, block: Block) -> None:
         """Takes a block's records into the totals."""

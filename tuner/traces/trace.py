@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -10,7 +13,7 @@ from store.errors import TraceError
 from store.records import Candidate, Collective, Observation
 from tuner.traces import measurements_csv, own_joined
 from tuner.traces.formats import Format, by_name, detect
-from tuner.traces.measuring import Portion, Said, measured
+from tuner.traces.measuring import Portion, Said, measured, without_impossible
 from tuner.traces.rank_joining import joined
 from tuner.traces.records import MAX_BYTES, Block, Summary, to_observations
 
@@ -38,6 +41,8 @@ class Trace:
         self._left_out = left_out
         self._n_others = 0
         self.summary = Summary(collective=collective)
+        self.contents: dict[Path | None, hashlib.blake2b] = {}
+        """Of each file what `portions` has found in it, whatever was said; under None where files make one trace."""
 
     @property
     def format_name(self) -> str:
@@ -75,6 +80,7 @@ class Trace:
 
     def _begin(self) -> None:
         self.summary = Summary(collective=self._collective)
+        self.contents = {}
         self._n_others = 0
         if self._left_out:
             named = ", ".join(self._left_out[:3]) + (" ..." if len(self._left_out) > 3 else "")
@@ -99,6 +105,8 @@ class Trace:
             if not bool(sane.all()):
                 self.summary.skip("no bytes, or impossibly many", int((~sane).sum()))
                 block = block[sane]
+            if self.is_measurements and self.format_name != "measurements_csv":  # a job's calls did run
+                block = without_impossible(block, self.summary)
             if len(block):
                 self.summary.count(block)
                 if self._collective is not None:
@@ -128,20 +136,37 @@ class Trace:
             UserError: what was said cannot be true of these records.
         """
         self._begin()
-        if self.format_name == "measurements_csv":
-            yield from self._of_files(lambda path, _: measurements_csv.portions(path, said, self.summary))
-        elif self.format_name == "zerotune":
+        for portion in self._portions(said):
+            rows = without_impossible(portion.rows, self.summary)  # as said, too: a setting, on so many nodes
+            if len(rows):
+                yield replace(portion, rows=rows)
+        self._note_collective()
+
+    def _portions(self, said: Said) -> Iterator[Portion]:
+        if self.format_name == "zerotune":
             of_file = dict(self._files)
-            yield from own_joined.portions(
+            read = own_joined.portions(
                 self.paths, lambda path: self._blocks_of(path, of_file[path]), said, self.summary
             )
+            for portion in read:
+                self._found(None, portion.rows.tobytes())
+                yield portion
+        elif self.format_name == "measurements_csv":
+            yield from self._of_files(
+                lambda path, _: measurements_csv.portions(path, said, self.summary, partial(self._found, path))
+            )
+        elif self.is_measurements:
+            yield from self._of_files(lambda *file: self._measured(self._blocks_of(*file), said, file[0]))
         else:
-            blocks = self._of_files(self._blocks_of)
-            for block in blocks if self.is_measurements else joined(blocks, self.summary):
-                rows = measured(block, said, self.summary)
-                if len(rows):
-                    yield Portion(rows)
-        self._note_collective()
+            yield from self._measured(joined(self._of_files(self._blocks_of), self.summary), said, None)
+
+    def _measured(self, blocks: Iterator[Block], said: Said, path: Path | None) -> Iterator[Portion]:
+        for block in blocks:
+            self._found(path, block.tobytes())
+            yield Portion(measured(block, said, self.summary), path=path)
+
+    def _found(self, path: Path | None, content: bytes) -> None:
+        self.contents.setdefault(path, hashlib.blake2b()).update(content)
 
     def measurements(
         self, setting: Candidate | None = None, *, is_default: bool = False, n_nodes: int | None = None

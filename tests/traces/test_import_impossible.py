@@ -1,0 +1,168 @@
+"""Settings that NCCL cannot run: a file that names them is mistaken, and they would win wherever they were used."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import sqlite3
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_import_command import command
+
+from agent.nccl.catalog import legal_cells
+from store.database import Store
+from store.measurements import MEASUREMENT
+from store.records import Algorithm, Collective, Protocol, Source
+from store.runnable import RUNNABLE_SQL, can_run, runnable
+from tuner.export import export_measurements
+from tuner.replay import load_table, replay_table
+from tuner.traces import read_trace
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from data_sets import of_folder, of_store
+from recorded_grids import Grid
+
+HEADER = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,latency_us\n"
+SIZES = (4096, 65536, 1048576)
+POSSIBLE = {"default,simple,-1": 50, "ring,simple,8": 40}
+IMPOSSIBLE = {"tree,ll,8": 5, "nvls_tree,simple,8": 4}
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """All-gathers on two nodes, of which the fastest cannot have been."""
+    path = tmp_path / "mixed" / "mixed.csv"
+    path.parent.mkdir()
+    rows = (POSSIBLE | IMPOSSIBLE).items()
+    path.write_text(HEADER + "".join(f"allgather,{size},{what},2,16,{us}\n" for size in SIZES for what, us in rows))
+    return path
+
+
+def old_store(path: Path) -> Path:
+    """A store from before these were left out."""
+    rows = np.zeros(6, MEASUREMENT)
+    rows["n_ranks"], rows["n_nodes"], rows["message_bytes"], rows["memory_pressure"] = 16, 2, 65536, np.nan
+    rows["collective"], rows["source"] = Collective.all_gather, Source.imported
+    rows["algorithm"] = [255, 255, Algorithm.ring, Algorithm.ring, Algorithm.tree, Algorithm.tree]
+    rows["protocol"] = [255, 255, *[Protocol.simple] * 2, *[Protocol.ll] * 2]
+    rows["is_default"], rows["duration_us"] = [1, 1, 0, 0, 0, 0], [50, 51, 40, 41, 5, 6]
+    with Store.open(path) as store:
+        store.record_job("j", "f", {}, 16)
+        store.record_measurements("f", "j", rows)
+        rows["source"], rows["message_bytes"] = Source.live, 4096
+        store.record_measurements("f", "j", rows)
+        store.flush()
+    return path
+
+
+def test_the_import_leaves_them_out_and_says_how_many_and_one(mixed: Path, tmp_path: Path, monkeypatch, capsys):
+    store = tmp_path / "s.db"
+    _, out, _ = command(monkeypatch, capsys, mixed, "--store", store)
+    assert "recorded as measurements: 6 " in out
+    assert (
+        "left out: 6 (settings that NCCL cannot run for their collective, such as tree/ll for all_gather on 2 nodes)"
+        in " ".join(out.split())
+    )
+    told = json.loads(command(monkeypatch, capsys, mixed, "--dry-run", "--json")[1])
+    assert told["left_out"] == {"settings that NCCL cannot run for their collective": 6}
+    with Store.open(store, read_only=True) as opened:
+        assert set(opened.measurements()["algorithm"].tolist()) == {255, Algorithm.ring}
+
+
+def test_a_file_of_nothing_else_is_refused_with_an_example(tmp_path: Path, monkeypatch, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text(HEADER + "reducescatter,4096,tree,ll,8,2,16,5\n")
+    code, out, err = command(monkeypatch, capsys, path, "--store", tmp_path / "s.db")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "such as tree/ll for reduce_scatter on 2 nodes (1); mend the columns" in err
+
+
+def test_our_own_csv_is_believed_of_what_zerotune_measured_and_of_nothing_else(tmp_path: Path):
+    """Names NCCL's profiler gave to a live call are no claim of anybody."""
+    path, table = old_store(tmp_path / "s.db"), tmp_path / "m.csv"
+    export_measurements(path, table)
+    (rows,) = read_trace(table).measurements()
+    assert len(rows) == 10
+    table.write_text(table.read_text().replace(",live,", ",imported,"))
+    trace = read_trace(table)
+    (rows,) = trace.measurements()
+    assert (len(rows), sum(trace.summary.unusable.values())) == (8, 2)
+    assert sum(map(len, read_trace(table).blocks())) == 8
+
+
+def test_an_option_that_fills_in_the_nodes_is_checked_too(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_text(HEADER + "allreduce,4096,nvls_tree,simple,8,,16,5\nallreduce,4096,nvls,simple,8,,16,5\n")
+    assert [sum(map(len, read_trace(path).measurements(n_nodes=n))) for n in (1, 2)] == [1, 2]
+
+
+def test_no_policy_of_a_replay_takes_them(mixed: Path):
+    result = replay_table(load_table(mixed), ["oracle"])
+    assert {verdict.setting for verdict in result.verdicts} == {"ring/simple/8ch"}
+    assert any("left out: 6 (settings that NCCL cannot run" in note for note in result.notes)
+
+
+def test_regret_is_not_judged_by_them(mixed: Path, tmp_path: Path):
+    for sets in (of_folder(mixed.parent), of_store(old_store(tmp_path / "s.db"))):
+        (data,) = sets
+        settings = {
+            str(one) for problem in data.problems if problem.message_bytes == 65536 for one in problem.candidates
+        }
+        assert settings in ({"baseline", "ring/simple/8ch"}, {"baseline", "ring/simple"})
+    grid = Grid(
+        "g", Collective.all_gather, 16, 2, {65536: {("", ""): [50.0], ("tree", "ll"): [5.0], ("ring", ""): [4.0]}}
+    )
+    assert [str(one) for one in grid.places()[65536]] == ["baseline", "ring/simple"]
+
+
+def test_a_store_that_has_them_does_not_show_them_and_says_so(tmp_path: Path, caplog):
+    """To any reader: there is one place that decides."""
+    path = old_store(tmp_path / "s.db")
+    with Store.open(path, read_only=True) as store:
+        assert store.measured() == {("j", "f"): 10}
+        ran = {(line.key.size_class, str(line.candidate)) for line in store.statistics("f")}
+    assert len(ran) == 5, "what was measured here is known to have run"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"store {path} has imported measurements of settings that NCCL cannot run (1, such as all_gather by tree/ll):"
+        " they are not used"
+    )
+
+
+def test_what_the_tuner_may_choose_can_run_and_little_else():
+    """The rule for what others wrote is never stricter than what some release offers on some hardware."""
+    for collective, n_nodes in itertools.product(Collective, (1, 2, 16)):
+        offered = {
+            cell
+            for collnet, nvls, version in itertools.product((False, True), (False, True), ((2, 20), (2, 28)))
+            for cell in legal_cells(collective, n_nodes=n_nodes, collnet=collnet, nvls=nvls, nccl_version=version)
+        }
+        able = {cell for cell in itertools.product(Algorithm, Protocol) if can_run(collective, *cell, n_nodes)}
+        assert offered <= able
+        # NCCL_PAT_ENABLE=1 allows several ranks of one node.
+        assert {algorithm for algorithm, _ in able - offered} <= {Algorithm.pat}
+
+
+def test_rows_and_the_store_follow_the_same_rule():
+    every = list(itertools.product(Collective, (*Algorithm, 255), (*Protocol, 255), (1, 2)))
+    rows = np.zeros(len(every), MEASUREMENT)
+    for name, column in zip(("collective", "algorithm", "protocol", "n_nodes"), zip(*every, strict=True), strict=True):
+        rows[name] = column
+    expected = [
+        255 in (algorithm, protocol) or can_run(collective, algorithm, protocol, n_nodes)
+        for collective, algorithm, protocol, n_nodes in every
+    ]
+    assert runnable(rows).tolist() == expected
+    with sqlite3.connect(":memory:") as connection:
+        for row, can in zip(every, expected, strict=True):
+            if (row[1] == 255) == (row[2] == 255):  # as the store has them
+                (found,) = connection.execute(
+                    f"SELECT {RUNNABLE_SQL} FROM (SELECT ? AS collective, ? AS algorithm, ? AS protocol, ? AS n_nodes)",
+                    tuple(map(int, row)),
+                ).fetchone()
+                assert bool(found) == can, row

@@ -1,0 +1,124 @@
+"""Nothing is recorded twice: not in one call, not in two, and not because something else was said of it."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trace_samples as samples
+from test_import_command import HEADER, ROWS, command, stored, table
+
+from agent.trace_log import TraceLog
+from store.database import Store
+from store.wire import OBSERVATION_FIELDS
+from tuner.export import export_measurements
+
+GATHERS = samples.REAL["nccl_tests"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "s.db"
+
+
+def test_copies_in_one_folder_are_used_once(tmp_path: Path, store: Path, monkeypatch, capsys):
+    """Whatever their line ends, and packed or not."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    text = table(folder / "a.csv", 5).read_bytes()
+    (folder / "b.csv").write_bytes(text.replace(b"\n", b"\r\n"))
+    (folder / "c.csv.gz").write_bytes(gzip.compress(text))
+    table(folder / "d.csv", 3)
+    for words in (["--dry-run"], ["--store", store]):
+        _, out, _ = command(monkeypatch, capsys, folder, *words)
+        assert "as measurements: 8 on" in out
+        assert "b.csv holds the same as a.csv: it was used once" in out
+        assert "c.csv.gz holds the same as a.csv: it was used once" in out
+    assert len(stored(store)) == 8
+
+
+def test_a_file_is_the_same_alone_and_beside_others(tmp_path: Path, store: Path, monkeypatch, capsys):
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    table(folder / "a.csv", 5)
+    command(monkeypatch, capsys, folder / "a.csv", "--store", store)
+    (folder / "b.csv").write_text(HEADER + ROWS.format(1 << 20, 90))
+    _, out, _ = command(monkeypatch, capsys, folder, "--store", store)
+    assert "recorded as measurements: 1 " in out
+    assert "5 of its measurements were recorded before, and not again" in out
+    _, out, _ = command(monkeypatch, capsys, folder / "b.csv", "--store", store)
+    assert "the same was imported before" in out
+    assert len(stored(store)) == 6
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (["--default"], ["--setting", "ring/ll"], ("then NCCL's own choice for all_gather", "now ring/ll for")),
+        (["--setting", "ring/ll"], ["--default"], ("then ring/ll for all_gather", "now NCCL's own choice for")),
+        (["--setting", "ring/ll"], ["--setting", "ring/ll/4"], ("then ring/ll for", "now ring/ll/4ch for")),
+    ],
+)
+def test_the_same_file_cannot_be_two_things(first, second, words, tmp_path: Path, store: Path, monkeypatch, capsys):
+    assert command(monkeypatch, capsys, GATHERS, *first, "--store", store)[0] == 0
+    before = stored(store)
+    code, out, err = command(monkeypatch, capsys, GATHERS, *second, "--store", store)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert all(word in err for word in (*words, "name another store with --store"))
+    assert stored(store) == before
+    _, out, _ = command(monkeypatch, capsys, GATHERS, *first, "--store", store)
+    assert "the same was imported before" in out
+
+
+def test_what_could_not_be_used_at_first_is_no_second_set(tmp_path: Path, store: Path, monkeypatch, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text(HEADER + ROWS.format(1024, 20) + ROWS.format(1024, 30).replace(",2,16,", ",,16,"))
+    assert "measurements: 1 " in command(monkeypatch, capsys, path, "--store", store)[1]
+    code, _, err = command(monkeypatch, capsys, path, "--n-nodes", "2", "--store", store)
+    assert code == 2
+    assert "imported before, when others of them could be used" in err
+
+
+def test_an_import_whose_oldest_rows_are_gone_is_the_same_still(tmp_path: Path, store: Path, monkeypatch, capsys):
+    path = table(tmp_path / "t.csv", 6)
+    command(monkeypatch, capsys, path, "--store", store)
+    with sqlite3.connect(store) as connection:
+        connection.execute("DELETE FROM measurements WHERE id IN (SELECT id FROM measurements ORDER BY id LIMIT 2)")
+    code, out, _ = command(monkeypatch, capsys, path, "--store", store)
+    assert (code, len(stored(store))) == (0, 4)
+    assert "the same was imported before" in out
+
+
+def test_two_exports_of_one_job_in_a_folder_are_one(tmp_path: Path, store: Path, monkeypatch, capsys):
+    first = tmp_path / "first.db"
+    command(monkeypatch, capsys, table(tmp_path / "t.csv", 5), "--store", first)
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    export_measurements(first, folder / "a.csv")
+    shutil.copy(folder / "a.csv", folder / "b.csv")
+    _, out, _ = command(monkeypatch, capsys, folder, "--store", store)
+    assert "b.csv holds the same as a.csv" in out
+    assert stored(store) == stored(first)
+
+
+def test_a_copy_of_a_ranks_trace_is_no_second_run(tmp_path: Path, store: Path, monkeypatch, capsys):
+    records = np.zeros(5, OBSERVATION_FIELDS)
+    records["message_bytes"], records["n_ranks"], records["n_nodes"], records["flags"] = 4096, 1, 1, 3
+    records["duration_us"], records["sequence"], records["start_ns"] = 7.5, np.arange(5), np.arange(1, 6)
+    records["algorithm"], records["protocol"], records["collective"] = 1, 2, 4
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    log = TraceLog(folder, job_id="j", rank=0, n_ranks=1, fabric_id="f", fabric={}, version="0")
+    log.record(records)
+    log.close()
+    (trace,) = folder.iterdir()
+    shutil.copy(trace, folder / f"copy-of-{trace.name}")
+    _, out, _ = command(monkeypatch, capsys, folder, "--store", store)
+    assert "recorded as measurements: 5 on fabric f" in out
+    assert "one of them was used" in out
+    with Store.open(store, read_only=True) as opened:
+        assert opened.measured() == {("j", "f"): 5}
