@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Unsteady, make_brain, play, zero3_step
+from brain_world import Call, Unsteady, make_brain, play, zero3_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.records import CommunicatorClass
+from store.records import Collective, CommunicatorClass, Phase
 from tuner.policy.serial_noise import CHANGING, DEPTH, NONE, UNKNOWN, NoiseModel, SharedNoise, UnitHistory
 
 NODE = CommunicatorClass(8, 1)
@@ -144,4 +144,22 @@ def test_congestion_that_comes_and_goes_promotes_nothing() -> None:
         n_promoted += sum(one.kind == "promote" for one in brain.decisions())
         n_explored += brain.n_explored
     assert n_explored > 100
+    assert n_promoted == 0
+
+
+def test_what_is_measured_as_bursts_begin_and_end_promotes_nothing() -> None:
+    """One change of the network does not make it restless yet, but proofs rest on neighbouring steps after it."""
+    kinds = (
+        (Collective.all_gather, Phase.forward_gather),
+        (Collective.reduce_scatter, Phase.gradient_scatter),
+    )
+    calls = [Call(*kind, 1 << exponent) for exponent in (18, 21, 24) for kind in kinds for _ in range(2)]
+    n_changes = n_promoted = 0
+    for seed in range(503, 508):
+        world = Unsteady("h100_node", NODE, calls, seed=seed, flat=True, kind="bursts")
+        brain = make_brain(world)
+        play(world, brain, 320)
+        n_changes += brain._regimes.n_changes
+        n_promoted += sum(one.kind == "promote" for one in brain.decisions())
+    assert n_changes >= 5
     assert n_promoted == 0

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
-from tuner.policy.serial_noise import DEPTH, NONE, PRIOR_SIGMA, PRIOR_UNITS, Contrast, NoiseModel, UnitHistory
+from tuner.policy.serial_noise import CHANGING, DEPTH, NONE, PRIOR_SIGMA, PRIOR_UNITS, Contrast, NoiseModel, UnitHistory
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -230,9 +230,15 @@ class Evidence:
         unit = float(self._open_sum[slot]) / n_open if n_open else 0.0
         return (float(self._as_measured[slot]) * n_units + unit) / max(1, n_units + (n_open > 0))
 
-    def agrees_nearby(self, first: int, second: int, gain: float) -> bool:
-        """Whether what ran in neighbouring steps says, too, that the second slot of a key is faster by `gain` (log)."""
-        return self.noise.agrees(self.history, int(self.key[first]), first, second, gain)
+    def agrees_nearby(self, first: int, second: int, gain: float, alpha: float) -> bool:
+        """Whether what ran in neighbouring steps says, too, that the second slot of a key is faster by `gain` (log);
+        lately changed networks must prove it by these.
+        """
+        key = int(self.key[first])
+        if self.noise.at(self._newest_step) == NONE and self.noise.has_changed_lately(self._newest_step):
+            gain, pairs, sigma = self.noise.contrast(self.history, key, first, second, CHANGING)
+            return gain > radius_of_pairs(pairs, sigma, alpha)
+        return self.noise.agrees(self.history, key, first, second, gain)
 
     def call_sigma(self, slots: Ints) -> Floats:
         """Noise (log) of single calls in each slot, shrunk towards the job's noise, shape [n]."""

@@ -236,6 +236,10 @@ class NoiseModel:
         share = min(1.0, max(0.0, n_gone) / min(asked, DEPTH))
         self._past[key] = REMEMBERED**share * self._past.get(key, 0.0) + share * scores
 
+    def has_changed_lately(self, step: int) -> bool:
+        """The network may be one that keeps changing: one change is not two yet, but no proof may rest on its end."""
+        return bool(self._changed_at) and step - self._changed_at[-1] < RESTLESS_STEPS
+
     def agrees(self, history: UnitHistory, key: int, first: int, second: int, gain: float) -> bool:
         """Whether what ran in neighbouring steps says so, too: that the second slot of a key is faster by `gain`.
 

@@ -162,12 +162,12 @@ def compare(evidence: Evidence, first: int, second: int, alpha: float) -> tuple[
     return gain, radius_of_pairs(pairs, sigma, alpha / n_th**2)
 
 
-def proven_gain(evidence: Evidence, first: int, second: int, gain: float, least: float) -> float | None:
+def proven_gain(evidence: Evidence, first: int, second: int, gain: float, least: float, alpha: float) -> float | None:
     """How much of a `gain` (log) of the second slot is there whether its key drifted or not, and in neighbouring steps;
     None where that is not more than `least`.
     """
     proven = evidence.gain_beyond_drift(first, second, gain)
-    return proven if proven > least and evidence.agrees_nearby(first, second, gain) else None
+    return proven if proven > least and evidence.agrees_nearby(first, second, gain, alpha) else None
 
 
 def level(false_promotion: float, n_tried: int) -> float:
@@ -191,7 +191,7 @@ def judge(
         return Verdict.open, 0.0, float("inf")
     alpha = 0.2 if state.is_trusted else level(false_promotion, state.numbers.get(state.trial, 1))
     gain, half = compare(evidence, incumbent, trial, alpha)
-    if (proven := proven_gain(evidence, incumbent, trial, gain, max(half, min_gain))) is not None:
+    if (proven := proven_gain(evidence, incumbent, trial, gain, max(half, min_gain), alpha)) is not None:
         return Verdict.better, proven, half
     n_trial = evidence.units(trial)
     hoped, std = belief(evidence, state)
@@ -214,8 +214,9 @@ def judge_lead(
     lead, incumbent = evidence.find(state.index, state.lead), evidence.find(state.index, state.incumbent)
     if lead is None or incumbent is None:
         return Verdict.open, 0.0, float("inf")
-    gain, half = compare(evidence, incumbent, lead, level(false_promotion, state.numbers.get(state.lead, 1)))
-    if (proven := proven_gain(evidence, incumbent, lead, gain, max(half, min_gain))) is not None:
+    alpha = level(false_promotion, state.numbers.get(state.lead, 1))
+    gain, half = compare(evidence, incumbent, lead, alpha)
+    if (proven := proven_gain(evidence, incumbent, lead, gain, max(half, min_gain), alpha)) is not None:
         return Verdict.better, proven, half
     believed, _ = weighed(state.lead_hope, evidence, incumbent, lead)
     return Verdict.open if believed > 0 else Verdict.not_better, gain, half
