@@ -162,61 +162,7 @@ class Oversight:
             or len(self._waiting) > GUARD_WAITS_STEPS
             or (self._explores_nothing(self._waiting[0].epoch) and not self._kinds.differ)
         ):
-            step = self._waiting.popleft()
-            self._forget_extra(step.step - 2 * GUARD_WAITS_STEPS)
-            in_force = self._plans.get(step.epoch)
-            known_extra_us = self._intake.extra_of_step.pop(step.step, None)
-            extra_us = known_extra_us or 0.0
-            duration_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
-            is_doubtful = extra_us > DOUBTFUL_SHARE * step.duration_us
-            if known_extra_us is None and in_force is not None:
-                is_doubtful = self._tries_instead(in_force)
-            usual_us = self._kinds.usual_us(step.step, duration_us)
-            if usual_us is None:
-                continue
-            as_usual, duration_us = usual_us / duration_us, usual_us
-            is_doubtful |= self._intake.connections.finished(step.step, duration_us, [us for _, us in self._recent])
-            if not is_doubtful:
-                self._recent.append((step.epoch, duration_us))
-                if in_force is not None:
-                    self._follow_pace(in_force, step.step, duration_us, states)
-                    self._variants.learn(step, duration_us, states, evidence)
-            if in_force is not None and in_force.variant is None and not self._variants.is_on_trial:
-                is_urgent |= self._watched.step(
-                    in_force,
-                    step.step,
-                    as_usual * step.duration_us,
-                    known_extra_us and as_usual * known_extra_us,
-                    states,
-                    evidence,
-                )
-            if self._variants.is_on_trial and in_force is not None:
-                is_urgent |= self._variants.judge(in_force, duration_us, step.step, states, evidence)
-                continue
-            if is_doubtful:
-                continue
-            if in_force is not None and in_force.variant is not None:
-                self._variants.charge_late(duration_us)
-                continue
-            if self._guard.is_watching and step.step < self._watch_from_step:
-                # Records may come long after their steps: those of before the change are not its doing, but its trials.
-                if self._shares(step.epoch, self._tried, len(states), evidence)[0] == 1.0:
-                    self._guard.tried(duration_us)
-                continue
-            self._guarded.append(step.step)
-            alarm = self._guard.step(duration_us)
-            if alarm is not None and not self._pace.is_in_doubt:
-                is_urgent |= self._roll_back(alarm, step.step)
-            recovered = self._guard.recovered()
-            if recovered is False:
-                self._suspects = []
-                self._bring_back(self._withdrawn, "reinstated: steps stayed slow without it")
-                is_urgent = True
-            elif recovered:
-                self._withdrawn = []
-            if self._suspects and not self._withdrawn and not self._guard.is_watching:
-                self._bring_back(self._suspects.pop(0), "on its own now: steps became slower when it came with others")
-                is_urgent = True
+            is_urgent |= self._judge(self._waiting.popleft(), states, evidence)
         return is_urgent
 
     def consider_variants(self, states: list[KeyState], evidence: Evidence, step: int) -> None:
@@ -226,6 +172,68 @@ class Oversight:
         self._variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
     # ---- inside ---------------------------------------------------------------------------------------
+
+    def _judge(self, step: StepRecord, states: list[KeyState], evidence: Evidence) -> bool:
+        """One step of which all is known that will be; true when a new plan is due at once."""
+        self._forget_extra(step.step - 2 * GUARD_WAITS_STEPS)
+        in_force = self._plans.get(step.epoch)
+        known_extra_us = self._intake.extra_of_step.pop(step.step, None)
+        extra_us = known_extra_us or 0.0
+        without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
+        duration_us = self._kinds.usual_us(step.step, without_extra_us)
+        if duration_us is None:
+            return False
+        is_doubtful = extra_us > DOUBTFUL_SHARE * step.duration_us
+        if known_extra_us is None and in_force is not None:
+            is_doubtful = self._tries_instead(in_force)
+        is_doubtful |= self._intake.connections.finished(step.step, duration_us, [us for _, us in self._recent])
+        if not is_doubtful:
+            self._recent.append((step.epoch, duration_us))
+            if in_force is not None:
+                self._follow_pace(in_force, step.step, duration_us, states)
+                self._variants.learn(step, duration_us, states, evidence)
+        is_urgent = False
+        if in_force is not None and in_force.variant is None and not self._variants.is_on_trial:
+            as_usual = duration_us / without_extra_us
+            is_urgent |= self._watched.step(
+                in_force,
+                step.step,
+                as_usual * step.duration_us,
+                None if known_extra_us is None else as_usual * known_extra_us,
+                states,
+                evidence,
+            )
+        if self._variants.is_on_trial and in_force is not None:
+            is_urgent |= self._variants.judge(in_force, duration_us, step.step, states, evidence)
+        elif in_force is not None and in_force.variant is not None and not is_doubtful:
+            self._variants.charge_late(duration_us)
+        elif not is_doubtful:
+            is_urgent |= self._guard_step(step, duration_us, len(states), evidence)
+        return is_urgent
+
+    def _guard_step(self, step: StepRecord, duration_us: float, n_keys: int, evidence: Evidence) -> bool:
+        """The guard's say on one step, and what follows from it; true when a new plan is due at once."""
+        if self._guard.is_watching and step.step < self._watch_from_step:
+            # Records may come long after their steps: those of before the change are not its doing, but its trials.
+            if self._shares(step.epoch, self._tried, n_keys, evidence)[0] == 1.0:
+                self._guard.tried(duration_us)
+            return False
+        is_urgent = False
+        self._guarded.append(step.step)
+        alarm = self._guard.step(duration_us)
+        if alarm is not None and not self._pace.is_in_doubt:
+            is_urgent |= self._roll_back(alarm, step.step)
+        recovered = self._guard.recovered()
+        if recovered is False:
+            self._suspects = []
+            self._bring_back(self._withdrawn, "reinstated: steps stayed slow without it")
+            is_urgent = True
+        elif recovered:
+            self._withdrawn = []
+        if self._suspects and not self._withdrawn and not self._guard.is_watching:
+            self._bring_back(self._suspects.pop(0), "on its own now: steps became slower when it came with others")
+            is_urgent = True
+        return is_urgent
 
     def _follow_pace(self, in_force: PlanInForce, step: int, duration_us: float, states: list[KeyState]) -> None:
         """Where the same settings take another time than before, steps of before are no yardstick any more."""
