@@ -47,14 +47,31 @@ def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Proto
 
 def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows (MEASUREMENT or OBSERVATION, shape [n]) name what NCCL can run, or nothing, shape [n]."""
-    algorithm, protocol = rows["algorithm"].astype(np.int32), rows["protocol"]
-    code = (rows["collective"].astype(np.int32) * 256 + algorithm) * 256 + protocol
-    has_nodes = (algorithm != _OF_SEVERAL_NODES) | (rows["n_nodes"] != 1)
-    named: NDArray[np.bool_] = np.isin(code, _CODES) & has_nodes
-    named |= (algorithm == UNKNOWN) | (protocol == UNKNOWN)
-    return named
+    code = np.minimum(rows["algorithm"], _NO_ALGORITHM) << 2 | np.minimum(rows["protocol"], _NO_PROTOCOL)
+    found: NDArray[np.bool_] = _TABLE[np.minimum(rows["collective"], _NO_COLLECTIVE), code]
+    needs_nodes = rows["algorithm"] == _OF_SEVERAL_NODES
+    if needs_nodes.any():
+        found &= ~needs_nodes | (rows["n_nodes"] != 1) | (rows["protocol"] == UNKNOWN)
+    return found
 
 
+_NO_COLLECTIVE: Final = np.uint8(15)
+_NO_ALGORITHM: Final = np.uint8(7)
+_NO_PROTOCOL: Final = np.uint8(3)
+"""Above those that there are, as UNKNOWN is."""
+
+
+def _table() -> NDArray[np.bool_]:
+    """By collective, and by algorithm and protocol in one number."""
+    table = np.zeros((16, 8, 4), np.bool_)
+    for collective, cells in _CELLS.items():
+        for algorithm, protocol in cells:
+            table[collective, algorithm, protocol] = True
+    table[:, _NO_ALGORITHM] = table[..., _NO_PROTOCOL] = True
+    return table.reshape(16, 32)
+
+
+_TABLE: Final = _table()
 _CODES: Final = [
     (collective * 256 + algorithm) * 256 + protocol
     for collective, cells in _CELLS.items()

@@ -13,11 +13,12 @@ from agent.nccl.catalog import parse_algorithm, parse_protocol
 from store.database import Store
 from store.errors import TraceError, UserError
 from store.measurements import candidate_of
-from store.records import Candidate, Collective, CommunicatorClass
+from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from store.trace_format import TRACE_SUFFIX
 from tuner.import_reading import Owner, Reading
 from tuner.importing_shown import OWN_FORMAT, left_out
 from tuner.traces import Trace, read_trace
+from tuner.traces.csv_rows import UNKNOWN_NAME
 from tuner.traces.formats import by_name
 from tuner.traces.measuring import CANNOT_RUN, NODES_UNKNOWN, RANKS_UNKNOWN, Said
 from tuner.traces.records import Block, Summary
@@ -183,19 +184,27 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
         else f"it has no {trace.record} to use"
     )
     remedy = "docs/traces.md says what each format must hold"
-    for reason, remedy_for in _REMEDIES.items():
+    for reason, remedy_for in (_REMEDIES | _REMEDIES_OF_FORMAT.get(trace.format_name, {})).items():
         if any(reason in one for one in summary.unusable):
             remedy = remedy_for
     raise UserError(f"{path} was read as {trace.title}: {what}{f': {reasons}' if reasons else ''}", remedy)
 
 
 _REMEDIES: Final = {
+    UNKNOWN_NAME: "mend it: numbers without units, algorithms of"
+    f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
     "does not say which collective": "say with --collective what was run",
     "no duration": "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV (docs/traces.md)",
     NODES_UNKNOWN: "say with --n-nodes on how many nodes it ran",
     RANKS_UNKNOWN: "only the file can say that: a table needs a column `ranks` (docs/traces.md)",
     CANNOT_RUN: "mend the columns that say what ran, or measure what NCCL has (docs/traces.md)",
     "nobody says which setting ran": "say with --default or --setting what ran",
+}
+_REMEDIES_OF_FORMAT: Final = {
+    "nccl_tests": {
+        RANKS_UNKNOWN: "keep the lines `#  Rank  0 ... on HOST device ...` that nccl-tests prints above its table: only"
+        " they tell how many ranks ran, and on how many nodes",
+    },
 }
 
 

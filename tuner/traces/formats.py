@@ -25,6 +25,7 @@ from tuner.traces import (
     tuner_csv,
 )
 from tuner.traces.files import head
+from tuner.traces.near_misses import near_miss
 from tuner.traces.records import Block, Summary
 from tuner.traces.refused import refusal
 
@@ -112,6 +113,9 @@ def detect(path: Path) -> Format:
     for candidate in FORMATS:
         if candidate.matches(begin):
             return candidate
+    almost = near_miss(begin)
+    if almost is not None:
+        raise TraceError(f"{path} {almost.what}", almost.remedy)
     raise TraceError(
         f"{path} is no trace of a known format",
         f"use one of {', '.join(one.name for one in FORMATS)}; where its beginning does not tell it, `import` and "

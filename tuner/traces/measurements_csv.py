@@ -6,9 +6,8 @@ row was measured on; empty = unknown.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
@@ -16,23 +15,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from store.errors import TraceError
 from store.measurements import MEASUREMENT, well_formed
 from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
-from tuner.traces.files import line_chunks
+from tuner.traces.csv_rows import UNKNOWN_NAME, cells_of, csv_chunks, line_of, rows_of, value_in
 from tuner.traces.measuring import Portion, Said, placed, with_setting, without_impossible
+from tuner.traces.near_misses import OWN_REQUIRED
 from tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
     FLAG_TIMED,
     MAX_BYTES,
+    MAX_EXAMPLES,
     UNKNOWN_U1,
     Block,
     Summary,
     empty_block,
 )
 
-_REQUIRED: Final = ("n_ranks", "n_nodes", "message_bytes", "duration_us", "collective")
 _NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
     "collective": (Collective, None),
     "phase": (Phase, Phase.other),
@@ -61,14 +60,14 @@ Columns = Mapping[str, Sequence[str]]
 
 def matches(begin: bytes) -> bool:
     """The header names our columns."""
-    first = begin.split(b"\n", 1)[0].strip().split(b",")
-    return all(name.encode() in first for name in _REQUIRED)
+    first = cells_of(begin.split(b"\n", 1)[0].decode("utf-8", "replace").strip())
+    return all(name in first for name in OWN_REQUIRED)
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """One record per row that succeeded: the others are no calls that a job would repeat."""
-    for columns, n_rows in _columns(path, summary):
-        rows, _ = _rows(columns, n_rows, summary)
+    for piece in _pieces(path, summary):
+        rows, _ = _rows(piece, summary)
         ok = rows["outcome"] == Outcome.ok
         summary.skip("run that failed or stands out", int((~ok).sum()))
         rows = without_impossible(rows[ok], summary)
@@ -84,19 +83,21 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 def portions(path: Path, said: Said, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
     """The rows as they were exported, by job and fabric; `found` is told what the file has, whatever was said."""
-    for columns, n_rows in _columns(path, summary):
-        rows, kept = _rows(columns, n_rows, summary)
+    for piece in _pieces(path, summary):
+        rows, kept = _rows(piece, summary)
         summary.n_records += len(rows)
         summary.n_timed += int((rows["duration_us"] > 0).sum())
         summary.n_settings += int((rows["algorithm"] != UNKNOWN_U1).sum())
         if summary.collective is not None and (rows["collective"] != summary.collective).any():
             summary.note(f"the file says which collective ran: --collective {summary.collective.name} was not used")
-        jobs, fabrics = ([text[:_MAX_NAME] for text in columns.get(name, ("",) * n_rows)] for name in _OF_JOB)
+        jobs, fabrics = (
+            [text[:_MAX_NAME] for text in piece.columns.get(name, ("",) * piece.n_rows)] for name in _OF_JOB
+        )
         owners = [owner for owner, is_kept in zip(zip(jobs, fabrics, strict=True), kept, strict=True) if is_kept]
         numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
         numbered = np.array([numbers[owner] for owner in owners], np.int64)
         found(rows.tobytes() + numbered.tobytes() + repr(list(numbers)).encode())
-        is_silent = not any(name in columns for name in _NOBODY)
+        is_silent = not any(name in piece.columns for name in _NOBODY)
         for (job_id, fabric_id), number in numbers.items():
             chosen = _said(rows[numbered == number], said, summary, is_silent=is_silent)
             if len(chosen):
@@ -116,42 +117,65 @@ def _said(rows: Block, said: Said, summary: Summary, *, is_silent: bool) -> Bloc
     return with_setting(rows, said, summary)
 
 
-def _columns(path: Path, summary: Summary) -> Iterator[tuple[Columns, int]]:
-    """Piece by piece, the texts of each column and the number of rows."""
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a piece of the file that have all columns."""
+
+    path: Path
+    columns: Columns
+    lines: Callable[[int], int]
+    """The number of a row's line."""
+    n_rows: int
+
+
+def _pieces(path: Path, summary: Summary) -> Iterator[_Piece]:
     header: list[str] | None = None
-    for chunk in line_chunks(path, summary):
-        try:
-            rows = list(csv.reader(io.StringIO(chunk.decode("utf-8", "replace"))))
-        except csv.Error as error:
-            raise TraceError(f"{path} is no CSV: {error}", "export it again") from None
-        if header is None and rows:
-            header = rows.pop(0)
+    for first_line, chunk in csv_chunks(path, summary):
+        rows = rows_of(chunk, path)
+        at_header = next((at for at, row in enumerate(rows) if row), None) if header is None else None
+        if at_header is not None:
+            header = rows[at_header]
+            rows[at_header] = []
         if header is None:
             continue
-        whole = [row for row in rows if len(row) == len(header)]
-        summary.skip("row with another number of columns", sum(1 for row in rows if row) - len(whole))
-        if whole:
-            yield dict(zip(header, zip(*whole, strict=True), strict=True)), len(whole)
+        places = [at for at, row in enumerate(rows) if row]
+        kept = [at for at in places if len(rows[at]) == len(header)]
+        others = [at for at in places if len(rows[at]) != len(header)]
+        examples = (f"line {first_line + line_of(rows, at)} of {path.name}" for at in others[:MAX_EXAMPLES])
+        summary.skip("row with another number of columns", len(others), *examples)
+        if kept:
+            columns = dict(zip(header, zip(*(rows[at] for at in kept), strict=True), strict=True))
+            yield _Piece(path, columns, _line_numbers(rows, kept, first_line), len(kept))
 
 
-def _rows(columns: Columns, n_rows: int, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
+def _line_numbers(rows: list[list[str]], kept: list[int], first_line: int) -> Callable[[int], int]:
+    return lambda at: first_line + line_of(rows, kept[at])
+
+
+def _rows(piece: _Piece, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
     """The rows that the store would take, and which of the file's rows these are."""
+    columns, n_rows = piece.columns, piece.n_rows
     rows = np.zeros(n_rows, MEASUREMENT)
-    usable = np.ones(n_rows, bool)
+    right: dict[str, NDArray[np.bool_]] = {}
     nothing = ("",) * n_rows
     for name, (kind, if_empty) in _NAMED.items():
         numbers = _each(columns.get(name, nothing), _numbers_of(kind, if_empty))
-        usable &= numbers >= 0
-        rows[name] = np.where(numbers >= 0, numbers, 0)
+        right[name] = numbers >= 0
+        rows[name] = np.where(right[name], numbers, 0)
     for name, limit in _NUMBERS.items():
         values = _each(columns.get(name, nothing), _number)
-        possible = (values >= 0) & (values < limit) & ((values == np.floor(values)) | (name == "duration_us"))
-        usable &= possible
-        rows[name] = np.where(possible, values, 0)
+        right[name] = (values >= 0) & (values < limit) & ((values == np.floor(values)) | (name == "duration_us"))
+        rows[name] = np.where(right[name], values, 0)
     pressure = _each(columns.get("memory_pressure", nothing), lambda text: _number(text) if text else np.nan)
     rows["memory_pressure"] = np.where(np.abs(pressure) < 1e6, pressure, np.nan)
-    usable &= well_formed(rows)
-    summary.skip("row with an unknown name or number", int((~usable).sum()))
+    usable = np.logical_and.reduce(list(right.values())) & well_formed(rows)
+    wrong = np.flatnonzero(~usable)
+    examples = []
+    for at in wrong[:MAX_EXAMPLES].tolist():
+        name = next((name for name, is_right in right.items() if not is_right[at]), "")
+        what = f"{value_in(name, columns.get(name, nothing)[at])} in line" if name else "line"
+        examples.append(f"{what} {piece.lines(at)} of {piece.path.name}")
+    summary.skip(UNKNOWN_NAME, len(wrong), *examples)
     return rows[usable], usable
 
 

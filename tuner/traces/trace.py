@@ -192,6 +192,7 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
         return Trace([(path, given or detect(path))], collective)
     files: list[tuple[Path, Format]] = []
     left_out: list[str] = []
+    refusals: list[TraceError] = []
     try:
         inside = sorted(path.iterdir(), key=_natural)
     except OSError as error:
@@ -201,8 +202,11 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
             continue
         try:
             files.append((file, given or detect(file)))
-        except TraceError:
+        except TraceError as error:
             left_out.append(file.name)  # a README beside the traces, say
+            refusals.append(error)
+    if not files and len(refusals) == 1:
+        raise refusals[0]
     if not files:
         raise TraceError(f"{path} holds no trace of a known format", "docs/traces.md lists the formats")
     names = sorted({file_format.name for _, file_format in files})

@@ -22,10 +22,20 @@ from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import TraceError, UserError
 from store.records import TimingSource
 from tuner.traces.columns import Fields, Floats, Integers
-from tuner.traces.files import line_chunks
-from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, FLAG_TIMED, UNKNOWN_U1, Block, Summary, empty_block
+from tuner.traces.csv_rows import UNKNOWN_NAME, cells_of, csv_chunks, line_of, rows_of, value_in
+from tuner.traces.near_misses import TUNER_REQUIRED, wrong_with
+from tuner.traces.records import (
+    FLAG_DEFAULT,
+    FLAG_FORCED,
+    FLAG_TIMED,
+    MAX_EXAMPLES,
+    UNKNOWN_U1,
+    Block,
+    Summary,
+    empty_block,
+)
+from tuner.traces.refused import Refusal
 
-_REQUIRED: Final = ("collective", "size_bytes", "algorithm", "protocol")
 _NAMES: Final = ("collective", "algorithm", "protocol")
 _NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", "latency_us")
 _NCCLS_CHOICE: Final = "default"
@@ -45,30 +55,38 @@ def matches(begin: bytes) -> bool:
 
 
 def _is_header(line: str) -> bool:
-    names = {name.strip().lower() for name in line.lstrip("# ").split(",")}
-    return "size_bytes" in names and len(names.intersection(_REQUIRED)) >= len(_REQUIRED) - 1
+    names = {name.strip().lower() for name in cells_of(line.lstrip("# "))}
+    return "size_bytes" in names and len(names.intersection(TUNER_REQUIRED)) >= len(TUNER_REQUIRED) - 1
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """One record per row; rows without `latency_us` have no duration."""
     columns: dict[str, int] | None = None
-    for chunk in line_chunks(path, summary):
-        rows = None if columns is None else _even_rows(chunk, columns)
-        if columns is None or rows is None:
-            lines = chunk.decode("utf-8", "replace").splitlines()
-            if columns is None:
-                commented = next((line for line in lines if line.startswith("#") and _is_header(line)), None)
-                if commented is not None:
-                    columns = _columns(commented.lstrip("# "), path)
-            lines = [line for line in lines if line.strip() and line[0] != "#"]
-            if not lines:
-                continue
-            if columns is None:
-                columns = _columns(lines.pop(0), path)
-            rows = _even_rows("\n".join(lines).encode(), columns) or _uneven_rows(lines, columns, summary)
-        yield _block(rows, summary)
+    for first_line, chunk in csv_chunks(path, summary):
+        line, text = first_line, chunk
+        if columns is None:
+            columns, n_bytes = _header(chunk, first_line, path)
+            line, text = first_line + chunk[:n_bytes].count(b"\n"), chunk[n_bytes:]
+        if columns is None or not text.strip():
+            continue
+        rows = _even_rows(text, line, columns) or _uneven_rows(text, line, columns, summary, path)
+        yield _block(rows, columns, summary, path)
     if columns is None:
         raise TraceError(f"{path} has no header", "the first line names the columns")
+
+
+def _header(chunk: bytes, first_line: int, path: Path) -> tuple[dict[str, int] | None, int]:
+    """The columns, and where the rows begin; a header may be a comment, then nothing else is one."""
+    columns, n_bytes = None, 0
+    for number, line in enumerate(chunk.splitlines(keepends=True)):
+        words = line.decode("utf-8", "replace")
+        is_comment = words.startswith("#")
+        if (is_comment and _is_header(words)) or not (is_comment or columns or not words.strip()):
+            columns = _columns(words.strip(), path, first_line + number)
+        elif not is_comment and columns:
+            break
+        n_bytes += len(line)
+    return columns, n_bytes
 
 
 Names = tuple[NDArray[np.intp], list[str]]
@@ -82,12 +100,16 @@ class _Rows:
     names: dict[str, Names]
     numbers: dict[str, Floats]
     """NaN = none. Columns that the file lacks are missing."""
+    line: Callable[[int], int]
+    """The number of a row's line."""
+    cells: Callable[[int], list[str]]
+    """A row's cells."""
     n_rows: int
 
 
-def _even_rows(text: bytes, columns: dict[str, int]) -> _Rows | None:
-    """Rows that all have their columns; None if any does not, or is a comment."""
-    if b"#" in text:
+def _even_rows(text: bytes, first_line: int, columns: dict[str, int]) -> _Rows | None:
+    """Rows that all have their columns; None if any does not, is quoted, or is a comment."""
+    if b"#" in text or b'"' in text:
         return None
     fields = Fields(text, b",")
     first, n_fields = fields.lines()
@@ -100,7 +122,17 @@ def _even_rows(text: bytes, columns: dict[str, int]) -> _Rows | None:
     if any(one is None for one in texts.values()) or any(one is None for one in numbers.values()):
         return None
     names = {name: (one[0], [text.decode("utf-8", "replace") for text in one[1]]) for name, one in texts.items() if one}
-    return _Rows(names, {name: one for name, one in numbers.items() if one is not None}, len(first))
+
+    def line(at: int) -> int:
+        return int(np.flatnonzero(~blank)[at])
+
+    return _Rows(
+        names,
+        {name: one for name, one in numbers.items() if one is not None},
+        lambda at: first_line + line(at),
+        lambda at: cells_of(text.split(b"\n")[line(at)].decode("utf-8", "replace")),
+        len(first),
+    )
 
 
 def _column(fields: Fields, column: Integers) -> Floats | None:
@@ -110,11 +142,15 @@ def _column(fields: Fields, column: Integers) -> Floats | None:
     return np.array(list(map(_number, texts[1])))[texts[0]] if texts is not None else numbers
 
 
-def _uneven_rows(lines: list[str], columns: dict[str, int], summary: Summary) -> _Rows:
+def _uneven_rows(text: bytes, first_line: int, columns: dict[str, int], summary: Summary, path: Path) -> _Rows:
     """Those rows that have enough fields."""
-    width = max(columns.values()) + 1
-    rows = [row[:width] for row in (line.split(",") for line in lines) if len(row) >= width]
-    summary.skip("row with too few columns", len(lines) - len(rows))
+    found, width = rows_of(text, path), max(columns.values()) + 1
+    places = [at for at, row in enumerate(found) if row]
+    short = [at for at in places if len(found[at]) < width]
+    examples = (f"line {first_line + line_of(found, at)} of {path.name}" for at in short[:MAX_EXAMPLES])
+    summary.skip("row with too few columns", len(short), *examples)
+    kept = [at for at in places if len(found[at]) >= width]
+    rows = [found[at] for at in kept]
     names: dict[str, Names] = {}
     for name in _NAMES:
         texts = [row[columns[name]] for row in rows]
@@ -125,15 +161,16 @@ def _uneven_rows(lines: list[str], columns: dict[str, int], summary: Summary) ->
         for name in _NUMBERS
         if name in columns
     }
-    return _Rows(names, numbers, len(rows))
+    return _Rows(names, numbers, lambda at: first_line + line_of(found, kept[at]), lambda at: rows[at], len(rows))
 
 
-def _columns(header: str, path: Path) -> dict[str, int]:
-    names = [name.strip().lower() for name in header.split(",")]
-    columns = {name: index for index, name in enumerate(names)}
-    missing = [name for name in _REQUIRED if name not in columns]
+def _columns(header: str, path: Path, line: int) -> dict[str, int]:
+    columns = {name.strip().lower(): index for index, name in enumerate(cells_of(header.lstrip("# ")))}
+    missing = [name for name in TUNER_REQUIRED if name not in columns]
     if missing:
-        raise TraceError(f"{path} lacks the column {missing[0]}", "see docs/traces.md for NVIDIA's columns")
+        unlike = Refusal(f"lacks the column {missing[0]} (line {line})", "docs/traces.md lists the columns")
+        wrong = wrong_with(header, line) or unlike
+        raise TraceError(f"{path} {wrong.what}", wrong.remedy)
     return columns
 
 
@@ -160,7 +197,7 @@ def _collective(text: str) -> int:
     return UNKNOWN_U1 if found is None else int(found)
 
 
-def _block(rows: _Rows, summary: Summary) -> Block:
+def _block(rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -> Block:
     n_rows = rows.n_rows
     block = empty_block(n_rows)
     collective = _numbers_of(rows.names["collective"], _collective)
@@ -169,17 +206,32 @@ def _block(rows: _Rows, summary: Summary) -> Block:
     unknown = np.full(n_rows, np.nan)
     message_bytes, channels, n_nodes, n_ranks, latency_us = (rows.numbers.get(name, unknown) for name in _NUMBERS)
     is_default = _are(rows.names["algorithm"], _NCCLS_CHOICE) | ((algorithm == -1) & (protocol == -1))
-    named = (algorithm >= 0) & (algorithm != UNKNOWN_U1) & (protocol >= 0) & (protocol != UNKNOWN_U1)
-    has_bytes = (message_bytes > 0) & (message_bytes == np.floor(message_bytes)) & np.isfinite(message_bytes)
-    usable = (collective >= 0) & (collective != UNKNOWN_U1) & (is_default | named) & has_bytes
-    summary.skip("row with an unknown name or number", int((~usable).sum()))
+    named = _is_name(algorithm) & _is_name(protocol)
     # Taken for "channels unknown", such a row would pass for a measurement of the algorithm and protocol alone.
-    for what, possible in (
-        ("channels", is_default | _is_count(channels, _MOST_CHANNELS)),
-        ("ranks or nodes", _is_count(n_ranks, _MOST_RANKS) & _is_count(n_nodes, _MOST_RANKS)),
-    ):
-        summary.skip(f"row with an impossible number of {what}", int((usable & ~possible).sum()))
-        usable &= possible
+    checks: dict[str, dict[str, NDArray[np.bool_]]] = {
+        UNKNOWN_NAME: {
+            "collective": _is_name(collective),
+            "algorithm": is_default | _is_name(algorithm),
+            "protocol": is_default | _is_name(protocol),
+            "size_bytes": (message_bytes > 0) & (message_bytes == np.floor(message_bytes)) & np.isfinite(message_bytes),
+            "latency_us": ~np.isinf(latency_us),
+        },
+        "row with an impossible number of channels": {"channels": is_default | _is_count(channels, _MOST_CHANNELS)},
+        "row with an impossible number of ranks or nodes": {
+            "ranks": _is_count(n_ranks, _MOST_RANKS),
+            "nodes": _is_count(n_nodes, _MOST_RANKS),
+        },
+    }
+    usable = np.ones(n_rows, np.bool_)
+    for reason, by_column in checks.items():
+        right = np.logical_and.reduce(list(by_column.values()))
+        wrong = np.flatnonzero(usable & ~right)
+        examples = []
+        for at in wrong[:MAX_EXAMPLES].tolist():
+            name = next(name for name, is_right in by_column.items() if not is_right[at])
+            examples.append(f"{value_in(name, rows.cells(at)[columns[name]])} in line {rows.line(at)} of {path.name}")
+        summary.skip(reason, len(wrong), *examples)
+        usable &= right
     timed = (latency_us > 0) & (latency_us < 1e12)
     block["collective"] = np.where(usable, collective, 0)
     block["algorithm"] = np.where(named, algorithm, UNKNOWN_U1)
@@ -197,6 +249,11 @@ def _block(rows: _Rows, summary: Summary) -> Block:
     block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, FLAG_FORCED)
     kept: Block = block[usable]
     return kept
+
+
+def _is_name(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+    known: NDArray[np.bool_] = (numbers >= 0) & (numbers != UNKNOWN_U1)
+    return known
 
 
 def _is_count(values: Floats, most: int) -> NDArray[np.bool_]:

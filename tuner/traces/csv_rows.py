@@ -1,0 +1,76 @@
+"""Comma-separated text as RFC 4180 has it (quoted fields, with line breaks inside if need be), in bounded pieces."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from store.errors import TraceError
+from tuner.traces.files import MAX_LINE_BYTES, line_chunks
+from tuner.traces.records import Summary
+
+UNKNOWN_NAME: Final = "row with an unknown name or number"
+_MAX_SHOWN: Final = 60
+_COMMENT: Final = re.compile(rb"(?m)^#[^\n]*")
+
+
+def csv_chunks(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, bytes]]:
+    """The file in pieces that end where a row ends, each with the number of its first line.
+
+    Raises:
+        TraceError: a quote is not closed for too long, or the file cannot be read.
+    """
+    first_line, held = 1, b""
+    for chunk in line_chunks(path, summary):
+        held += chunk
+        if b'"' in held and _COMMENT.sub(b"", held).count(b'"') % 2:
+            if len(held) > MAX_LINE_BYTES:
+                line = _line_of_quote(held, first_line)
+                raise TraceError(f"{path}, line {line}: the quote is not closed", 'close it with ", or remove it')
+            continue
+        yield first_line, held
+        first_line += held.count(b"\n")
+        held = b""
+    if held:
+        yield first_line, held  # cut: what can be read of it is
+
+
+def rows_of(text: bytes, path: Path) -> list[list[str]]:
+    """The rows of such a piece; comments and blank lines are empty ones, so that lines can be counted."""
+    if b"#" in text:
+        text = _COMMENT.sub(b"", text)
+    words = io.StringIO(text.decode("utf-8", "replace").replace("\0", "\ufffd"), newline="")
+    try:
+        return list(csv.reader(words, skipinitialspace=True))
+    except csv.Error as error:
+        raise TraceError(f"{path} is no CSV: {error}", "write it again, with commas and closed quotes") from None
+
+
+def cells_of(line: str) -> list[str]:
+    """The cells of one line."""
+    try:
+        return next(csv.reader([line], skipinitialspace=True), [])
+    except csv.Error:
+        return []
+
+
+def value_in(name: str, text: str) -> str:
+    """A column's value in words, of which a file may have any length."""
+    return f"{name} {text[:_MAX_SHOWN]!r}"
+
+
+def line_of(rows: Sequence[Sequence[str]], at: int) -> int:
+    """How many lines stand before row `at`."""
+    return at + sum(cell.count("\n") for row in rows[:at] for cell in row if "\n" in cell)
+
+
+def _line_of_quote(text: bytes, first_line: int) -> int:
+    """The first line whose quotes do not match."""
+    for at, line in enumerate(text.split(b"\n")):
+        if not line.startswith(b"#") and line.count(b'"') % 2:
+            return first_line + at
+    return first_line
