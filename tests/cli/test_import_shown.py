@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent.trace_log import TraceLog
+from store.records import Algorithm
 from store.wire import OBSERVATION_FIELDS
 from tuner import cli
 
@@ -21,7 +22,7 @@ def log_rank(folder: Path, rank: int, n_decisions: int, n_timed: int) -> Path:
     block["message_bytes"], block["n_ranks"], block["n_nodes"], block["collective"] = 1 << 20, 2, 1, 2
     block["duration_us"] = np.where(np.arange(len(block)) < n_decisions, -1.0, 50.0)
     block["flags"] = np.where(block["duration_us"] > 0, TIMED, 0)
-    block["sequence"] = np.arange(len(block))
+    block["sequence"], block["algorithm"] = np.arange(len(block)), Algorithm.ring
     log = TraceLog(folder, job_id="j", rank=rank, n_ranks=2, fabric_id="f", fabric={}, version="0")
     log.record(block)
     log.close()
