@@ -77,6 +77,7 @@ def test_a_quote_that_is_never_closed_is_told_by_its_line(tmp_path: Path, monkey
             "unknown name or number, such as algorithm 'rnig' in line 4 of t.csv (1); mend it: numbers without units,"
             " algorithms of tree, ring, collnet_direct",
         ),
+        (HEADER + ROW.replace("ring", "ri\rng"), r"such as algorithm 'ri\rng' in line 2 of t.csv (1); mend it"),
         (HEADER + ROW.replace("4096", "4K"), "such as size_bytes '4K' in line 2 of t.csv (1); mend it"),
         (HEADER + ROW.replace("20.5", "20.5us"), "such as latency_us '20.5us' in line 2 of t.csv (1); mend it"),
         (HEADER + ROW.replace(",8,2,16", ",99,2,16"), "number of channels, such as channels '99' in line 2 of t.csv"),

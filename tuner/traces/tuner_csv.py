@@ -130,7 +130,7 @@ def _even_rows(text: bytes, first_line: int, columns: dict[str, int]) -> _Rows |
         names,
         {name: one for name, one in numbers.items() if one is not None},
         lambda at: first_line + line(at),
-        lambda at: cells_of(text.split(b"\n")[line(at)].decode("utf-8", "replace")),
+        lambda at: text.split(b"\n")[line(at)].decode("utf-8", "replace").split(","),
         len(first),
     )
 
