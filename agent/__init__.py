@@ -1,6 +1,7 @@
 """The part of zerotune that lives inside the training process: light, never raises, never blocks.
 
-`enable()` is all a script may call; under `zerotune launch` even that is done for it.
+`enable()` and `step_ended()` are all that a script may call; few need to. Under `zerotune launch` the first is done
+for it, and where a torch optimizer steps outside backward the second is, too.
 """
 
 from __future__ import annotations
@@ -19,3 +20,15 @@ def enable(*, fabric: str | None = None, endpoint: str | None = None) -> None:
     from agent.activate import activate
 
     activate(fabric=fabric, endpoint=endpoint)
+
+
+def step_ended() -> None:
+    """Say that a training step ends here, where no torch optimizer's `step()` does: settings may change here.
+
+    All ranks must call it, at the same point of the program, outside backward. Where the agent is not on, or has seen
+    this step end already, nothing happens.
+    """
+    from agent import activate
+
+    if activate.installed is not None:
+        activate.installed.hooks.step_ended()

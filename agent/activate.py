@@ -93,6 +93,8 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
 
     # A forked child (a data loader's worker) has no threads of ours: it must not act for the rank.
     def leave_child_alone() -> None:
+        global installed
+        installed = None
         hooks.remove()
         atexit.unregister(session.close)
 

@@ -71,6 +71,10 @@ class StepHooks:
         while self._undo:
             self._undo.pop()()
 
+    def step_ended(self) -> None:
+        """The script says that a step ends here; of a step whose end was seen already it is not news."""
+        self._after_step()
+
     def _enter_backward(self) -> None:
         # Reentrant activation checkpointing calls backward inside backward.
         if self._backward_depth == 0:

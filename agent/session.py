@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from agent import fabric_identity, memory
 from agent.agreement import Agreement
+from agent.boundary_watch import BoundaryWatch
 from agent.channel import Channel
 from agent.clock import TrainingClock, WallClock, training_clock
 from agent.emulation import BACKEND, uses_nccl
@@ -28,7 +29,7 @@ from agent.leader import LeaderAddress
 from agent.nccl.library import Plugin
 from agent.plan_table import PlanTable
 from agent.ring import RecordDrain
-from agent.settings import AgentSettings
+from agent.settings import AgentSettings, is_first_of_node
 from agent.summary import RunSummary
 from agent.trace_log import TraceLog
 from store import wire
@@ -58,6 +59,7 @@ class Session:
         self._plugin = plugin
         self._clock: TrainingClock = WallClock()
         self._summary = RunSummary(settings.summary_path) if settings.summary_path else None
+        self._watch = BoundaryWatch(settings, plugin) if plugin is not None else None
         self._joined = False
         self._rank = 0
         self._world_size = 1
@@ -94,6 +96,8 @@ class Session:
         """The program entered another region of the step."""
         if self._plugin is not None:
             self._plugin.set_phase(region)
+        if self._watch is not None and not self._joined:
+            self._watch.begin()
 
     def on_boundary(self) -> None:
         """An optimizer step ended; all ranks pass here at the same program point."""
@@ -136,6 +140,8 @@ class Session:
         if not dist.is_available() or not dist.is_initialized():
             return
         self._joined = True
+        if self._watch is not None:
+            self._watch.boundary()
         emulated = dist.get_backend() == BACKEND
         self._clock = training_clock(emulated)
         if self._summary is not None:
@@ -265,7 +271,7 @@ class Session:
         except RuntimeError as error:
             logger.debug("the job's store is gone, so is the job: %s", error)
             return False
-        self._leader = LeaderAddress(store, self._rank, is_first_of_node=_is_first_of_node())
+        self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node())
         return True
 
     def _on_message(self, message: wire.DaemonMessage) -> None:
@@ -291,7 +297,7 @@ class Session:
         logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
         if not alive and self._agreement is not None:
             self._agreement.withdraw()
-        if not (alive or self._is_closing or self._has_told_silence) and _is_first_of_node():
+        if not (alive or self._is_closing or self._has_told_silence) and is_first_of_node():
             self._has_told_silence = True
             logger.warning(
                 "zerotune: the daemon at %s is silent: tuning stands still; unless one answers, the settings in force"
@@ -308,6 +314,8 @@ class Session:
         """At exit: say goodbye, leave nothing running."""
         self._is_closing = True
         try:
+            if self._watch is not None:
+                self._watch.close()
             if self._channel is not None:
                 self._channel.close(wire.Goodbye(self._job_id, self._rank))
             if self._agreement is not None:
@@ -330,10 +338,6 @@ class Session:
         self.n_errors += 1
         if self.n_errors == 1:
             logger.warning("zerotune: the agent met an error, training goes on: %s", error, exc_info=True)
-
-
-def _is_first_of_node() -> bool:
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _group_timeout_s() -> float:

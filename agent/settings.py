@@ -57,6 +57,11 @@ class AgentSettings:
         )
 
 
+def is_first_of_node() -> bool:
+    """Whether this rank speaks for its node, in what the user should read once."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def _path(env: Mapping[str, str], name: str) -> Path | None:
     value = env.get(name)
     return Path(value) if value else None

@@ -2,7 +2,8 @@
 
 `record_*`, `update_job` and `save_model` only queue and never block; reads see what is committed
 (call `flush` first to read what you just wrote). What exceeds the queue (500,000 rows) is dropped and
-counted, so bulk importers call `flush` between blocks. Times are seconds since the epoch.
+counted, so bulk importers call `flush` between blocks. While the disk is full, what is recorded waits in that queue.
+Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from store.records import (
     Stage,
     StepRecord,
 )
+from store.wire import StoreState
 from store.writer import Writer
 
 __all__ = [
@@ -131,7 +133,12 @@ class Store:
     @property
     def n_dropped(self) -> int:
         """Rows lost because the queue was full or SQLite could not write them."""
-        return self._writer.n_dropped + self._writer.n_failed if self._writer else 0
+        return self._writer.n_lost if self._writer else 0
+
+    @property
+    def writing(self) -> StoreState:
+        """Whether what is recorded can be written, and what was lost."""
+        return self._writer.state if self._writer else StoreState()
 
     @property
     def n_written(self) -> int:
@@ -147,11 +154,13 @@ class Store:
         self.close()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until what was recorded so far is committed; False when that took too long."""
+        """Wait until what was recorded so far is committed; False when that took too long, or cannot be now."""
         return self._writer.flush(timeout_s) if self._writer else True
 
     def close(self) -> None:
-        """Write what is queued, close the file, free the lock; harmless when done already."""
+        """Write what is queued, close the file, free the lock; harmless when done already. What cannot be written
+        now is lost, and said in the log.
+        """
         if self._writer is not None and self._writing is not None:
             self._writer.close()
             for connection in self._connections:
@@ -198,7 +207,7 @@ class Store:
                 (n_ranks, now_s, _job(connection, job_id, row)),
             )
 
-        self._put(write)
+        self._put(write, is_essential=True)
 
     def update_job(self, job_id: str, *, stage: Stage | None = None, ended_at_s: float | None = None) -> None:
         """What became known of a job; None leaves a field as it is."""
@@ -206,7 +215,8 @@ class Store:
             lambda connection: connection.execute(
                 "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s) WHERE job_id = ?",
                 (stage, ended_at_s, job_id),
-            )
+            ),
+            is_essential=True,
         )
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
@@ -255,7 +265,7 @@ class Store:
                 columns = ",".join(("job", "fabric", *_DECISION_COLUMNS))
                 connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({','.join('?' * len(values))})", values)
 
-        self._put(write, len(decisions))
+        self._put(write, len(decisions), is_essential=True)
 
     def save_model(self, model: ModelRecord) -> None:
         """Queue a model; it replaces the one of the same name and fabric."""
@@ -269,7 +279,8 @@ class Store:
                 " (name, fabric_id, blob, versions, training_hash, error, created_at_s)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
                 values,
-            )
+            ),
+            is_essential=True,
         )
 
     # -- reading ------------------------------------------------------------------------------
@@ -365,7 +376,8 @@ class Store:
         self._put(
             lambda connection: connection.execute(
                 "DELETE FROM models WHERE name = ? AND fabric_id = ?", (name, fabric_id)
-            )
+            ),
+            is_essential=True,
         )
 
     def rename_model(self, name: str, fabric_id: str, new_name: str) -> None:
@@ -375,7 +387,8 @@ class Store:
         self._put(
             lambda connection: connection.execute(
                 "UPDATE OR REPLACE models SET name = ? WHERE name = ? AND fabric_id = ?", (new_name, name, fabric_id)
-            )
+            ),
+            is_essential=True,
         )
 
     def load_model(self, name: str, fabric_id: str) -> ModelRecord | None:
@@ -398,14 +411,16 @@ class Store:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _put(self, operation: Callable[[sqlite3.Connection], object], n_rows: int = 1) -> None:
+    def _put(
+        self, operation: Callable[[sqlite3.Connection], object], n_rows: int = 1, *, is_essential: bool = False
+    ) -> None:
         if self._writer is None:
             raise StoreError(f"store {self.path} is open for reading only", "open it for writing")
 
         def write(connection: sqlite3.Connection) -> None:
             operation(connection)
 
-        self._writer.put(write, n_rows)
+        self._writer.put(write, n_rows, is_essential=is_essential)
 
     def _reader(self) -> sqlite3.Connection:
         """This thread's reading connection: SQLite serves any number side by side."""

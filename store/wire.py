@@ -137,6 +137,24 @@ class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
     n_records: int
 
 
+class NoSteps(msgspec.Struct, frozen=True, tag="no_steps"):
+    """The first rank of a node says, every two seconds, that its job trains and that no step was seen to end."""
+
+    job_id: str
+    n_ranks: int
+    n_calls: int
+    """Collectives of this rank so far."""
+    waited_s: float
+
+    def in_words(self) -> str:
+        """What is missing, and what to do about it."""
+        return (
+            f"nothing is tuned: no training step was seen to end in {self.waited_s:.0f} s and {self.n_calls:,}"
+            " collectives. A step ends where step() of a torch optimizer is called, outside backward; a script that has"
+            " none calls `agent.step_ended()` there, on all ranks (docs/frameworks.md)"
+        )
+
+
 class StatusRequest(msgspec.Struct, frozen=True, tag="status_request"):
     """Asked by `zerotune status`."""
 
@@ -194,6 +212,20 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     explore: bool
 
 
+class StoreState(msgspec.Struct, frozen=True):
+    """How writing to the daemon's store goes."""
+
+    is_out: bool = False
+    """Nothing can be written now; what is recorded waits in memory."""
+    error: str = ""
+    """Why, or else why the last record was lost; of what is over, too."""
+    failed_s_ago: float = 0.0
+    """How long ago that began, or else the last record was lost."""
+    n_waiting: int = 0
+    n_lost: int = 0
+    """Records lost for good since the daemon started."""
+
+
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     """The daemon's state."""
 
@@ -204,12 +236,17 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     uptime_s: float
     resident_bytes: int
     n_errors: int
-    """Failures of the daemon's own, and measurements that the store could not take."""
+    """Failures of the daemon's own."""
     jobs: tuple[JobStatus, ...] = ()
     n_refused: int = 0
     """Messages of others that were malformed or not theirs to send."""
     options: DaemonOptions | None = None
     """None from a daemon that does not say."""
+    store: StoreState = StoreState()
+    health: str = "ok"
+    """`degraded` while the store cannot be written."""
+    without_steps: tuple[NoSteps, ...] = ()
+    """Jobs of which no step was ever seen to end; they are not among `jobs`."""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
@@ -219,7 +256,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     text: str
 
 
-AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | StatusRequest
+AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | NoSteps | StatusRequest
 DaemonMessage = Welcome | PlanOffer | Observe | StatusReply | ErrorReply
 
 _encoder = msgspec.msgpack.Encoder()

@@ -225,6 +225,7 @@ def run_daemon(
                 return wall_s + time.monotonic()  # wall time that never jumps
 
             def describe(n_errors: int, n_refused: int) -> wire.StatusReply:
+                writing = store.writing
                 return wire.StatusReply(
                     daemon_pid=os.getpid(),
                     version=version,
@@ -232,10 +233,13 @@ def run_daemon(
                     store_path=str(store.path),
                     uptime_s=time.monotonic() - started_s,
                     resident_bytes=psutil.Process().memory_info().rss,
-                    n_errors=n_errors + store.n_dropped + learner.n_failed,
+                    n_errors=n_errors + learner.n_failed,
                     n_refused=n_refused,
                     jobs=service.jobs(),
                     options=options,
+                    store=writing,
+                    without_steps=service.without_steps(),
+                    health="degraded" if writing.is_out else "ok",
                 )
 
             uplinks = Uplinks(context, curve_dir)

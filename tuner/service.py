@@ -25,6 +25,7 @@ from store.wire import (
     Goodbye,
     Hello,
     JobStatus,
+    NoSteps,
     Observations,
     Observe,
     PlanOffer,
@@ -103,6 +104,8 @@ class Service:
         self._uplinks = uplinks or NoUplinks()
         self._jobs: dict[str, Job] = {}
         self._senders: dict[bytes, tuple[str, int]] = {}
+        self._without_steps: dict[bytes, tuple[float, NoSteps]] = {}
+        """By sender: when it said so last, and what."""
         self.learning = Learning(clock)
         """What jobs start from, and when the learner is asked for more."""
         self._slices: Iterator[list[Reply]] | None = None
@@ -121,12 +124,26 @@ class Service:
         """Every job that has a rank here."""
         return tuple(job.status(self._clock()) for job in self._jobs.values())
 
+    def without_steps(self) -> tuple[NoSteps, ...]:
+        """Jobs that train and of which no step was seen to end."""
+        since_s = self._clock() - SILENCE_S
+        self._without_steps = {
+            sender: (at_s, said)
+            for sender, (at_s, said) in self._without_steps.items()
+            if at_s >= since_s and said.job_id not in self._jobs
+        }
+        return tuple({said.job_id: said for _, said in self._without_steps.values()}.values())
+
     def handle(self, sender: bytes, message: AgentMessage, records: NDArray[np.void] | None) -> list[Reply]:
         """One message of one rank; `records` are those of Observations or CostTables."""
         if isinstance(message, Hello):
             return self._hello(sender, message)
         if isinstance(message, Forwarded) and records is not None:
             return self._forwarded(sender, message, records)
+        if isinstance(message, NoSteps):
+            if len(self._without_steps) < MAX_SESSIONS or sender in self._without_steps:
+                self._without_steps[sender] = self._clock(), message
+            return []
         owner = self._senders.get(sender)
         if owner is None:
             self.n_unannounced += 1

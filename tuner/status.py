@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -55,6 +57,36 @@ def may_try(options: wire.DaemonOptions) -> str:
     return f"options {budget} --memory-threshold {options.memory_threshold:g}"
 
 
+def store_words(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
+    """What is wrong or was wrong with writing to the store, and the style of it; nothing where nothing was lost."""
+    from rich.filesize import decimal
+
+    store, folder = reply.store, Path(reply.store_path).parent
+    lost = f"{_counted(store.n_lost, 'record')} lost"
+    if store.is_out:
+        room = f", {decimal(free_bytes)} free" if (free_bytes := _free_bytes(folder)) is not None else ""
+        yield (
+            f"{reply.health}: the store cannot be written for {store.failed_s_ago:.0f} s: {store.error};"
+            f" {_counted(store.n_waiting, 'record')} waiting in memory, {lost if store.n_lost else 'none lost'}."
+            f" Mend it ({folder}{room}): what waits is written then, and lost if the daemon ends before",
+            "bold red",
+        )
+    elif store.n_lost:
+        yield f"{lost}, the last {store.failed_s_ago:.0f} s ago ({store.error}); the store is written now", "yellow"
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Room on the disk; unknown where the daemon is on another machine."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
 def render_status(reply: wire.StatusReply, console: Console) -> None:
     """Print the daemon's state, some lines per job: a table of all this would not fit on a terminal."""
     from rich.filesize import decimal
@@ -69,8 +101,12 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
     )
     if reply.options is not None:
         show(may_try(reply.options))
-    if not reply.jobs:
+    for words, style in store_words(reply):
+        show(words, style)
+    if not reply.jobs and not reply.without_steps:
         show("no job is connected")
+    for job_without in reply.without_steps:
+        show(f"\n{job_without.job_id}: {job_without.in_words()}", "bold red")
     for job in reply.jobs:
         is_well = job.health == "ok" or job.health.startswith("forwards to ")
         show(

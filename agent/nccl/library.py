@@ -312,6 +312,10 @@ class Plugin:
         """Records lost to a full ring so far."""
         return self.counters().n_dropped_records
 
+    def n_calls(self) -> int:
+        """getCollInfo calls so far."""
+        return self.counters().n_calls
+
     def calls_with_ranks(self, n_ranks: int) -> int:
         """getCollInfo calls so far on all communicators of `n_ranks` ranks."""
         return int(self._calls_with_ranks(n_ranks))

@@ -194,28 +194,6 @@ def test_retention_by_age(path, block):
         assert len(store.steps("job-1")) == 1
 
 
-def test_a_disk_that_was_full_is_said_to_have_room_again(store, block, caplog):
-    store.record_measurements("f", "j", block(10))
-    store.flush()
-    (n_pages,) = store._writing.execute("PRAGMA page_count").fetchone()
-    for n_outages in (1, 2):
-        store._writing.execute(f"PRAGMA max_page_count = {n_pages}")
-        for number in range(2):
-            store.record_measurements("f", "j", block(2000, step=number))
-            store.flush()
-        store._writing.execute("PRAGMA max_page_count = 1000000")
-        store.record_measurements("f", "j", block(10))
-        store.record_measurements("f", "j", block(10))
-        store.flush()
-        said = [record.getMessage() for record in caplog.records]
-        assert said == n_outages * [
-            "the store cannot be written, records are being lost: database or disk is full",
-            "the store is written again; 4,000 records are lost",
-        ]
-        store._writing.execute("VACUUM")
-        (n_pages,) = store._writing.execute("PRAGMA page_count").fetchone()
-
-
 def test_a_full_queue_drops_and_counts(store, block, monkeypatch):
     monkeypatch.setattr("store.writer.MAX_PENDING_ROWS", 100)
     monkeypatch.setattr("store.writer.LINGER_S", 30.0)

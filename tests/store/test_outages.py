@@ -1,0 +1,99 @@
+"""A store that cannot be written for a time, as on a full disk: what is recorded waits, and is then written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from store.database import Store
+from store.records import Stage
+
+
+def fill_disk(store: Store) -> None:
+    """The file may not grow, and has no free page."""
+    store.flush()
+    store._writing.execute("VACUUM")
+    (n_pages,) = store._writing.execute("PRAGMA page_count").fetchone()
+    store._writing.execute(f"PRAGMA max_page_count = {n_pages}")
+
+
+@contextmanager
+def full_disk(store: Store) -> Iterator[None]:
+    fill_disk(store)
+    yield
+    store._writing.execute("PRAGMA max_page_count = 1000000")
+
+
+def said(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_what_is_recorded_while_the_disk_is_full_is_written_when_it_has_room(store, block, caplog):
+    for n_outages in (1, 2):
+        with full_disk(store):
+            store.record_job(f"j{n_outages}", "f", {"gpu": "x" * 5000}, 2)
+            for number in range(2):
+                store.record_measurements("f", f"j{n_outages}", block(2000, step=number))
+                assert not store.flush(), "known at once"
+            state = store.writing
+            assert (state.is_out, state.error, state.n_lost) == (True, "database or disk is full", 0)
+            assert 2000 <= state.n_waiting <= 4001
+        assert store.flush()
+        assert len(store.measurements(job_id=f"j{n_outages}")) == 4000
+        job = store.jobs()[-1]
+        assert (job.job_id, job.n_ranks, job.fabric_id) == (f"j{n_outages}", 2, "f")
+        assert job.started_at_s > 0
+        assert (store.writing.is_out, store.n_dropped) == (False, 0)
+        assert said(caplog) == n_outages * [
+            "the store cannot be written, what is recorded waits in memory: database or disk is full",
+            "the store is written again; nothing is lost",
+        ]
+
+
+def test_what_finds_no_room_in_memory_either_is_lost_but_for_what_is_written_once(store, block, monkeypatch, caplog):
+    monkeypatch.setattr("store.writer.MAX_PENDING_ROWS", 3000)
+    with full_disk(store):
+        store.record_measurements("f", "j", block(3000))
+        store.flush()
+        for _ in range(2):
+            store.record_measurements("f", "j", block(2000))
+        store.record_job("j", "f", {}, 2)
+        store.update_job("j", stage=Stage.zero3)
+        state = store.writing
+        assert (state.n_lost, state.is_out) == (4000, True)
+    assert store.flush()
+    assert (len(store.measurements()), store.n_dropped, store.writing.is_out) == (3000, 4000, False)
+    assert [(job.n_ranks, job.stage) for job in store.jobs()] == [(2, Stage.zero3)]
+    assert said(caplog) == [
+        "the store cannot be written, what is recorded waits in memory: database or disk is full",
+        "the store cannot be written, records are being lost: more was recorded than could be written",
+        "the store is written again; 4,000 records are lost",
+    ]
+
+
+def test_as_much_as_fits_is_written_in_order_while_a_disk_fills(store, block):
+    with full_disk(store):
+        store.record_job("j", "f", {}, 2)
+        for number in range(64):
+            store.record_measurements("f", "j", block(100, step=number))
+        store.flush()
+        (n_pages,) = store._writing.execute("PRAGMA page_count").fetchone()
+        store._writing.execute(f"PRAGMA max_page_count = {n_pages + 20}")
+        assert not store.flush()
+        steps = np.unique(store.measurements()["step"])
+        assert 1 < len(steps) < 64
+        np.testing.assert_array_equal(steps, np.arange(len(steps)))
+        assert store.writing.n_waiting == 100 * (64 - len(steps))
+    assert store.flush()
+    assert len(store.measurements()) == 6400
+
+
+def test_what_still_waits_when_the_store_is_closed_is_said_to_be_lost(store, block, caplog):
+    fill_disk(store)
+    store.record_measurements("f", "j", block(2000))
+    store.flush()
+    store.close()
+    assert store.n_dropped == 2000
+    assert said(caplog)[-1] == "the store cannot be written, records are being lost: database or disk is full"
