@@ -50,11 +50,16 @@ class BoundaryWatch:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._began_s = 0.0
+        self._n_ranks = 0
         self._has_told = False
 
     def begin(self) -> None:
         """Training does something: from now on a step should end some day. Never raises, may be called often."""
-        if self._thread is not None or not dist.is_available() or not dist.is_initialized():
+        if self._thread is not None or self._over.is_set() or not dist.is_available() or not dist.is_initialized():
+            return
+        self._n_ranks = dist.get_world_size()
+        if self._n_ranks == 1 or not is_first_of_node():
+            self._over.set()
             return
         self._began_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="zerotune-watch", daemon=True)
@@ -76,7 +81,7 @@ class BoundaryWatch:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(STOPPING_S)
-        if self._plugin.n_calls() >= LEAST_CALLS and is_first_of_node():
+        if self._plugin.n_calls() >= LEAST_CALLS:
             self._tell()
 
     # ---- outbox of the channel ---------------------------------------------------------------
@@ -92,8 +97,6 @@ class BoundaryWatch:
     # ---- inside ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if dist.get_world_size() == 1 or not is_first_of_node():
-            return
         while time.monotonic() - self._began_s < LEAST_S or self._plugin.n_calls() < LEAST_CALLS:
             if self._over.wait(LOOK_EVERY_S):
                 return
@@ -112,5 +115,4 @@ class BoundaryWatch:
 
     def _finding(self) -> wire.NoSteps:
         waited_s = time.monotonic() - self._began_s
-        n_ranks = dist.get_world_size() if dist.is_initialized() else 0
-        return wire.NoSteps(self._settings.job_id, n_ranks, self._plugin.n_calls(), waited_s)
+        return wire.NoSteps(self._settings.job_id, self._n_ranks, self._plugin.n_calls(), waited_s)

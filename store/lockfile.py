@@ -34,8 +34,12 @@ class LockFile:
         self.path = path
         self._descriptor = _acquire(path)
         holder = {"pid": os.getpid(), "command": _command()}
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+        except OSError:  # a full disk, say
+            self.release()
+            raise
 
     def release(self) -> None:
         """Give the lock up and remove its file; harmless when done already."""

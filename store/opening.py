@@ -42,6 +42,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
     """
     _refuse_foreign(path)
     lock = _lock(path)
+    is_new = not path.exists()
     try:
         set_aside = None
         try:
@@ -55,6 +56,9 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
             connection = _checked(path)
         return connection, lock, set_aside
     except BaseException:
+        if is_new:  # on a full disk, say: half a store is of no use
+            for suffix in _SIDE_FILES:
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
         lock.release()
         raise
 

@@ -12,6 +12,7 @@ CURVE, or refused. Keys are ZeroMQ certificates in one folder:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -98,7 +99,11 @@ def make_keys(folder: Path) -> None:
     Raises:
         UserError: there are keys already, or the folder cannot be written.
     """
-    if list(folder.glob("*.key_secret")):
+    names = ("server.key", "server.key_secret", "client.key", "client.key_secret")
+    # What is in a folder comes before it, as it is taken away again.
+    ours = (folder / "clients" / "client.key", *(folder / name for name in names), folder / "clients", folder)
+    new = [path for path in ours if not path.exists()]
+    if any(folder / name not in new for name in names) or list(folder.glob("*.key_secret")):
         raise UserError(f"there are keys in {folder} already", "name another folder, or remove them")
     try:
         (folder / "clients").mkdir(parents=True, exist_ok=True)
@@ -111,6 +116,9 @@ def make_keys(folder: Path) -> None:
         finally:
             os.umask(umask)
     except OSError as error:
+        for path in new:
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
         raise UserError(f"keys cannot be written to {folder}: {error.strerror}", "name another folder") from error
 
 

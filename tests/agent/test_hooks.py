@@ -84,3 +84,27 @@ def test_remove_leaves_torch_as_found():
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     assert seen.events == []
+
+
+def test_the_script_may_say_itself_that_a_step_ends_and_is_heard_once():
+    model, optimizer = model_and_optimizer()
+    with Recorder() as seen:
+        for by_hand in (True, False):
+            model(torch.ones(2, 3)).sum().backward()
+            if not by_hand:
+                optimizer.step()
+            seen.hooks.step_ended()
+            seen.hooks.step_ended()
+    assert seen.events.count("boundary") == 2
+    assert seen.events[-1] == Region.forward
+
+
+def test_an_optimizer_inside_backward_makes_a_step_where_the_script_says_so():
+    model, optimizer = model_and_optimizer()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with Recorder() as seen:
+        model(torch.ones(2, 3)).sum().backward()
+        assert "boundary" not in seen.events
+        seen.hooks.step_ended()
+    assert seen.events.count("boundary") == 1

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from store import wire
 from store.records import Stage
-from store.wire import DaemonOptions, JobStatus, StatusReply
+from store.wire import DaemonOptions, JobStatus, NoSteps, StatusReply, StoreState
 from tuner.status import render_status, workload
 
 
@@ -63,3 +63,32 @@ def test_daemons_of_before_and_after_understand_one_another():
     assert wire.decode_daemon([header, without]) == msgspec.structs.replace(reply, options=None)
     beyond = msgspec.msgpack.encode({**fields, "of_a_newer_daemon": {"a": 1}})
     assert wire.decode_daemon([header, beyond]) == reply
+
+
+def shown(reply: StatusReply) -> str:
+    out = io.StringIO()
+    render_status(reply, Console(file=out, width=80))
+    return out.getvalue()
+
+
+def test_a_store_that_cannot_be_written_is_said_with_why_since_when_and_what_to_do(tmp_path):
+    reply = StatusReply(1, "0.1.0", "ipc:///tmp/x", str(tmp_path / "s.db"), 3.0, 1, 0)
+    assert not [words for words in ("degraded", "lost") if words in shown(reply)]
+    out = StoreState(True, "database or disk is full", 12.3, 4108, 0)
+    words = shown(msgspec.structs.replace(reply, store=out, health="degraded"))
+    assert "degraded: the store cannot be written for 12 s: database or disk is full" in words
+    assert "4,108 records waiting in memory, none lost. Mend it" in words
+    assert f"{tmp_path}, " in words
+    assert " free)" in words
+    words = shown(msgspec.structs.replace(reply, store=msgspec.structs.replace(out, n_lost=1), health="degraded"))
+    assert "1 record lost. Mend it" in words
+    words = shown(msgspec.structs.replace(reply, store=StoreState(False, "disk I/O error", 60.0, 0, 1200)))
+    assert "1,200 records lost, the last 60 s ago (disk I/O error); the store is written now" in words
+
+
+def test_a_job_whose_steps_nobody_sees_is_said_not_to_be_tuned():
+    said = NoSteps("job-1", 2, 4012, 75.2)
+    words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, without_steps=(said,)))
+    assert "job-1: nothing is tuned: no training step was seen to end in 75 s and 4,012 collectives" in words
+    assert "agent.step_ended()" in words
+    assert "no job is connected" not in words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket as sockets
@@ -280,6 +281,32 @@ def test_status_says_where_and_who(daemon, capsys):
     shown = capsys.readouterr().out
     assert fabric in shown
     assert "0 failures of its own, 3 bad messages refused" in shown
+
+
+def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
+    unlimited = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (4096, unlimited[1]))
+    socket = connect(daemon.endpoint)
+    socket.send_multipart(hello())
+    socket.send_multipart(wire.encode(wire.Steps("job", 0, tuple(StepRecord(n, 0, 5000.0) for n in range(1, 100)))))
+
+    def wait_for(health: str) -> wire.StatusReply:
+        deadline_s = time.monotonic() + 10
+        while (status := fetch_status(daemon.endpoint)).health != health:
+            assert time.monotonic() < deadline_s
+        return status
+
+    status = wait_for("degraded")
+    assert (status.store.is_out, status.store.error, status.n_errors) == (True, "disk I/O error", 0)
+    assert status.store.n_waiting > 0
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, unlimited)
+    assert wait_for("ok").store.n_lost == 0
+    assert daemon.end() == 0
+    with Store.open(daemon.path, read_only=True) as store:
+        (job,) = store.jobs()
+        assert (job.n_ranks, len(store.steps("job"))) == (1, 99)
+        assert job.started_at_s > 0
+        assert store.fabrics() == {"fabric": {"emulated": "x"}}
 
 
 def test_no_status_without_a_daemon(private_path):

@@ -375,3 +375,15 @@ def test_what_was_joined_when_the_daemon_stops_is_recorded(bench, records):
     assert not bench.store.blocks
     bench.service.close()
     assert len(bench.store.measurements) == 10
+
+
+def test_jobs_without_steps_are_told_of_until_they_are_silent_or_greet(bench, monkeypatch):
+    monkeypatch.setattr("tuner.service.MAX_SESSIONS", 3)
+    for rank, job in enumerate(("a", "a", "b", "too many")):
+        assert bench.send(rank, wire.NoSteps(job, 8, 1000 + rank, 61.0), job=job) == []
+    assert [(one.job_id, one.n_calls) for one in bench.service.without_steps()] == [("a", 1001), ("b", 1002)]
+    assert (bench.service.n_sessions, bench.service.jobs(), bench.service.n_refused) == (0, (), 0)
+    bench.hello(0, job="a")
+    assert [one.job_id for one in bench.service.without_steps()] == ["b"]
+    bench.now_s += 11
+    assert bench.service.without_steps() == ()

@@ -18,6 +18,7 @@ from store.errors import UserError
 from store.records import StepRecord
 from store.whole_file import in_one_piece
 from tuner import plots
+from tuner.endpoint import make_keys
 from tuner.export import export_measurements, export_nvidia_csv, export_plan
 from tuner.report import gather, write_page
 
@@ -91,6 +92,27 @@ def test_a_summary_that_finds_no_room_is_one_line(tmp_path: Path, caplog):
     (record,), path = caplog.records, tmp_path / "after.json"
     assert record.getMessage() == f"zerotune: the summary cannot be written to {path}: File too large"
     assert record.exc_info is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_keys_that_find_no_room_leave_nothing_behind(tmp_path: Path, was_there: bool):
+    folder = tmp_path / "keys"
+    if was_there:
+        folder.mkdir()
+        (folder / "notes").write_text("mine")
+    with full_disk(), pytest.raises(UserError, match="keys cannot be written to"):
+        make_keys(folder)
+    assert [path.name for path in tmp_path.rglob("*")] == (["keys", "notes"] if was_there else [])
+    make_keys(folder)
+    with pytest.raises(UserError, match="already"):
+        make_keys(folder)
+    assert len(list(folder.glob("*.key*"))) == 4
+
+
+def test_a_store_that_finds_no_room_leaves_nothing_behind(tmp_path: Path):
+    with full_disk(), pytest.raises(UserError, match=r"store .* cannot be opened: disk I/O error"):
+        Store.open(tmp_path / "store.db")
     assert not list(tmp_path.iterdir())
 
 

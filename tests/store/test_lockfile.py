@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -34,3 +35,15 @@ def test_a_holder_that_cannot_be_read_is_still_a_holder(tmp_path, text):
     with pytest.raises(LockHeld, match="another process"):
         LockFile(tmp_path / "lock")
     lock.release()
+
+
+def test_a_lock_that_cannot_name_its_holder_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            LockFile(tmp_path / "lock")
+    assert not list(tmp_path.iterdir())
+    LockFile(tmp_path / "lock").release()
