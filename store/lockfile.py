@@ -49,6 +49,18 @@ class LockFile:
             self._descriptor = -1
 
 
+def named_holder(path: Path) -> tuple[int, str] | None:
+    """Pid and command that the file names, whether that process lives or not; None where it names nobody.
+
+    Does not touch the lock: whoever wants it at this moment gets it.
+    """
+    try:
+        held = _held(path, path.read_bytes())
+    except OSError:
+        return None
+    return (held.pid, held.command) if held.pid > 0 else None
+
+
 def _acquire(path: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

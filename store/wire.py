@@ -226,6 +226,17 @@ class StoreState(msgspec.Struct, frozen=True):
     """Records lost for good since the daemon started."""
 
 
+class EndedJob(msgspec.Struct, frozen=True):
+    """A job that was connected until not long ago."""
+
+    job_id: str
+    step: int
+    """Its last."""
+    fell_silent: bool
+    """Its ranks did not say goodbye: they were killed, or cannot be heard."""
+    ended_s_ago: float = 0.0
+
+
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     """The daemon's state."""
 
@@ -247,6 +258,8 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     """`degraded` while the store cannot be written."""
     without_steps: tuple[NoSteps, ...] = ()
     """Jobs of which no step was ever seen to end; they are not among `jobs`."""
+    ended: tuple[EndedJob, ...] = ()
+    """The last few, the newest first."""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):

@@ -238,7 +238,8 @@ def run_daemon(
                     jobs=service.jobs(),
                     options=options,
                     store=writing,
-                    without_steps=service.without_steps(),
+                    without_steps=service.unconnected.without_steps(service.job_ids),
+                    ended=service.unconnected.ended(service.job_ids),
                     health="degraded" if writing.is_out else "ok",
                 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -36,6 +36,7 @@ from tuner.job import BrainLike, Job, RankSession, headline
 from tuner.join import measurements_of
 from tuner.learning import Learning
 from tuner.nodes import NodeSession, NoUplinks, UplinksLike
+from tuner.unconnected import Unconnected
 
 _log = logging.getLogger("zerotune.service")
 
@@ -104,8 +105,7 @@ class Service:
         self._uplinks = uplinks or NoUplinks()
         self._jobs: dict[str, Job] = {}
         self._senders: dict[bytes, tuple[str, int]] = {}
-        self._without_steps: dict[bytes, tuple[float, NoSteps]] = {}
-        """By sender: when it said so last, and what."""
+        self.unconnected = Unconnected(clock)
         self.learning = Learning(clock)
         """What jobs start from, and when the learner is asked for more."""
         self._slices: Iterator[list[Reply]] | None = None
@@ -120,19 +120,14 @@ class Service:
         """Ranks connected."""
         return len(self._senders)
 
+    @property
+    def job_ids(self) -> Container[str]:
+        """Of every job that has a rank here."""
+        return self._jobs.keys()
+
     def jobs(self) -> tuple[JobStatus, ...]:
         """Every job that has a rank here."""
         return tuple(job.status(self._clock()) for job in self._jobs.values())
-
-    def without_steps(self) -> tuple[NoSteps, ...]:
-        """Jobs that train and of which no step was seen to end."""
-        since_s = self._clock() - SILENCE_S
-        self._without_steps = {
-            sender: (at_s, said)
-            for sender, (at_s, said) in self._without_steps.items()
-            if at_s >= since_s and said.job_id not in self._jobs
-        }
-        return tuple({said.job_id: said for _, said in self._without_steps.values()}.values())
 
     def handle(self, sender: bytes, message: AgentMessage, records: NDArray[np.void] | None) -> list[Reply]:
         """One message of one rank; `records` are those of Observations or CostTables."""
@@ -141,8 +136,7 @@ class Service:
         if isinstance(message, Forwarded) and records is not None:
             return self._forwarded(sender, message, records)
         if isinstance(message, NoSteps):
-            if len(self._without_steps) < MAX_SESSIONS or sender in self._without_steps:
-                self._without_steps[sender] = self._clock(), message
+            self.unconnected.has_no_steps(sender, message)
             return []
         owner = self._senders.get(sender)
         if owner is None:
@@ -231,7 +225,7 @@ class Service:
         for rank, (sender, session) in list(job.ranks.items()):
             if now_s - session.heard_at_s > SILENCE_S:
                 _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
-                self._leave(sender)
+                self._leave(sender, fell_silent=True)
         yield replies
 
     def _use(self, job: Job, observed: NDArray[np.void]) -> Iterator[list[Reply]]:
@@ -360,7 +354,7 @@ class Service:
         self._store.record_measurements(job.fabric_id, job.job_id, block)
         self.learning.measured(job.fabric_id, len(block))
 
-    def _leave(self, sender: bytes) -> None:
+    def _leave(self, sender: bytes, *, fell_silent: bool = False) -> None:
         job_id, rank = self._senders.pop(sender)
         job = self._jobs[job_id]
         _, session = job.ranks.pop(rank)
@@ -374,6 +368,7 @@ class Service:
         job.uplink.end(rank)
         self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())
         del self._jobs[job_id]
+        self.unconnected.has_ended(job_id, job.step, fell_silent=fell_silent)
         self.learning.job_ended(job.fabric_id)
         _log.info("job %s ended", job_id)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import psutil
 import zmq
 
 from agent.keys import connect
 from store import wire
 from store.errors import WireError
+from store.lockfile import named_holder
 from store.records import Stage
 
 if TYPE_CHECKING:
@@ -38,6 +40,31 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
         except (zmq.ZMQError, WireError):
             return None
     return reply if isinstance(reply, wire.StatusReply) else None
+
+
+class Holder(NamedTuple):
+    """The process that has a daemon's address."""
+
+    pid: int
+    is_stopped: bool
+
+
+def holder_of(endpoint: str) -> Holder | None:
+    """Which daemon has `endpoint`, whether it answers or not; None where there is none.
+
+    Of daemons at `tcp://` nothing can be known.
+    """
+    scheme, _, place = endpoint.partition("://")
+    lock = Path(place + ".lock")
+    if scheme != "ipc" or (named := named_holder(lock)) is None:
+        return None
+    try:
+        process = psutil.Process(named[0])
+        if process.create_time() > lock.stat().st_mtime + 1.0:
+            return None  # another one has the number by now
+        return Holder(process.pid, process.status() == psutil.STATUS_STOPPED)
+    except (psutil.Error, OSError):
+        return None
 
 
 FEW_STEPS: Final = 20
@@ -105,8 +132,11 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         show(words, style)
     if not reply.jobs and not reply.without_steps:
         show("no job is connected")
-    for job_without in reply.without_steps:
-        show(f"\n{job_without.job_id}: {job_without.in_words()}", "bold red")
+    for untuned in reply.without_steps:
+        show(f"\n{untuned.job_id}: {untuned.in_words()}", "bold red")
+    for ended in reply.ended:
+        how = "its ranks fell silent" if ended.fell_silent else "ended"
+        show(f"{ended.job_id}: {how} {ended.ended_s_ago:.0f} s ago, after step {ended.step:,}", "dim")
     for job in reply.jobs:
         is_well = job.health == "ok" or job.health.startswith("forwards to ")
         show(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from store.database import Store
 from store.wire import DaemonOptions
 from tuner import cli
 from tuner.brain import Brain, BrainSettings
+from tuner.unconnected import Unconnected
 
 
 class Served(Exception):
@@ -34,7 +36,7 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
 
     def service(store, brains, *_):
         made.append(brains("job", "fabric", {}, None))
-        return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple)
+        return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple, job_ids=(), unconnected=Unconnected(time.time))
 
     class Daemon:
         def __init__(self, socket, service, clock, describe, uplinks):

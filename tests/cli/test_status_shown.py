@@ -8,7 +8,7 @@ from rich.console import Console
 
 from store import wire
 from store.records import Stage
-from store.wire import DaemonOptions, JobStatus, NoSteps, StatusReply, StoreState
+from store.wire import DaemonOptions, EndedJob, JobStatus, NoSteps, StatusReply, StoreState
 from tuner.status import render_status, workload
 
 
@@ -92,3 +92,10 @@ def test_a_job_whose_steps_nobody_sees_is_said_not_to_be_tuned():
     assert "job-1: nothing is tuned: no training step was seen to end in 75 s and 4,012 collectives" in words
     assert "agent.step_ended()" in words
     assert "no job is connected" not in words
+
+
+def test_jobs_that_ended_are_shown_below_those_that_run():
+    ended = (EndedJob("job-2", 1599, False, 12.0), EndedJob("job-1", 7, True, 300.0))
+    words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, ended=ended))
+    assert "job-2: ended 12 s ago, after step 1,599" in words
+    assert "job-1: its ranks fell silent 300 s ago, after step 7" in words

@@ -26,9 +26,10 @@ from store import wire
 from store.database import Store
 from store.errors import StoreLockedError, UserError
 from store.records import Stage, StepRecord
+from tuner.cli.status import status as status_command
 from tuner.daemon import run_daemon
 from tuner.endpoint import make_keys
-from tuner.status import fetch_status, render_status
+from tuner.status import fetch_status, holder_of, render_status
 
 SERVE = """
 import sys
@@ -307,6 +308,21 @@ def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
         assert (job.n_ranks, len(store.steps("job"))) == (1, 99)
         assert job.started_at_s > 0
         assert store.fabrics() == {"fabric": {"emulated": "x"}}
+
+
+def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_path, monkeypatch):
+    monkeypatch.setattr("tuner.cli.status.PATIENCE_S", 0.1)
+    daemon.process.send_signal(signal.SIGSTOP)
+    pid = daemon.process.pid
+    with pytest.raises(UserError, match=rf"\(pid {pid}\) is stopped, while training goes on; `kill -CONT {pid}`"):
+        status_command(daemon.endpoint)
+    daemon.process.send_signal(signal.SIGCONT)
+    daemon.end(signal.SIGKILL)
+    with pytest.raises(UserError, match="no daemon answers"):
+        status_command(daemon.endpoint)
+    (private_path / "d.sock.lock").write_text('{"pid": 1, "command": "another process has this number by now"}')
+    os.utime(private_path / "d.sock.lock", (0, 0))
+    assert holder_of(daemon.endpoint) is None
 
 
 def test_no_status_without_a_daemon(private_path):

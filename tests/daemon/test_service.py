@@ -378,12 +378,41 @@ def test_what_was_joined_when_the_daemon_stops_is_recorded(bench, records):
 
 
 def test_jobs_without_steps_are_told_of_until_they_are_silent_or_greet(bench, monkeypatch):
-    monkeypatch.setattr("tuner.service.MAX_SESSIONS", 3)
+    monkeypatch.setattr("tuner.unconnected.MAX_SENDERS", 3)
+
+    def without_steps():
+        return bench.service.unconnected.without_steps(bench.service.job_ids)
+
     for rank, job in enumerate(("a", "a", "b", "too many")):
         assert bench.send(rank, wire.NoSteps(job, 8, 1000 + rank, 61.0), job=job) == []
-    assert [(one.job_id, one.n_calls) for one in bench.service.without_steps()] == [("a", 1001), ("b", 1002)]
+    assert [(one.job_id, one.n_calls) for one in without_steps()] == [
+        ("a", 1001),
+        ("b", 1002),
+    ]
     assert (bench.service.n_sessions, bench.service.jobs(), bench.service.n_refused) == (0, (), 0)
     bench.hello(0, job="a")
-    assert [one.job_id for one in bench.service.without_steps()] == ["b"]
+    assert [one.job_id for one in without_steps()] == ["b"]
     bench.now_s += 11
-    assert bench.service.without_steps() == ()
+    assert without_steps() == ()
+
+
+def test_jobs_that_ended_are_told_of_until_they_are_back(bench):
+    def ended():
+        return [
+            (one.job_id, one.step, one.fell_silent, round(one.ended_s_ago))
+            for one in bench.service.unconnected.ended(bench.service.job_ids)
+        ]
+
+    bench.hello(0, n_ranks=1, job="a")
+    bench.hello(1, n_ranks=2, job="b")
+    bench.send(0, wire.Steps("a", 0, (StepRecord(7, 0, 1.0),)), job="a")
+    bench.send(0, wire.Goodbye("a", 0), job="a")
+    assert ended() == [("a", 7, False, 0)]
+    bench.tick(SILENCE_S + 1)
+    assert ended() == [("b", 0, True, 0), ("a", 7, False, 11)]
+    bench.hello(0, n_ranks=1, job="a")
+    assert [one[0] for one in ended()] == ["b"]
+    for number in range(5):
+        bench.hello(0, n_ranks=1, job=f"c{number}")
+        bench.send(0, wire.Goodbye(f"c{number}", 0), job=f"c{number}")
+    assert [one[0] for one in ended()] == ["c4", "c3", "c2"]
