@@ -54,7 +54,7 @@ class BoundaryWatch:
         self._has_told = False
 
     def begin(self) -> None:
-        """Training does something: from now on a step should end some day. Never raises, may be called often."""
+        """Training does something: from now on a step should end some day. May be called often."""
         if self._thread is not None or self._over.is_set() or not dist.is_available() or not dist.is_initialized():
             return
         self._n_ranks = dist.get_world_size()
@@ -62,11 +62,9 @@ class BoundaryWatch:
             self._over.set()
             return
         self._began_s = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="zerotune-watch", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            logger.debug("no thread for the watch: %s", error)
+        thread = threading.Thread(target=self._run, name="zerotune-watch", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def boundary(self) -> None:
         """A step has ended: there is nothing more to watch."""
@@ -79,8 +77,7 @@ class BoundaryWatch:
         if self._thread is None or self._over.is_set():
             return
         self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(STOPPING_S)
+        self._thread.join(STOPPING_S)
         if self._plugin.n_calls() >= LEAST_CALLS:
             self._tell()
 

@@ -97,7 +97,10 @@ class Session:
         if self._plugin is not None:
             self._plugin.set_phase(region)
         if self._watch is not None and not self._joined:
-            self._watch.begin()
+            try:
+                self._watch.begin()
+            except Exception as error:
+                self._fail(error)
 
     def on_boundary(self) -> None:
         """An optimizer step ended; all ranks pass here at the same program point."""

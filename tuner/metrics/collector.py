@@ -150,6 +150,10 @@ def _of_daemon(status: StatusReply | None) -> Iterator[Metric]:
     )
     yield CounterMetricFamily("zerotune_daemon_errors", "Failures of the daemon's own.", value=status.n_errors)
     yield CounterMetricFamily("zerotune_daemon_refused", "Malformed messages refused.", value=status.n_refused)
+    yield CounterMetricFamily("zerotune_store_lost", "Records that could not be stored.", value=status.store.n_lost)
+    yield GaugeMetricFamily(
+        "zerotune_store_waiting", "Records that the store cannot take now.", value=status.store.n_waiting
+    )
 
 
 def _of_jobs(status: StatusReply | None) -> Iterator[Metric]:

@@ -53,7 +53,7 @@ _PANELS: Final = (
         "{{job}} lost",
     ),
     (
-        "Daemon: up, failures, refused messages",
+        "Daemon: up, failures, refused messages, records lost or waiting",
         "none",
         "zerotune_up",
         "up",
@@ -61,6 +61,10 @@ _PANELS: Final = (
         "failures",
         "rate(zerotune_daemon_refused_total[$__rate_interval])",
         "refused",
+        "rate(zerotune_store_lost_total[$__rate_interval])",
+        "records lost",
+        "zerotune_store_waiting",
+        "records waiting",
     ),
 )
 
