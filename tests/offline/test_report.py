@@ -14,11 +14,12 @@ import pytest
 from report_material import FABRIC, make_store, make_summaries
 
 from agent.trace_log import TraceLog
-from store.database import Store
+from store.database import MEASUREMENT, Store
 from store.errors import UserError
-from store.records import StepRecord
+from store.records import Algorithm, Collective, Protocol, Source, StepRecord
 from store.wire import OBSERVATION_FIELDS
 from tuner import plots
+from tuner.cli import main
 from tuner.explanations import explain
 from tuner.report import gather, write_report
 from tuner.report.facts import trust
@@ -311,3 +312,41 @@ def test_timelines_of_traced_runs(store_path: Path, tmp_path: Path, exposed_us: 
         assert "after, 2.4 ms" in text
         assert "communication, exposed" in text
         assert "communication that computation waited for" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "known"),
+    [(Source.imported, "3 imported measurements"), (Source.sweep, "3 measurements of a sweep")],
+)
+@pytest.mark.parametrize("words", [["report"], ["plot", "winners"]])
+def test_what_did_not_train_has_no_report(words, source, known, tmp_path: Path, monkeypatch, capsys):
+    """Of a sweep or an import a page would say that NCCL's own choice ran throughout, in no steps."""
+    path, out = tmp_path / "s.db", tmp_path / "out.svg"
+    rows = np.zeros(3, MEASUREMENT)
+    rows["n_ranks"], rows["n_nodes"], rows["message_bytes"], rows["duration_us"] = 2, 1, 4096, 5.0
+    rows["algorithm"], rows["protocol"], rows["collective"] = Algorithm.ring, Protocol.ll, Collective.all_gather
+    with Store.open(path) as store:
+        store.record_job("one", "f", {}, 2)
+        rows["source"] = source
+        store.record_measurements("f", "one", rows)
+        store.flush()
+    monkeypatch.setattr("sys.argv", ["zerotune", *words, str(out), "--store", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out, out.exists()) == (2, "", False)
+    assert told.err == (
+        f"zerotune: job one did not train: the store has {known} of it; name a job that trained with --job, or train"
+        " one first\n"
+    )
+
+
+def test_two_summaries_are_enough_for_a_report(tmp_path: Path):
+    """Whatever the newest job of the store is."""
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        store.record_job("one", "f", {}, 2)
+        rows = np.zeros(3, MEASUREMENT)
+        rows["algorithm"], rows["message_bytes"], rows["source"] = Algorithm.ring, 4096, Source.sweep
+        store.record_measurements("f", "one", rows)
+    assert write_report(path, tmp_path / "r.html", summaries=make_summaries(tmp_path)).exists()

@@ -40,7 +40,7 @@ def plot(
     import json
 
     from tuner.plots import save
-    from tuner.report.facts import gather
+    from tuner.report.facts import TRAIN_FIRST, gather, untrained
     from tuner.report.page import missing_timeline, pictures
 
     facts = gather(store_path(store), job, summary or (), trace or ())
@@ -55,7 +55,9 @@ def plot(
     elif name == "timeline":
         raise UserError(f"there is no timeline: {missing_timeline(facts)}", A_TRACE)
     elif name in NAMES:
-        remedy = f"use one of {', '.join(found)}" if found else "name a job that trained with --job, or train one first"
+        if not facts.is_of_training:
+            raise untrained(facts)
+        remedy = f"use one of {', '.join(found)}" if found else TRAIN_FIRST
         raise UserError(f"this job has nothing for the picture {name!r}", remedy)
     else:
         raise UserError(f"there is no picture {name!r}", f"use one of {', '.join(NAMES)}")

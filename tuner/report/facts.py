@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from store.database import Store
 from store.errors import UserError
-from store.records import Decision, DecisionKey, JobRecord, Outcome, StepRecord, TimingSource, settled_decisions
+from store.records import Decision, DecisionKey, JobRecord, Outcome, Source, StepRecord, TimingSource, settled_decisions
 from tuner.comparison import Comparison, Medians, compare, medians
 from tuner.explanations import Explanation, by_keys, explained, news_of, taken_over_s
 from tuner.jobs import job_of
@@ -102,6 +102,12 @@ class Facts:
                 us += n_calls * found.us
         return (own_us, us) if own_us else None
 
+    @property
+    def is_of_training(self) -> bool:
+        """False of a sweep or an import, of which no page would be true; a job without anything may have just begun."""
+        is_other = len(self.measurements) and not (self.measurements["source"] == Source.live).any()
+        return not is_other or bool(self.steps or self.decisions or self.before or self.traced)
+
     def n_explored(self) -> int:
         """Settings tried out on trial."""
         return sum(one.kind == "explore" for one in self.decisions)
@@ -144,6 +150,17 @@ def gather(
         numbers = traced[0].steps["step"]
         traced = [only_steps(traced[0], numbers[part.holds(numbers)])]
     return Facts(job, fabric, steps, decisions, measurements, before, after, compared, here, everywhere, traced)
+
+
+TRAIN_FIRST: Final = "name a job that trained with --job, or train one first"
+
+
+def untrained(facts: Facts) -> UserError:
+    """What to say of a job that is none of training."""
+    kinds = ((Source.sweep, "measurements of a sweep"), (Source.imported, "imported measurements"))
+    counts = [(int((facts.measurements["source"] == source).sum()), words) for source, words in kinds]
+    known = " and ".join(f"{n_rows:,} {words}" for n_rows, words in counts if n_rows)
+    return UserError(f"job {facts.job.job_id} did not train: the store has {known} of it", TRAIN_FIRST)
 
 
 def trust(facts: Facts) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from tuner import plots
 from tuner.explanations import Explanation
 from tuner.explanations_shown import MEANINGS, noted, shown
 from tuner.report import step_timeline
-from tuner.report.facts import Facts, trust
+from tuner.report.facts import Facts, trust, untrained
 from tuner.report.groups import groups_of
 from tuner.status import workload
 from tuner.wording import rounded_range
@@ -45,8 +45,10 @@ def write_page(facts: Facts, out: Path) -> Path:
     """Write the page to `out` in one piece.
 
     Raises:
-        UserError: `out` cannot be written.
+        UserError: the job is none of training, or `out` cannot be written.
     """
+    if not facts.is_of_training:
+        raise untrained(facts)
     text = page(facts)
     try:
         with in_one_piece(out) as partial:
