@@ -17,14 +17,28 @@ from store.records import (
     BASELINE,
     Candidate,
     CandidateStatistics,
+    CommunicatorClass,
     Decision,
     DecisionKey,
+    JobRecord,
     Phase,
     size_class,
     size_class_range,
 )
 from tuner.comparison import Measured, Medians, alternatives_of, medians
 from tuner.jobs import job_of
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Whose decisions are explained."""
+
+    job_id: str
+    fabric_id: str
+    emulated: str
+    """Name of the fabric that the NCCL was emulated on; empty: it was real."""
+    n_ranks: int
+    communicators: list[CommunicatorClass]
+    """What its collectives ran on, as far as the store tells."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -63,6 +77,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """Whose predictions the expectations rest on; empty: NCCL's own cost."""
     job_history: list[str] = []
     """What concerned all keys: changes of training's pace and of the network, other plans on trial."""
+    job: Head | None = None
 
 
 def explain(
@@ -74,8 +89,6 @@ def explain(
         UserError: no store, no such job, an unknown collective or phase.
         StoreError: the store cannot be read.
     """
-    if not store_path.exists():
-        raise UserError(f"there is no store at {store_path}", "name one with --store or run a job first")
     wanted_collective = None if collective is None else parse_collective(collective)
     if phase is not None and phase not in Phase.__members__:
         raise UserError(f"unknown phase {phase!r}", f"use one of {', '.join(Phase.__members__)}")
@@ -89,7 +102,7 @@ def explain(
             and (message_bytes is None or key.size_class == size_class(message_bytes))
         )
 
-    with Store.open(store_path, read_only=True) as store:
+    with _opened(store_path) as store:
         job = job_of(store, job_id)
         decisions = store.decisions(job_id=job.job_id)
         fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
@@ -100,7 +113,29 @@ def explain(
         if not decisions and not store.steps(job.job_id):
             undecided = []  # it did not train: a sweep, an import
         guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
-    return explained(by_key, here, medians(lines), guesses, news_of(decisions), taken_over_s(decisions))
+        head = _head(store, job, decisions, here)
+    found = explained(by_key, here, medians(lines), guesses, news_of(decisions), taken_over_s(decisions))
+    return [msgspec.structs.replace(one, job=head) for one in found]
+
+
+def head_of(store_path: Path, job_id: str | None) -> Head:
+    """Which job `explain` explains; raises as it does."""
+    with _opened(store_path) as store:
+        job = job_of(store, job_id)
+        here = medians(store.statistics(job.fabric_id, job.job_id))
+        return _head(store, job, store.decisions(job_id=job.job_id), here)
+
+
+def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Medians) -> Head:
+    keys = [*here, *(decision.key for decision in decisions if not decision.is_of_job)]
+    emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
+    return Head(job.job_id, job.fabric_id, emulated, job.n_ranks, sorted({key.communicator for key in keys}))
+
+
+def _opened(store_path: Path) -> Store:
+    if not store_path.exists():
+        raise UserError(f"there is no store at {store_path}", "name one with --store or run a job first")
+    return Store.open(store_path, read_only=True)
 
 
 def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from tuner.explanations import Explanation, when
+from tuner.explanations import Explanation, Head, when
 from tuner.wording import exact_range
 
 MAX_UNSEEN: Final = 4
@@ -21,8 +21,10 @@ MEANINGS: Final = (
 )
 
 
-def render(explanations: Sequence[Explanation], console: Console) -> None:
-    """Print them; says so when there are none."""
+def render(explanations: Sequence[Explanation], console: Console, head: Head | None) -> None:
+    """Print them, and whose they are; says so when there are none."""
+    if head is not None:
+        console.print(in_words(head), markup=False, highlight=False, soft_wrap=True)
     if not explanations:
         console.print("Nothing was decided in this job, and no training of it was measured. --job names another.")
         return
@@ -36,11 +38,20 @@ def render(explanations: Sequence[Explanation], console: Console) -> None:
     _indented(console, MEANINGS, "dim")
 
 
-def render_none(known: Sequence[Explanation], console: Console) -> None:
+def in_words(head: Head) -> str:
+    """The job, the fabric, what its collectives ran on, and whether any of that was real."""
+    fabric = f"fabric {head.fabric_id}" if head.fabric_id else "an unknown fabric"
+    emulated = f" (NCCL emulated as {head.emulated}: times are a virtual clock's)" if head.emulated else ""
+    return f"Job {head.job_id} on {fabric}{emulated}: {'; '.join(map(str, head.communicators)) or 'nothing measured'}"
+
+
+def render_none(known: Sequence[Explanation], console: Console, head: Head | None) -> None:
     """Nothing fits what was asked for: print what there is."""
     if not known:
-        render(known, console)
+        render(known, console, head)
         return
+    if head is not None:
+        console.print(in_words(head), markup=False, highlight=False, soft_wrap=True)
     console.print("No decision fits. NCCL's own choice runs where none is. This job has run:")
     sizes: dict[str, list[str]] = {}
     for one in known:

@@ -60,7 +60,8 @@ def test_every_key_shows_what_was_possible_and_what_it_cost(path: Path) -> None:
 
 def test_the_text_says_who_decided_when(path: Path) -> None:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    explanations_shown.render(explanations.explain(path, None, "all_gather", "forward_gather", 1 << 20), console)
+    found = explanations.explain(path, None, "all_gather", "forward_gather", 1 << 20)
+    explanations_shown.render(found, console, found[0].job)
     text = " ".join(console.export_text().split())
     for words in (
         "epoch",

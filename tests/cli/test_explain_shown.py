@@ -238,3 +238,34 @@ def test_what_an_earlier_daemon_decided_is_in_force_no_longer(tmp_path: Path, mo
     text = explained(monkeypatch, capsys, "--store", str(path))
     assert "nothing has been decided here since another daemon took over" in text
     assert "step 40, epoch 4: another daemon took over" in text
+
+
+def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(tmp_path: Path, monkeypatch, capsys):
+    path = tmp_path / "s.db"
+    with Store.open(path) as opened:
+        for job, fabric, facts in (("made", "boxes-1", {"emulated": "boxes"}), ("real", "gpus", {"gpu": "H200"})):
+            opened.record_job(job, fabric, facts, 16)
+            for place in (CommunicatorClass(16, 2), PLACE):
+                key = msgspec.structs.replace(KEY, communicator=place)
+                opened.record_decisions([Decision(job, fabric, key, BASELINE, 1, "keep", "so")])
+        opened.record_job("bare", "", {}, 2)
+        opened.flush()
+    places = "2 ranks on 1 node; 16 ranks on 2 nodes"
+    heads = {
+        "made": f"Job made on fabric boxes-1 (NCCL emulated as boxes: times are a virtual clock's): {places}",
+        "real": f"Job real on fabric gpus: {places}",
+        "bare": "Job bare on an unknown fabric: nothing measured",
+    }
+    for job, head in heads.items():
+        for words in ([], ["--phase", "other"]):
+            assert explained(monkeypatch, capsys, "--store", str(path), "--job", job, *words).strip().startswith(head)
+    told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--job", "made", "--json"))
+    assert [one["job"] for one in told] == [
+        {
+            "job_id": "made",
+            "fabric_id": "boxes-1",
+            "emulated": "boxes",
+            "n_ranks": 16,
+            "communicators": [{"n_ranks": 2, "n_nodes": 1}, {"n_ranks": 16, "n_nodes": 2}],
+        }
+    ] * 2

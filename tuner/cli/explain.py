@@ -28,14 +28,15 @@ def explain(
 
     Example: zerotune explain --collective all_gather --message-bytes 1048576
     """
-    from tuner import explanations_shown
-    from tuner.explanations import explain as explain_job
+    from tuner import explanations, explanations_shown
 
-    explained = explain_job(store_path(store), job, collective, phase, message_bytes)
+    path = store_path(store)
+    explained = explanations.explain(path, job, collective, phase, message_bytes)
     if as_json:
         print_json(explained)
         return
+    head = explained[0].job if explained else explanations.head_of(path, job)
     if not explained and any((collective, phase, message_bytes)):
-        explanations_shown.render_none(explain_job(store_path(store), job, None, None, None), console())
+        explanations_shown.render_none(explanations.explain(path, job, None, None, None), console(), head)
         return
-    explanations_shown.render(explained, console())
+    explanations_shown.render(explained, console(), head)
