@@ -8,13 +8,14 @@ Times are seconds since the epoch.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,21 +24,19 @@ from numpy.typing import NDArray
 from store import measurements as _measurements
 from store.errors import StoreError
 from store.lockfile import LockFile
-from store.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN, candidate_of
+from store.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
 from store.opening import open_for_reading, open_for_writing, reader
 from store.records import (
     CandidateStatistics,
-    Collective,
-    CommunicatorClass,
     Decision,
-    DecisionKey,
     JobRecord,
     ModelRecord,
-    Phase,
     Source,
     Stage,
     StepRecord,
 )
+from store.retention import RETAIN_EVERY_ROWS, Retention, retain
+from store.rows import DECISION_COLUMNS, decision_of, decision_values, fabric_row, job_row
 from store.wire import StoreState
 from store.writer import Writer
 
@@ -51,22 +50,6 @@ __all__ = [
     "Retention",
     "Store",
 ]
-
-
-class Retention(msgspec.Struct, frozen=True):
-    """How much is kept: the newest measurements of each fabric, and nothing of jobs started too long ago."""
-
-    max_rows_per_fabric: int = 1_000_000
-    max_age_s: float = 365 * 86400.0
-
-
-_RETAIN_EVERY_ROWS: Final = 100_000
-
-_DECISION_COLUMNS: Final = (
-    "n_ranks", "n_nodes", "collective", "phase", "size_class", "algorithm", "protocol", "n_channels",
-    "epoch", "kind", "reason", "predicted_us", "predicted_low_us", "predicted_high_us", "baseline_us",
-    "n_measurements", "model_id", "decided_at_s", "alternatives", "step",
-)  # fmt: skip
 
 
 class Store:
@@ -94,6 +77,7 @@ class Store:
         self._readers.connection = reading
         self._connections = [reading]
         self._writing = writing
+        self._file = os.stat(path)
         self._series = _measurements.SeriesIds()
         self._rows_until_retention = 0
         self._writer = None if writing is None else Writer(writing, self._series.forget)
@@ -138,7 +122,9 @@ class Store:
     @property
     def writing(self) -> StoreState:
         """Whether what is recorded can be written, and what was lost."""
-        return self._writer.state if self._writer else StoreState()
+        if self._writer is None:
+            return StoreState()
+        return msgspec.structs.replace(self._writer.state, is_gone=self._is_gone())
 
     @property
     def n_written(self) -> int:
@@ -198,13 +184,13 @@ class Store:
         now_s, description = self._clock(), msgspec.json.encode(fabric).decode()
 
         def write(connection: sqlite3.Connection) -> None:
-            row = _fabric(connection, fabric_id)
+            row = fabric_row(connection, fabric_id)
             if fabric:
                 connection.execute("UPDATE fabrics SET description = ? WHERE id = ?", (description, row))
             connection.execute(
                 "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL,"
                 " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END WHERE id = ?",
-                (n_ranks, now_s, _job(connection, job_id, row)),
+                (n_ranks, now_s, job_row(connection, job_id, row)),
             )
 
         self._put(write, is_essential=True)
@@ -230,13 +216,13 @@ class Store:
         block, now_s = block.copy(), int(self._clock())
 
         def write(connection: sqlite3.Connection) -> None:
-            fabric = _fabric(connection, fabric_id)
+            fabric = fabric_row(connection, fabric_id)
             series = self._series.of_block(connection, fabric, block)
-            _measurements.insert(connection, series, _job(connection, job_id, fabric), block, now_s)
+            _measurements.insert(connection, series, job_row(connection, job_id, fabric), block, now_s)
             self._rows_until_retention -= len(block)
             if self._rows_until_retention < 0:
-                self._rows_until_retention = _RETAIN_EVERY_ROWS
-                _retain(connection, self._retention, now_s)
+                self._rows_until_retention = RETAIN_EVERY_ROWS
+                retain(connection, self._retention, now_s)
 
         self._put(write, len(block))
 
@@ -245,7 +231,7 @@ class Store:
         rows = [(s.step, s.epoch, s.duration_us, s.exposed_us, s.memory_pressure) for s in steps]
 
         def write(connection: sqlite3.Connection) -> None:
-            job = _job(connection, job_id, None)
+            job = job_row(connection, job_id, None)
             connection.executemany(
                 "INSERT OR REPLACE INTO steps (job, step, epoch, duration_us, exposed_us, memory_pressure)"
                 " VALUES (?, ?, ?, ?, ?, ?)",
@@ -260,9 +246,9 @@ class Store:
 
         def write(connection: sqlite3.Connection) -> None:
             for decision in decisions:
-                fabric = _fabric(connection, decision.fabric_id)
-                values = (_job(connection, decision.job_id, fabric), fabric, *_decision_values(decision))
-                columns = ",".join(("job", "fabric", *_DECISION_COLUMNS))
+                fabric = fabric_row(connection, decision.fabric_id)
+                values = (job_row(connection, decision.job_id, fabric), fabric, *decision_values(decision))
+                columns = ",".join(("job", "fabric", *DECISION_COLUMNS))
                 connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({','.join('?' * len(values))})", values)
 
         self._put(write, len(decisions), is_essential=True)
@@ -349,14 +335,14 @@ class Store:
         """Decisions that match all that is given, oldest first; `limit` keeps the newest."""
         where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
         there = {name for _, name, *_ in self._reader().execute("PRAGMA table_info(decisions)")}
-        columns = ("d." + name if name in there else "NULL" for name in _DECISION_COLUMNS)
+        columns = ("d." + name if name in there else "NULL" for name in DECISION_COLUMNS)
         rows = self._reader().execute(
             f"SELECT j.job_id, f.fabric_id, {','.join(columns)}"
             f" FROM decisions d JOIN jobs j ON j.id = d.job JOIN fabrics f ON f.id = d.fabric"
             f" WHERE {where} ORDER BY d.id DESC LIMIT ?",
             (*parameters, -1 if limit is None else limit),
         )
-        return [_decision(row) for row in rows][::-1]
+        return [decision_of(row) for row in rows][::-1]
 
     def fabrics(self) -> dict[str, dict[str, str | int | float | bool]]:
         """Description of every fabric, by fabric_id."""
@@ -422,6 +408,13 @@ class Store:
 
         self._writer.put(write, n_rows, is_essential=is_essential)
 
+    def _is_gone(self) -> bool:
+        """Whether the file that is written is no more to be found at `path`."""
+        try:
+            return not os.path.samestat(os.stat(self.path), self._file)
+        except OSError:
+            return True
+
     def _reader(self) -> sqlite3.Connection:
         """This thread's reading connection: SQLite serves any number side by side."""
         connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
@@ -434,50 +427,3 @@ class Store:
 def _where(conditions: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
     given = {clause: value for clause, value in conditions.items() if value is not None}
     return " AND ".join(given) or "1", tuple(given.values())
-
-
-def _fabric(connection: sqlite3.Connection, fabric_id: str) -> int:
-    connection.execute("INSERT OR IGNORE INTO fabrics (fabric_id) VALUES (?)", (fabric_id,))
-    return int(connection.execute("SELECT id FROM fabrics WHERE fabric_id = ?", (fabric_id,)).fetchone()[0])
-
-
-def _job(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int:
-    connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,))
-    if fabric is not None:
-        connection.execute("UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?", (fabric, job_id, fabric))
-    return int(connection.execute("SELECT id FROM jobs WHERE job_id = ?", (job_id,)).fetchone()[0])
-
-
-def _retain(connection: sqlite3.Connection, retention: Retention, now_s: float) -> None:
-    """Delete measurements that are too old, and the oldest of fabrics that have too many."""
-    oldest_s = now_s - retention.max_age_s
-    connection.execute("DELETE FROM measurements WHERE measured_at_s < ?", (oldest_s,))
-    old_jobs = "SELECT id FROM jobs WHERE started_at_s > 0 AND started_at_s < ?"
-    for table in ("steps", "decisions"):
-        connection.execute(f"DELETE FROM {table} WHERE job IN ({old_jobs})", (oldest_s,))
-    counts = connection.execute(
-        "SELECT s.fabric, count(*) FROM measurements m JOIN series s ON s.id = m.series GROUP BY s.fabric"
-    ).fetchall()
-    for fabric, n_rows in counts:
-        if n_rows > retention.max_rows_per_fabric:
-            connection.execute(
-                "DELETE FROM measurements WHERE id IN (SELECT m.id FROM measurements m"
-                " JOIN series s ON s.id = m.series WHERE s.fabric = ? ORDER BY m.id LIMIT ?)",
-                (fabric, n_rows - retention.max_rows_per_fabric),
-            )
-
-
-def _decision_values(decision: Decision) -> tuple[Any, ...]:
-    key, candidate = decision.key, decision.candidate
-    return (
-        key.communicator.n_ranks, key.communicator.n_nodes, key.collective, key.phase, key.size_class,
-        candidate.algorithm, candidate.protocol, candidate.n_channels,
-        *(getattr(decision, name) for name in _DECISION_COLUMNS[8:]),
-    )  # fmt: skip
-
-
-def _decision(row: tuple[Any, ...]) -> Decision:
-    job_id, fabric_id, n_ranks, n_nodes, collective, phase, size_class = row[:7]
-    key = DecisionKey(CommunicatorClass(n_ranks, n_nodes), Collective(collective), Phase(phase), size_class)
-    rest = dict(zip(_DECISION_COLUMNS[8:], row[10:], strict=True))
-    return Decision(job_id, fabric_id, key, candidate_of(row[7], row[8], row[9]), **rest)

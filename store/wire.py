@@ -224,6 +224,8 @@ class StoreState(msgspec.Struct, frozen=True):
     n_waiting: int = 0
     n_lost: int = 0
     """Records lost for good since the daemon started."""
+    is_gone: bool = False
+    """The store's file was removed or moved away: what is written goes with it."""
 
 
 class EndedJob(msgspec.Struct, frozen=True):
@@ -255,7 +257,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     """None from a daemon that does not say."""
     store: StoreState = StoreState()
     health: str = "ok"
-    """`degraded` while the store cannot be written."""
+    """`degraded` while the store cannot be written, or its file is gone."""
     without_steps: tuple[NoSteps, ...] = ()
     """Jobs of which no step was ever seen to end; they are not among `jobs`."""
     ended: tuple[EndedJob, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import math
 import os
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import psutil
 import zmq
 
 from store import wire
 from store.database import Retention, Store
 from store.errors import UserError, WireError
+from tuner.daemon_status import DaemonStatus, version
 from tuner.endpoint import BoundEndpoint
 from tuner.inbox import Inbox
 from tuner.join import OBSERVATION
@@ -207,9 +206,7 @@ def run_daemon(
     """
     if listen is not None and not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
         raise UserError(f"--listen {listen} is no second address of {endpoint}", "give tcp://HOST:PORT beside ipc://")
-    started_s = time.monotonic()
-    wall_s = time.time() - started_s
-    version = _version()
+    wall_s = time.time() - time.monotonic()
     context = zmq.Context()
     socket = _router(context)
     bound: list[BoundEndpoint] = []
@@ -218,35 +215,16 @@ def run_daemon(
     try:
         for address in filter(None, (endpoint, listen)):
             bound.append(BoundEndpoint(socket, address, curve_dir))
-        options = _options(settings)
         with Store.open(store_path, retention=retention) as store:
 
             def clock() -> float:
                 return wall_s + time.monotonic()  # wall time that never jumps
 
-            def describe(n_errors: int, n_refused: int) -> wire.StatusReply:
-                writing = store.writing
-                return wire.StatusReply(
-                    daemon_pid=os.getpid(),
-                    version=version,
-                    endpoint=endpoint,
-                    store_path=str(store.path),
-                    uptime_s=time.monotonic() - started_s,
-                    resident_bytes=psutil.Process().memory_info().rss,
-                    n_errors=n_errors + learner.n_failed,
-                    n_refused=n_refused,
-                    jobs=service.jobs(),
-                    options=options,
-                    store=writing,
-                    without_steps=service.unconnected.without_steps(service.job_ids),
-                    ended=service.unconnected.ended(service.job_ids),
-                    health="degraded" if writing.is_out else "ok",
-                )
-
             uplinks = Uplinks(context, curve_dir)
-            welcome = wire.Welcome(os.getpid(), version, _reachable(bound))
+            welcome = wire.Welcome(os.getpid(), version(), _reachable(bound))
             service = Service(store, brains or _brains(clock, store, settings), clock, welcome, uplinks)
-            daemon = Daemon(socket, service, clock, describe, uplinks)
+            status = DaemonStatus(endpoint, _options(settings), store, service, lambda: learner.n_failed)
+            daemon = Daemon(socket, service, clock, status.reply, uplinks)
             learner = Learner(
                 store,
                 load_knowledge or _load_knowledge,
@@ -284,13 +262,6 @@ def _options(settings: BrainSettings | None) -> wire.DaemonOptions:
 def _reachable(bound: list[BoundEndpoint]) -> str:
     """The address for other nodes' daemons, if there is one."""
     return next((one.address for one in bound if one.address.startswith("tcp://")), "")
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("zerotune")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

@@ -90,6 +90,12 @@ def store_words(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
 
     store, folder = reply.store, Path(reply.store_path).parent
     lost = f"{_counted(store.n_lost, 'record')} lost"
+    if store.is_gone:
+        yield (
+            f"{reply.health}: the store's file was removed or moved away: what is recorded goes with it."
+            f" `kill {reply.daemon_pid}`, put back what was there, and start the daemon anew",
+            "bold red",
+        )
     if store.is_out:
         room = f", {decimal(free_bytes)} free" if (free_bytes := _free_bytes(folder)) is not None else ""
         yield (

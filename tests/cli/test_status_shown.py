@@ -84,6 +84,8 @@ def test_a_store_that_cannot_be_written_is_said_with_why_since_when_and_what_to_
     assert "1 record lost. Mend it" in words
     words = shown(msgspec.structs.replace(reply, store=StoreState(False, "disk I/O error", 60.0, 0, 1200)))
     assert "1,200 records lost, the last 60 s ago (disk I/O error); the store is written now" in words
+    words = shown(msgspec.structs.replace(reply, store=StoreState(is_gone=True), health="degraded"))
+    assert "degraded: the store's file was removed or moved away: what is recorded goes with it. `kill 1`" in words
 
 
 def test_a_job_whose_steps_nobody_sees_is_said_not_to_be_tuned():

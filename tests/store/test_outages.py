@@ -97,3 +97,15 @@ def test_what_still_waits_when_the_store_is_closed_is_said_to_be_lost(store, blo
     store.close()
     assert store.n_dropped == 2000
     assert said(caplog)[-1] == "the store cannot be written, records are being lost: database or disk is full"
+
+
+def test_a_file_that_was_removed_or_replaced_is_noticed(store, block):
+    store.record_measurements("f", "j", block(2))
+    store.flush()
+    assert not store.writing.is_gone
+    store.path.rename(store.path.with_name("elsewhere"))
+    assert store.writing.is_gone
+    store.path.write_text("another file")
+    assert store.writing.is_gone
+    store.path.with_name("elsewhere").rename(store.path)
+    assert not store.writing.is_gone
