@@ -22,8 +22,9 @@ test: .venv/.test-ready
 setup: .venv/.test-ready
 
 .venv/.run-ready: pyproject.toml setup.py
+	@echo "Setting .venv up, once. If torch is not there it is downloaded: that may be gigabytes, and minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install "$(TORCH)"
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 

@@ -6,14 +6,13 @@ with it on; the printed figures and the report come from those two runs and from
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,6 +28,7 @@ from store.errors import UserError
 from store.records import BASELINE, Candidate, Decision, settled_decisions, size_class_range
 from tuner.background import start_in_background
 from tuner.comparison import Comparison, Measured, Medians, compare, medians
+from tuner.demo_progress import Progress
 from tuner.scratch import ScratchFolder
 from tuner.wording import rounded_range
 
@@ -72,17 +72,16 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     earlier = _explored_so_far(store_path)
     console.print(
         f"[bold]Emulated fabric [cyan]{fabric}[/][/]: real training, real collectives, and a virtual clock in place "
-        "of a GPU cluster. These figures show the loop at work; they say nothing about a real NCCL."
+        "of a GPU cluster. These figures show the loop at work; they say nothing about a real NCCL. "
+        "Two runs follow; with 500 steps each they take one to three minutes."
     )
     with ScratchFolder("zerotune-demo-") as runtime:
         endpoint = f"ipc://{runtime}/daemon.sock"
-        with _phase(console, "training with the agent off"):
-            off = _train("agent off", out, fabric, n_steps, endpoint, agent_on=False)
+        off = _train(console, "agent off", out, fabric, n_steps, endpoint, agent_on=False)
         console.print(f"agent off: {n_steps} steps in {off.wall_s:.1f} s of wall time")
         daemon = start_in_background(endpoint, store_path, log_path=out / "daemon.log")
         try:
-            with _phase(console, "training with the agent on"):
-                on = _train("agent on", out, fabric, n_steps, endpoint, agent_on=True)
+            on = _train(console, "agent on", out, fabric, n_steps, endpoint, agent_on=True)
         finally:
             daemon.terminate()
             daemon.wait(timeout=20)
@@ -112,25 +111,13 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         raise UserError("the loss curves differ", f"please report this with {out}")
 
 
-@contextlib.contextmanager
-def _phase(console: Console, words: str) -> Iterator[None]:
-    """Tell what takes long: on a terminal while it lasts, into a file once."""
-    if not console.is_terminal:
-        console.print(f"{words} ...")
-        yield
-        return
-    with console.status(words):
-        yield
-
-
 def _traces(out: Path) -> Path:
     return out / "traces"
 
 
-def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, agent_on: bool) -> Run:
+def _train(console: Console, label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, agent_on: bool) -> Run:
     name = "on" if agent_on else "off"
     summary, losses, log = out / f"{name}.summary.json", out / f"{name}.losses.jsonl", out / f"{name}.log"
-    losses.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tuner.cli", "launch", "--fabric", fabric, "--summary", str(summary)]
     command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent"]
     if agent_on:
@@ -152,17 +139,17 @@ def _train(label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, a
         "--losses",
         str(losses),
     ]
-    began = time.monotonic()
-    with log.open("wb") as output:
+    began, timeout_s = time.monotonic(), RUN_TIMEOUT_S * max(1.0, n_steps / N_STEPS)
+    with log.open("wb") as output, Progress(console, f"training with the {label}", losses, n_steps) as progress:
         # Emulated steps pass quickly: the agent reports more often, so that few steps are needed.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_TICK_MS": "20"}
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            returncode = process.wait(timeout=RUN_TIMEOUT_S * max(1.0, n_steps / N_STEPS))
-        except subprocess.TimeoutExpired as error:
+            returncode = progress.wait(process, timeout_s)
+        except TimeoutError:
             _end(process)
             raise UserError(
-                f"training with the {label} did not end in {error.timeout:.0f} s", f"see {log}, or give fewer --steps"
+                f"training with the {label} did not end in {timeout_s:.0f} s", f"see {log}, or give fewer --steps"
             ) from None
         except BaseException:
             _end(process)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +28,7 @@ from store.records import (
     Protocol,
 )
 from store.wire import OBSERVATION_FIELDS
-from tuner import cli, demo
+from tuner import cli, demo, demo_progress
 from tuner.comparison import Measured
 from tuner.endpoint import temporary_folder_note
 from tuner.stage.weights import record, shipped_blob
@@ -110,10 +113,29 @@ def test_a_temporary_folder_that_is_not_used_is_told(tmp_path: Path, monkeypatch
     assert temporary_folder_note() == ""
 
 
-def test_the_demo_tells_its_phases_in_a_file_and_shows_what_was_not_decided(capsys):
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_demo_tells_how_far_a_run_is_while_it_lasts(is_terminal: bool, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(demo_progress, "LOOK_EVERY_S", 0.05)
+    losses, out = tmp_path / "losses.jsonl", io.StringIO()
+    losses.write_text("of a run before\n" * 10)
+    console = Console(file=out, width=120, force_terminal=is_terminal)
+    write = "import sys, time\nfor _ in range(10): print(file=open(sys.argv[1], 'a')); time.sleep(0.2)"
+    with demo_progress.Progress(console, "training with the agent off", losses, 10) as progress:
+        assert is_terminal or "training with the agent off ..." in out.getvalue(), "at once, not at the end"
+        assert "step 10 of 10" not in out.getvalue()
+        with subprocess.Popen([sys.executable, "-c", write, str(losses)]) as process:
+            assert progress.wait(process, 60) == 0
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+            with pytest.raises(TimeoutError):
+                progress.wait(process, 0.2)
+            process.kill()
+    told = re.findall(r"training with the agent off: step (\d+) of 10", out.getvalue())
+    assert told
+    assert is_terminal or len(told) <= 5, "in a file a line each fifth of the steps"
+
+
+def test_the_demo_shows_what_was_not_decided(capsys):
     console = Console(file=sys.stdout, width=120)
-    with demo._phase(console, "training with the agent off"):
-        assert "training with the agent off ..." in capsys.readouterr().out, "at once, not at the end"
     settled = DecisionKey(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, 80)
     other = DecisionKey(CommunicatorClass(2, 2), Collective.all_reduce, Phase.other, 8)
     own = Measured(66.0, 10, Candidate(Algorithm.ring, Protocol.ll, 1))

@@ -1,0 +1,66 @@
+"""How far a training run of `zerotune demo` is, while it lasts."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from rich.console import Console
+from rich.status import Status
+
+LOOK_EVERY_S: Final = 0.5
+TOLD_SHARES: Final = 5
+"""Into a file each fifth of the steps is told."""
+
+
+class Progress:
+    """Tells of a run's steps: on a terminal in one line that changes, into a file a line now and then."""
+
+    def __init__(self, console: Console, words: str, losses: Path, n_steps: int) -> None:
+        self._console, self._words = console, words
+        self._losses, self._n_steps = losses, n_steps
+        self._status: Status | None = None
+        self._n_told = 0
+
+    def __enter__(self) -> Progress:
+        self._losses.unlink(missing_ok=True)
+        if self._console.is_terminal:
+            self._status = self._console.status(self._words)
+            self._status.start()
+        else:
+            self._console.print(f"{self._words} ...")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def wait(self, process: subprocess.Popen[bytes], timeout_s: float) -> int:
+        """The process's exit code. Raises TimeoutError."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return process.wait(timeout=LOOK_EVERY_S)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > until_s:
+                    raise TimeoutError from None
+                self._show(self._n_done())
+
+    def _n_done(self) -> int:
+        try:
+            return self._losses.read_bytes().count(b"\n")  # one line a step
+        except FileNotFoundError:
+            return 0
+
+    def _show(self, n_done: int) -> None:
+        words = f"{self._words}: step {n_done:,} of {self._n_steps:,}"
+        if self._status is not None:
+            self._status.update(words)
+        elif (n_parts := n_done * TOLD_SHARES // self._n_steps) > self._n_told:
+            self._n_told = n_parts
+            self._console.print(words)
