@@ -157,9 +157,14 @@ class Session:
             if dist.get_rank() == 0:
                 logger.warning("zerotune: backends %s are not NCCL; nothing to tune", backends)
             return
+        self._look_around(plugin, emulated)
+        self._connect(plugin)
+
+    def _look_around(self, plugin: Plugin, emulated: bool) -> None:
+        """Which rank this is, of what, and on which hardware."""
         _follow_runtime_phases(plugin)
-        self._rank = rank = dist.get_rank()
-        self._world_size = world_size = dist.get_world_size()
+        self._rank = dist.get_rank()
+        self._world_size = dist.get_world_size()
         self._fabric_id, self._fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
         if emulated:
             from agent.nccl.emulated import memory_pressure
@@ -170,9 +175,13 @@ class Session:
         self._pressure = self._sample_pressure()  # nothing may be tried before it is known
         if plugin.tuner_abi() == 0:
             logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
+
+    def _connect(self, plugin: Plugin) -> None:
+        """Meet the other ranks and the daemon."""
+        settings, rank, world_size = self._settings, self._rank, self._world_size
         # For the channel's thread alone: the agreement's thread blocks on a connection of its own.
         self._store = open_job_store()
-        logs_trace = self._settings.trace_dir is not None
+        logs_trace = settings.trace_dir is not None
         plugin.set_recording(rank == 0 or logs_trace)
         plugin.set_observing(logs_trace)
         self._agreement = Agreement(
@@ -184,7 +193,6 @@ class Session:
             fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={plugin.layout_version()}/{plugin.tuner_abi()}",
             timeout_s=_group_timeout_s(),
         )
-        settings = self._settings
         if settings.plan_path is not None and rank == 0:
             self._agreement.offer(read_plan(settings.plan_path).plan)
         self._channel = Channel(

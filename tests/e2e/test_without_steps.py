@@ -1,0 +1,45 @@
+"""A script that updates its parameters by hand: it is told what is missing, and with one more line it is tuned."""
+
+import json
+import sys
+
+import pytest
+
+SCRIPT = """
+import agent, sys, torch, torch.distributed as dist
+dist.init_process_group(init_method="env://")
+model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(5)])
+for _ in range(120):
+    model.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.data -= 0.01 * parameter.grad
+    if sys.argv[1] == "says":
+        agent.step_ended()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("word", ["silent", "says"])
+def test_a_script_without_an_optimizer_is_told_which_call_is_missing(world, word):
+    script, summary = world.folder / "by_hand.py", world.folder / "summary.json"
+    script.write_text(SCRIPT)
+    world.start_daemon()
+    training = world.start(
+        sys.executable, "-m", "tuner.cli", "launch", "--fabric", "ethernet_boxes", "--endpoint", world.endpoint,
+        "--summary", summary, "--", sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node=2", script, word,
+    )  # fmt: skip
+    returncode, output = world.finish(training, timeout_s=120)
+    assert returncode == 0, output
+    if word == "silent":
+        assert output.count("nothing is tuned: no training step was seen to end") == 1
+        assert "agent.step_ended()" in output
+    else:
+        assert "nothing is tuned" not in output
+        assert len(json.loads(summary.read_text())["steps"]) == 119
+        (ended,) = world.status().ended
+        assert (ended.step, ended.fell_silent) == (119, False)
