@@ -41,6 +41,18 @@ def test_copies_in_one_folder_are_used_once(tmp_path: Path, store: Path, monkeyp
     assert len(stored(store)) == 8
 
 
+def test_a_copy_of_another_tools_trace_is_no_second_one(tmp_path: Path, monkeypatch, capsys):
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(samples.INSPECTOR)
+    words = (folder, "--setting", "ring/ll", "--dry-run")
+    alone = command(monkeypatch, capsys, *words)[1]
+    shutil.copy(folder / "a.jsonl", folder / "b.jsonl")
+    both = command(monkeypatch, capsys, *words)[1]
+    assert both == alone + "  note: b.jsonl holds the same as a.jsonl: it was used once\n"
+    assert "usable as measurements: 0" not in alone
+
+
 def test_a_file_is_the_same_alone_and_beside_others(tmp_path: Path, store: Path, monkeypatch, capsys):
     folder = tmp_path / "cluster"
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Final, TypeVar
 from store.errors import TraceError
 from store.records import Candidate, Collective, Observation
 from tuner.traces import measurements_csv, own_joined
+from tuner.traces.files import CHUNK_BYTES, opened, read_some
 from tuner.traces.formats import Format, by_name, detect
 from tuner.traces.measuring import Portion, Said, measured, without_impossible
 from tuner.traces.rank_joining import joined
@@ -22,6 +24,10 @@ NOTHING_SAID: Final = Said()
 
 MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv", "measurements_csv"})
 """Formats whose rows are measured settings, not the calls of a training job."""
+_RANK_BY_NAME: Final = frozenset(
+    {"flight_recorder", "flight_recorder_pickle", "param_comms", "execution_trace", "chakra"}
+)
+"""Formats that may tell the rank in the file's name alone: equal files are two ranks' there."""
 
 
 class Trace:
@@ -86,15 +92,17 @@ class Trace:
             named = ", ".join(self._left_out[:3]) + (" ..." if len(self._left_out) > 3 else "")
             self.summary.note(f"left out {len(self._left_out)} file(s) that are no trace: {named}")
 
-    def _of_files(self, read: Callable[[Path, Format], Iterator[Read]]) -> Iterator[Read]:
-        refusals = 0
-        for path, file_format in self._files:
+    def _of_files(
+        self, read: Callable[[Path, Format], Iterator[Read]], files: Sequence[tuple[Path, Format]] | None = None
+    ) -> Iterator[Read]:
+        refusals, files = 0, self._files if files is None else files
+        for path, file_format in files:
             try:
                 yield from read(path, file_format)
                 self.summary.n_files += 1
             except TraceError as error:
                 refusals += 1
-                if refusals == len(self._files):
+                if refusals == len(files):
                     raise
                 self.summary.skip("damaged file")
                 self.summary.note(error.problem)
@@ -158,7 +166,23 @@ class Trace:
         elif self.is_measurements:
             yield from self._of_files(lambda *file: self._measured(self._blocks_of(*file), said, file[0]))
         else:
-            yield from self._measured(joined(self._of_files(self._blocks_of), self.summary), said, None)
+            blocks = self._of_files(self._blocks_of, self._without_copies())
+            yield from self._measured(joined(blocks, self.summary), said, None)
+
+    def _without_copies(self) -> list[tuple[Path, Format]]:
+        """The files but for copies: no two ranks measure the same to the last digit, and say that they are one."""
+        if self.format_name in _RANK_BY_NAME:
+            return list(self._files)
+        sizes = Counter(_n_bytes(path) for path, _ in self._files)
+        first: dict[bytes, Path] = {}
+        kept = []
+        for path, file_format in self._files:
+            same = first.setdefault(_digest(path), path) if sizes[_n_bytes(path)] > 1 else path
+            if same == path:
+                kept.append((path, file_format))
+            else:
+                self.summary.note(f"{path.name} holds the same as {same.name}: it was used once")
+        return kept
 
     def _measured(self, blocks: Iterator[Block], said: Said, path: Path | None) -> Iterator[Portion]:
         for block in blocks:
@@ -213,6 +237,24 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
     if len(names) > 1:
         raise TraceError(f"{path} holds traces of several formats: {', '.join(names)}", "name one file or one format")
     return Trace(files, collective, left_out)
+
+
+def _n_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # reading it says what is wrong
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.blake2b()
+    try:
+        with opened(path) as file:
+            while piece := read_some(file, CHUNK_BYTES):
+                digest.update(piece)
+    except TraceError:
+        return str(path).encode()  # damaged: reading it says so
+    return digest.digest()
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

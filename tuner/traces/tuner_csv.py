@@ -89,6 +89,8 @@ def _header(chunk: bytes, first_line: int, path: Path) -> tuple[dict[str, int] |
     return columns, n_bytes
 
 
+Checks = dict[str, dict[str, NDArray[np.bool_]]]
+"""By reason and column, which rows are right."""
 Names = tuple[NDArray[np.intp], list[str]]
 """Of each row the number of its name, and the distinct names."""
 
@@ -208,7 +210,7 @@ def _block(rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -
     is_default = _are(rows.names["algorithm"], _NCCLS_CHOICE) | ((algorithm == -1) & (protocol == -1))
     named = _is_name(algorithm) & _is_name(protocol)
     # Taken for "channels unknown", such a row would pass for a measurement of the algorithm and protocol alone.
-    checks: dict[str, dict[str, NDArray[np.bool_]]] = {
+    checks: Checks = {
         UNKNOWN_NAME: {
             "collective": _is_name(collective),
             "algorithm": is_default | _is_name(algorithm),
@@ -222,16 +224,7 @@ def _block(rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -
             "nodes": _is_count(n_nodes, _MOST_RANKS),
         },
     }
-    usable = np.ones(n_rows, np.bool_)
-    for reason, by_column in checks.items():
-        right = np.logical_and.reduce(list(by_column.values()))
-        wrong = np.flatnonzero(usable & ~right)
-        examples = []
-        for at in wrong[:MAX_EXAMPLES].tolist():
-            name = next(name for name, is_right in by_column.items() if not is_right[at])
-            examples.append(f"{value_in(name, rows.cells(at)[columns[name]])} in line {rows.line(at)} of {path.name}")
-        summary.skip(reason, len(wrong), *examples)
-        usable &= right
+    usable = _usable(checks, rows, columns, summary, path)
     timed = (latency_us > 0) & (latency_us < 1e12)
     block["collective"] = np.where(usable, collective, 0)
     block["algorithm"] = np.where(named, algorithm, UNKNOWN_U1)
@@ -249,6 +242,22 @@ def _block(rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -
     block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, FLAG_FORCED)
     kept: Block = block[usable]
     return kept
+
+
+def _usable(checks: Checks, rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -> NDArray[np.bool_]:
+    """Which rows pass all checks; the others are counted by reason, the first with their values and lines."""
+    usable = np.ones(rows.n_rows, np.bool_)
+    for reason, by_column in checks.items():
+        right = np.logical_and.reduce(list(by_column.values()))
+        wrong = np.flatnonzero(usable & ~right)
+        examples = []
+        for at in wrong[:MAX_EXAMPLES].tolist():
+            name = next(name for name, is_right in by_column.items() if not is_right[at])
+            value = value_in(name, rows.cells(at)[columns[name]])
+            examples.append(f"{value} in line {rows.line(at)} of {path.name}")
+        summary.skip(reason, len(wrong), *examples)
+        usable &= right
+    return usable
 
 
 def _is_name(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
