@@ -143,6 +143,16 @@ class Store:
         """Wait until what was recorded so far is committed; False when that took too long, or cannot be now."""
         return self._writer.flush(timeout_s) if self._writer else True
 
+    def commit(self, timeout_s: float = 30.0) -> None:
+        """`flush` for whoever has nothing to show for its work otherwise.
+
+        Raises:
+            StoreError: what was recorded is not committed.
+        """
+        if not self.flush(timeout_s):
+            reason = self.writing.error or f"it took longer than {timeout_s:g} s"
+            raise StoreError(f"{self.path} cannot be written: {reason}", "make room there, then run this again")
+
     def close(self) -> None:
         """Write what is queued, close the file, free the lock; harmless when done already. What cannot be written
         now is lost, and said in the log.

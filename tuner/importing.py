@@ -113,7 +113,7 @@ def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | flo
         n_known = min(kept[job_id, fabric], len(portion.rows))
         kept[job_id, fabric] -= n_known
         store.record_measurements(fabric, job_id, portion.rows[n_known:])
-        store.flush()  # the queue is bounded: a long file must not outrun the writer
+        store.commit()  # the queue is bounded: a long file must not outrun the writer
         n_recorded += len(portion.rows) - n_known
     for job_id in {job_id for job_id, _ in n_rows}:
         store.update_job(job_id, ended_at_s=time.time())

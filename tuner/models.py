@@ -97,7 +97,7 @@ def pin(store: Store, model_id: str, fabric_id: str | None) -> ModelLine:
     if not _is_readable(record):
         raise UserError(f"model {model_id} is damaged", "pin another, see `zerotune models list`")
     store.save_model(msgspec.structs.replace(record, name=_base(record.name) + PINNED))
-    store.flush()
+    store.commit()
     return next(line for line in listed(store, record.fabric_id) if line.state == "pinned")
 
 
@@ -121,7 +121,7 @@ def release(store: Store, fabric_id: str | None) -> list[str]:
     freed = [one for one in store.models() if one.name.endswith(PINNED) and fabric_id in (None, one.fabric_id)]
     for record in freed:
         store.delete_model(record.name, record.fabric_id)
-    store.flush()
+    store.commit()
     return [record.fabric_id for record in freed]
 
 

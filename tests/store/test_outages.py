@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
+import pytest
 
 from store.database import Store
+from store.errors import StoreError
 from store.records import Stage
+from tuner.importing import import_measurements
 
 
 def fill_disk(store: Store) -> None:
@@ -50,6 +54,28 @@ def test_what_is_recorded_while_the_disk_is_full_is_written_when_it_has_room(sto
             "the store cannot be written, what is recorded waits in memory: database or disk is full",
             "the store is written again; nothing is lost",
         ]
+
+
+def test_an_import_that_finds_no_room_says_so_and_goes_on_later(tmp_path, monkeypatch):
+    rows = "".join(f"allgather,{1024 * size},ring,simple,{size % 16 + 1},2,16,50\n" for size in range(1, 4001))
+    (tmp_path / "table.csv").write_text(
+        "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,latency_us\n" + rows
+    )
+    said = {"fabric_id": None, "setting": None, "is_default": False, "n_nodes": None, "dry_run": False}
+    import_it = partial(import_measurements, tmp_path / "table.csv", tmp_path / "store.db", **said)
+    opened = Store.open
+
+    def on_a_full_disk(*args, **kwargs):
+        store = opened(*args, **kwargs)
+        fill_disk(store)
+        return store
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "open", on_a_full_disk)
+        with pytest.raises(StoreError, match=r"store\.db cannot be written: database or disk is full; make room"):
+            import_it()
+    assert import_it()[1] == 4000
+    assert import_it()[1] == 0
 
 
 def test_what_finds_no_room_in_memory_either_is_lost_but_for_what_is_written_once(store, block, monkeypatch, caplog):

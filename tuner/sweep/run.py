@@ -283,7 +283,7 @@ class _Sweep:
             self._is_recorded = True
             self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, self._request.n_ranks)
         self._store.record_measurements(ready.fabric_id, self._job_id, np.array(rows, MEASUREMENT))
-        self._store.flush()
+        self._store.commit()
 
     def _start(self) -> Ready:
         self._group = WorkerGroup(self._request.n_ranks, self._request.fabric, self._collectives)
