@@ -32,6 +32,7 @@ from store.records import (
 )
 from tuner import explain
 from tuner.features import CostPrior, Floats, Ints
+from tuner.join import FLAG_TIMED
 from tuner.knowledge import Knowledge
 from tuner.policy.ahead import Ahead, covering
 from tuner.policy.budget import Budget
@@ -176,9 +177,7 @@ class Brain:
             block = block[usable]
         if not len(block):
             return
-        steps = block["step"].astype(np.int64)
-        self._policy.price.exposed.measured(steps, block["duration_us"])
-        self._oversight.heard(steps, block["message_bytes"].astype(np.int64))
+        self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block, self._costs)
         if (keys < 0).any():
             block, keys = block[keys >= 0], keys[keys >= 0]
@@ -230,6 +229,9 @@ class Brain:
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
+        # Decisions come before their step's end is told; timed records, and those of other ranks, may come later.
+        decisions = block[(block["flags"] & FLAG_TIMED) == 0]
+        self._oversight.enqueued(decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64))
         if self._fingerprint.add_records(block):
             self._urgent = True
 

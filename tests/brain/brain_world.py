@@ -25,6 +25,7 @@ from store.records import (
     size_class,
 )
 from tuner.brain import Brain, BrainSettings
+from tuner.join import OBSERVATION
 from tuner.knowledge import Knowledge
 
 
@@ -123,6 +124,10 @@ class World:
             self.plan, self.adopted_at = later, self.step
             brain.adopted(later.epoch, self.step)
 
+    def tell(self, brain: Brain, block: np.ndarray) -> None:
+        """What the ranks report of a step before its end is told."""
+        brain.observe(block)
+
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
         block = np.zeros(len(self.calls), MEASUREMENT)
         of_step = math.exp(self.rng.normal(0.0, self.step_noise))
@@ -204,6 +209,17 @@ class Varying(World):
             "checkpoints": 20.0 if place == 99 else 1.0,
         }
         return self.whole, computes.get(self.kind, 1.0)
+
+    def tell(self, brain: Brain, block: np.ndarray) -> None:
+        self.enqueue(brain, block)
+        brain.observe(block)
+
+    def enqueue(self, brain: Brain, block: np.ndarray) -> None:
+        """Rank 0's decisions."""
+        decisions = np.zeros(len(block), OBSERVATION)
+        for name in ("collective", "message_bytes", "n_ranks", "step"):
+            decisions[name] = block[name]
+        brain.sequence(decisions)
 
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
         usual_us = self.compute_us
@@ -333,7 +349,7 @@ def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1) ->
     on_its_way = world.on_its_way
     for _ in range(n_steps):
         block, record = world.run_step()
-        brain.observe(block)
+        world.tell(brain, block)
         brain.step_finished(record)
         plan = brain.propose()
         if plan is not None:

@@ -50,6 +50,9 @@ UNPAID_RETRY_STEPS: Final = 2
 """The same while gains do not pay for exploration: soon they may, and then it may try what it likes."""
 LOOK_EVERY: Final = 2
 """With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
+SAME_SIZE: Final = 1
+NEAR_SIZES: Final = 8
+"""Size classes within which a setting is new at one key at a time: two octaves while gains do not pay for exploring."""
 EVEN: Final = 0.5
 NEVER_STEP: Final = 2**62
 
@@ -363,7 +366,7 @@ class Policy:
                 or not self.options.may_run(state, found.candidate)
             ):
                 continue
-            if self._untold.has_twin(state, found):
+            if self._untold.has_twin(state, found, SAME_SIZE if self.budget.is_paid else NEAR_SIZES):
                 continue
             risk_left_us -= found.risk_us
             room_us -= found.risk_us

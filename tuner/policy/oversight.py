@@ -121,9 +121,9 @@ class Oversight:
         self.n_promotions += 1
         self._promotions.append(Promotion(state, candidate, state.previous, self.n_promotions))
 
-    def heard(self, steps: Ints, message_bytes: Ints) -> None:
-        """Calls were measured, shape [n] each: the steps in which they ran and what they moved."""
-        self._kinds.heard(steps, message_bytes)
+    def enqueued(self, steps: Ints, message_bytes: Ints) -> None:
+        """Calls of rank 0, shape [n] each: the steps in which they were enqueued and what they move."""
+        self._kinds.enqueued(steps, message_bytes)
 
     def adopted(self, in_force: PlanInForce, step: int, n_keys: int, evidence: Evidence) -> None:
         """All ranks run `in_force` from `step` on."""
@@ -160,7 +160,7 @@ class Oversight:
         while self._waiting and (
             self._waiting[0].step < known_step
             or len(self._waiting) > GUARD_WAITS_STEPS
-            or (self._explores_nothing(self._waiting[0].epoch) and not self._kinds.differ)
+            or self._explores_nothing(self._waiting[0].epoch)
         ):
             is_urgent |= self._judge(self._waiting.popleft(), states, evidence)
         return is_urgent

@@ -59,9 +59,9 @@ class Untold:
         self._condemned.clear()
         return withdrawn
 
-    def has_twin(self, state: KeyState, found: Option) -> bool:
-        """Whether what might be a catastrophe is on trial at about the same message size already: where it is one, it
-        is one here, too.
+    def has_twin(self, state: KeyState, found: Option, within_classes: int) -> bool:
+        """Whether what might be a catastrophe is on trial already at a message size of at most so many classes away:
+        where it is one, it is one here, too.
         """
         hoped, std = found.hope
         if SURPRISE_QUANTILE * std - hoped <= self._log_catastrophe:
@@ -69,6 +69,6 @@ class Untold:
         return any(
             one.state.trial == one.candidate == found.candidate
             and one.state.key.communicator == state.key.communicator
-            and abs(one.state.key.size_class - state.key.size_class) <= 1
+            and abs(one.state.key.size_class - state.key.size_class) <= within_classes
             for one in self._waiting.values()
         )
