@@ -6,6 +6,7 @@ wrote can be true of: an all-gather by tree is a mistake in a file, however fast
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -48,7 +49,7 @@ def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Proto
 def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows (MEASUREMENT or OBSERVATION, shape [n]) name what NCCL can run, or nothing, shape [n]."""
     code = np.minimum(rows["algorithm"], _NO_ALGORITHM) << 2 | np.minimum(rows["protocol"], _NO_PROTOCOL)
-    found: NDArray[np.bool_] = _TABLE[np.minimum(rows["collective"], _NO_COLLECTIVE), code]
+    found: NDArray[np.bool_] = _table()[np.minimum(rows["collective"], _NO_COLLECTIVE), code]
     needs_nodes = rows["algorithm"] == _OF_SEVERAL_NODES
     if needs_nodes.any():
         found &= ~needs_nodes | (rows["n_nodes"] != 1) | (rows["protocol"] == UNKNOWN)
@@ -61,6 +62,7 @@ _NO_PROTOCOL: Final = np.uint8(3)
 """Above those that there are, as UNKNOWN is."""
 
 
+@cache
 def _table() -> NDArray[np.bool_]:
     """By collective, and by algorithm and protocol in one number."""
     table = np.zeros((16, 8, 4), np.bool_)
@@ -71,7 +73,6 @@ def _table() -> NDArray[np.bool_]:
     return table.reshape(16, 32)
 
 
-_TABLE: Final = _table()
 _CODES: Final = [
     (collective * 256 + algorithm) * 256 + protocol
     for collective, cells in _CELLS.items()
