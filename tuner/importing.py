@@ -117,6 +117,7 @@ def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | flo
         n_recorded += len(portion.rows) - n_known
     for job_id in {job_id for job_id, _ in n_rows}:
         store.update_job(job_id, ended_at_s=time.time())
+    store.commit()
     return n_recorded
 
 
