@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.nccl.library import COST_RING_RECORDS, FLAG_TIMED, RING_RECORDS
+from agent.nccl.library import COST_RING_RECORDS, RING_RECORDS
 from store import wire
 from store.records import StepRecord
+from store.wire import FLAG_TIMED
 
 UNKNOWN_RANK = 0xFFFFFFFF
 MAX_QUEUED_STEPS = 4096

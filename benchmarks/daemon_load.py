@@ -40,7 +40,8 @@ from reporting import Result, report
 from store import wire
 from store.database import Store
 from store.records import Plan, Stage, StepRecord
-from tuner.join import FLAG_TIMED, OBSERVATION
+from store.wire import FLAG_TIMED
+from tuner.join import OBSERVATION
 from tuner.status import fetch_status
 
 N_JOBS, N_RANKS = 8, 8

@@ -31,9 +31,9 @@ def rank_main(n_collectives: int) -> None:
     from agent.agreement import Agreement
     from agent.job_store import open_job_store
     from agent.nccl import catalog, library
-    from agent.nccl.library import FLAG_TIMED
     from agent.plan_table import PlanTable
     from store.records import Collective, CommunicatorClass, Phase, Plan, PlanRow
+    from store.wire import FLAG_TIMED
 
     plugin = library.load()
     os.environ["NCCL_TUNER_PLUGIN"] = os.environ["NCCL_PROFILER_PLUGIN"] = str(plugin.path)

@@ -49,6 +49,12 @@ OBSERVATION_FIELDS: Final = [
     ("step", "<u4"),
 ]
 OBSERVATION_BYTES: Final = 64
+# Bits of an observation's `flags`.
+FLAG_MATCHED: Final = 1
+FLAG_TIMED: Final = 2
+FLAG_REGISTERED: Final = 4
+FLAG_CAPTURED: Final = 8
+FLAG_FUSED: Final = 16
 
 COST_FIELDS: Final = [
     ("comm_id", "<u8"),

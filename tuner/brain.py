@@ -30,9 +30,9 @@ from store.records import (
     StepRecord,
     turn_interval,
 )
+from store.wire import FLAG_TIMED
 from tuner import explain
 from tuner.features import CostPrior, Floats, Ints
-from tuner.join import FLAG_TIMED
 from tuner.knowledge import Knowledge
 from tuner.policy.ahead import Ahead, covering
 from tuner.policy.budget import Budget

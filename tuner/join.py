@@ -13,12 +13,9 @@ from numpy.typing import NDArray
 
 from store.measurements import MEASUREMENT, well_formed
 from store.records import Collective, TimingSource
-from store.wire import OBSERVATION_FIELDS
+from store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED, OBSERVATION_FIELDS
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
-FLAG_MATCHED: Final = 1
-FLAG_TIMED: Final = 2
-FLAG_CAPTURED: Final = 8
 UNKNOWN_EPOCH: Final = 2**32 - 1
 """Of what no plan of now has a say in: a replayed graph runs what was asked when it was captured."""
 NO_ALGORITHM: Final = 255

@@ -18,13 +18,13 @@ from typing import Any, Final
 import numpy as np
 
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
+from store.wire import FLAG_TIMED
 from tuner.sweep.protocol import Failed, Measure, Measured, Ready, Reply, Stop, command_of, to_line, whole_bytes
 
 PROBE_BYTES: Final = (1 << 20, 1 << 14, 1 << 26)
 """Cost tables are asked for at about these sizes; the first one's tells what is offered."""
 TIMED_WAIT_S: Final = 5.0
 """How long to wait for the profiler's records of collectives that have ended."""
-_FLAG_TIMED: Final = 2
 _ENTIRE_RANGE: Final = 2**62
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -141,7 +141,7 @@ class Worker:
         deadline_s = time.monotonic() + TIMED_WAIT_S
         while sum(map(len, blocks)) < command.n_repeats and time.monotonic() < deadline_s:
             block = self._plugin.drain()
-            is_ours = (block["flags"] & _FLAG_TIMED != 0) & (block["collective"] == command.collective)
+            is_ours = (block["flags"] & FLAG_TIMED != 0) & (block["collective"] == command.collective)
             blocks.append(block[is_ours & (block["message_bytes"] == command.message_bytes)])
             if not len(blocks[-1]):
                 time.sleep(0.001)

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from agent import fabric_identity
 from agent.nccl import library
-from agent.nccl.library import FLAG_TIMED
 from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from store.wire import FLAG_TIMED
 
 TIMEOUT = timedelta(seconds=120)
 EVERY_SIZE = 2**62

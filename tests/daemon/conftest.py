@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from service_stubs import FABRIC, FakeStore, ScriptedBrain
 
-from store.wire import DaemonMessage, Hello, Welcome
-from tuner.join import FLAG_TIMED, OBSERVATION
+from store.wire import FLAG_TIMED, DaemonMessage, Hello, Welcome
+from tuner.join import OBSERVATION
 from tuner.learning import Request
 from tuner.service import Service
 

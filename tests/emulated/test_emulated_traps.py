@@ -15,6 +15,7 @@ from agent.nccl.emulated import EmulatedNcclError, Graph, SettingDisagreement, g
 from agent.nccl.emulated.reduction import SUM
 from store.errors import UserError
 from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, TimingSource
+from store.wire import FLAG_CAPTURED, FLAG_FUSED, FLAG_MATCHED, FLAG_REGISTERED, FLAG_TIMED
 
 BOXES = CommunicatorClass(2, 2)
 NODE = CommunicatorClass(2, 1)
@@ -27,7 +28,7 @@ BOTH = {"NCCL_TUNER_PLUGIN": PLUGIN, "NCCL_PROFILER_PLUGIN": PLUGIN}
 
 
 def timed(records: np.ndarray) -> np.ndarray:
-    return records[(records["flags"] & library.FLAG_TIMED) != 0]
+    return records[(records["flags"] & FLAG_TIMED) != 0]
 
 
 # ---- no communicator id: NCCL 2.27 and older ----
@@ -43,7 +44,7 @@ def test_old_releases_learn_the_communicator_from_the_profiler(pair: Pair, versi
         first = plugin.drain()
         assert issue(ranks, REDUCE, MIB).candidate == TREE
         later = plugin.drain()
-    decisions = [records[(records["flags"] & library.FLAG_TIMED) == 0] for records in (first, later)]
+    decisions = [records[(records["flags"] & FLAG_TIMED) == 0] for records in (first, later)]
     known = ranks[0].comm_id
     told_at_once = version >= "2.27"  # profiler v4 names the communicator, earlier ones with each collective
     has_profiler = version >= "2.23"
@@ -102,7 +103,7 @@ def test_symmetric_kernels_bypass_the_tuner(pair: Pair, version: str) -> None:
     assert len(ran) == 6
     assert set(ran["algorithm"].tolist()) == {library.NO_OPINION}
     assert set(ran["timing_source"].tolist()) == {TimingSource.cpu_collective}
-    assert not (ran["flags"] & library.FLAG_MATCHED).any()
+    assert not (ran["flags"] & FLAG_MATCHED).any()
 
 
 def test_a_copy_engine_gather_is_seen_by_nobody(pair: Pair) -> None:
@@ -139,18 +140,18 @@ def test_a_fused_group_is_decided_once_and_its_members_say_so(pair: Pair) -> Non
     assert [(call.run.collective, call.message_bytes) for call in calls] == [
         (GATHER, 3 * MIB), (GATHER, 8 * MIB), (REDUCE, MIB),
     ]  # fmt: skip
-    decided = records[(records["flags"] & library.FLAG_TIMED) == 0]
+    decided = records[(records["flags"] & FLAG_TIMED) == 0]
     assert sorted(decided["message_bytes"].tolist()) == sorted(2 * [3 * MIB, 8 * MIB, MIB])
     found = {
         (int(each["collective"]), int(each["message_bytes"])): (
-            int(each["flags"]) & library.FLAG_FUSED, int(each["algorithm"]), int(each["epoch"]),
+            int(each["flags"]) & FLAG_FUSED, int(each["algorithm"]), int(each["epoch"]),
         )
         for each in timed(records)
     }  # fmt: skip
     ring, tree = int(Algorithm.ring), int(Algorithm.tree)
     assert found == {
-        (GATHER, MIB): (library.FLAG_FUSED, ring, 1),
-        (GATHER, 2 * MIB): (library.FLAG_FUSED, ring, 1),
+        (GATHER, MIB): (FLAG_FUSED, ring, 1),
+        (GATHER, 2 * MIB): (FLAG_FUSED, ring, 1),
         (GATHER, 8 * MIB): (0, ring, 1),
         (REDUCE, MIB): (0, tree, 1),
     }
@@ -170,7 +171,7 @@ def test_the_user_wins_over_the_plan(pair: Pair, version: str) -> None:
         counters = plugin.counters()
         assert counters.n_matched == 0
         assert counters.n_ignored_cells == (0 if version.startswith("2.21") else 4)
-        assert not (plugin.drain()["flags"] & library.FLAG_MATCHED).any()
+        assert not (plugin.drain()["flags"] & FLAG_MATCHED).any()
 
 
 # ---- 2.21, which runs what it is told ----
@@ -307,7 +308,7 @@ def test_a_replay_is_the_captures_setting_and_newer_releases_mark_it(pair: Pair,
         graphs = [Graph(), Graph()]
         _capture(ranks, graphs)
         captured = plugin.drain()
-        assert set((captured["flags"] & library.FLAG_REGISTERED).tolist()) == {library.FLAG_REGISTERED}
+        assert set((captured["flags"] & FLAG_REGISTERED).tolist()) == {FLAG_REGISTERED}
         assert len(captured) == 2
         adopt(plugin, 2, {GATHER: SIMPLE}, BOXES)
         before = plugin.counters().n_calls
@@ -317,15 +318,15 @@ def test_a_replay_is_the_captures_setting_and_newer_releases_mark_it(pair: Pair,
         assert set(zip(replayed["protocol"].tolist(), replayed["n_channels"].tolist(), strict=True)) == {
             (LL.protocol, LL.n_channels)
         }
-        marks = library.FLAG_TIMED | (library.FLAG_CAPTURED if says_so else 0)
-        assert set((replayed["flags"] & (marks | library.FLAG_CAPTURED)).tolist()) == {marks}
+        marks = FLAG_TIMED | (FLAG_CAPTURED if says_so else 0)
+        assert set((replayed["flags"] & (marks | FLAG_CAPTURED)).tolist()) == {marks}
         # A replay between a decision and its event leaves the decision to that event.
         if says_so:
             calls = _between(ranks, graphs)
             eager = timed(plugin.drain())
-            eager = eager[(eager["flags"] & library.FLAG_CAPTURED) == 0]
+            eager = eager[(eager["flags"] & FLAG_CAPTURED) == 0]
             assert calls[0].candidate == SIMPLE
-            assert set(eager["flags"].tolist()) == {library.FLAG_TIMED | library.FLAG_MATCHED}
+            assert set(eager["flags"].tolist()) == {FLAG_TIMED | FLAG_MATCHED}
             assert set(eager["epoch"].tolist()) == {2}
 
 

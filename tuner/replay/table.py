@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from agent.nccl.fabric import Fabric
 from store.errors import TraceError
 from store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from store.wire import FLAG_MATCHED, FLAG_TIMED
 from tuner.traces import Trace
 from tuner.traces.own import RECORD_DTYPE, STEP_DTYPE, OwnTrace
 from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
@@ -20,8 +21,6 @@ Array = NDArray[Any]
 
 UNKNOWN: Final = 255
 """`algorithm`, `protocol` or `n_channels` that the trace does not tell."""
-_FLAG_MATCHED = 1
-_FLAG_TIMED = 2
 _UNKNOWN_STEP = 0xFFFFFFFF
 
 
@@ -192,7 +191,7 @@ def _completed(records: Array) -> Array:
 
     Decisions stand for collectives only in a trace without times.
     """
-    is_timed = records["flags"] & _FLAG_TIMED != 0
+    is_timed = records["flags"] & FLAG_TIMED != 0
     return records[is_timed] if is_timed.any() and not is_timed.all() else records
 
 
@@ -202,13 +201,13 @@ def _concatenated(blocks: Sequence[Array]) -> Array:
 
 def _known_durations(records: Array) -> Array:
     duration_us = np.array(records["duration_us"])
-    is_timed = (records["flags"] & _FLAG_TIMED != 0) & (duration_us >= 0)
+    is_timed = (records["flags"] & FLAG_TIMED != 0) & (duration_us >= 0)
     duration_us[~is_timed] = np.nan
     return duration_us
 
 
 def _table(rows: Array, **facts: Any) -> CollectiveTable:
-    is_default = (rows["flags"] & (_FLAG_MATCHED | FLAG_FORCED)) == 0
+    is_default = (rows["flags"] & (FLAG_MATCHED | FLAG_FORCED)) == 0
     return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
 
 
@@ -230,7 +229,7 @@ def _join(rows: Array) -> Array:
         least_us = np.fmin.reduceat(_known_durations(ordered), starts)
         is_timed = np.isfinite(least_us)
         joined["duration_us"] = np.where(is_timed, least_us, -1.0)
-        joined["flags"] = joined["flags"] & (255 - _FLAG_TIMED) | is_timed * np.uint8(_FLAG_TIMED)
+        joined["flags"] = joined["flags"] & (255 - FLAG_TIMED) | is_timed * np.uint8(FLAG_TIMED)
         # On one rank's clock, for clocks of other nodes differ: its own end, less what the last arrival saw.
         own_us = _known_durations(joined_own := ordered[starts])
         waited_us = np.nan_to_num(own_us - least_us)

@@ -11,9 +11,10 @@ from tempfile import TemporaryFile
 import numpy as np
 
 from store.errors import UserError
+from store.wire import FLAG_TIMED
 from tuner.stage import weights
 from tuner.stage.encoders import encoder_from_bytes
-from tuner.stage.fingerprint import FLAG_TIMED, StageFingerprint
+from tuner.stage.fingerprint import StageFingerprint
 from tuner.stage.labels import Shown
 
 GOOD = "good"

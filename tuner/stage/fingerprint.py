@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Stage
+from store.wire import FLAG_TIMED
 from tuner.stage import rules
 from tuner.stage.ambiguity import told
 from tuner.stage.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
@@ -19,7 +20,6 @@ from tuner.stage.weights import default_encoder
 
 _log = logging.getLogger("zerotune.stage")
 
-FLAG_TIMED: Final = 2
 MAX_FLAGS: Final = 7
 """Sizes of small all-reduces in one row: more are none of training's, somebody tries sizes."""
 UNCUT_CALLS: Final = 256

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import TraceError, UserError
 from store.records import Collective, TimingSource
+from store.wire import FLAG_TIMED
 from tuner.traces.files import line_chunks
-from tuner.traces.records import FLAG_TIMED, UNKNOWN_U1, Block, Summary, communicator_id, empty_block
+from tuner.traces.records import UNKNOWN_U1, Block, Summary, communicator_id, empty_block
 
 
 # Short-lived and without cycles: the garbage collector need not look at every one (`gc=False`).

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from store.measurements import MEASUREMENT, well_formed
 from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
+from store.wire import FLAG_TIMED
 from tuner.traces.csv_rows import UNKNOWN_NAME, cells_of, csv_chunks, line_of, rows_of, value_in
 from tuner.traces.measuring import Portion, Said, placed, with_setting, without_impossible
 from tuner.traces.near_misses import OWN_REQUIRED
 from tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
-    FLAG_TIMED,
     MAX_BYTES,
     MAX_EXAMPLES,
     UNKNOWN_U1,

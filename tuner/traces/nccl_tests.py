@@ -18,12 +18,12 @@ import numpy as np
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import UserError
 from store.records import BASELINE, Algorithm, Candidate, Collective, Observation, Protocol, TimingSource
+from store.wire import FLAG_TIMED
 from tuner.traces.columns import Fields, Integers
 from tuner.traces.files import line_chunks
 from tuner.traces.nccl_tables import TableReader
 from tuner.traces.records import (
     FLAG_FORCED,
-    FLAG_TIMED,
     MAX_BYTES,
     UNKNOWN_U1,
     Block,

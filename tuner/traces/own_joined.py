@@ -14,7 +14,8 @@ from typing import Final
 from store.errors import TraceError
 from store.records import Source, TimingSource
 from store.trace_format import TraceHeader
-from tuner.join import FLAG_TIMED, Joiner, measurements_of
+from store.wire import FLAG_TIMED
+from tuner.join import Joiner, measurements_of
 from tuner.traces.measuring import Portion, Said, placed
 from tuner.traces.own import iter_members
 from tuner.traces.records import Block, Summary

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
-from store.wire import OBSERVATION_FIELDS
+from store.wire import FLAG_TIMED, OBSERVATION_FIELDS
 
 Block = NDArray[np.void]
 
@@ -34,7 +34,6 @@ MAX_REMARKS: Final = 100
 
 MAX_EXAMPLES: Final = 3
 
-FLAG_TIMED: Final = 2
 FLAG_FORCED: Final = 64
 """The file says that this setting was asked for."""
 FLAG_DEFAULT: Final = 128

@@ -21,19 +21,11 @@ from numpy.typing import NDArray
 from agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from store.errors import TraceError, UserError
 from store.records import TimingSource
+from store.wire import FLAG_TIMED
 from tuner.traces.columns import Fields, Floats, Integers
 from tuner.traces.csv_rows import UNKNOWN_NAME, cells_of, csv_chunks, line_of, rows_of, value_in
 from tuner.traces.near_misses import TUNER_REQUIRED, wrong_with
-from tuner.traces.records import (
-    FLAG_DEFAULT,
-    FLAG_FORCED,
-    FLAG_TIMED,
-    MAX_EXAMPLES,
-    UNKNOWN_U1,
-    Block,
-    Summary,
-    empty_block,
-)
+from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, MAX_EXAMPLES, UNKNOWN_U1, Block, Summary, empty_block
 from tuner.traces.refused import Refusal
 
 _NAMES: Final = ("collective", "algorithm", "protocol")
