@@ -343,15 +343,18 @@ def make_brain(world: World, knowledge: Knowledge | None = None, settings: Brain
     )
 
 
-def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1) -> list[Plan]:
-    """Runs the loop; a proposed plan is adopted `latency_steps` boundaries later."""
+def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1, looks_every: int = 1) -> list[Plan]:
+    """Runs the loop; a proposed plan is adopted `latency_steps` boundaries later.
+
+    The daemon asks for one after every `looks_every`th step: where steps are short, several pass in between.
+    """
     plans: list[Plan] = []
     on_its_way = world.on_its_way
     for _ in range(n_steps):
         block, record = world.run_step()
         world.tell(brain, block)
         brain.step_finished(record)
-        plan = brain.propose()
+        plan = brain.propose() if world.step % looks_every == 0 else None
         if plan is not None:
             plans.append(plan)
             on_its_way.append((world.step + latency_steps - 1, plan))

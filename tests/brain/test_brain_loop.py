@@ -8,7 +8,7 @@ import pytest
 from brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play
 
 from agent.nccl import catalog, fabric
-from store.records import BASELINE, Collective, Phase, Plan
+from store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan
 from tuner.policy.epochs import OFFER_PATIENCE_STEPS
 from tuner.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
 
@@ -67,6 +67,29 @@ def test_finds_what_is_best_in_training_where_the_fastest_alone_is_not() -> None
     chosen = world.chosen(call)
     assert chosen != min(alone, key=lambda option: alone[option])
     assert chosen.n_channels < world.setting(call, BASELINE).n_channels
+    assert brain.spent_percent <= 1.0
+
+
+@pytest.mark.parametrize("looks_every", [1, 2, 5, 9])
+def test_channels_that_slow_computation_down_are_given_back_however_rarely_the_daemon_looks(looks_every: int) -> None:
+    """No call gains by another setting here, so that nothing pays for trials."""
+    calls = [
+        Call(collective, phase, 1 << 22)
+        for collective, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.all_gather, Phase.backward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+        for _ in range(4)
+    ]
+    calls.append(Call(Collective.all_reduce, Phase.other, 1 << 12))
+    world = OverlappedWorld("few_sms_node", CommunicatorClass(2, 1), calls, compute_us=1200.0)
+    before_us = sum(world.run_step()[1].duration_us for _ in range(20))
+    brain = make_brain(world)
+    play(world, brain, 400, latency_steps=2, looks_every=looks_every)
+    world.chosen = decided(brain)
+    after_us = sum(world.run_step()[1].duration_us for _ in range(20))
+    assert after_us < 0.92 * before_us
     assert brain.spent_percent <= 1.0
 
 

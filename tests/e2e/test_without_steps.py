@@ -41,5 +41,5 @@ def test_a_script_without_an_optimizer_is_told_which_call_is_missing(world, word
     else:
         assert "nothing is tuned" not in output
         assert len(json.loads(summary.read_text())["steps"]) == 119
-        (ended,) = world.status().ended
+        (ended,) = world.wait_for(lambda: world.status().ended, "the job's end")
         assert (ended.step, ended.fell_silent) == (119, False)

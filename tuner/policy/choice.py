@@ -358,7 +358,7 @@ class Policy:
                 self._next_key = (self._next_key + offset + 1) % len(states)
                 break
         was_all = n_looked_at < MAX_NEW_TRIALS
-        self.has_settled = was_all and n_quiet > 0 and not picked and not self.trials
+        self.has_settled = was_all and n_quiet + n_looked_at > 0 and not picked and not self.trials
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             if (
                 found.risk_us > risk_left_us
