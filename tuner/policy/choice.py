@@ -97,6 +97,8 @@ class Policy:
         self._pause_changed: set[int] = set()
         self._untold = Untold(settings.catastrophic_ratio)
         self._next_key = 0
+        self._n_in_vain = 0
+        """How many keys in a row had nothing to try when they were looked at."""
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
 
@@ -357,8 +359,9 @@ class Policy:
             if n_looked_at >= MAX_NEW_TRIALS:
                 self._next_key = (self._next_key + offset + 1) % len(states)
                 break
-        was_all = n_looked_at < MAX_NEW_TRIALS
-        self.has_settled = was_all and n_quiet + n_looked_at > 0 and not picked and not self.trials
+        self._n_in_vain = 0 if picked or self.trials else self._n_in_vain + n_looked_at
+        was_all = n_looked_at < MAX_NEW_TRIALS and n_quiet + n_looked_at > 0
+        self.has_settled = not picked and not self.trials and (was_all or self._n_in_vain >= len(states))
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             if (
                 found.risk_us > risk_left_us
