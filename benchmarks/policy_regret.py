@@ -1,12 +1,13 @@
 """How much each policy loses against the best setting, on equal terms: same keys, same calls, same noise.
 
     python benchmarks/policy_regret.py [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
-                                       [--draws N] [--calls N] [--undescribed] [--ours-only]
+                                       [--draws N] [--calls N] [--looks-every N] [--undescribed] [--ours-only]
 
 Data sets: every shipped fabric, `--generated` random ones, every fabric of a store (`--store`), and everything measured
 below `--data`: tuner CSVs and published nccl-tests grids; each also with nothing to gain (A/A, NCCL best). A training
 step makes one call per key; with NCCL's own choices communication is 30 % of it. Computation takes as long whatever
-the communication takes, but for 1 % noise. Figures, per data set and policy:
+the communication takes, but for 1 % noise. Ours is asked for a plan after each step, or `--looks-every` so many, as
+the daemon is where steps are short; it is adopted at the next step. Figures, per data set and policy:
 
     regret_mean, regret_worst       of the last quarter of the calls, over keys
     loss_vs_default_worst           of all calls' time against NCCL's default; 0 when there was a gain
@@ -62,10 +63,13 @@ BEST_BY = 0.97
 
 
 class Ours(Default):
-    """The brain, fed as the daemon feeds it; plans are adopted at the next step."""
+    """The brain, fed as the daemon feeds it, asked after every `looks_every`th step; plans are adopted at the next."""
 
-    def __init__(self, name: str, problems: Sequence[Problem], facts: Facts, knowledge: Knowledge) -> None:
+    def __init__(
+        self, name: str, problems: Sequence[Problem], facts: Facts, knowledge: Knowledge, looks_every: int = 1
+    ) -> None:
         self.name = name
+        self._looks_every = looks_every
         self.brain = Brain(name, "fabric", facts, knowledge, BrainSettings(), lambda: 0.0)
         self.brain.restrict(Measured(facts, problems))
         self._problems = problems
@@ -116,7 +120,8 @@ class Ours(Default):
         compute_us = self._compute_us * math.exp(COMPUTE_NOISE * self._rng.standard_normal())
         self.brain.step_finished(StepRecord(self._step, self._plan.epoch, compute_us + total_us))
         self._step += 1
-        plan = self.brain.propose() or self._plan.at(self._step - self._adopted_at)
+        proposed = self.brain.propose() if self._step % self._looks_every == 0 else None
+        plan = proposed or self._plan.at(self._step - self._adopted_at)
         if plan is not self._plan:
             self._plan, self._adopted_at = plan, self._step
             self._settings = {
@@ -198,9 +203,11 @@ def least_calls(data: DataSet) -> Iterator[Result]:
         yield Result(f"calls_to_tell_two_settings_apart@{data.name}", float(np.median(needed)), "calls")
 
 
-def warm_knowledge(problems: Sequence[Problem], facts: Facts, n_calls: int, seed: int = 1) -> Knowledge:
+def warm_knowledge(
+    problems: Sequence[Problem], facts: Facts, n_calls: int, seed: int = 1, looks_every: int = 1
+) -> Knowledge:
     """What an earlier job, of that seed, leaves in the store: its model and its statistics."""
-    first = Ours("earlier", problems, facts, Knowledge.empty())
+    first = Ours("earlier", problems, facts, Knowledge.empty(), looks_every)
     play(problems, [first], n_calls, seed)
     block = np.concatenate(first.measured)
     record = trainer.fit(block, "fabric", facts)
@@ -214,17 +221,17 @@ def warm_knowledge(problems: Sequence[Problem], facts: Facts, n_calls: int, seed
     return Knowledge(statistics, correction, model_id, [statistics])
 
 
-def over_draws(data: DataSet, n_calls: int, n_draws: int) -> Iterator[Result]:
+def over_draws(data: DataSet, n_calls: int, n_draws: int, looks_every: int) -> Iterator[Result]:
     """Ours again under other noise, in the earlier job, too: the mean and the worst of what `judge` says of each."""
     found: dict[str, list[Result]] = {}
     for seed in range(10, 10 + n_draws):
-        known = warm_knowledge(data.problems, data.facts, n_calls, 100 + seed)
+        known = warm_knowledge(data.problems, data.facts, n_calls, 100 + seed, looks_every)
         ours = [
-            Ours("ours_cold", data.problems, data.facts, Knowledge.empty()),
-            Ours("ours_warm", data.problems, data.facts, known),
+            Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every),
+            Ours("ours_warm", data.problems, data.facts, known, looks_every),
         ]
         judged = judge(data.name, data.problems, ours, play(data.problems, ours, n_calls, seed))
-        for result in chain(judged, loss_where_nccl_is_best(data, n_calls, seed)):
+        for result in chain(judged, loss_where_nccl_is_best(data, n_calls, seed, looks_every)):
             found.setdefault(result.metric, []).append(result)
     for metric, results in found.items():
         values = [result.value for result in results]
@@ -263,7 +270,7 @@ def check_only(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
         parser.error(f"--only {arguments.only}: no data set's name holds that; there are {names}")
 
 
-def false_promotions(data: DataSet, n_calls: int, n_rounds: int) -> tuple[int, int]:
+def false_promotions(data: DataSet, n_calls: int, n_rounds: int, looks_every: int) -> tuple[int, int]:
     """(keys, keys promoted) where every candidate costs what NCCL's choice costs."""
     flat = [
         Problem(p.key, p.message_bytes, p.candidates, p.ran_by_default, (p.truth_us[0],) * len(p.truth_us), p.noise)
@@ -271,7 +278,7 @@ def false_promotions(data: DataSet, n_calls: int, n_rounds: int) -> tuple[int, i
     ]
     n_keys = n_promoted = 0
     for seed in range(n_rounds):
-        same = Ours("ours_cold", flat, data.facts, Knowledge.empty())
+        same = Ours("ours_cold", flat, data.facts, Knowledge.empty(), looks_every)
         play(flat, [same], n_calls, seed=2 + seed)
         n_keys += len(flat)
         n_promoted += len({one.key for one in same.brain.decisions() if one.kind == "promote"})
@@ -286,10 +293,10 @@ def where_nccl_is_best(problems: Sequence[Problem]) -> list[Problem]:
     ]
 
 
-def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int) -> Iterator[Result]:
+def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int, looks_every: int = 1) -> Iterator[Result]:
     """What exploration costs there, which nothing pays back."""
     problems = where_nccl_is_best(data.problems)
-    ours = Ours("ours_cold", problems, data.facts, Knowledge.empty())
+    ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), looks_every)
     arms = play(problems, [ours], n_calls, seed)
     wanted = {f"loss_vs_default_worst@{data.name}:ours_cold": f"loss_where_nccl_is_best@{data.name}:ours_cold"}
     for result in judge(data.name, problems, [ours], arms):
@@ -314,11 +321,12 @@ def main() -> None:
     )
     parser.add_argument("--ours-only", action="store_true", help="no peers, which take most of the time")
     parser.add_argument("--calls", type=positive, metavar="N", help="of each key (200; with --quick 100)")
+    parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans of ours")
     parser.add_argument("--curves", type=a_file_to_write, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
     check_only(parser, arguments)
-    n_calls = arguments.calls or (100 if arguments.quick else 200)
+    n_calls, looks_every = arguments.calls or (100 if arguments.quick else 200), arguments.looks_every
     results: list[Result] = []
     curves: dict[str, dict[str, list[float]]] = {}
     n_keys = n_promoted = 0
@@ -327,9 +335,10 @@ def main() -> None:
         if arguments.quick and time.monotonic() - started > 45:
             break
         print(f"{data.name}: {len(data.problems)} keys", file=sys.stderr, flush=True)
+        known = warm_knowledge(data.problems, data.facts, n_calls, looks_every=looks_every)
         ours = [
-            Ours("ours_cold", data.problems, data.facts, Knowledge.empty()),
-            Ours("ours_warm", data.problems, data.facts, warm_knowledge(data.problems, data.facts, n_calls)),
+            Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every),
+            Ours("ours_warm", data.problems, data.facts, known, looks_every),
         ]
         policies = [*(() if arguments.ours_only else peers(data.problems, np.random.default_rng(0))), *ours]
         arms = play(data.problems, policies, n_calls, seed=0)
@@ -338,10 +347,10 @@ def main() -> None:
             spent = policy.brain.spent_percent
             results.append(Result(f"budget_spent@{data.name}:{policy.name}", spent, "% of step time", "<= 1"))
         results += least_calls(data)
-        results += over_draws(data, n_calls, arguments.draws) if arguments.draws else ()
+        results += over_draws(data, n_calls, arguments.draws, looks_every) if arguments.draws else ()
         curves[data.name] = regret_by_call(data.problems, policies, arms)
-        results += loss_where_nccl_is_best(data, n_calls, seed=5)
-        found = false_promotions(data, n_calls, 1 if arguments.quick else 3)
+        results += loss_where_nccl_is_best(data, n_calls, 5, looks_every)
+        found = false_promotions(data, n_calls, 1 if arguments.quick else 3, looks_every)
         n_keys, n_promoted = n_keys + found[0], n_promoted + found[1]
     results.append(Result("aa_keys", n_keys, "keys"))
     results.append(Result("aa_false_promotion_rate", 100 * n_promoted / max(1, n_keys), "% of keys", "<= 1"))

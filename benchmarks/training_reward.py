@@ -1,6 +1,6 @@
 """Are collectives judged by what training feels? Step time of jobs whose communication hides behind computation.
 
-    python benchmarks/training_reward.py [--generated N] [--quick] [--json]
+    python benchmarks/training_reward.py [--generated N] [--looks-every N] [--quick] [--json]
 
 Forward gathers are waited for; backward gathers, gradient scatters and gathers after the step hide behind
 computation, which their channels slow down while they run. Per fabric the brain plays whole jobs (emulated
@@ -18,7 +18,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "brain"))
 
-from argument_types import natural
+from argument_types import natural, positive
 from brain_world import Call, OverlappedWorld, decided, make_brain, play
 from data_sets import GENERATED_BASES
 from generated_fabrics import generate
@@ -71,7 +71,7 @@ def step_us(world: OverlappedWorld, chosen: Choice) -> float:
     return float(world.compute_us) + sum(training_us(world, call, chosen(call)) for call in world.calls)
 
 
-def judged(name: str, path: str, n_seeds: int, n_steps: int) -> Iterator[Result]:
+def judged(name: str, path: str, n_seeds: int, n_steps: int, looks_every: int) -> Iterator[Result]:
     """All figures of one fabric."""
     world = world_of(path, 0)
     options = {
@@ -86,7 +86,7 @@ def judged(name: str, path: str, n_seeds: int, n_steps: int) -> Iterator[Result]
     for seed in range(n_seeds):
         played = world_of(path, seed)
         brain = make_brain(played)
-        play(played, brain, n_steps)
+        play(played, brain, n_steps, looks_every=looks_every)
         ours = {call: decided(brain)(call) for call in options}
         ours_us.append(step_us(world, ours.__getitem__))
         spent.append(brain.spent_percent)
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one job of 300 steps per fabric")
     parser.add_argument("--only", default="", metavar="TEXT", help="fabrics whose name holds this")
     parser.add_argument("--generated", type=natural, default=0, metavar="N", help="N random fabrics besides")
+    parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans")
     arguments = parser.parse_args()
     machines = {name: name for name in fabric.names() if arguments.only in name}
     for seed in range(FIRST_SEED, FIRST_SEED + arguments.generated):
@@ -129,7 +130,7 @@ def main() -> None:
     n_seeds, n_steps = (1, 300) if arguments.quick else (5, 1000)
     results: list[Result] = []
     for name, path in track(machines.items(), "fabrics", transient=True):
-        results += judged(name, path, n_seeds, n_steps)
+        results += judged(name, path, n_seeds, n_steps, arguments.looks_every)
     report("training_reward", results, as_json=arguments.json)
 
 
