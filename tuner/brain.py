@@ -46,6 +46,7 @@ from tuner.policy.offered import withdraw_what_is_not_offered
 from tuner.policy.outlook import Outlook
 from tuner.policy.oversight import Oversight
 from tuner.policy.plans import PlanBook, PlanInForce, ending_by_itself, lasts_for
+from tuner.policy.refused import Refusals
 from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import KeyState
 from tuner.policy.withdrawal import Withdrawal
@@ -116,6 +117,7 @@ class Brain:
         self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
         self._policy.price.doubted_us = self._intake.doubted_us
         self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
+        self._refusals = Refusals()
         self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
         self._step = 0
         self._urgent = True
@@ -391,7 +393,15 @@ class Brain:
         self._keys.count(keys, steps)
         self._step = max(self._step, int(steps.max()))
         self._keys.learn_defaults(block, keys, self._costs)
-        connecting = self.memory.ran(block)
+        connects = np.zeros(len(block), np.bool_)
+        connects[self.memory.ran(block)] = True
+        differs = self._refusals.ran_something_else(block, slots, evidence)
+        if differs.any():
+            self._refusals.learn(slots[differs], self._states, evidence, self._costs)
+            keys, logs, slots = keys[~differs], logs[~differs], slots[~differs]
+            steps, connects = steps[~differs], connects[~differs]
+            if not len(keys):
+                return
         is_trial = np.zeros(n_keys, np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial
         self._intake.forget_slow_firsts(slots, logs, evidence)
@@ -409,8 +419,6 @@ class Brain:
             tried = may_cost[keys]
             if tried.any():
                 self._intake.n_explored += int(np.count_nonzero(is_trial[keys]))
-                connects = np.zeros(len(block), np.bool_)
-                connects[connecting] = True
                 says = self._intake.charge(
                     self._states,
                     slots[tried],

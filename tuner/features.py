@@ -137,6 +137,7 @@ class CostPrior:
         self._topologies: dict[CommunicatorClass, cost_model.Topology | None] = {}
         self._live: dict[tuple[CommunicatorClass, Collective], dict[int, npt.NDArray[np.float32]]] = {}
         self._max_channels: dict[CommunicatorClass, int] = {}
+        self._refused: dict[tuple[CommunicatorClass, Collective], set[tuple[int, int]]] = {}
         self._stated_channels = int(fabric_facts.get("comm_channels", 0) or 0)
         self.revision = 0
         """Grows whenever something is learned: what was worked out before no longer holds."""
@@ -164,6 +165,11 @@ class CostPrior:
         self.revision += is_new
         return is_new
 
+    def learn_refused(self, communicator: CommunicatorClass, collective: Collective, cell: tuple[int, int]) -> None:
+        """NCCL was asked for this algorithm and protocol, and ran others: it does not offer them."""
+        self._refused.setdefault((communicator, collective), set()).add(cell)
+        self.revision += 1
+
     def max_channels(self, communicator: CommunicatorClass) -> int:
         """Most channels that may be asked for: stated, or the most that were seen to run."""
         if self._fabric is not None:
@@ -176,7 +182,9 @@ class CostPrior:
         cells = self._offered_cells(communicator, collective)
         if cells is None and not catalog.legal_cells(collective, n_nodes=communicator.n_nodes):
             return (BASELINE,)
-        return catalog.candidates(collective, communicator, self.max_channels(communicator), cells=cells)
+        offered = catalog.candidates(collective, communicator, self.max_channels(communicator), cells=cells)
+        refused = self._refused.get((communicator, collective))
+        return tuple(one for one in offered if cell_of(one) not in refused) if refused else offered
 
     def default(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.records import Candidate
+from tuner.features import cell_of
 from tuner.policy.serial_noise import CHANGING, DEPTH, NONE, PRIOR_SIGMA, PRIOR_UNITS, Contrast, NoiseModel, UnitHistory
 
 Floats = npt.NDArray[np.float64]
@@ -58,6 +59,9 @@ class Evidence:
         self.candidates: list[Candidate] = []
         self._of_key: dict[int, list[int]] = {}
         self.key = np.zeros(0, np.int64)
+        self.algorithm = np.zeros(0, np.int64)
+        """That is asked for, 255 where the choice is NCCL's; so is the protocol."""
+        self.protocol = np.zeros(0, np.int64)
         self.n_calls = np.zeros(0, np.int64)
         self.n_units = np.zeros(0, np.int64)
         self.mean = np.zeros(0)
@@ -110,6 +114,7 @@ class Evidence:
             if found >= len(self.key):
                 self._grow(max(256, 2 * found))
             self.key[found] = key
+            self.algorithm[found], self.protocol[found] = cell_of(candidate)
         return found
 
     def forget(self, slots: Ints) -> None:
@@ -124,7 +129,7 @@ class Evidence:
         return self._of_key.get(key, [])
 
     def _grow(self, capacity: int) -> None:
-        for name in ("key", "n_calls", "n_units", "_open_step", "_open_calls"):
+        for name in ("key", "algorithm", "protocol", "n_calls", "n_units", "_open_step", "_open_calls"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(capacity - len(old), np.int64)]))
         for name in ("mean", "_as_measured", "spread", "extra_us", "_open_sum", "_call_dof", "_call_spread"):

@@ -1,0 +1,53 @@
+"""What NCCL does not offer, though no cost table says so: it runs its own choice, which passes for nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from brain_world import Call, World, make_brain, play
+
+from agent.nccl import fabric
+from store.records import BASELINE, Candidate, Collective, Phase, Protocol
+
+GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
+
+
+@dataclass
+class Refuses(World):
+    """Runs NCCL's own choice where it is asked for Simple in a reduce-scatter."""
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        is_refused = call.collective is SCATTER and candidate.protocol is Protocol.simple
+        return super().truth(call, BASELINE if is_refused else candidate)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_nccl_refuses_is_not_measured_and_soon_not_asked_for(seed: int) -> None:
+    place = fabric.load("h100_ib_16").communicator(range(16))
+    calls = [
+        Call(collective, phase, 3 << exponent - 1)
+        for exponent in (24, 25)
+        for collective, phase in ((GATHER, Phase.forward_gather), (SCATTER, Phase.gradient_scatter))
+        for _ in range(2)
+    ]
+    world = Refuses("h100_ib_16", place, calls, seed=seed)
+    assert all(world.setting(call, BASELINE).protocol is not Protocol.simple for call in calls)
+    brain = make_brain(world)
+    plans = play(world, brain, 200)
+    evidence = brain._regimes.evidence
+    measured = {
+        brain._states[int(key)].key.collective
+        for key, candidate, n_calls in zip(evidence.key, evidence.candidates, evidence.n_calls, strict=False)
+        if n_calls and candidate.protocol is Protocol.simple
+    }
+    assert SCATTER not in measured
+    asks = [
+        any(row.collective is SCATTER and row.candidate.protocol is Protocol.simple for row in one.rows)
+        for one in plans
+    ]
+    assert 1 <= sum(asks) <= 3
+    assert any("does not offer it here" in one.reason for one in brain.decisions())
+    assert not any(
+        state.incumbent.protocol is Protocol.simple for state in brain._states if state.key.collective is SCATTER
+    )
