@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.nccl import fabric
-from store.records import Collective, Phase
+from store.records import BASELINE, Collective, Phase
 from tuner.policy.pace import MEMORY_STEPS, MOST_IN_DOUBT, N_DIFFERENT, N_IN_A_ROW, Pace
 
 KINDS = (
@@ -125,3 +125,16 @@ def test_what_was_found_for_other_buckets_is_there_when_they_return() -> None:
     assert math.isfinite(brain.spent_percent)
     assert brain.spent_percent <= 1.0
     assert np.isfinite(world.run_step()[1].duration_us)
+
+
+@pytest.mark.parametrize(("place", "looks_every"), [("ethernet_boxes", 1), ("h100_ib_16", 5)])
+@pytest.mark.parametrize("seed", [3, 6])
+def test_gains_are_no_other_pace(place: str, looks_every: int, seed: int) -> None:
+    """Nearly all of a step is communication, so that it gets far shorter while many settings take turns."""
+    world = World(place, fabric.load(place).communicator(range(16)), _calls((17, 18, 19)), seed=seed, step_noise=0.003)
+    world.compute_us = 0.15 * sum(world.truth(call, BASELINE)[0] for call in world.calls)
+    brain = make_brain(world)
+    first_us = world.run_step()[1].duration_us
+    play(world, brain, 200, latency_steps=2, looks_every=looks_every)
+    assert world.run_step()[1].duration_us < 0.95 * first_us
+    assert not [one for one in brain.decisions() if one.kind == "pace"]

@@ -190,7 +190,8 @@ class Oversight:
         if not is_doubtful:
             self._recent.append((step.epoch, duration_us))
             if in_force is not None:
-                self._follow_pace(in_force, step.step, duration_us, states)
+                unsaved_us = duration_us + self._variants.saved_us(step.epoch, len(states), evidence)
+                self._follow_pace(in_force, step.step, duration_us, unsaved_us, states)
                 self._variants.learn(step, duration_us, states, evidence)
         is_urgent = False
         if in_force is not None and in_force.variant is None and not self._variants.is_on_trial:
@@ -235,10 +236,19 @@ class Oversight:
             is_urgent = True
         return is_urgent
 
-    def _follow_pace(self, in_force: PlanInForce, step: int, duration_us: float, states: list[KeyState]) -> None:
-        """Where the same settings take another time than before, steps of before are no yardstick any more."""
+    def _follow_pace(
+        self, in_force: PlanInForce, step: int, duration_us: float, unsaved_us: float, states: list[KeyState]
+    ) -> None:
+        """Where the same settings take another time than before, steps of before are no yardstick any more.
+
+        `unsaved_us` is what the step would have taken without what its plan saves as calls say.
+        """
         shift = self._pace.step(
-            self._plans.settings(in_force.plan.epoch), in_force.n_changes, math.log(duration_us), self._variants.noise
+            self._plans.settings(in_force.plan.epoch),
+            in_force.n_changes,
+            math.log(duration_us),
+            self._variants.noise,
+            math.log(unsaved_us),
         )
         if shift is None or not states:
             return

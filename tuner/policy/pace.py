@@ -29,6 +29,7 @@ class _Step(NamedTuple):
     settings: Hashable
     n_promoted: int
     log_us: float
+    log_unsaved_us: float
     shift: float
     """From steps with the same settings, or from all where there are none."""
     is_comparable: bool
@@ -47,14 +48,24 @@ class Pace:
         """The newest steps are off, and it is open whether a plan may be to blame."""
         return bool(self._odd)
 
-    def step(self, settings: Hashable, n_promoted: int, log_us: float, noise: float) -> float | None:
-        """One step under these settings, after so many promotions; `noise` is the standard deviation (log) of steps."""
-        alike = [one.log_us for one in self._known if one.settings == settings]
+    def step(
+        self, settings: Hashable, n_promoted: int, log_us: float, noise: float, log_unsaved_us: float | None = None
+    ) -> float | None:
+        """One step under these settings, after so many promotions.
+
+        `noise` is the standard deviation (log) of steps, `log_unsaved_us` what the step would have taken without what
+        its settings save as calls say. Only what is off with and without that is another pace.
+        """
+        log_unsaved_us = log_us if log_unsaved_us is None else log_unsaved_us
+        alike = [one for one in self._known if one.settings == settings]
         is_comparable = bool(alike)
-        yardstick = alike if is_comparable else [one.log_us for one in self._known]
-        shift = log_us - median(yardstick) if yardstick else 0.0
+        shift = 0.0
+        if yardstick := alike or self._known:
+            measured = log_us - median(one.log_us for one in yardstick)
+            unsaved = log_unsaved_us - median(one.log_unsaved_us for one in yardstick)
+            shift = min(measured, unsaved, key=abs) if measured * unsaved > 0.0 else 0.0
         side = self._odd[0].shift if self._odd else shift
-        self._odd.append(_Step(settings, n_promoted, log_us, shift, is_comparable))
+        self._odd.append(_Step(settings, n_promoted, log_us, log_unsaved_us, shift, is_comparable))
         if abs(shift) <= max(LEAST_SHIFT, NOISES * noise) or math.copysign(1.0, shift) != math.copysign(1.0, side):
             self._settle()
             return None

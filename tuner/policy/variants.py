@@ -99,6 +99,11 @@ class Variants:
         if without_us < math.inf and all(share <= MOST_SHARE for share in shares.values()):
             self._gains.step(math.log(without_us), shares)
 
+    def saved_us(self, epoch: int, n_keys: int, evidence: Evidence) -> float:
+        """What a plan saves of a step against NCCL's own choices, as calls say by now."""
+        slots = self._plans.slots(epoch, n_keys, evidence)
+        return self._policy.price.exposed_share * self._savings.of_plan(slots, evidence).saved_us
+
     def consider(
         self, states: list[KeyState], evidence: Evidence, step: int, step_us: float, *, may_begin: bool
     ) -> None:
