@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.cost_book import CostBook
 from agent.nccl.library import COST_RING_RECORDS, RING_RECORDS
 from store import wire
 from store.records import StepRecord
@@ -63,6 +64,7 @@ class RecordDrain:
         self._log = log
         self.steps: deque[StepRecord] = deque(maxlen=MAX_QUEUED_STEPS)
         self.adopted: deque[wire.Adopted] = deque(maxlen=MAX_QUEUED_STEPS)
+        self.costs = CostBook()
 
     def collect(self) -> list[Message]:
         """Everything new since the last call, oldest first."""
@@ -74,12 +76,17 @@ class RecordDrain:
                 self._log.record(block, n_dropped=self._rings.n_dropped())
             if self._rank != 0:
                 block = block[(block["flags"] & FLAG_TIMED) != 0]
+        # NCCL shows a table before its call is recorded: read in this order, none of these calls lacks its table. It is
+        # told ahead of them, so that nothing is tried on them that NCCL does not offer.
+        shown = self._rings.drain_costs(COST_RING_RECORDS)
+        if self._rank == 0:
+            self.costs.add(shown)
+            costs = self.costs.untold()
+            if len(costs):
+                messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))
         if len(block):
             head = wire.Observations(self._job_id, self._rank, len(block), self._rings.n_dropped())
             messages.append((head, block.tobytes()))
-        costs = self._rings.drain_costs(COST_RING_RECORDS)
-        if len(costs) and self._rank == 0:
-            messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))
         # The daemon learns of an epoch before it reads of the steps that ran under it.
         while self.adopted:
             messages.append((self.adopted.popleft(), None))

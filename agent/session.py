@@ -42,6 +42,8 @@ JOB_ID_KEY = "job_id"
 MEMORY_EVERY_S = 2.0
 BUSY_S = 2.0
 """How long after its start and after each new plan the agent reports at every tick."""
+TABLES_EVERY_GREETINGS = 32
+"""How often a daemon that is known hears all cost tables again: it may have dropped a job that stood still."""
 QUIET_TICKS = 4
 """Ticks between reports when nothing changes: each costs the step some microseconds."""
 
@@ -88,6 +90,9 @@ class Session:
         self._sample_pressure_at = 0.0
         self._busy_until = 0.0
         self._greeting: wire.Hello | None = None
+        self._n_greetings = 0
+        self._daemon_pid: int | None = None
+        self._is_daemon_new = False
         self.n_errors = 0
 
     # ---- training thread ---------------------------------------------------------------------
@@ -209,6 +214,8 @@ class Session:
 
     def tick_s(self) -> float:
         """Until the next report: often while something is being learned, seldom after that."""
+        if self._is_daemon_new:
+            return 0.0
         is_busy = time.monotonic() < self._busy_until
         return self._settings.tick_ms / 1000 * (1 if is_busy else QUIET_TICKS)
 
@@ -220,7 +227,12 @@ class Session:
             self._pressure = self._sample_pressure()
             if self._plugin is not None:
                 self._plugin.set_memory_pressure(-1.0 if self._pressure is None else self._pressure)
-        return self._drain.collect() if self._drain is not None else []
+        if self._drain is None:
+            return []
+        if self._is_daemon_new:
+            self._is_daemon_new = False
+            self._drain.costs.tell_again()
+        return self._drain.collect()
 
     def _hello(self) -> wire.Hello | None:
         """The greeting, once rank 0 has said how the job is called; None until then."""
@@ -259,6 +271,10 @@ class Session:
             )
         elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
             self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)
+        self._n_greetings += 1
+        # The tables follow the greeting, ahead of all that a daemon could draw conclusions from.
+        if self._daemon_pid is None or self._n_greetings % TABLES_EVERY_GREETINGS == 0:
+            self._drain.costs.tell_again()
         return self._greeting
 
     def _learn_job_id(self) -> bool:
@@ -290,6 +306,9 @@ class Session:
             self._agreement.renew()  # a daemon that speaks keeps the plan in force from expiring
         if isinstance(message, wire.Welcome) and self._leader is not None:
             self._leader.publish(message.listen)
+            # Where one daemon gave way to another faster than its silence was noticed.
+            self._is_daemon_new = self._daemon_pid not in (None, message.daemon_pid)
+            self._daemon_pid = message.daemon_pid
         elif isinstance(message, wire.PlanOffer) and self._agreement is not None:
             if message.job_id == self._job_id:
                 if message.plan.last_epoch > self._highest_epoch:
@@ -306,8 +325,10 @@ class Session:
     def _on_alive(self, alive: bool) -> None:
         endpoint = self._settings.endpoint
         logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
-        if not alive and self._agreement is not None:
-            self._agreement.withdraw()
+        if not alive:
+            self._daemon_pid = None
+            if self._agreement is not None:
+                self._agreement.withdraw()
         if not (alive or self._is_closing or self._has_told_silence) and is_first_of_node():
             self._has_told_silence = True
             logger.warning(

@@ -41,6 +41,15 @@ def test_rank_0_sends_everything_others_timed_records_only():
         assert set(np.frombuffer(body, wire.OBSERVATION_FIELDS)["rank"]) == {rank}
 
 
+def test_cost_tables_go_before_the_calls_that_they_are_about_and_once():
+    drain = RecordDrain(FakeRings(block([0]), costs=[1]), "job", 0)
+    assert [type(message) for message, _ in drain.collect()] == [wire.CostTables, wire.Observations]
+    assert drain.collect() == []
+    drain.costs.tell_again()
+    ((head, _),) = drain.collect()
+    assert head == wire.CostTables("job", 0, 1)
+
+
 def test_adoptions_go_before_steps_and_cost_tables_from_rank_0_only():
     drain = RecordDrain(FakeRings(block([]), costs=[1, 2]), "job", 0)
     drain.steps.append(StepRecord(1, 5, 10.0))
