@@ -153,7 +153,8 @@ class Session:
         emulated = dist.get_backend() == BACKEND
         self._clock = training_clock(emulated)
         if self._summary is not None:
-            self._summary.describe(self._settings.fabric if emulated else None, dist.get_world_size())
+            fabric = self._settings.fabric if emulated else None
+            self._summary.describe(fabric, dist.get_world_size(), dist.get_rank())
         plugin = self._plugin
         if plugin is None or dist.get_world_size() == 1:
             return

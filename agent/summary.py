@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,16 @@ class RunSummary:
         self._steps: list[StepRecord] = []
         self._fabric: str | None = None
         self._n_ranks = 0
+        self._rank = 0
 
-    def describe(self, fabric: str | None, n_ranks: int) -> None:
-        """Say what the run runs on; `fabric` names the emulated fabric, None the real NCCL."""
+    def describe(self, fabric: str | None, n_ranks: int, rank: int = 0) -> None:
+        """Say what the run runs on; `fabric` names the emulated fabric, None the real NCCL.
+
+        `rank` is the process group's: in processes of `mp.spawn` the environment says none.
+        """
         self._fabric = fabric
         self._n_ranks = n_ranks
+        self._rank = rank
 
     def add(self, step: StepRecord) -> None:
         """One finished step."""
@@ -35,7 +39,7 @@ class RunSummary:
         Raises:
             OSError: the path cannot be written.
         """
-        if self._n_ranks == 0 or os.environ.get("RANK", "0") != "0":
+        if self._n_ranks == 0 or self._rank != 0:
             return
         summary: dict[str, Any] = {
             "emulated": self._fabric is not None,
