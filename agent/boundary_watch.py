@@ -66,6 +66,11 @@ class BoundaryWatch:
         thread.start()
         self._thread = thread
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether training did something in this process, which speaks for its node."""
+        return self._thread is not None
+
     def boundary(self) -> None:
         """A step has ended: there is nothing more to watch."""
         self._over.set()

@@ -123,6 +123,7 @@ class Channel:
         poller.register(self._wake_fds[0], zmq.POLLIN)
         heard_at = time.monotonic()
         greet_at = tick_at = heard_at
+        has_greeted = False
         while not self._is_stopping:
             # What is heard wakes this thread at once; what there is to tell waits for the tick.
             pause_s = min(greet_at, tick_at) - time.monotonic()
@@ -138,11 +139,15 @@ class Channel:
             if greet_at - now <= COINCIDE_S:
                 hello = self._hello()
                 if hello is not None:
+                    has_greeted = True
                     self._send(socket, hello, None)
                 greet_at = now + (HELLO_EVERY_S if hello is not None else self._outbox.tick_s())
             for message, records in self._outbox.collect():
                 self._send(socket, message, records)
             tick_at = now + self._outbox.tick_s()
+        # A short job may know its name only now.
+        if not has_greeted and (hello := self._hello()) is not None:
+            self._send(socket, hello, None)
         for message, records in self._outbox.collect():
             self._send(socket, message, records)
         while self._farewells:

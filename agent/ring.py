@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,12 +10,12 @@ from numpy.typing import NDArray
 
 from agent.cost_book import CostBook
 from agent.nccl.library import COST_RING_RECORDS, RING_RECORDS
+from agent.step_queue import StepQueue
 from store import wire
 from store.records import StepRecord
 from store.wire import FLAG_TIMED
 
 UNKNOWN_RANK = 0xFFFFFFFF
-MAX_QUEUED_STEPS = 4096
 
 Message = tuple[wire.AgentMessage, Any]
 
@@ -49,6 +48,7 @@ class RecordDrain:
 
     Rank 0 sends every record, since the daemon reads the stage fingerprint off its sequence of
     decisions; the others send timed records only. `log`, if given, sees every record and step.
+    What was in rings and queue before there was anybody to collect it comes with the first collection.
     """
 
     def __init__(
@@ -56,24 +56,25 @@ class RecordDrain:
         rings: Rings,
         job_id: str,
         rank: int,
+        queue: StepQueue,
         log: BlockLog | None = None,
     ) -> None:
         self._rings = rings
         self._job_id = job_id
         self._rank = rank
         self._log = log
-        self.steps: deque[StepRecord] = deque(maxlen=MAX_QUEUED_STEPS)
-        self.adopted: deque[wire.Adopted] = deque(maxlen=MAX_QUEUED_STEPS)
+        self._queue = queue
         self.costs = CostBook()
 
     def collect(self) -> list[Message]:
         """Everything new since the last call, oldest first."""
         messages: list[Message] = []
         block = self._rings.drain(RING_RECORDS)
+        n_dropped = self._rings.n_dropped() + self._queue.n_lost
         if len(block):
             block["rank"][block["rank"] == UNKNOWN_RANK] = self._rank
             if self._log is not None:
-                self._log.record(block, n_dropped=self._rings.n_dropped())
+                self._log.record(block, n_dropped=n_dropped)
             if self._rank != 0:
                 block = block[(block["flags"] & FLAG_TIMED) != 0]
         # NCCL shows a table before its call is recorded: read in this order, none of these calls lacks its table. It is
@@ -85,14 +86,12 @@ class RecordDrain:
             if len(costs):
                 messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))
         if len(block):
-            head = wire.Observations(self._job_id, self._rank, len(block), self._rings.n_dropped())
+            head = wire.Observations(self._job_id, self._rank, len(block), n_dropped)
             messages.append((head, block.tobytes()))
         # The daemon learns of an epoch before it reads of the steps that ran under it.
-        while self.adopted:
-            messages.append((self.adopted.popleft(), None))
-        steps = []
-        while self.steps:
-            steps.append(self.steps.popleft())
+        for epoch, step in self._queue.take_adopted():
+            messages.append((wire.Adopted(self._job_id, epoch, step), None))
+        steps = self._queue.take_steps()
         if steps:
             if self._log is not None:
                 self._log.steps(steps)

@@ -24,12 +24,14 @@ from agent.boundary_watch import BoundaryWatch
 from agent.channel import Channel
 from agent.clock import TrainingClock, WallClock, training_clock
 from agent.emulation import BACKEND, uses_nccl
+from agent.job_name import JobName
 from agent.job_store import open_job_store
 from agent.leader import LeaderAddress
 from agent.nccl.library import Plugin
 from agent.plan_table import PlanTable
 from agent.ring import RecordDrain
 from agent.settings import AgentSettings, is_first_of_node
+from agent.step_queue import StepQueue
 from agent.summary import RunSummary
 from agent.trace_log import TraceLog
 from store import wire
@@ -38,7 +40,6 @@ from store.records import StepRecord
 
 logger = logging.getLogger("zerotune.agent")
 
-JOB_ID_KEY = "job_id"
 MEMORY_EVERY_S = 2.0
 BUSY_S = 2.0
 """How long after its start and after each new plan the agent reports at every tick."""
@@ -78,11 +79,13 @@ class Session:
         self._boundary_exposed_us: float | None = None
         self._observe_steps = 0
         self._agreement: Agreement | None = None
-        self._store: Any = None
+        self._name: JobName | None = None
+        self._queue: StepQueue | None = None
         self._leader: LeaderAddress | None = None
         self._channel: Channel | None = None
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
+        self._why_untraced = ""
         # Found when the rank joins: before that the script has not said which GPU is this process's, and to ask
         # would open the first one in every process that imports torch.
         self._sample_pressure: Callable[[], float | None] = lambda: None
@@ -120,8 +123,8 @@ class Session:
             epoch = self._agreement.boundary()
             if epoch != self._epoch:
                 self._epoch = epoch
-                if self._rank == 0 and self._drain is not None:
-                    self._drain.adopted.append(wire.Adopted(self._job_id, epoch, self._step))
+                if self._rank == 0 and self._queue is not None:
+                    self._queue.adopt(epoch, self._step)
 
     def _finish_step(self) -> None:
         now_us, exposed_us = self._clock.now_us(), self._clock.exposed_us()
@@ -130,8 +133,8 @@ class Session:
             if exposed_us is not None and self._boundary_exposed_us is not None:
                 exposed = exposed_us - self._boundary_exposed_us
             record = StepRecord(self._step, self._epoch, now_us - self._boundary_us, exposed, self._pressure)
-            if self._drain is not None:
-                self._drain.steps.append(record)
+            if self._queue is not None:
+                self._queue.add(record)
             if self._summary is not None:
                 self._summary.add(record)
         self._boundary_us, self._boundary_exposed_us = now_us, exposed_us
@@ -155,12 +158,18 @@ class Session:
         if self._summary is not None:
             fabric = self._settings.fabric if emulated else None
             self._summary.describe(fabric, dist.get_world_size(), dist.get_rank())
-        plugin = self._plugin
-        if plugin is None or dist.get_world_size() == 1:
+        plugin, self._rank = self._plugin, dist.get_rank()
+        self._why_untraced = "the agent could not join the job"
+        if plugin is None:
+            self._why_untraced = "the agent runs without its plugin"
+            return
+        if dist.get_world_size() == 1:
+            self._why_untraced = "the job has one rank, and so no collectives"
             return
         backends = dist.get_backend_config()
         if not emulated and not uses_nccl(backends):
-            if dist.get_rank() == 0:
+            self._why_untraced = "the job does not run on NCCL"
+            if self._rank == 0:
                 logger.warning("zerotune: backends %s are not NCCL; nothing to tune", backends)
             return
         self._look_around(plugin, emulated)
@@ -169,7 +178,6 @@ class Session:
     def _look_around(self, plugin: Plugin, emulated: bool) -> None:
         """Which rank this is, of what, and on which hardware."""
         _follow_runtime_phases(plugin)
-        self._rank = dist.get_rank()
         self._world_size = dist.get_world_size()
         self._fabric_id, self._fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
         if emulated:
@@ -186,7 +194,7 @@ class Session:
         """Meet the other ranks and the daemon."""
         settings, rank, world_size = self._settings, self._rank, self._world_size
         # For the channel's thread alone: the agreement's thread blocks on a connection of its own.
-        self._store = open_job_store()
+        self._name = JobName(open_job_store(), rank, settings.job_id)
         logs_trace = settings.trace_dir is not None
         plugin.set_recording(rank == 0 or logs_trace)
         plugin.set_observing(logs_trace)
@@ -209,6 +217,7 @@ class Session:
             self._on_alive,
         )
         self._busy_until = time.monotonic() + BUSY_S
+        self._queue = StepQueue()
         self._channel.start()
 
     # ---- channel thread ----------------------------------------------------------------------
@@ -238,20 +247,14 @@ class Session:
     def _hello(self) -> wire.Hello | None:
         """The greeting, once rank 0 has said how the job is called; None until then."""
         plugin = self._plugin
-        if plugin is None or not self._learn_job_id():
+        if plugin is None or self._name is None or self._agreement is None or self._queue is None:
             return None
         if self._drain is None:
-            if self._settings.trace_dir is not None:
-                self._trace_log = TraceLog(
-                    self._settings.trace_dir,
-                    job_id=self._job_id,
-                    rank=self._rank,
-                    n_ranks=self._world_size,
-                    fabric_id=self._fabric_id,
-                    fabric=self._fabric,
-                    version=importlib.metadata.version("zerotune"),
-                )
-            self._drain = RecordDrain(plugin, self._job_id, self._rank, self._trace_log)
+            store = self._name.learn(self._agreement.incarnation)
+            if store is None:
+                return None
+            self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node())
+            self._drain = self._open_drain(plugin, self._queue, self._name.likely())
         # A daemon that comes back must number its plans above all that were ever offered.
         epoch = max(plugin.active_epoch(), self._highest_epoch)
         leader = self._leader.look_up() if self._leader is not None else ""
@@ -278,29 +281,20 @@ class Session:
             self._drain.costs.tell_again()
         return self._greeting
 
-    def _learn_job_id(self) -> bool:
-        """Rank 0's job id, so that ranks launched on several nodes name the job alike; never waits for it."""
-        if self._drain is not None:
-            return True
-        incarnation = self._agreement.incarnation if self._agreement is not None else None
-        if incarnation is None:
-            return False
-        # Below its number: the job's last start has left a name there too.
-        store = dist.PrefixStore(str(incarnation), self._store)
-        try:
-            if self._rank == 0:
-                n_restarts = max(incarnation - 1, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-                self._job_id = self._settings.job_id + (f".{n_restarts}" if n_restarts else "")
-                store.set(JOB_ID_KEY, self._job_id)
-            elif store.check([JOB_ID_KEY]):
-                self._job_id = bytes(store.get(JOB_ID_KEY)).decode()
-            else:
-                return False
-        except RuntimeError as error:
-            logger.debug("the job's store is gone, so is the job: %s", error)
-            return False
-        self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node())
-        return True
+    def _open_drain(self, plugin: Plugin, queue: StepQueue, job_id: str) -> RecordDrain:
+        """From here on what has happened so far, and what will, is logged and told."""
+        self._job_id = job_id
+        if self._settings.trace_dir is not None:
+            self._trace_log = TraceLog(
+                self._settings.trace_dir,
+                job_id=job_id,
+                rank=self._rank,
+                n_ranks=self._world_size,
+                fabric_id=self._fabric_id,
+                fabric=self._fabric,
+                version=importlib.metadata.version("zerotune"),
+            )
+        return RecordDrain(plugin, job_id, self._rank, queue, self._trace_log)
 
     def _on_message(self, message: wire.DaemonMessage) -> None:
         if self._agreement is not None:
@@ -350,15 +344,33 @@ class Session:
             if self._watch is not None:
                 self._watch.close()
             if self._channel is not None:
-                self._channel.close(wire.Goodbye(self._job_id, self._rank))
+                job_id = self._name.likely() if self._name is not None else self._job_id
+                self._channel.close(wire.Goodbye(job_id, self._rank))
             if self._agreement is not None:
                 self._agreement.close()
-            if self._trace_log is not None:
-                self._trace_log.close()
+            self._end_trace()
             if self._summary is not None:
                 self._write_summary(self._summary)
         except Exception as error:
             self._fail(error)
+
+    def _end_trace(self) -> None:
+        """Log what no tick came for any more; say so where there is nothing to log."""
+        folder = self._settings.trace_dir
+        if folder is None:
+            return
+        if self._plugin is not None and self._queue is not None and self._name is not None:
+            if self._drain is None:  # the job was over before its ranks had met
+                self._drain = self._open_drain(self._plugin, self._queue, self._name.likely())
+            self._drain.collect()
+        elif self._rank == 0:
+            why = self._why_untraced
+            if not self._joined and self._watch is not None and self._watch.has_begun:
+                why = "no training step was seen to end"
+            if why:
+                logger.warning("zerotune: no trace is logged in %s: %s", folder, why)
+        if self._trace_log is not None:
+            self._trace_log.close()
 
     def _write_summary(self, summary: RunSummary) -> None:
         try:

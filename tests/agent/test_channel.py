@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 import zmq
@@ -106,4 +107,19 @@ def test_a_restarted_daemon_is_greeted_again(endpoint, channel):
     daemon.close()
     daemon = Daemon(endpoint)
     assert daemon.receive(wire.Hello)[1].job_id == "job"
+    daemon.close()
+
+
+def test_a_job_that_ends_before_it_has_a_name_is_greeted_for_at_its_end(endpoint):
+    daemon = Daemon(endpoint)
+    outbox, hellos = Outbox(), [None]
+    line = Channel(endpoint, lambda: hellos[0], outbox, lambda _: None, lambda _: None)
+    line.start()
+    time.sleep(0.3)  # it connects, and has no name to greet under
+    hellos[0] = wire.Hello("job", 0, 2, 0, "node", 1, "fabric", {}, 0, 5)
+    outbox.tick_s = lambda: 60.0
+    outbox.messages.append((wire.Observations("job", 0, 1), bytes(64)))
+    line.close(wire.Goodbye("job", 0))
+    kinds = [type(daemon.receive(object)[1]) for _ in range(3)]
+    assert kinds == [wire.Hello, wire.Observations, wire.Goodbye]
     daemon.close()

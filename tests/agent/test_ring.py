@@ -1,6 +1,7 @@
 import numpy as np
 
 from agent.ring import UNKNOWN_RANK, RecordDrain
+from agent.step_queue import MAX_QUEUED, StepQueue
 from store import wire
 from store.records import StepRecord
 
@@ -9,6 +10,7 @@ class FakeRings:
     def __init__(self, block, costs=()):
         self.blocks = [block]
         self.costs = [np.zeros(len(costs), wire.COST_FIELDS)]
+        self.costs[0]["message_bytes"] = costs
 
     def drain(self, max_records):
         assert max_records * wire.OBSERVATION_BYTES <= wire.MAX_RECORDS_BYTES
@@ -34,7 +36,7 @@ def decode(message, records):
 
 def test_rank_0_sends_everything_others_timed_records_only():
     for rank, expected in ((0, 4), (3, 2)):
-        drain = RecordDrain(FakeRings(block([0, 2, 3, 1])), "job", rank)
+        drain = RecordDrain(FakeRings(block([0, 2, 3, 1])), "job", rank, StepQueue())
         ((head, records),) = drain.collect()
         message, body = decode(head, records)
         assert message == wire.Observations("job", rank, expected, 7)
@@ -42,7 +44,7 @@ def test_rank_0_sends_everything_others_timed_records_only():
 
 
 def test_cost_tables_go_before_the_calls_that_they_are_about_and_once():
-    drain = RecordDrain(FakeRings(block([0]), costs=[1]), "job", 0)
+    drain = RecordDrain(FakeRings(block([0]), costs=[1]), "job", 0, StepQueue())
     assert [type(message) for message, _ in drain.collect()] == [wire.CostTables, wire.Observations]
     assert drain.collect() == []
     drain.costs.tell_again()
@@ -51,13 +53,15 @@ def test_cost_tables_go_before_the_calls_that_they_are_about_and_once():
 
 
 def test_adoptions_go_before_steps_and_cost_tables_from_rank_0_only():
-    drain = RecordDrain(FakeRings(block([]), costs=[1, 2]), "job", 0)
-    drain.steps.append(StepRecord(1, 5, 10.0))
-    drain.adopted.append(wire.Adopted("job", 5, 1))
-    kinds = [type(decode(*message)[0]) for message in drain.collect()]
-    assert kinds == [wire.CostTables, wire.Adopted, wire.Steps]
+    queue = StepQueue()
+    drain = RecordDrain(FakeRings(block([]), costs=[1, 2]), "job", 0, queue)
+    queue.add(StepRecord(1, 5, 10.0))
+    queue.adopt(5, 1)
+    costs, *messages = [decode(*message)[0] for message in drain.collect()]
+    assert costs == wire.CostTables("job", 0, 2)
+    assert messages == [wire.Adopted("job", 5, 1), wire.Steps("job", 0, (StepRecord(1, 5, 10.0),))]
     assert drain.collect() == []
-    assert RecordDrain(FakeRings(block([]), costs=[1]), "job", 1).collect() == []
+    assert RecordDrain(FakeRings(block([]), costs=[1]), "job", 1, StepQueue()).collect() == []
 
 
 class Log:
@@ -73,8 +77,16 @@ class Log:
 
 
 def test_the_trace_sees_every_record_and_step():
-    log, step = Log(), StepRecord(1, 5, 10.0)
-    drain = RecordDrain(FakeRings(block([0, 2])), "job", 1, log)
-    drain.steps.append(step)
-    drain.collect()
+    log, queue, step = Log(), StepQueue(), StepRecord(1, 5, 10.0)
+    queue.add(step)
+    RecordDrain(FakeRings(block([0, 2])), "job", 1, queue, log).collect()
     assert (log.n_records, log.n_dropped, log.logged_steps) == (2, 7, [step])
+
+
+def test_steps_that_found_no_room_are_counted_with_the_records_that_did_not():
+    log, queue = Log(), StepQueue()
+    for step in range(MAX_QUEUED + 3):
+        queue.add(StepRecord(step, 0, 10.0))
+    RecordDrain(FakeRings(block([0])), "job", 1, queue, log).collect()
+    assert [record.step for record in log.logged_steps] == list(range(3, MAX_QUEUED + 3))
+    assert log.n_dropped == 7 + 3

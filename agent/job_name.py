@@ -1,0 +1,61 @@
+"""How the job is called, on all of its ranks alike.
+
+Ranks launched on several nodes were each given a name; rank 0's counts. It says it in the job's store, below the number
+of the job's start: its last start has left a name there, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Final
+
+import torch.distributed as dist
+
+logger = logging.getLogger("zerotune.agent")
+
+KEY: Final = "job_id"
+
+
+class JobName:
+    """One rank's part. Used by the channel's thread; by the main one at exit, when that has ended.
+
+    Args:
+        store: the job's store, on a connection that nobody blocks.
+        rank: in the job.
+        own: what this rank was told by its environment.
+    """
+
+    def __init__(self, store: Any, rank: int, own: str) -> None:
+        self._store = store
+        self._rank = rank
+        self._own = own
+        self.name: str | None = None
+        """None until rank 0 has said it."""
+
+    def learn(self, incarnation: int | None) -> Any:
+        """The store below the number of this start, once that and rank 0's name are known, None until then."""
+        if incarnation is None:
+            return None
+        store = dist.PrefixStore(str(incarnation), self._store)
+        try:
+            if self._rank == 0:
+                self.name = self._restarted(max(incarnation - 1, _n_restarts()))
+                store.set(KEY, self.name)
+            elif store.check([KEY]):
+                self.name = bytes(store.get(KEY)).decode()
+        except RuntimeError as error:
+            logger.debug("the job's store is gone, so is the job: %s", error)
+            return None
+        return store if self.name is not None else None
+
+    def likely(self) -> str:
+        """The name, or what it most likely is, where the job was over before rank 0 could say it."""
+        return self.name if self.name is not None else self._restarted(_n_restarts())
+
+    def _restarted(self, n_times: int) -> str:
+        return self._own + (f".{n_times}" if n_times else "")
+
+
+def _n_restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

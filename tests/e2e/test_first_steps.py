@@ -1,0 +1,115 @@
+"""What a job does before its ranks have met, and all that a short one ever does, is logged and told."""
+
+import json
+import sqlite3
+import sys
+
+import pytest
+from node_world import FABRIC, ZEROTUNE
+
+from tuner.traces.own import read_own, trace_files
+
+N_RANKS = 2
+
+
+def traces_of(folder):
+    return [read_own(path) for path in trace_files(folder)]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("n_steps", [1, 2, 4])
+def test_the_trace_of_a_short_job_is_whole_without_a_daemon(world, n_steps):
+    training, _ = world.train("--steps", n_steps, launch=("--log-trace", world.folder / "trace"))
+    returncode, output = world.finish(training)
+    assert returncode == 0, output
+    traces = traces_of(world.folder / "trace")
+    assert [trace.header.rank for trace in traces] == list(range(N_RANKS))
+    assert len({trace.header.job_id for trace in traces}) == 1
+    for trace in traces:
+        assert trace.ended
+        # The first step ends where the ranks begin to look for each other.
+        assert trace.steps["step"].tolist() == list(range(1, n_steps))
+        assert set(trace.records["step"].tolist()) >= set(range(1, n_steps))
+
+
+@pytest.mark.timeout(120)
+def test_the_steps_before_the_ranks_had_met_are_in_trace_and_store(world):
+    daemon = world.start_daemon()
+    training, _ = world.train("--steps", 200, launch=("--log-trace", world.folder / "trace"))
+    returncode, output = world.finish(training)
+    assert returncode == 0, output
+    for trace in traces_of(world.folder / "trace"):
+        assert trace.steps["step"].tolist() == list(range(1, 200))
+        assert trace.n_dropped == 0
+    daemon.terminate()
+    world.finish(daemon, timeout_s=10)
+    with sqlite3.connect(world.store) as store:
+        steps = [step for (step,) in store.execute("SELECT step FROM steps ORDER BY step")]
+    assert steps == list(range(1, 200))
+
+
+ALONE = """
+import torch, torch.distributed as dist
+dist.init_process_group()
+parameter = torch.nn.Parameter(torch.ones(1))
+parameter.sum().backward()
+dist.barrier()
+if {steps}:
+    torch.optim.SGD([parameter]).step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("n_ranks", "steps", "why"),
+    [(1, True, "the job has one rank, and so no collectives"), (2, False, "no training step was seen to end")],
+)
+def test_a_trace_that_is_missing_is_one_line(world, n_ranks, steps, why):
+    script, folder = world.folder / "script.py", world.folder / "trace"
+    script.write_text(ALONE.format(steps=steps))
+    job = world.start(
+        *ZEROTUNE, "launch", "--fabric", FABRIC, "--endpoint", world.endpoint, "--log-trace", folder, "--",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}", script,
+    )  # fmt: skip
+    returncode, output = world.finish(job)
+    assert returncode == 0, output
+    assert output.count(f"zerotune: no trace is logged in {folder}: {why}\n") == 1
+
+
+SPAWNED = """
+import socket, torch, torch.distributed as dist
+from torch import multiprocessing
+
+def main(rank, port):
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter])
+    for _ in range(5):
+        parameter.sum().backward()
+        dist.all_reduce(parameter.grad)
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    multiprocessing.spawn(main, (port,), nprocs=2)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_spawned_ranks_leave_whole_traces_and_one_summary(world):
+    script, summary = world.folder / "script.py", world.folder / "summary.json"
+    script.write_text(SPAWNED)
+    job = world.start(
+        *ZEROTUNE, "launch", "--fabric", FABRIC, "--endpoint", world.endpoint, "--log-trace", world.folder / "trace",
+        "--summary", summary, "--", sys.executable, script,
+    )  # fmt: skip
+    returncode, output = world.finish(job)
+    assert returncode == 0, output
+    traces = traces_of(world.folder / "trace")
+    assert [trace.steps["step"].tolist() for trace in traces] == [[1, 2, 3, 4]] * N_RANKS
+    written = [step["duration_us"] for step in json.loads(summary.read_text())["steps"]]
+    assert written == traces[0].steps["duration_us"].tolist()
