@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent import pinning, settings
+from agent import settings
 from agent.nccl import fabric as fabrics
-from agent.nccl import library, memory
+from agent.nccl import library, memory, pinning
 from agent.nccl.emulation_settings import EmulationSettings
 from store.errors import PlanError, PluginError, UserError
 from store.plan_file import read_plan

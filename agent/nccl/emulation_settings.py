@@ -6,12 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agent.nccl import pinning
+from agent.nccl.channel_limit import channel_limit
+from agent.nccl.fault_settings import read_faults
+from agent.nccl.release import release
 from store.errors import UserError
+from store.records import Collective
 
 
 @dataclass(frozen=True)
 class EmulationSettings:
-    """ZEROTUNE_SEED, _COMPUTE and _DEVICE_MB."""
+    """ZEROTUNE_SEED, _COMPUTE and _DEVICE_MB; what else the emulation reads is only checked here."""
 
     seed: int
     compute: str
@@ -22,11 +27,15 @@ class EmulationSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> EmulationSettings:
-        """Read them.
+        """Read them, and see that whatever the ranks will read later can be read, too.
 
         Raises:
             UserError: a value makes no sense.
         """
+        release(environment)
+        read_faults(environment.get("ZEROTUNE_FAULTS", ""))
+        channel_limit(environment, 1)
+        _check_pinning(environment)
         seed_text = environment.get("ZEROTUNE_SEED", "0")
         try:
             seed = int(seed_text)
@@ -43,6 +52,14 @@ class EmulationSettings:
             remedy = "say 40000, for example, or unset it"
             raise UserError(f"ZEROTUNE_DEVICE_MB={memory_text!r} is no amount of memory", remedy)
         return cls(seed, compute, scale, device_mb)
+
+
+def _check_pinning(environment: Mapping[str, str]) -> None:
+    for name in pinning.PINNING:
+        try:
+            pinning.allowed_cells({name: environment.get(name, "")}, Collective.all_reduce)
+        except UserError as error:
+            raise UserError(f"{name}={environment[name]!r}: {error.problem}", f"{error.remedy}, or unset it") from None
 
 
 def _positive(text: str) -> float | None:

@@ -150,9 +150,9 @@ def load(rank: Rank, _options: argparse.Namespace) -> None:
         sources |= {int(source) for source in rank.timed(collective, PROBE_BYTES, 1)["timing_source"]}
     version = fabric_identity.nccl_version()
     if rank.fabric:
-        from agent.nccl.emulated.release import release
+        from agent.nccl.release import release
 
-        major, minor, patch = (*release().version, 0)[:3]
+        major, minor, patch = (*release(os.environ).version, 0)[:3]
         version = major * 10000 + minor * 100 + patch
     rank.write(
         nccl_version=version, tuner_abi=rank.plugin.tuner_abi(), offered=offered, timing_sources=sorted(sources),

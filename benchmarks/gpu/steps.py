@@ -15,7 +15,7 @@ from typing import Any
 from ranks import Machine, Ranks
 from results import Record
 
-from agent.nccl.emulated.release import Release
+from agent.nccl.release import Release
 from store.records import Collective, TimingSource
 from tuner.traces import nccl_debug
 from tuner.traces.records import Summary

@@ -47,6 +47,9 @@ def test_the_environment_restricts_the_choice(pair: Pair) -> None:
         issue(pair(NCCL_ALGO="Tree"), Collective.all_gather, MIB)
     old = pair(NCCL_ALGO="Tree", ZEROTUNE_NCCL_VERSION="2.22.3")
     assert issue(old, Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring
+    by_function = "ring;allreduce:tree"
+    assert issue(pair(NCCL_ALGO=by_function), Collective.all_reduce, MIB).candidate.algorithm is Algorithm.tree
+    assert issue(pair(NCCL_ALGO=by_function), Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring
     with pytest.raises(UserError, match="unknown algorithm"):
         pair(NCCL_ALGO="Star")
     with pytest.raises(UserError, match="no NCCL release"):

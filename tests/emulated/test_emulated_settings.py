@@ -74,6 +74,17 @@ def test_the_device_can_be_made_smaller(emulation: pytest.MonkeyPatch, pair: Pai
         ("ZEROTUNE_DEVICE_MB", "much"),
         ("ZEROTUNE_DEVICE_MB", "-5"),
         ("ZEROTUNE_DEVICE_MB", "inf"),
+        ("ZEROTUNE_NCCL_VERSION", "2.10"),
+        ("ZEROTUNE_NCCL_VERSION", "newest"),
+        ("ZEROTUNE_FAULTS", "foo"),
+        ("ZEROTUNE_FAULTS", "hang:ring"),
+        ("ZEROTUNE_FAULTS", "fail:star/ll"),
+        ("ZEROTUNE_FAULTS", "force:first:ring/ll"),
+        ("ZEROTUNE_FAULTS", "fail:ring/ll/four"),
+        ("NCCL_MAX_NCHANNELS", "abc"),
+        ("NCCL_MAX_CTAS", "0"),
+        ("NCCL_ALGO", "junk"),
+        ("NCCL_PROTO", "allreduce:junk"),
     ],
 )
 def test_nonsense_is_refused_with_its_name(emulation: pytest.MonkeyPatch, variable: str, value: str) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from agent.nccl import catalog, cost_model
+from agent.nccl import cost_model, pinning
 from agent.nccl.emulated.errors import EmulatedNcclError
 from agent.nccl.emulated.plugin_host import CommunicatorPlugins, plugin_host
 from agent.nccl.fabric import Fabric
-from store.errors import UserError
 from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 
 IGNORE: Final = cost_model.IGNORE
@@ -27,6 +24,7 @@ _NEVER_WINS: Final = 3.6e9
 _NO_FALLBACK_SINCE: Final = (2, 24)
 """Older releases ran ring/simple when nothing was left to choose from."""
 _ASKS_FOR_SYMMETRIC_SINCE: Final = (2, 29)
+_EVERY_CELL: Final = frozenset((a, p) for a in Algorithm for p in Protocol)
 _BEYOND_RCCL: Final = [a for a in Algorithm if a not in (Algorithm.tree, Algorithm.ring)]
 _PIVOT: Final = 8
 _PIVOT_SINCE_BYTES: Final = 744 << 10
@@ -50,7 +48,9 @@ class Chooser:
         )
         self._release = plugin_host().release
         self._plugins = plugins if plugins is not None and plugins.has_tuner else None
-        self._forbidden = _forbidden_by_environment()
+        self._forbidden = {
+            collective: _EVERY_CELL - pinning.allowed_cells(os.environ, collective) for collective in Collective
+        }
         self._limit = _NEVER_WINS if self._release.version < (2, 29) else float("inf")
         self._costs: dict[tuple[Collective, int, bool, int], _Costs] = {}
         self._table: _Costs = (ctypes.c_float * _N_CELLS)()
@@ -112,7 +112,7 @@ class Chooser:
         table[self._release.n_algorithms :] = IGNORE
         if self._release.is_rccl:
             table[_BEYOND_RCCL] = IGNORE
-        for algorithm, protocol in self._forbidden:
+        for algorithm, protocol in self._forbidden[collective]:
             table[algorithm, protocol] = IGNORE
         return (ctypes.c_float * _N_CELLS)(*table.ravel().tolist())
 
@@ -124,7 +124,9 @@ class Chooser:
             if winner < 0 and self._release.version < _NO_FALLBACK_SINCE:
                 winner = Algorithm.ring * cost_model.N_PROTOCOLS + Protocol.simple
             elif winner < 0:
-                reason = "NCCL_ALGO and NCCL_PROTO leave none" if self._forbidden else "every cell is IGNORE"
+                reason = (
+                    "NCCL_ALGO and NCCL_PROTO leave none" if self._forbidden[collective] else "every cell is IGNORE"
+                )
                 raise EmulatedNcclError(f"no algorithm for {collective.name} of {message_bytes} bytes: {reason}")
             if len(self._candidates) > 8192:
                 self._candidates.clear()
@@ -141,36 +143,3 @@ class Chooser:
                 most = max(1, self._topology.nvls_channels)
             n_channels = cost_model.channels_used(collective, protocol, message_bytes, min(asked, most))
         return Candidate(algorithm, protocol, max(1, n_channels))
-
-
-def channel_limit(n_channels: int) -> int:
-    """Channels of a communicator that would have `n_channels`, under NCCL_MAX_CTAS or its older name.
-
-    Raises:
-        UserError: the variable is no positive number.
-    """
-    for variable in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"):
-        text = os.environ.get(variable, "").strip()
-        if text:
-            if not text.isdigit() or int(text) < 1:
-                raise UserError(f"{variable}={text!r} is no count of channels", "say 8, for example, or unset it")
-            n_channels = min(n_channels, int(text))
-    return n_channels
-
-
-def _forbidden_by_environment() -> tuple[tuple[Algorithm, Protocol], ...]:
-    """Cells that NCCL_ALGO and NCCL_PROTO (lists, or with ^ what to leave out) take away."""
-    algorithms = _named("NCCL_ALGO", Algorithm, catalog.parse_algorithm)
-    protocols = _named("NCCL_PROTO", Protocol, catalog.parse_protocol)
-    return tuple((a, p) for a in Algorithm for p in Protocol if a not in algorithms or p not in protocols)
-
-
-_Member = TypeVar("_Member", bound=IntEnum)
-
-
-def _named(variable: str, members: type[_Member], parse: Callable[[str], _Member]) -> frozenset[_Member]:
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return frozenset(members)
-    named = frozenset(parse(name) for name in text.removeprefix("^").split(",") if name.strip())
-    return frozenset(members) - named if text.startswith("^") else named

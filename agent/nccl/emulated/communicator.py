@@ -8,6 +8,7 @@ the virtual start and end follow from them alike on all ranks, and the results a
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from agent.nccl.channel_limit import channel_limit
 from agent.nccl.emulated import clock, faults
 from agent.nccl.emulated.calls import TUNED, Call, Path, Run
-from agent.nccl.emulated.chooser import Chooser, channel_limit
+from agent.nccl.emulated.chooser import Chooser
 from agent.nccl.emulated.errors import CallMismatch, EmulatedNcclError, SettingDisagreement
 from agent.nccl.emulated.events import BYTES, DATATYPES, NO_SETTING, ProfilerEvents
 from agent.nccl.emulated.journal import JournalCall, journal
@@ -54,7 +56,7 @@ class Communicator:
         self.comm_id = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little") or 1
         self.rendezvous = Rendezvous(store, f"emulated_nccl/{incarnation}", rank, self.n_ranks, timeout)
         self._plugins = CommunicatorPlugins(self.comm_id, rank, self.n_ranks, self._shape.n_nodes, name)
-        self._n_channels = channel_limit(fabric.max_channels(self._shape))
+        self._n_channels = channel_limit(os.environ, fabric.max_channels(self._shape))
         self._chooser = Chooser(fabric, self._shape, self._plugins, self._n_channels) if self.n_ranks > 1 else None
         self._memory = CommunicatorMemory(fabric, self._shape, self._n_channels)
         self._header = Header()

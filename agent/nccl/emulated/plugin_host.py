@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from agent.nccl.emulated.build import build
 from agent.nccl.emulated.errors import EmulatedNcclError
-from agent.nccl.emulated.release import release
+from agent.nccl.release import release
 from store.records import TimingSource
 
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class PluginHost:
     """The process's plugins; `tuner` and `profiler` are None when there is none."""
 
     def __init__(self) -> None:
-        self.release = release()
+        self.release = release(os.environ)
         self.version = self.release.version
         self.n_algorithms = self.release.n_algorithms
         self.event_mask = ctypes.c_int(0)

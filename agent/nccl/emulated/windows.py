@@ -10,7 +10,7 @@ import torch
 from agent.nccl.emulated.calls import Path, Task
 from agent.nccl.emulated.errors import EmulatedNcclError
 from agent.nccl.emulated.reduction import Operator
-from agent.nccl.emulated.release import Release
+from agent.nccl.release import Release
 from store.records import Collective, CommunicatorClass
 
 _SYMMETRIC: Final = frozenset({Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce})

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.launch import LaunchRequest, check
-from agent.pinning import unserved
+from agent.nccl.pinning import unserved
 from store.errors import UserError
 
 

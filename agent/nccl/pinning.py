@@ -34,11 +34,20 @@ def unserved(environment: Mapping[str, str]) -> tuple[Collective, ...]:
                 collective, n_nodes=n_nodes, collnet=collnet, redop_is_sum=collective is not Collective.reduce_scatter
             )
         }
-        algorithms = allowed(environment.get("NCCL_ALGO", ""), collective, Algorithm, catalog.parse_algorithm)
-        protocols = allowed(environment.get("NCCL_PROTO", ""), collective, Protocol, catalog.parse_protocol)
-        if not any(algorithm in algorithms and protocol in protocols for algorithm, protocol in cells):
+        if not cells & allowed_cells(environment, collective):
             found.append(collective)
     return tuple(found)
+
+
+def allowed_cells(environment: Mapping[str, str], collective: Collective) -> frozenset[tuple[Algorithm, Protocol]]:
+    """What the user's settings leave to `collective`, whether or not NCCL has it.
+
+    Raises:
+        UserError: a setting names what does not exist.
+    """
+    algorithms = allowed(environment.get("NCCL_ALGO", ""), collective, Algorithm, catalog.parse_algorithm)
+    protocols = allowed(environment.get("NCCL_PROTO", ""), collective, Protocol, catalog.parse_protocol)
+    return frozenset((algorithm, protocol) for algorithm in algorithms for protocol in protocols)
 
 
 def allowed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from store.errors import UserError
@@ -62,9 +62,13 @@ class Release(NamedTuple):
         return self.version >= (2, 22)
 
 
-def release() -> Release:
-    """What `ZEROTUNE_NCCL_VERSION` names: "2.27.7", or "rccl-2.27.7"; UserError when that is none."""
-    text = os.environ.get("ZEROTUNE_NCCL_VERSION") or DEFAULT
+def release(environment: Mapping[str, str]) -> Release:
+    """What `ZEROTUNE_NCCL_VERSION` names: "2.27.7", or "rccl-2.27.7".
+
+    Raises:
+        UserError: it names none.
+    """
+    text = environment.get("ZEROTUNE_NCCL_VERSION") or DEFAULT
     number = text.lower().removeprefix("rccl-")
     try:
         version = tuple(int(part) for part in number.split("."))

@@ -1,0 +1,25 @@
+"""What NCCL_MAX_CTAS and its older name, NCCL_MAX_NCHANNELS, leave of a communicator's channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from store.errors import UserError
+
+LIMITS: Final = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
+
+
+def channel_limit(environment: Mapping[str, str], n_channels: int) -> int:
+    """Channels of a communicator that would have `n_channels`.
+
+    Raises:
+        UserError: a variable is no positive number.
+    """
+    for variable in LIMITS:
+        text = environment.get(variable, "").strip()
+        if text:
+            if not text.isdecimal() or int(text) < 1:
+                raise UserError(f"{variable}={text!r} is no count of channels", "say 8, for example, or unset it")
+            n_channels = min(n_channels, int(text))
+    return n_channels
