@@ -9,6 +9,7 @@ import pytest
 
 from agent.trace_log import TraceLog
 from store.database import Store
+from store.errors import TraceError
 from store.wire import OBSERVATION_FIELDS
 from tuner.importing import import_measurements
 from tuner.importing_shown import left_out
@@ -140,3 +141,31 @@ def test_a_job_that_the_daemon_recorded_is_not_counted_twice(folder: Path, tmp_p
 
 def test_measurements_of_the_api_are_joined_too(folder: Path):
     assert sum(map(len, read_trace(folder).measurements())) == N_CALLS
+
+
+def flip_middle(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 40] = bytes(40)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["empty", "random", "flipped"])
+def test_replay_uses_the_other_ranks_of_a_damaged_one(folder: Path, damage: str) -> None:
+    broken = sorted(folder.iterdir())[1]
+    if damage == "flipped":
+        flip_middle(broken)
+    else:
+        broken.write_bytes(b"" if damage == "empty" else bytes(range(256)) * 9)
+    table = load_table(folder)
+    assert len(table.rows) == N_CALLS
+    assert table.n_files == 3
+    assert table.notes[0].startswith("Left out 1 of 4 files: ")
+    assert str(broken) in table.notes[0]
+
+
+def test_replay_refuses_a_trace_of_which_every_rank_is_damaged(folder: Path) -> None:
+    for one in folder.iterdir():
+        flip_middle(one)
+    with pytest.raises(TraceError, match=str(folder)):
+        load_table(folder)
