@@ -3,39 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from store.records import BASELINE, Candidate, CandidateStatistics, Decision, DecisionKey
-
-
-class Measured(NamedTuple):
-    """What the store knows of one setting under one key."""
-
-    median_us: float
-    n_calls: int
-    setting: Candidate
-    """What ran; for the baseline the setting that NCCL chose most often."""
-
-
-Medians = Mapping[DecisionKey, Mapping[Candidate, Measured]]
-"""By key and candidate; NCCL's own choice is BASELINE."""
-
-
-def medians(lines: Sequence[CandidateStatistics]) -> Medians:
-    """Statistics by key and candidate.
-
-    Where NCCL chose several settings under one key, their medians are weighed by their calls.
-    """
-    found: dict[DecisionKey, dict[Candidate, Measured]] = {}
-    for line in sorted(lines, key=lambda line: -line.count):
-        known = found.setdefault(line.key, {})
-        name = BASELINE if line.is_default else line.candidate
-        before = known.get(name, Measured(0.0, 0, line.candidate))
-        n_calls = before.n_calls + line.count
-        mean_us = (before.median_us * before.n_calls + line.median_us * line.count) / n_calls
-        known[name] = Measured(mean_us, n_calls, before.setting)
-    return found
+from store.records import BASELINE, Candidate, Decision
+from tuner.medians import Medians
+from tuner.same_count import as_offered
 
 
 class Comparison(NamedTuple):
@@ -62,14 +34,15 @@ class Comparison(NamedTuple):
 def compare(decision: Decision, here: Medians, everywhere: Medians) -> Comparison:
     """`decision` by this job's medians, else by all jobs', else by what it saw itself, else by its prediction."""
     own = None
-    for known in (here.get(decision.key, {}), everywhere.get(decision.key, {})):
+    weighed = alternatives_of(decision)
+    offered = {str(decision.candidate), *(str(one.get("candidate")) for one in weighed)}
+    for at in (here, everywhere):
+        known = as_offered(at.get(decision.key, {}), offered, decision.key)
         baseline, chosen = known.get(BASELINE), known.get(decision.candidate)
         own = own or (baseline.setting if baseline else None)
         if baseline and chosen:
             return Comparison(own, baseline.median_us, chosen.median_us, is_measured=True)
-    seen = [
-        one.get("measured_us") for one in alternatives_of(decision) if one.get("candidate") == str(decision.candidate)
-    ]
+    seen = [one.get("measured_us") for one in weighed if one.get("candidate") == str(decision.candidate)]
     if seen and seen[0] is not None and decision.baseline_us:
         return Comparison(own, decision.baseline_us, float(seen[0]), is_measured=True)
     if decision.candidate.is_baseline:

@@ -27,8 +27,9 @@ from store.database import Store
 from store.errors import UserError
 from store.records import BASELINE, Candidate, Decision, settled_decisions, size_class_range
 from tuner.background import start_in_background
-from tuner.comparison import Comparison, Measured, Medians, compare, medians
+from tuner.comparison import Comparison, compare
 from tuner.demo_progress import Progress
+from tuner.medians import Measured, Medians, medians
 from tuner.scratch import ScratchFolder
 from tuner.wording import rounded_range
 

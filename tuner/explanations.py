@@ -25,8 +25,10 @@ from store.records import (
     size_class,
     size_class_range,
 )
-from tuner.comparison import Measured, Medians, alternatives_of, medians
+from tuner.comparison import alternatives_of
 from tuner.jobs import job_of
+from tuner.medians import Measured, Medians, medians
+from tuner.same_count import as_offered
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -226,6 +228,8 @@ def _explanation(
     decision = deciding(settled)
     setting = str(settled[-1].candidate if settled else BASELINE)
     is_guess = bool(alternatives) and all(one.get("is_guess", False) for one in alternatives)
+    offered = {str(one["candidate"]) for one in alternatives}
+    here, everywhere = (as_offered(known, offered, key) for known in (here, everywhere))
     alternatives = [*alternatives, *_unweighed(alternatives, here, everywhere)]
     _add_medians(alternatives, here, everywhere)
     _date_notes(alternatives, decisions, setting)

@@ -27,8 +27,10 @@ from store.records import (
     StepRecord,
     size_class,
 )
-from tuner import cli
+from tuner import cli, explanations
+from tuner.comparison import compare
 from tuner.explain import why_tried
+from tuner.medians import medians
 
 PLACE = CommunicatorClass(2, 1)
 KEY = DecisionKey(PLACE, Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -37,6 +39,7 @@ RING, SIMPLE, PAT = (
     Candidate(Algorithm.ring, Protocol.simple, 4),
     Candidate(Algorithm.pat, Protocol.simple, 4),
 )
+BASELINE_RAN = Candidate(Algorithm.ring, Protocol.simple, 1)
 
 
 def weighed(candidate: Candidate, *, note: str = "", is_guess: bool = False) -> dict[str, Any]:
@@ -269,3 +272,29 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
             "communicators": [{"n_ranks": 2, "n_nodes": 1}, {"n_ranks": 16, "n_nodes": 2}],
         }
     ] * 2
+
+
+@pytest.mark.parametrize(("n_ran", "n_own"), [(3, 0), (2, 1)])
+def test_counts_that_come_to_the_same_are_one_line(tmp_path: Path, n_ran: int, n_own: int):
+    """Of 4 channels asked for 3 run at 8,256 bytes: what earlier jobs measured stands under what was asked for."""
+    key = msgspec.structs.replace(KEY, size_class=size_class(8256))
+    asked, own = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.ring, Protocol.ll, 2)
+    path = tmp_path / "s.db"
+    with Store.open(path) as opened:
+        for job in ("first", "second"):
+            opened.record_job(job, "fabric", {}, 2)
+            opened.record_steps(job, [StepRecord(step, 0, 1000.0) for step in range(20)])
+            lines = [weighed(one) for one in (BASELINE, asked, *([own] * n_own))]
+            alternatives = json.dumps(lines)
+            opened.record_decisions([Decision(job, "fabric", key, asked, 1, "prior", "so", alternatives=alternatives)])
+        ran = Candidate(Algorithm.ring, Protocol.ll, n_ran)
+        opened.record_measurements("fabric", "first", measured(2, 8256, ran))
+        opened.record_measurements("fabric", "first", measured(4, 8256, BASELINE_RAN, is_default=True))
+        opened.flush()
+    (one,) = explanations.explain(path, "second", None, None, None)
+    counts = {line["candidate"]: line["n_all_jobs"] for line in one.alternatives}
+    named = own if n_own else asked
+    assert counts == {"baseline": 4, "ring/ll/4ch": 0, str(named): 2}
+    with Store.open(path, read_only=True) as opened:
+        decision, everywhere = opened.decisions(job_id="second")[0], medians(opened.statistics("fabric"))
+    assert compare(decision, {}, everywhere).is_measured == (named == asked)

@@ -29,8 +29,8 @@ from store.records import (
 )
 from store.wire import OBSERVATION_FIELDS
 from tuner import cli, demo, demo_progress
-from tuner.comparison import Measured
 from tuner.endpoint import temporary_folder_note
+from tuner.medians import Measured
 from tuner.stage.weights import record, shipped_blob
 
 

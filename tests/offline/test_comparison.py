@@ -21,8 +21,9 @@ from store.records import (
     Protocol,
     size_class,
 )
-from tuner.comparison import compare, medians
+from tuner.comparison import compare
 from tuner.explanations import explain
+from tuner.medians import medians
 from tuner.plots import Winner
 
 KEY = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.other, 80)

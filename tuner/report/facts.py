@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from store.database import Store
 from store.errors import UserError
 from store.records import Decision, DecisionKey, JobRecord, Outcome, Source, StepRecord, TimingSource, settled_decisions
-from tuner.comparison import Comparison, Medians, compare, medians
+from tuner.comparison import Comparison, compare
 from tuner.explanations import Explanation, by_keys, explained, news_of, taken_over_s
 from tuner.jobs import job_of
+from tuner.medians import Medians, medians
 from tuner.replay.loading import load_table
 from tuner.replay.table import CollectiveTable
 from tuner.report.before_after import BeforeAfter, is_of_pace, of_job, of_summaries, part_around_first_plan
