@@ -63,8 +63,11 @@ class LaunchRequest:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
-def check(request: LaunchRequest, *, daemon_answers: bool) -> list[Problem]:
-    """Everything that stands in the way of a tuned run, worst first."""
+def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | None = None) -> list[Problem]:
+    """Everything that stands in the way of a tuned run, worst first.
+
+    `silent` is what there is to say of a daemon that is there and does not answer.
+    """
     problems = _command_problems(request) + _shadowing_problems(request)
     if request.fabric is not None:
         problems += _fabric_problems(request.fabric, request.environment)
@@ -75,14 +78,15 @@ def check(request: LaunchRequest, *, daemon_answers: bool) -> list[Problem]:
         if request.fabric is None:
             problems += _nccl_problems()
         if not daemon_answers and request.plan_path is None:
-            problems.append(
-                Problem(
-                    f"no daemon answers at {endpoint(request)}",
-                    "training runs untuned; start one with `zerotune daemon` or add --start-daemon",
-                    fatal=False,
-                )
-            )
+            problems.append(_untuned(endpoint(request), silent))
     return sorted(problems, key=lambda problem: not problem.fatal)
+
+
+def _untuned(where: str, silent: UserError | None) -> Problem:
+    if silent is not None:
+        return Problem(silent.problem, f"training runs untuned until it answers: {silent.remedy}", fatal=False)
+    remedy = "training runs untuned; start one with `zerotune daemon` or add --start-daemon"
+    return Problem(f"no daemon answers at {where}", remedy, fatal=False)
 
 
 def endpoint(request: LaunchRequest) -> str:

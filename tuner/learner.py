@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from store.database import Store
+from store.errors import StoreError
 from store.records import ModelRecord
 from tuner.learning import Request, RequestKind
 from tuner.trainer import keep
@@ -80,8 +81,11 @@ class Learner:
                 if request.kind is RequestKind.load and self._never_fitted(request.fabric_id):
                     self.ask(Request(RequestKind.train, request.fabric_id))
             except Exception:
-                self.n_failed += 1
-                _log.exception("learning about fabric %s failed; its jobs go on with less", request.fabric_id)
+                if self._store.writing.is_gone:  # no fault of ours: `zerotune status` has the remedy
+                    _log.warning("nothing is learned about fabric %s: the store was removed", request.fabric_id)
+                else:
+                    self.n_failed += 1
+                    _log.exception("learning about fabric %s failed; its jobs go on with less", request.fabric_id)
                 if request.kind is RequestKind.train:
                     continue
                 knowledge = self._empty
@@ -95,6 +99,8 @@ class Learner:
 
     def _train(self, fabric_id: str) -> None:
         self._store.flush()
+        if self._store.writing.is_gone:
+            raise StoreError(f"{self._store.path} was removed")  # the fit's process could only say so, too
         model = self._fit(self._store.path, fabric_id)
         if model is not None:
             keep(self._store, model)

@@ -368,7 +368,7 @@ class Service:
         job.uplink.end(rank)
         self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())
         del self._jobs[job_id]
-        self.unconnected.has_ended(job_id, job.step, fell_silent=fell_silent)
+        self.unconnected.has_ended(job_id, job.step, silent_since_s=session.heard_at_s if fell_silent else None)
         self.learning.job_ended(job.fabric_id)
         _log.info("job %s ended", job_id)
 

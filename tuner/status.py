@@ -12,7 +12,7 @@ import zmq
 
 from agent.keys import connect
 from store import wire
-from store.errors import WireError
+from store.errors import UserError, WireError
 from store.lockfile import named_holder
 from store.records import Stage
 
@@ -65,6 +65,17 @@ def holder_of(endpoint: str) -> Holder | None:
         return Holder(process.pid, process.status() == psutil.STATUS_STOPPED)
     except (psutil.Error, OSError):
         return None
+
+
+def no_answer(endpoint: str, holder: Holder) -> UserError:
+    """What to say of a daemon that is there and says nothing."""
+    state, remedy = "does not answer", "ask again in a while"
+    if holder.is_stopped:
+        state, remedy = "is stopped", f"`kill -CONT {holder.pid}` lets it go on"
+    return UserError(
+        f"the daemon at {endpoint} (pid {holder.pid}) {state}, while training goes on",
+        f"{remedy}, `kill {holder.pid}` ends it",
+    )
 
 
 FEW_STEPS: Final = 20

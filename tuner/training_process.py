@@ -12,14 +12,19 @@ import sys
 import msgspec
 
 from store.database import Store
+from store.errors import StoreError
 from tuner.trainer import train
 
 
 def main(store_path: str, fabric_id: str) -> int:
     """Write the model, or nothing when there is too little to learn from."""
     os.nice(10)
-    with Store.open(store_path, read_only=True) as store:
-        model = train(store, fabric_id)
+    try:
+        with Store.open(store_path, read_only=True) as store:
+            model = train(store, fabric_id)
+    except StoreError as error:  # removed meanwhile, say: the daemon's log gets one line of it
+        print(f"zerotune: nothing can be learned: {error}", file=sys.stderr)
+        return 2
     if model is not None:
         with contextlib.suppress(BrokenPipeError):  # the daemon was killed: nobody waits for it any more
             sys.stdout.buffer.write(msgspec.msgpack.encode(model))

@@ -38,9 +38,10 @@ class Unconnected:
         }
         return tuple({said.job_id: said for _, said in self._without_steps.values()}.values())
 
-    def has_ended(self, job_id: str, step: int, *, fell_silent: bool) -> None:
-        """The last rank of a job has left, or has been silent for too long."""
-        self._ended.append((self._clock(), EndedJob(job_id, step, fell_silent=fell_silent)))
+    def has_ended(self, job_id: str, step: int, *, silent_since_s: float | None = None) -> None:
+        """The last rank of a job has left, or nothing has been heard of it for too long: since when."""
+        ended_at_s = self._clock() if silent_since_s is None else silent_since_s
+        self._ended.append((ended_at_s, EndedJob(job_id, step, fell_silent=silent_since_s is not None)))
 
     def ended(self, connected: Container[str]) -> tuple[EndedJob, ...]:
         """The jobs that ended last, the newest first; those that are back are none."""

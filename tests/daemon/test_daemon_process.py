@@ -26,6 +26,7 @@ from store import wire
 from store.database import Store
 from store.errors import StoreLockedError, UserError
 from store.records import Stage, StepRecord
+from tuner.cli.launch import launch as launch_command
 from tuner.cli.status import status as status_command
 from tuner.daemon import run_daemon
 from tuner.endpoint import make_keys
@@ -310,12 +311,20 @@ def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
         assert store.fabrics() == {"fabric": {"emulated": "x"}}
 
 
-def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_path, monkeypatch):
+def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_path, monkeypatch, capsys):
     monkeypatch.setattr("tuner.cli.status.PATIENCE_S", 0.1)
     daemon.process.send_signal(signal.SIGSTOP)
     pid = daemon.process.pid
     with pytest.raises(UserError, match=rf"\(pid {pid}\) is stopped, while training goes on; `kill -CONT {pid}`"):
         status_command(daemon.endpoint)
+    with pytest.raises(UserError, match=rf"\(pid {pid}\) is stopped.*`kill -CONT {pid}`"):
+        launch_command(["true"], endpoint=daemon.endpoint, start_daemon=True)
+    monkeypatch.setattr(os, "execvpe", lambda *_: None)
+    launch_command(["true"], endpoint=daemon.endpoint)
+    told = capsys.readouterr().err
+    assert f"(pid {pid}) is stopped" in told
+    assert "untuned until it answers: `kill -CONT" in told
+    assert "start one" not in told
     daemon.process.send_signal(signal.SIGCONT)
     daemon.end(signal.SIGKILL)
     with pytest.raises(UserError, match="no daemon answers"):

@@ -108,6 +108,19 @@ def test_what_ends_the_daemons_group_does_not_reach_a_fit(made, monkeypatch):
     assert groups.get(timeout=10) != os.getpgid(0)
 
 
+def test_a_store_that_was_removed_is_no_failure_and_one_line_each(made, store, caplog, capfd):
+    learner, ready = made
+    store.flush()
+    store.path.unlink()
+    learner.ask(Request(RequestKind.train, "f"))
+    learner.ask(Request(RequestKind.load, "f"))
+    assert ready.get(timeout=30) == ("f", "empty")
+    assert learner.n_failed == 0
+    assert [one.exc_info for one in caplog.records] == [None, None]
+    assert "the store was removed" in caplog.text
+    assert capfd.readouterr().err == ""
+
+
 def test_a_damaged_model_is_fitted_anew(made, store):
     learner, _ = made
     block = np.zeros(1, MEASUREMENT)

@@ -409,7 +409,7 @@ def test_jobs_that_ended_are_told_of_until_they_are_back(bench):
     bench.send(0, wire.Goodbye("a", 0), job="a")
     assert ended() == [("a", 7, False, 0)]
     bench.tick(SILENCE_S + 1)
-    assert ended() == [("b", 0, True, 0), ("a", 7, False, 11)]
+    assert ended() == [("b", 0, True, 11), ("a", 7, False, 11)], "silence counts from the last sign of life"
     bench.hello(0, n_ranks=1, job="a")
     assert [one[0] for one in ended()] == ["b"]
     for number in range(5):

@@ -59,7 +59,7 @@ def launch(
     """
     from agent import launch as launching
     from store.endpoints import check_endpoint
-    from tuner.status import fetch_status
+    from tuner.status import fetch_status, holder_of, no_answer
 
     request = launching.LaunchRequest(
         command, fabric, endpoint, agent,
@@ -88,11 +88,15 @@ def launch(
     for_daemon = given_words(budget_percent, memory_threshold, no_explore)
     if for_daemon:
         brain_settings(budget_percent, memory_threshold, no_explore)  # now, not in the daemon's log
-    answers = False
+    answers, silent = False, None
     if agent and plan is None:
         check_endpoint(where)
         answers = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys) is not None
-    problems = launching.check(request, daemon_answers=answers or start_daemon)
+        if not answers and (holder := holder_of(where)) is not None:
+            silent = no_answer(where, holder)
+            if start_daemon and holder.is_stopped:
+                raise silent  # none can be started in its place
+    problems = launching.check(request, daemon_answers=answers or start_daemon, silent=silent)
     launching.refuse_fatal(problems)
     if summary is not None:
         launching.check_writable(output_file(summary).parent)

@@ -16,20 +16,14 @@ def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJ
 
     Example: zerotune status
     """
-    from tuner.status import fetch_status, holder_of
+    from tuner.status import fetch_status, holder_of, no_answer
 
     where = endpoint_or_default(endpoint)
     reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
     if reply is None and (holder := holder_of(where)) is not None:
         reply = fetch_status(where, timeout_s=PATIENCE_S, curve_dir=curve_keys)
         if reply is None:
-            state, remedy = "does not answer", "ask again in a while"
-            if holder.is_stopped:
-                state, remedy = "is stopped", f"`kill -CONT {holder.pid}` lets it go on"
-            raise UserError(
-                f"the daemon at {where} (pid {holder.pid}) {state}, while training goes on",
-                f"{remedy}, `kill {holder.pid}` ends it",
-            )
+            raise no_answer(where, holder)
     if reply is None:
         raise UserError(f"no daemon answers at {where}", "start one with `zerotune daemon`")
     if as_json:
