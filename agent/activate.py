@@ -86,6 +86,10 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         else:
             for name in NCCL_PLUGIN_SETTINGS:
                 os.environ.setdefault(name, str(plugin.path))
+            if settings.plan_path is not None:
+                from agent.unmatched_plan import watch
+
+                watch(plugin, settings.plan_path)
     session = Session(settings, plugin)
     hooks = StepHooks(session.on_region, session.on_boundary)
     hooks.install()

@@ -221,9 +221,14 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
         file = read_plan(path)
         library.load().stage_plan(file.plan)
     except PlanError as error:
-        return [Problem(error.problem, error.remedy, fatal=True)]
+        # The plugin knows rows, not files.
+        where = "" if str(path) in error.problem else f"{path}: "
+        return [Problem(where + error.problem, error.remedy, fatal=True)]
     except PluginError:
         return []  # said by the plugin's own check
+    if not file.plan.rows:
+        # What `zerotune export` makes of a job in which nothing was better than NCCL's own choice.
+        return [Problem(f"{path} has no rows", "training runs as NCCL itself chooses", fatal=False)]
     if file.emulated and file.emulated != fabric:
         here = f"on fabric {fabric}" if fabric else "on real hardware"
         return [

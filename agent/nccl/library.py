@@ -273,8 +273,11 @@ class Plugin:
             raise PlanError(_overlap(plan.rows), "ranges of one communicator, collective and phase must be disjoint")
         if fault == -3:
             legal = (self._row_is_legal(rows[i : i + 1].ctypes.data) for i in range(len(rows)))
-            row = plan.rows[[bool(each) for each in legal].index(False)]
-            raise PlanError(f"illegal plan row: {_describe(row)}", "NCCL has no such setting for this collective")
+            at = [bool(each) for each in legal].index(False)
+            raise PlanError(
+                f"illegal plan row {at + 1}: {_describe(plan.rows[at])}: NCCL has no such setting for this collective",
+                "mend the row or leave it out",
+            )
         if fault != 0:
             raise PlanError("the plan names more than 256 shapes of communicators", "leave out those not in use")
 

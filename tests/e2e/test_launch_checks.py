@@ -96,7 +96,26 @@ def test_a_plan_with_an_illegal_cell_is_refused(world):
     plan = world.folder / "plan.json"
     plan.write_text(PLAN % "tree")
     done = world.zerotune("launch", "--plan", plan, "--", sys.executable, "-c", "0")
-    refused(done, "tree/simple", "all_gather")
+    refused(done, str(plan), "row 1", "tree/simple", "all_gather", "leave it out")
+
+
+def test_a_plan_without_rows_is_told(world):
+    plan = world.folder / "plan.json"
+    plan.write_text('{"zerotune_plan": 1, "rows": []}')
+    done = world.zerotune("launch", "--plan", plan, "--", sys.executable, "-c", "0")
+    assert done.returncode == 0
+    assert f"{plan} has no rows; training runs as NCCL itself chooses" in done.stderr
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("n_ranks", [2, 8])
+def test_a_plan_of_which_no_row_ever_applied_is_told_at_the_end(world, n_ranks):
+    plan = world.folder / "plan.json"
+    plan.write_text((PLAN % "pat").replace('"n_ranks": 2', f'"n_ranks": {n_ranks}'))
+    training, _ = world.train("--steps", "25", launch=("--plan", plan))
+    returncode, output = world.finish(training)
+    assert returncode == 0, output
+    assert output.count(f"no row of {plan} applied") == (n_ranks == 8)
 
 
 @pytest.mark.timeout(90)
