@@ -272,7 +272,7 @@ class Brain:
             evidence,
             self._step,
             may_start=not self._oversight.is_busy,
-            may_lead=not self._oversight.is_comparing,
+            leads_rest_at=self._oversight.leads_rest_at(len(self._states)),
         )
         if self.settings.explore:
             self._oversight.consider_variants(self._states, evidence, self._step)

@@ -15,15 +15,15 @@ from tuner.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
 
 
-def _world(**changes: object) -> World:
-    place = fabric.load("ethernet_boxes").communicator(range(16))
+def _world(fabric_name: str = "ethernet_boxes", sizes: tuple[int, ...] = SIZES, **changes: object) -> World:
+    place = fabric.load(fabric_name).communicator(range(16))
     calls = [
         call
-        for nbytes in SIZES
+        for nbytes in sizes
         for call in [Call(Collective.all_gather, Phase.forward_gather, nbytes)] * 2
         + [Call(Collective.reduce_scatter, Phase.gradient_scatter, nbytes)] * 2
     ]
-    return World("ethernet_boxes", place, calls, **{"compute_us": 100_000.0, **changes})
+    return World(fabric_name, place, calls, **{"compute_us": 100_000.0, **changes})
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -95,6 +95,29 @@ def test_channels_that_slow_computation_down_are_given_back_however_rarely_the_d
     after_us = sum(world.run_step()[1].duration_us for _ in range(20))
     assert after_us < 0.92 * before_us
     assert brain.spent_percent <= 1.0
+
+
+def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> None:
+    """A lead that paused lost its gain for as long, and came and went with each comparison."""
+    sizes = tuple(1 << power for power in (14, 15, 16, 17, 18, 20, 22, 24))
+    world = _world("h100_ib_2", sizes, noise=0.05, compute_us=3_000.0)
+    brain = make_brain(world)
+    n_led = n_rested = 0
+    for _ in range(400):
+        comparing = brain._oversight._variants.changed_keys
+        for plan in play(world, brain, 1):
+            entry = brain._plans.get(plan.epoch)
+            if comparing is None or brain._oversight._variants.changed_keys != comparing:
+                continue
+            for index, state in brain._policy.leads.items():
+                if index not in comparing:
+                    assert entry.candidates[index] == state.lead
+                    n_led += 1
+                elif entry.variant is None:
+                    assert entry.candidates[index] == state.incumbent
+                    n_rested += 1
+    assert n_led
+    assert n_rested
 
 
 def test_what_is_on_trial_does_not_outlive_its_daemon():

@@ -232,7 +232,7 @@ def test_an_overdrawn_budget_stops_nothing_that_pays_back() -> None:
     for index in range(3):
         turns.register(index)
         turns.begin_trial(index, 0.9, is_trusted=False)
-    turns.take({}, -1.0, may_lead=True, pays_back=[1])
+    turns.take({}, -1.0, pays_back=[1])
     assert [turns.is_trials(index) for index in range(3)] == [False, True, False]
 
 

@@ -28,7 +28,7 @@ def test_a_trial_gets_its_share_at_any_time(odds: float, is_trusted: bool) -> No
     share = min(max(odds, TRUSTED_SHARE if is_trusted else LEAST_SHARE), MOST_SHARE)
     n_runs = 0
     for n_windows in range(1, N_WINDOWS + 1):
-        turns.take({}, RICH_US, may_lead=True)
+        turns.take({}, RICH_US)
         n_runs += turns.is_trials(70)
         assert abs(n_runs - share * n_windows) < 1.0 + 1e-6
     assert 0 < n_runs < N_WINDOWS, "the incumbent shows itself, too"
@@ -36,7 +36,7 @@ def test_a_trial_gets_its_share_at_any_time(odds: float, is_trusted: bool) -> No
 
 def test_what_is_untried_runs_at_once(turns: Turns) -> None:
     turns.begin_trial(1, 0.0, is_trusted=False)
-    assert turns.take({}, RICH_US, may_lead=True) == {1}
+    assert turns.take({}, RICH_US) == {1}
     assert turns.is_trials(1)
     assert turns.explored()[:3].tolist() == [False, True, False]
     assert not turns.verified().any()
@@ -47,7 +47,7 @@ def test_a_lead_runs_where_no_trial_does(turns: Turns) -> None:
     turns.begin_trial(0, 0.5, is_trusted=False)
     n_leads = n_trials = 0
     for _ in range(N_WINDOWS):
-        turns.take({}, RICH_US, may_lead=True)
+        turns.take({}, RICH_US)
         assert not (turns.is_trials(0) and turns.is_leads(0))
         n_trials += turns.is_trials(0)
         n_leads += turns.is_leads(0)
@@ -55,15 +55,17 @@ def test_a_lead_runs_where_no_trial_does(turns: Turns) -> None:
     assert n_leads == pytest.approx(LEAD_SHARE * N_WINDOWS / 2, abs=1)
     turns.end_trial(0)
     turns.end_lead(0)
-    assert 0 in turns.take({}, RICH_US, may_lead=True)
+    assert 0 in turns.take({}, RICH_US)
     assert not turns.is_trials(0)
     assert not turns.is_leads(0)
 
 
-def test_while_steps_are_compared_no_lead_runs(turns: Turns) -> None:
+def test_while_steps_are_compared_leads_run_in_all_windows_or_in_none(turns: Turns) -> None:
+    turns.begin_lead(1)
     turns.begin_lead(2)
-    for _ in range(3):
-        turns.take({}, RICH_US, may_lead=False)
+    for _ in range(N_WINDOWS):
+        turns.take({}, RICH_US, leads_rest_at={2})
+        assert turns.is_leads(1)
         assert not turns.is_leads(2)
 
 
@@ -71,10 +73,10 @@ def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved(turns: Turn
     turns.begin_lead(0)
     turns.begin_trial(1, 1.0, is_trusted=False)
     turns.begin_trial(2, 1.0, is_trusted=True)
-    turns.take({1: 0.0}, -1.0, may_lead=True)
+    turns.take({1: 0.0}, -1.0)
     assert not turns.is_leads(0)
     assert not turns.is_trials(1)
-    turns.take({}, -1.0, may_lead=True)
+    turns.take({}, -1.0)
     assert turns.is_trials(2)
     assert turns.verified()[:3].tolist() == [False, False, True]
 
@@ -82,8 +84,8 @@ def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved(turns: Turn
 def test_a_trial_that_costs_more_than_is_left_waits_and_is_due_next(turns: Turns) -> None:
     turns.begin_trial(0, 0.3, is_trusted=False)
     turns.begin_trial(1, 0.3, is_trusted=False)
-    turns.take({0: 60.0, 1: 60.0}, 100.0, may_lead=True)
+    turns.take({0: 60.0, 1: 60.0}, 100.0)
     assert turns.is_trials(0)
     assert not turns.is_trials(1), "both together would cost 120"
-    turns.take({0: 60.0, 1: 60.0}, 100.0, may_lead=True)
+    turns.take({0: 60.0, 1: 60.0}, 100.0)
     assert turns.is_trials(1)

@@ -14,7 +14,7 @@ at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -129,9 +129,9 @@ class Policy:
         step: int,
         *,
         may_start: bool = True,
-        may_lead: bool = True,
+        leads_rest_at: Collection[int] | None = None,
     ) -> dict[int, Candidate]:
-        """Settings that differ from the last window's, by key index."""
+        """Settings that differ from the last window's, by key index; `leads_rest_at` as in `Turns.take`."""
         for state in list(islice(self.trials.values(), MAX_JUDGED)):
             self.trials[state.index] = self.trials.pop(state.index)
             self._settle(state, evidence)
@@ -155,7 +155,7 @@ class Policy:
         paid: list[int] = []
         if self.budget.remaining_us < 0:
             paid = pays_back(self.trials.values(), self.leads.values(), evidence, self.price.doubted_us)
-        changed = self._turns.take(risks_us, self.budget.remaining_us, may_lead=may_lead, pays_back=paid)
+        changed = self._turns.take(risks_us, self.budget.remaining_us, leads_rest_at=leads_rest_at, pays_back=paid)
         changed |= self._pause_changed
         self._pause_changed = set()
         return {index: self.runs(states[index]) for index in changed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -98,6 +98,12 @@ class Oversight:
     def is_comparing(self) -> bool:
         """Steps are compared: a variant is on trial or prepared, or withdrawn settings are looked into."""
         return bool(self._withdrawn or self._suspects) or self._variants.is_comparing
+
+    def leads_rest_at(self, n_keys: int) -> Collection[int] | None:
+        """While steps are compared, the keys at which nothing may run that is not proven; else None."""
+        if self._withdrawn or self._suspects:
+            return range(n_keys)
+        return self._variants.changed_keys
 
     @property
     def is_busy(self) -> bool:

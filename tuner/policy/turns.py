@@ -94,7 +94,12 @@ class Turns:
         self._changed.add(index)
 
     def take(
-        self, risks_us: Mapping[int, float], remaining_us: float, *, may_lead: bool, pays_back: Collection[int] = ()
+        self,
+        risks_us: Mapping[int, float],
+        remaining_us: float,
+        *,
+        leads_rest_at: Collection[int] | None = None,
+        pays_back: Collection[int] = (),
     ) -> set[int]:
         """The next window; returns the keys at which something else may run than in the last.
 
@@ -102,7 +107,8 @@ class Turns:
             risks_us: what one more window of a trial may cost, by key; trials without an entry wait for nothing.
             remaining_us: of the budget. Once overdrawn, only incumbents and what earlier jobs proved run, and at keys
                 that are among `pays_back`.
-            may_lead: False while steps are compared: what is not proven stays out.
+            leads_rest_at: None while leads take turns with incumbents. While steps are compared, at these keys no lead
+                runs; others run in all windows, as what takes turns would scatter the steps.
         """
         self._due += self._share
         runs_trial = self._due >= 1.0
@@ -112,13 +118,14 @@ class Turns:
         self._lead_due[waits] += LEAD_SHARE
         runs_lead = waits & (self._lead_due >= 1.0)
         self._lead_due[runs_lead] -= 1.0
+        if leads_rest_at is not None:
+            runs_lead = waits
+            runs_lead[[*leads_rest_at]] = False
         if remaining_us < 0:
             pays = self._is_trusted.copy()
             pays[[*pays_back]] = True
             runs_trial &= pays
             runs_lead &= pays
-        if not may_lead:
-            runs_lead[:] = False
         differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
         changed = self._changed | set(np.flatnonzero(differs).tolist())
         self._runs_trial, self._runs_lead = runs_trial, runs_lead

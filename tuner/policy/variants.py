@@ -7,8 +7,10 @@ What other settings would do to training is only seen in its steps. `step_trial`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 from store.records import StepRecord
 from tuner.policy import step_trial
@@ -67,6 +69,12 @@ class Variants:
     def is_comparing(self) -> bool:
         """A variant is on trial, or prepared."""
         return self.is_on_trial or self._cap_search is not None
+
+    @property
+    def changed_keys(self) -> Collection[int] | None:
+        """What the variant on trial changes; None if there is none."""
+        variant = self._trials.variant
+        return None if variant is None else variant.changes.keys()
 
     @property
     def noise(self) -> float:
@@ -150,7 +158,7 @@ class Variants:
     ) -> bool:
         """One step while a variant is on trial; True when a new plan is due at once."""
         trials = self._trials
-        if in_force.is_trial.any() or in_force.variant not in (None, trials.variant):
+        if in_force.variant not in (None, trials.variant) or self._explores_more(in_force, states):
             return False
         extra_us, outcome = trials.step(duration_us, is_on=in_force.variant is not None)
         self._policy.budget.spend(extra_us)
@@ -174,6 +182,12 @@ class Variants:
         self._policy.budget.spend(self._trials.late_us(duration_us))
 
     # ---- inside ---------------------------------------------------------------------------------------
+
+    def _explores_more(self, in_force: PlanInForce, states: list[KeyState]) -> bool:
+        """Whether a plan runs what is not proven beside the leads that run on while steps are compared."""
+        changed = self.changed_keys or ()
+        explored = np.flatnonzero(in_force.is_trial).tolist()
+        return any(at in changed or in_force.candidates[at] != states[at].lead for at in explored)
 
     def _best(self, variants: list[Variant], states: list[KeyState], evidence: Evidence, step: int) -> Variant | None:
         """The variant that is most worth a trial, of those that the budget has room for."""
