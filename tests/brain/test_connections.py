@@ -26,6 +26,7 @@ from tuner.policy.connections import Connections
 from tuner.policy.evidence import Evidence
 from tuner.policy.intake import Intake
 from tuner.policy.memory import MemoryGate
+from tuner.policy.overdrawn import pays_back
 from tuner.policy.trial import KeyState
 from tuner.policy.turns import Turns
 
@@ -156,6 +157,23 @@ def test_a_connecting_call_is_charged_in_full_and_tells_nothing() -> None:
         job.run(RING, [110.0])
     assert job.budget.spent_us == pytest.approx(4_900.0 + 5 * 10.0)
     assert job.evidence.log_us(job.evidence.slot(0, RING)) == pytest.approx(np.log(110.0))
+
+
+def test_a_connecting_call_that_may_be_slow_by_itself_asks_again_only_once_that_is_earned() -> None:
+    job = Job()
+    job.run(RING, [500.0], connects=True)
+    assert list(job.intake.doubted_us.values()) == [pytest.approx(400.0)]
+    assert not pays_back([job.state], [], job.evidence, job.intake.doubted_us)
+    job.run(RING, [110.0])
+    assert not job.intake.doubted_us
+    job = Job()
+    job.run(RING, [5_000.0], connects=True)
+    assert not job.intake.doubted_us, "connecting took most of that"
+    assert pays_back([job.state], [], job.evidence, job.intake.doubted_us) == [0]
+    job = Job()
+    job.run(RING, [500.0], connects=True)
+    job.run(RING, [500.0])
+    assert job.banned == 1
 
 
 def test_what_is_slow_itself_is_found_out_by_the_calls_after_the_first() -> None:

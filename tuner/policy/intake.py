@@ -204,6 +204,10 @@ class Intake:
         self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before).sum()))
         excess = logs - usual[inverse]
         says[known] = ~is_new | (excess <= 0.0)
+        # Nothing is ten times as slow by itself, but less than that may be the setting's own doing.
+        may_be_slow = is_new & (excess > self._log_catastrophe) & (excess <= math.log(ABSURD))
+        for slot in np.unique(of_call[may_be_slow]).tolist():
+            self.doubted_us[slot] = float(extra[may_be_slow & (of_call == slot)].sum())
         for place in np.unique(inverse).tolist():
             here = np.flatnonzero((inverse == place) & says[known])
             if len(here):
