@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
-from brain_world import Call, OverlappedWorld, World, make_brain, play
+import numpy as np
+import pytest
+from brain_world import Call, OverlappedWorld, World, decided, make_brain, play
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.nccl import fabric
-from store.records import Algorithm, Candidate, Collective, Phase, Protocol
+from store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from tuner.brain import Brain
-from tuner.policy.channel_caps import CapSearch, Fallback
+from tuner.policy.channel_caps import CapSearch, Fallback, least_cost
 from tuner.policy.step_trial import GroupChange, Outcome, Variant, audits, group_of
 from tuner.policy.training_cost import Change, TrainingCost
 
@@ -125,3 +129,56 @@ def test_a_cap_that_comes_before_any_trial_leaves_its_keys_to_what_it_allows() -
     play(world, brain, 200)
     assert state.n_tried
     assert all(one.n_channels <= 4 for one in state.numbers)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 32), st.floats(0.0, 12.0)), min_size=1, max_size=12, unique_by=lambda one: one[0]
+    ),
+    st.floats(0.0, 1.0),
+    st.floats(0.001, 0.1),
+    st.sets(st.integers(1, 32)),
+)
+def test_what_costs_training_least_is_the_least_of_what_may_run(
+    settings: list[tuple[int, float]], by_time: float, by_channel: float, refused: set[int]
+) -> None:
+    options = (BASELINE, *(Candidate(Algorithm.ring, Protocol.simple, channels) for channels, _ in settings))
+    log_us = np.array([0.0, *(log for _, log in settings)])
+    costs = [math.exp(log) * (by_time + by_channel * channels) for channels, log in settings]
+    now = settings[0][0], math.exp(settings[0][1])
+    found = least_cost(options, log_us, (by_time, by_channel), now, lambda one: one.n_channels not in refused)
+    cheaper = [
+        (cost, channels)
+        for cost, (channels, _) in zip(costs, settings, strict=True)
+        if cost < costs[0] * (1 - 1e-9) and channels not in refused
+    ]
+    if cheaper:
+        assert found is not None
+        assert costs[found - 1] == pytest.approx(min(cheaper)[0])
+    else:
+        assert found is None or costs[found - 1] == pytest.approx(costs[0])
+
+
+def test_each_size_ends_with_the_channels_that_it_is_worth() -> None:
+    """One cap for all sizes takes too many from the smaller messages' rivals, and too few from others."""
+    machine = fabric.load("h100_node")
+    kinds = (
+        (Collective.all_gather, Phase.forward_gather),
+        (Collective.all_gather, Phase.backward_gather),
+        (Collective.reduce_scatter, Phase.gradient_scatter),
+        (Collective.all_gather, Phase.post_step_gather),
+    )
+    calls = [Call(kind, phase, 1 << size) for size in (18, 20, 22, 24, 26) for kind, phase in kinds for _ in range(3)]
+    waited_for = frozenset({Phase.forward_gather})
+    world = OverlappedWorld(
+        "h100_node", machine.communicator(range(machine.ranks_per_node)), calls, waited_for=waited_for
+    )
+    world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls if call.phase not in waited_for) / 0.3
+    brain = make_brain(world)
+    play(world, brain, 1000)
+    chosen = decided(brain)
+    small, large = (
+        chosen(Call(Collective.all_gather, Phase.backward_gather, 1 << size)).n_channels for size in (20, 26)
+    )
+    assert small < large
+    assert brain.spent_percent <= 1.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.nccl import fabric
 from store.records import Collective, Phase
 from tuner.policy.step_gains import SIDE_EFFECT, StepGains, steps_worth
-from tuner.policy.step_trial import AUDIT_EVERY_STEPS, StepTrials, Variant
+from tuner.policy.step_trial import AUDIT_EVERY_STEPS, CAP_EVERY_STEPS, StepTrials, Variant
 
 
 def _worth(gain: float, doubt: float, n_steps: int) -> float:
@@ -74,19 +74,24 @@ def test_what_steps_have_answered_is_not_asked_again() -> None:
     assert _worth(-0.03, 0.015, 50) < 0 < _worth(-0.03, 0.015, 5000), "the longer a job, the more is at stake"
 
 
-def test_audits_come_back_ever_more_rarely() -> None:
+@pytest.mark.parametrize(
+    ("variant", "every"),
+    [
+        (Variant("gathers left to NCCL", {}, None, group="gathers"), AUDIT_EVERY_STEPS),
+        (Variant("no cap for gathers", {}, None, lifts_cap=True), AUDIT_EVERY_STEPS),
+        (Variant("at most 4 channels", {}, 4), CAP_EVERY_STEPS),
+        (Variant("channels by what they cost training", {}, None), CAP_EVERY_STEPS),
+    ],
+)
+def test_variants_come_back_ever_more_rarely(variant: Variant, every: int) -> None:
     trials = StepTrials()
-    audit = Variant("gathers left to NCCL", {}, None, 0.0, "gathers")
-    cap = Variant("at most 4 channels", {}, 4)
     at, due = 0, []
-    for step in range(9 * AUDIT_EVERY_STEPS):
-        if audit in trials.untried([audit, cap], step):
-            trials.begin(audit, step)
+    for step in range(9 * every):
+        if variant in trials.untried([Variant("another", {}, 2), variant], step):
+            trials.begin(variant, step)
             due.append(step - at)
             at = step
-    trials.begin(cap, at)
-    assert due == [0, AUDIT_EVERY_STEPS + 1, 2 * AUDIT_EVERY_STEPS + 1, 4 * AUDIT_EVERY_STEPS + 1]
-    assert cap not in trials.untried([cap], 100 * AUDIT_EVERY_STEPS)
+    assert due == [0, every + 1, 2 * every + 1, 4 * every + 1]
 
 
 @pytest.mark.parametrize("compute_us", [2_000.0, 1_000_000.0])

@@ -1,9 +1,10 @@
-"""Variants of the plan with fewer channels, prepared a few keys at a time.
+"""Variants of the plan with other channels, prepared a few keys at a time.
 
 Channels hold multiprocessors: under overlap, fewer of them may train faster although each collective alone
 is slower. A variant caps the channels of every key, or of one group of keys: what is waited for wants other settings
-than what hides behind computation. What each key would run under each cap follows from its posterior, which costs too
-much to be worked out for a thousand keys at once.
+than what hides behind computation. Once trials have told what a channel costs, a variant may instead give each key the
+setting that costs training least by that: one cap for all sizes takes too many from some and too few from others. What
+each key would run follows from its posterior, which costs too much to be worked out for a thousand keys at once.
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ import numpy as np
 
 from agent.nccl.catalog import CHANNEL_LADDER
 from store.records import Candidate
+from tuner.features import Floats
 from tuner.policy.step_trial import GroupChange, Variant, group_of
 from tuner.policy.trial import KeyState
 
 KEYS_PER_CALL: Final = 12
+MOST_LOG_US: Final = 50.0
+"""What is not known, or takes longer, is never the best."""
 MOST_AT_ONCE: Final = 3
 """By no more than this factor are channels reduced in one go."""
 
 
+FITTED: Final = 0
+"""In place of a cap: what costs training least by what is known of channels."""
+
+
 class Fallback(NamedTuple):
-    """What a key would run under a cap, and what that costs over what runs now, per step."""
+    """What a key would run under a cap, or fitted, and what that costs over what runs now, per step."""
 
     candidate: Candidate
     extra_us: float
@@ -44,7 +52,7 @@ class CapSearch:
         running = [(state, state.n_channels) for state in states]
         self._waiting: Iterator[tuple[KeyState, int]] = iter(running if self.caps else ())
         self._found: dict[KeyState, dict[int, Fallback]] = {}
-        """By key, what it would run under each cap."""
+        """By key, what it would run under each cap, and fitted."""
         self.is_done = not self.caps
 
     def advance(self, fallbacks: Callable[[KeyState, list[int]], dict[int, Fallback]]) -> None:
@@ -76,6 +84,9 @@ class CapSearch:
         variants = []
         for suffix, states in named.items():
             most = max((state.n_channels for state in states), default=0)
+            fitted = {state: self._found[state][FITTED] for state in states if FITTED in self._found[state]}
+            if fitted:
+                variants.append(_variant(f"channels by what they cost training{suffix}", None, fitted))
             for cap in self.caps:
                 chosen = {state: self._found[state][cap] for state in states if cap in self._found[state]}
                 if chosen and cap * MOST_AT_ONCE >= most:
@@ -83,7 +94,7 @@ class CapSearch:
         return variants
 
 
-def _variant(name: str, cap: int, found: dict[KeyState, Fallback]) -> Variant:
+def _variant(name: str, cap: int | None, found: dict[KeyState, Fallback]) -> Variant:
     by_group: dict[str, GroupChange] = {}
     for state, fallback in found.items():
         before = by_group.get(group_of(state), GroupChange())
@@ -92,6 +103,36 @@ def _variant(name: str, cap: int, found: dict[KeyState, Fallback]) -> Variant:
         )
     settings = {state.index: fallback.candidate for state, fallback in found.items()}
     return Variant(name, settings, cap, by_group, sum(max(0.0, fallback.risk_us) for fallback in found.values()))
+
+
+def least_cost(
+    options: tuple[Candidate, ...],
+    log_us: Floats,
+    costs: tuple[float, float],
+    now: tuple[int, float],
+    allowed: Callable[[Candidate], bool],
+) -> int | None:
+    """The index of the allowed option that costs training least, None where what runs now does.
+
+    Args:
+        options: of the key.
+        log_us: what each takes.
+        costs: what a microsecond costs, whatever the channels, and for each channel.
+        now: channels and microseconds of what runs now.
+        allowed: whether an option may run.
+    """
+    by_time, by_channel = costs
+    now_channels, now_us = now
+    channels = np.array([option.n_channels for option in options])
+    costs_us = np.where(
+        channels > 0, np.exp(np.minimum(log_us, MOST_LOG_US)) * (by_time + by_channel * channels), np.inf
+    )
+    for at in np.argsort(costs_us).tolist():
+        if not costs_us[at] < now_us * (by_time + by_channel * now_channels):
+            return None
+        if allowed(options[at]):
+            return int(at)
+    return None
 
 
 def cheapest_within(

@@ -4,7 +4,7 @@ A collective that overlaps computation is not worth its own microseconds. Channe
 the setting that is fastest alone may slow training down, and a slower one may speed it up. Once the keys
 have settled, *variants* of the whole plan take turns with the plan itself, in an order drawn by chance, and are judged
 by the always-valid comparison of step times: one with a group of keys back at the baseline (an audit: was
-the promotion good for training?), and ones with fewer channels.
+the promotion good for training?), and ones with fewer channels, or as many as they are worth.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ SETTLED_STEPS: Final = 20
 """Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 AUDIT_EVERY_STEPS: Final = 500
 """Between two audits of one group, and twice as many after each."""
+CAP_EVERY_STEPS: Final = 200
+"""The same for caps, and for channels by what they cost. A trial that was unlucky by chance is not the last."""
 MAX_UNITS: Final = 96
 ALPHA: Final = 0.01
 STEP_NOISE: Final = 0.01
@@ -57,7 +59,7 @@ class Variant(NamedTuple):
     name: str
     changes: dict[int, Candidate]
     max_channels: int | None
-    """The cap it stands for, None for an audit."""
+    """The cap it stands for, if any."""
     by_group: Mapping[str, GroupChange] = {}
     risk_us: float = 0.0
     """What it may cost per step at worst."""
@@ -65,6 +67,11 @@ class Variant(NamedTuple):
     """The promotions that are audited."""
     lifts_cap: bool = False
     """Back to what ran before channels were capped."""
+
+    @property
+    def is_audit(self) -> bool:
+        """Back to what ran before."""
+        return bool(self.group) or self.lifts_cap
 
     @property
     def extra_us(self) -> float:
@@ -87,8 +94,6 @@ class StepTrials:
     def __init__(self) -> None:
         self.variant: Variant | None = None
         self.is_on = False
-        self.has_capped = False
-        """Every channel cap was tried in this regime."""
         self._on: list[float] = []
         self._off: list[float] = []
         """Log durations of steps with the variant, and without."""
@@ -109,7 +114,6 @@ class StepTrials:
     def reset(self) -> None:
         """The regime changed: everything may be asked anew."""
         self.variant, self.is_on = None, False
-        self.has_capped = False
         self._n_capped = 0
         self._tried.clear()
 
@@ -122,11 +126,11 @@ class StepTrials:
         return self.variant is None and step >= self._next_at_step
 
     def untried(self, variants: Sequence[Variant], step: int) -> Iterator[Variant]:
-        """Those that were not tried lately; audits come back, ever more rarely, channel caps only in a new regime."""
+        """Those that were not tried lately; all come back, ever more rarely."""
         for variant in variants:
             last, n_trials = self._tried.get(variant.name, (0, 0))
-            is_audit = variant.max_channels is None
-            if not n_trials or (is_audit and step - last > AUDIT_EVERY_STEPS * 2 ** (n_trials - 1)):
+            every = AUDIT_EVERY_STEPS if variant.is_audit else CAP_EVERY_STEPS
+            if not n_trials or step - last > every * 2 ** (n_trials - 1):
                 yield variant
 
     def begin(self, variant: Variant, step: int, noise: float = STEP_NOISE) -> None:
@@ -136,7 +140,7 @@ class StepTrials:
         self._tried[variant.name] = step, self._tried.get(variant.name, (0, 0))[1] + 1
         self._on, self._off = [], []
         self._stragglers.reset()
-        if variant.max_channels is not None:
+        if not variant.is_audit:
             self._n_capped += 1
             # All caps of a regime together are wrongly adopted with probability ALPHA.
             self._alpha = ALPHA / (self._n_capped * (self._n_capped + 1))

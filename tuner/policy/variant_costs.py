@@ -10,9 +10,10 @@ import numpy as np
 from store.records import Candidate
 from tuner.policy import step_trial
 from tuner.policy.admission import RISK_QUANTILE
-from tuner.policy.channel_caps import CapSearch, Fallback, cheapest_within
+from tuner.policy.channel_caps import FITTED, CapSearch, Fallback, cheapest_within, least_cost
 from tuner.policy.evidence import Evidence
 from tuner.policy.step_trial import GroupChange, Variant, group_of
+from tuner.policy.training_cost import TrainingCost
 from tuner.policy.trial import KeyState
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ class VariantCosts:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def advance(self, search: CapSearch, states: list[KeyState], evidence: Evidence) -> None:
+    def advance(
+        self, search: CapSearch, states: list[KeyState], evidence: Evidence, training_cost: TrainingCost
+    ) -> None:
         """Go on with the search for a bounded number of keys."""
 
         def fallbacks(state: KeyState, caps: list[int]) -> dict[int, Fallback]:
@@ -47,7 +50,13 @@ class VariantCosts:
             now_us = math.exp(evidence.log_us(incumbent))
             found = {}
             options = self._policy.outlook.fields.of(state).options
-            for cap, at in cheapest_within(options, mean, may_run, caps).items():
+            picked = cheapest_within(options, mean, may_run, caps)
+            costs = training_cost.of_group(group_of(state), self._policy.price.exposed_share)
+            if costs[1] > 0:
+                # Of many guesses the lowest is too low: a doubt counts against it.
+                fitted = least_cost(options, mean + spread, costs, (state.n_channels, now_us), may_run)
+                picked |= {} if fitted is None else {FITTED: fitted}
+            for cap, at in picked.items():
                 rate = float(self._policy.price.traffic.per_step[state.index])
                 then_us, worst_us = math.exp(mean[at]), math.exp(worst[at])
                 released_us = state.n_channels * now_us - options[at].n_channels * then_us

@@ -90,6 +90,8 @@ class Variants:
         self._refresh_at_step = 0
         self._step_us = math.inf
         self._cap_search: CapSearch | None = None
+        self._search_at_step = 0
+        """Until then there is no other plan that was not tried lately."""
 
     def learn(self, step: StepRecord, duration_us: float, states: Sequence[KeyState], evidence: Evidence) -> None:
         """Let a step say what plans gain beside what calls save."""
@@ -137,16 +139,17 @@ class Variants:
         if not (may_begin and has_settled and trials.is_due(step)) or self._policy.budget.remaining_us <= 0:
             return
         variant = self._best([*trials.untried(self._costs.audits(states, evidence), step)], states, evidence, step)
-        if variant is None and not trials.has_capped and not self._policy.options.waits_for_credit:
+        if variant is None and step >= self._search_at_step and not self._policy.options.waits_for_credit:
             search = self._cap_search = self._cap_search or CapSearch(states)
             if not search.is_done:
-                self._costs.advance(search, states, evidence)
+                self._costs.advance(search, states, evidence, self._training_cost)
             if not search.is_done:
                 return
             self._cap_search = None
             untried = [*trials.untried(search.variants(), step)]
             variant = self._best(untried, states, evidence, step)
-            trials.has_capped = not untried
+            if not untried:
+                self._search_at_step = step + step_trial.CAP_EVERY_STEPS
         if variant is None:
             trials.postpone(step, RETRY_STEPS)
         else:
@@ -247,8 +250,8 @@ class Variants:
             kind = "rollback" if candidate.is_baseline else "promote"
             before = state.incumbent
             state.banned[before] = f"given up: {reason}"
-            if outcome.variant.max_channels is not None:
-                state.max_channels = outcome.variant.max_channels
+            if not outcome.variant.is_audit:
+                state.max_channels = outcome.variant.max_channels or candidate.n_channels
                 state.before_cap = state.before_cap or before
             elif outcome.variant.lifts_cap:
                 state.banned.pop(candidate, None)
