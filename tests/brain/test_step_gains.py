@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.nccl import fabric
 from store.records import Collective, Phase
 from tuner.policy.step_gains import SIDE_EFFECT, StepGains, steps_worth
-from tuner.policy.step_trial import AUDIT_EVERY_STEPS, CAP_EVERY_STEPS, StepTrials, Variant
+from tuner.policy.step_trial import AUDIT_EVERY_STEPS, CAP_EVERY_STEPS, Outcome, StepTrials, Variant
 
 
 def _worth(gain: float, doubt: float, n_steps: int) -> float:
@@ -92,6 +92,19 @@ def test_variants_come_back_ever_more_rarely(variant: Variant, every: int) -> No
             due.append(step - at)
             at = step
     assert due == [0, every + 1, 2 * every + 1, 4 * every + 1]
+
+
+def test_what_was_slower_than_luck_explains_is_not_tried_again_but_audited() -> None:
+    cap, audit = Variant("at most 4 channels", {}, 4), Variant("no cap for gathers", {}, None, lifts_cap=True)
+    assert Outcome(cap, False, -0.05, 0.005).is_hopeless
+    assert not Outcome(cap, False, -0.005, 0.005).is_hopeless
+    trials = StepTrials()
+    for variant in (cap, audit):
+        trials.begin(variant, 0)
+        trials.end(10, for_good=True)
+    assert [*trials.untried([cap, audit], 100_000)] == [audit]
+    trials.reset()
+    assert [*trials.untried([cap, audit], 100_000)] == [cap, audit]
 
 
 @pytest.mark.parametrize("compute_us", [2_000.0, 1_000_000.0])

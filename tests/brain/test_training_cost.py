@@ -56,6 +56,18 @@ def test_before_any_trial_the_exposure_of_all_is_everybodys() -> None:
     assert (mean, doubt) == (0.0, pytest.approx(math.hypot(SHARED_TOLL, OWN_TOLL)))
 
 
+def test_what_channels_cost_is_known_from_trials_only() -> None:
+    cost = TrainingCost()
+    assert cost.of_group("scatter", 0.3) is None
+    cost.know_groups({"scatter": 0.1})
+    assert cost.of_group("scatter", 0.3) is None
+    cost.learn({"scatter": Change(0.0, 2.0)}, 0.3, 0.04, 0.0005)
+    known = cost.of_group("scatter", 0.3)
+    assert known == (pytest.approx(0.3, abs=0.1), pytest.approx(0.02, abs=0.002))
+    cost.learn({"scatter": Change(0.0, 2.0)}, 0.3, -0.04, 0.0005)
+    assert cost.of_group("scatter", 0.3) is None
+
+
 def test_where_one_group_is_waited_for_the_others_are_less() -> None:
     cost = TrainingCost()
     cost.know_groups({"forward": 0.1, "backward": 0.1})

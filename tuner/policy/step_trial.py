@@ -28,7 +28,9 @@ SETTLED_STEPS: Final = 20
 AUDIT_EVERY_STEPS: Final = 500
 """Between two audits of one group, and twice as many after each."""
 CAP_EVERY_STEPS: Final = 200
-"""The same for caps, and for channels by what they cost. A trial that was unlucky by chance is not the last."""
+"""The same for caps and fitted plans: a trial may have been unlucky."""
+LUCK: Final = 2.6
+"""Standard deviations that luck may explain. What was slower by more is not tried again in this regime."""
 MAX_UNITS: Final = 96
 ALPHA: Final = 0.01
 STEP_NOISE: Final = 0.01
@@ -87,6 +89,11 @@ class Outcome(NamedTuple):
     gain: float
     doubt: float
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Steps were slower than luck explains."""
+        return self.gain + LUCK * self.doubt < MIN_STEP_GAIN
+
 
 class StepTrials:
     """At most one variant at a time; `begin` offers them, `step` feeds measured steps."""
@@ -104,6 +111,8 @@ class StepTrials:
         self._n_capped = 0
         self._tried: dict[str, tuple[int, int]] = {}
         """By name, the step of its last trial and how many there were."""
+        self._hopeless: set[str] = set()
+        """What is not tried again in this regime."""
         self._next_at_step = 0
         self._steps_in_window = 0
         self._is_second = False
@@ -116,6 +125,7 @@ class StepTrials:
         self.variant, self.is_on = None, False
         self._n_capped = 0
         self._tried.clear()
+        self._hopeless.clear()
 
     def postpone(self, step: int, n_steps: int = SETTLED_STEPS) -> None:
         """Keys are still on trial, or there is nothing to try now."""
@@ -126,10 +136,12 @@ class StepTrials:
         return self.variant is None and step >= self._next_at_step
 
     def untried(self, variants: Sequence[Variant], step: int) -> Iterator[Variant]:
-        """Those that were not tried lately; all come back, ever more rarely."""
+        """Those that were not tried lately; they come back, ever more rarely, unless they are hopeless."""
         for variant in variants:
             last, n_trials = self._tried.get(variant.name, (0, 0))
             every = AUDIT_EVERY_STEPS if variant.is_audit else CAP_EVERY_STEPS
+            if variant.name in self._hopeless:
+                continue
             if not n_trials or step - last > every * 2 ** (n_trials - 1):
                 yield variant
 
@@ -162,8 +174,10 @@ class StepTrials:
                     self.is_on, self._is_second, self._steps_in_window = not self.is_on, True, 0
         return extra_us, self._verdict()
 
-    def end(self, step: int) -> None:
-        """Back to the plan itself."""
+    def end(self, step: int, *, for_good: bool = False) -> None:
+        """Back to the plan itself; `for_good` unless it is an audit: then it is asked again all the same."""
+        if for_good and self.variant is not None and not self.variant.is_audit:
+            self._hopeless.add(self.variant.name)
         self._usual_us = math.exp(median(self._off)) if self._off else math.inf
         self.variant, self.is_on = None, False
         self._next_at_step = step + SETTLED_STEPS

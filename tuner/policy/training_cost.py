@@ -65,10 +65,17 @@ class TrainingCost:
         differs, variance = self._belief.expected(self._design(changes))
         return _as_if_all(changes, exposed_share) + differs, math.sqrt(variance)
 
-    def of_group(self, name: str, exposed_share: float) -> tuple[float, float]:
-        """What a microsecond of a group's calls costs training: (whatever the channels, for each channel)."""
-        place, mean = self._place(name), self._belief.mean
-        return max(0.0, exposed_share + float(mean[place])), float(mean[0] + mean[place + 1])
+    def of_group(self, name: str, exposed_share: float) -> tuple[float, float] | None:
+        """What a microsecond of a group's calls costs training: (whatever the channels, for each channel).
+
+        None where it is not known that channels cost anything.
+        """
+        if name not in self._places:
+            return None
+        toll, variance = self._belief.expected(self._design({name: Change(0.0, 1.0)}))
+        if toll <= math.sqrt(variance):
+            return None
+        return max(0.0, exposed_share + float(self._belief.mean[self._places[name]])), toll
 
     def learn(self, changes: Mapping[str, Change], exposed_share: float, gain: float, doubt: float) -> None:
         """Steps were shorter by `gain` (log) with these changes, give or take `doubt`."""

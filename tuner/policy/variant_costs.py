@@ -52,7 +52,7 @@ class VariantCosts:
             options = self._policy.outlook.fields.of(state).options
             picked = cheapest_within(options, mean, may_run, caps)
             costs = training_cost.of_group(group_of(state), self._policy.price.exposed_share)
-            if costs[1] > 0:
+            if costs is not None:
                 # Of many guesses the lowest is too low: a doubt counts against it.
                 fitted = least_cost(options, mean + spread, costs, (state.n_channels, now_us), may_run)
                 picked |= {} if fitted is None else {FITTED: fitted}

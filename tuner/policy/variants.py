@@ -173,7 +173,8 @@ class Variants:
         if trials.variant is not None:
             state, words = states[min(trials.variant.changes)], compared(trials.variant, outcome, self._spent_us)
             self._report(Event(state, state.incumbent, "variant", words, step))
-        trials.end(step)  # with a verdict, or because it costs more than was expected of it
+        # With a verdict, or because it costs more than was expected of it.
+        trials.end(step, for_good=outcome is None or outcome.is_hopeless)
         if outcome is not None:
             self._learn_cost(outcome, states, evidence)
         if outcome is not None and outcome.is_better:
