@@ -26,6 +26,13 @@ SILENT_AFTER_S: Final = 2.0
 """A rank speaks at least once a second; one that has missed that is said to be silent."""
 
 
+GREETED_S: Final = 3.0
+"""Within so long of each other all ranks that have an agent greet: each does so once a second, and looks once a
+second for a daemon that was not there. More than a joiner's timeout."""
+SETTLE_S: Final = 1.0
+"""Windows open when all ranks are here, or none has come or gone for so long."""
+
+
 class BrainLike(Protocol):
     """What the service asks of `tuner.brain.Brain`."""
 
@@ -92,7 +99,11 @@ class Job:
         self.joiner = Joiner()
         self.windows = ObservationWindows()
         self.changed_at_s = now_s
-        """When a rank came or went last."""
+        """When a rank or another node came or went last."""
+        self._is_settled = False
+        self._n_settled = 0
+        self._n_reporters = hello.n_ranks
+        """Who may report a call; more than are here while that is not settled."""
         self.next_tick_s = now_s
         self.epoch = hello.epoch
         self.highest_epoch = hello.epoch
@@ -117,6 +128,11 @@ class Job:
     def lead_rank(self) -> int:
         """The rank whose steps and sequence stand for the job here."""
         return min(self.ranks, default=0)
+
+    @property
+    def n_ranks_here(self) -> int:
+        """Ranks that report to this daemon, or to one of another node that reports to this."""
+        return len(self.ranks) + sum(node.n_ranks for node in self.nodes.values())
 
     @property
     def has_brain(self) -> bool:
@@ -182,11 +198,33 @@ class Job:
             block = records if sane.all() else records[sane]
             self.tell(lambda brain: brain.sequence(block))
 
+    def reporter_came(self, now_s: float) -> None:
+        """A rank or another node's daemon is here, and others may be on their way."""
+        self.changed_at_s, self._is_settled = now_s, False
+        self._n_reporters = self.n_ranks
+        self.joiner.members_changed()
+
+    def reporter_left(self, now_s: float) -> None:
+        """One is gone. Its last calls are still to be told by the others: until that is settled, who reports
+        them is what it was."""
+        self.changed_at_s, self._is_settled = now_s, False
+
+    def _settle(self, now_s: float) -> None:
+        """Find out who reports to this daemon, if it is time to."""
+        # What goes on to a leading daemon must be there before that one's joiner gives up.
+        patience_s = SETTLE_S if self.uplink.is_alive(now_s) else GREETED_S
+        if not self._is_settled and (self.n_ranks_here >= self.n_ranks or now_s - self.changed_at_s >= patience_s):
+            if len(self.ranks) + len(self.nodes) < self._n_settled:
+                self.joiner.member_is_gone()
+            self._is_settled = True
+            self._n_settled = self._n_reporters = len(self.ranks) + len(self.nodes)
+
     def join(self, now_s: float, *, give_up: bool = False) -> NDArray[np.void]:
-        """Joined observations (OBSERVATION, shape [n]) of the calls that are complete."""
+        """Observations (OBSERVATION, shape [n]) of the calls that are complete."""
+        self._settle(now_s)
         if not self.joiner.n_pending:
             return np.empty(0, OBSERVATION)
-        observed, _ = self.joiner.join(now_s, len(self.ranks) + len(self.nodes), give_up=give_up)
+        observed, _ = self.joiner.join(now_s, self._n_reporters, is_settled=self._is_settled, give_up=give_up)
         return observed
 
     def finish_step(self, step: StepRecord) -> None:
@@ -230,7 +268,7 @@ class Job:
             fabric_id=self.fabric_id,
             stage=self.stage,
             n_ranks=self.n_ranks,
-            n_ranks_seen=len(self.ranks) + sum(node.n_ranks for node in self.nodes.values()),
+            n_ranks_seen=self.n_ranks_here,
             epoch=self.epoch,
             step=self.step,
             n_observations=self.n_observations,

@@ -37,8 +37,8 @@ class Joiner:
 
     A collective is complete when as many ranks have reported it as this daemon can expect to: its
     communicator's ranks, or fewer where the others are on other nodes. Another node's daemon counts as
-    one reporter. How many report a communicator is learned from the first timeout; joins of fewer than
-    usual are discarded, since their durations would include waiting.
+    one reporter. How many report a communicator is learned from the first timeout once it is settled who
+    reports at all; joins of fewer than usual are discarded, since their durations would include waiting.
     """
 
     def __init__(self) -> None:
@@ -52,17 +52,26 @@ class Joiner:
         self._forget()
 
     def _forget(self) -> None:
-        # What waits, sorted by code: the calls of all ranks side by side.
-        self._records = np.empty(0, OBSERVATION)
-        self._codes = np.empty(0, np.uint64)
-        self._arrived_s = np.empty(0, np.float64)
+        self._forget_waiting()
         self._communicators.clear()
         self._joined_up_to = np.full(MAX_COMMUNICATORS * 16, -1, np.int64)
         self.members_changed()
 
+    def _forget_waiting(self) -> None:
+        # What waits, sorted by code: the calls of all ranks side by side.
+        self._records = np.empty(0, OBSERVATION)
+        self._codes = np.empty(0, np.uint64)
+        self._arrived_s = np.empty(0, np.float64)
+
     def members_changed(self) -> None:
         """Ranks came or went: how many report each communicator has to be learned anew."""
         self._n_members = np.zeros(MAX_COMMUNICATORS, np.int64)
+
+    def member_is_gone(self) -> None:
+        """A rank left and does not come back: what still waits for its part never is a whole call."""
+        self.n_partial += len(self._codes)
+        self._forget_waiting()
+        self.members_changed()
 
     @property
     def n_pending(self) -> int:
@@ -74,11 +83,14 @@ class Joiner:
         self._chunks.append((rank, records))
         self._n_new += len(records)
 
-    def join(self, now_s: float, n_reporters: int, *, give_up: bool = False) -> tuple[NDArray[np.void], int]:
+    def join(
+        self, now_s: float, n_reporters: int, *, is_settled: bool = True, give_up: bool = False
+    ) -> tuple[NDArray[np.void], int]:
         """Observations (OBSERVATION, shape [n]) of whole calls complete by now, in the order they started.
 
         Also returns from how many records they were joined. `n_reporters` is the number of ranks and
-        of other nodes' daemons that report to this one; `give_up` waits for no more records.
+        of other nodes' daemons that report to this one, or may yet come to where that is not settled:
+        then a timeout teaches nothing. `give_up` waits for no more records.
         """
         self._take_in(now_s)
         if not len(self._codes):
@@ -90,13 +102,14 @@ class Joiner:
         members = self._n_members[places >> 4]
         expected = np.where(members > 0, members, np.minimum(self._records["n_ranks"][starts], n_reporters))
         complete = counts >= expected
-        overdue = self._arrived_s[starts] < now_s - JOIN_TIMEOUT_S
+        overdue = (self._arrived_s[starts] < now_s - JOIN_TIMEOUT_S) & (is_settled | (members > 0))
         expired = ~complete & (overdue | give_up | (len(self._codes) > MAX_PENDING))
         ended = complete | expired
         if not ended.any():
             return np.empty(0, OBSERVATION), 0
-        np.maximum.at(self._n_members, places[ended] >> 4, counts[ended])
-        joined = complete | (expired & (counts >= self._n_members[places >> 4]))
+        teaches = ended if is_settled else complete
+        np.maximum.at(self._n_members, places[teaches] >> 4, counts[teaches])
+        joined = complete | (expired & teaches & (counts >= self._n_members[places >> 4]))
         self.n_partial += int(counts[expired & ~joined].sum())
         observed = self._shortest(places, starts, joined)
         waiting = np.repeat(~ended, counts)

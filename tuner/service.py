@@ -32,7 +32,7 @@ from store.wire import (
     Steps,
     Welcome,
 )
-from tuner.job import BrainLike, Job, RankSession, headline
+from tuner.job import SETTLE_S, BrainLike, Job, RankSession, headline
 from tuner.join import measurements_of
 from tuner.learning import Learning
 from tuner.nodes import NodeSession, NoUplinks, UplinksLike
@@ -42,8 +42,6 @@ _log = logging.getLogger("zerotune.service")
 
 SILENCE_S: Final = 10.0
 """A rank greets every second; one that has not for so long is gone."""
-SETTLE_S: Final = 1.0
-"""Windows open when all ranks are here, or none has come or gone for so long."""
 JOIN_EVERY_S: Final = 0.05
 """Observations gather for so long before they are joined."""
 TICK_EVERY_S: Final = 0.5
@@ -260,7 +258,7 @@ class Service:
             if len(job.nodes) >= MAX_SESSIONS:
                 return self._refuse(sender, "BadHello", f"{MAX_SESSIONS} nodes are connected already")
             _log.info("job %s: the daemon of rank %d's node is here", job.job_id, message.rank)
-            job.joiner.members_changed()
+            job.reporter_came(now_s)
             if remaining := job.windows.remaining(job.step):
                 replies.append((sender, Observe(job.job_id, remaining)))
         job.nodes[sender] = NodeSession(message.rank, message.n_ranks, now_s)
@@ -273,7 +271,7 @@ class Service:
     def _node_leaves(self, job: Job, sender: bytes) -> None:
         node = job.nodes.pop(sender)
         _log.info("job %s: the daemon of rank %d's node is gone", job.job_id, node.rank)
-        job.joiner.members_changed()
+        job.reporter_left(self._clock())
 
     def _hello(self, sender: bytes, hello: Hello) -> list[Reply]:
         now_s = self._clock()
@@ -296,8 +294,7 @@ class Service:
             self._senders.pop(previous[0], None)
         self._senders[sender] = hello.job_id, hello.rank
         job.ranks[hello.rank] = sender, RankSession(hello, now_s)
-        job.changed_at_s = now_s
-        job.joiner.members_changed()
+        job.reporter_came(now_s)
         self._find_leader(job, hello)
         replies: list[Reply] = [(sender, self._welcome)]
         if hello.rank == 0:
@@ -359,8 +356,7 @@ class Service:
         job = self._jobs[job_id]
         _, session = job.ranks.pop(rank)
         job.n_gone_drops += session.n_dropped
-        job.changed_at_s = self._clock()
-        job.joiner.members_changed()
+        job.reporter_left(self._clock())
         if job.ranks:
             return
         deque(self._use(job, job.join(self._clock(), give_up=True)), maxlen=0)

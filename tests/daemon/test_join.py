@@ -96,6 +96,18 @@ def test_the_first_timeout_teaches_how_many_ranks_are_here(records):
     assert len(joiner.join(JOIN_TIMEOUT_S + 0.2, 8)[0]) == 10, "no more waiting"
 
 
+def test_no_timeout_teaches_before_it_is_settled_who_reports(records):
+    joiner = Joiner()
+    joiner.add(0, records(10, n_ranks=2))
+    assert len(joiner.join(0.0, 2, is_settled=False)[0]) == 0
+    assert len(joiner.join(JOIN_TIMEOUT_S + 0.1, 2, is_settled=False)[0]) == 0
+    assert joiner.n_pending == 10, "they wait for a rank that may still come"
+    joiner.add(1, records(9, n_ranks=2))
+    assert len(joiner.join(JOIN_TIMEOUT_S + 0.2, 2, is_settled=False)[0]) == 9
+    assert len(joiner.join(JOIN_TIMEOUT_S + 0.3, 2, is_settled=False)[0]) == 0
+    assert (joiner.n_pending, joiner.n_partial) == (0, 1), "both report by now"
+
+
 def test_joins_of_fewer_ranks_than_usual_are_given_up(records):
     joiner = Joiner()
     for rank in range(4):

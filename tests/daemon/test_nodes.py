@@ -9,6 +9,7 @@ from service_stubs import FABRIC, FakeStore, ScriptedBrain
 from agent.leader import LeaderAddress, from_here
 from store import wire
 from store.records import Plan, StepRecord
+from tuner.job import GREETED_S
 from tuner.join import OBSERVATION
 from tuner.nodes import UPLINK_SILENCE_S
 from tuner.service import SILENCE_S, Service
@@ -130,7 +131,7 @@ def test_windows_of_the_leading_daemon_open_on_all_nodes(job):
 
 def test_a_cut_line_leaves_each_node_to_itself_until_it_is_mended(job, records):
     job.line.is_cut = True
-    job.pass_time(max(SILENCE_S, UPLINK_SILENCE_S) + 1)
+    job.pass_time(max(SILENCE_S, UPLINK_SILENCE_S) + GREETED_S + 1)
     assert job.first.jobs()[0].n_ranks_seen == 2
     assert job.second.jobs()[0].health == f"{LEADER} is silent"
     job.report(records, 90.0, 80.0, 50.0, 70.0)

@@ -10,6 +10,7 @@ import pytest
 from store import wire
 from store.records import Plan, Stage, StepRecord
 from tuner import service as service_module
+from tuner.job import GREETED_S
 from tuner.learning import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
 from tuner.service import SILENCE_S
 
@@ -56,6 +57,65 @@ def test_observations_gather_before_they_are_joined(bench, records):
     bench.tick()
     report(bench, records)
     assert 0 < bench.service.next_tick_s - bench.now_s <= service_module.JOIN_EVERY_S
+
+
+def test_a_call_waits_for_ranks_that_may_still_greet(bench, records):
+    """With a trace ranks record from the start: one may report before another has even said hello."""
+    bench.hello(0, n_ranks=2)
+    report(bench, records, ranks=(0,), n=10, n_ranks=2, duration_us=700.0)
+    bench.tick(0.5)
+    bench.tick(2.0)
+    assert bench.store.blocks == []
+    bench.hello(1, n_ranks=2)
+    report(bench, records, ranks=(1,), n=10, n_ranks=2, duration_us=200.0)
+    bench.tick(0.5)
+    assert bench.store.measurements["duration_us"].tolist() == [200.0] * 10
+
+
+def test_ranks_without_an_agent_are_waited_for_no_longer_than_it_takes_to_greet(bench, records):
+    bench.hello(0, n_ranks=2)
+    report(bench, records, ranks=(0,), n=10, n_ranks=2)
+    bench.tick(GREETED_S)
+    assert len(bench.store.measurements) == 10
+    report(bench, records, ranks=(0,), n=5, n_ranks=2, sequence=np.arange(10, 15))
+    bench.tick(0.5)
+    bench.send(0, wire.Goodbye("job", 0))
+    assert len(bench.store.measurements) == 15
+
+
+def test_the_last_calls_of_ranks_that_leave_one_after_the_other_are_joined_whole(bench, records):
+    """Each sends what it saw last and says goodbye; the other's part is still on its way."""
+    for rank in range(2):
+        bench.hello(rank, n_ranks=2)
+    report(bench, records, ranks=(1,), n=10, n_ranks=2, duration_us=700.0)
+    bench.send(1, wire.Goodbye("job", 1))
+    bench.tick(0.5)
+    report(bench, records, ranks=(0,), n=12, n_ranks=2, duration_us=200.0)
+    bench.tick(0.5)
+    bench.send(0, wire.Goodbye("job", 0))
+    assert bench.store.measurements["duration_us"].tolist() == [200.0] * 10, "of two calls rank 1 never told"
+
+
+def test_a_rank_that_was_left_alone_is_measured_alone_in_the_end(bench, records):
+    for rank in range(2):
+        bench.hello(rank, n_ranks=2)
+    report(bench, records, ranks=(0, 1), n=10, n_ranks=2)
+    bench.tick(0.5)
+    bench.send(1, wire.Goodbye("job", 1))
+    report(bench, records, ranks=(0,), n=5, n_ranks=2, sequence=np.arange(10, 15))
+    for _ in range(int(2 * GREETED_S) + 1):
+        bench.tick(0.5)
+    assert len(bench.store.measurements) == 10, "what rank 1 may have taken part in"
+    report(bench, records, ranks=(0,), n=5, n_ranks=2, sequence=np.arange(15, 20))
+    bench.tick(0.5)
+    assert len(bench.store.measurements) == 15
+
+
+def test_a_job_over_before_its_other_rank_has_greeted_measures_nothing(bench, records):
+    bench.hello(0, n_ranks=2)
+    report(bench, records, ranks=(0,), n=10, n_ranks=2, duration_us=700.0)
+    bench.send(0, wire.Goodbye("job", 0))
+    assert bench.store.blocks == []
 
 
 def test_plans_go_to_rank_0_only(bench, caplog):
@@ -135,7 +195,7 @@ def test_no_brain_where_rank_0_is_not(bench, records):
         bench.hello(rank)
     bench.service.model_ready("fabric", "knowledge")
     report(bench, records, ranks=(1, 2, 3), n=2)
-    bench.tick()
+    bench.tick(GREETED_S)
     assert bench.brains == {}
     assert len(bench.store.measurements) == 2, "but measured and stored"
 
