@@ -31,6 +31,8 @@ GREETED_S: Final = 3.0
 second for a daemon that was not there. More than a joiner's timeout."""
 SETTLE_S: Final = 1.0
 """Windows open when all ranks are here, or none has come or gone for so long."""
+MISSING_AFTER_S: Final = 10.0
+"""Ranks that have not greeted for so long after the others are said to be missing."""
 
 
 class BrainLike(Protocol):
@@ -257,7 +259,7 @@ class Job:
         heard_at_s = [(session.heard_at_s, [rank]) for rank, (_, session) in self.ranks.items()]
         heard_at_s += [(node.heard_at_s, [node.rank] * node.n_ranks) for node in self.nodes.values()]
         silent = [rank for at_s, ranks in heard_at_s if now_s - at_s > SILENT_AFTER_S for rank in ranks]
-        health = self.trouble or "ok"
+        health = self.trouble or self._missing(now_s) or "ok"
         if silent and not self.trouble:
             health = f"rank {silent[0]} is silent" if len(silent) == 1 else f"{len(silent)} ranks are silent"
         if self.uplink.endpoint:
@@ -280,6 +282,16 @@ class Job:
             last_decisions=tuple(self._last_decisions),
             health=health,
             heard_s_ago=max([0.0, *(now_s - at_s for at_s, _ in heard_at_s)]),
+        )
+
+    def _missing(self, now_s: float) -> str:
+        """What it means that ranks have not greeted; nothing where they may be on their way, or all follow a plan:
+        then they have an agent, and a daemon on another node."""
+        if self.n_ranks_here >= self.n_ranks or self.epoch or now_s - self.changed_at_s < MISSING_AFTER_S:
+            return ""
+        return (
+            f"{self.n_ranks_here} of {self.n_ranks} ranks report here: nothing can be tuned unless the agent runs on"
+            " the others, too"
         )
 
 

@@ -270,6 +270,26 @@ def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
     assert bench.store.jobs["job"]["ended_at_s"] == bench.now_s
 
 
+def test_ranks_that_never_greet_are_told_of_unless_a_plan_shows_that_they_follow(bench):
+    bench.hello(0, n_ranks=2)
+
+    def health_after(seconds):
+        for _ in range(seconds):
+            bench.hello(0, n_ranks=2)
+            bench.tick(1.0)
+        return bench.service.jobs()[0].health
+
+    assert health_after(5) == "ok", "it may be on its way"
+    missing = "1 of 2 ranks report here: nothing can be tuned unless the agent runs on the others, too"
+    assert health_after(6) == missing
+    bench.send(0, wire.Adopted("job", 1, 5))
+    assert health_after(1) == "ok", "the other has its daemon on its own node"
+    bench.send(0, wire.Adopted("job", 0, 50))
+    assert health_after(1) == missing
+    bench.hello(1, n_ranks=2)
+    assert health_after(1) == "ok"
+
+
 def test_silence_is_told_before_a_rank_is_taken_as_gone(bench):
     bench.join_all()
     for _ in range(3):
