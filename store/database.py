@@ -339,6 +339,13 @@ class Store:
         )
         return [StepRecord(*row) for row in rows]
 
+    def highest_epoch(self, job_id: str) -> int | None:
+        """Of the plans that steps of a job ran under; 0: none, NCCL's own choice ran. None: no step is recorded."""
+        (found,) = self._reader().execute(
+            "SELECT max(epoch) FROM steps WHERE job = (SELECT id FROM jobs WHERE job_id = ?)", (job_id,)
+        )
+        return None if found[0] is None else int(found[0])
+
     def decisions(
         self, job_id: str | None = None, fabric_id: str | None = None, *, limit: int | None = None
     ) -> list[Decision]:

@@ -368,6 +368,22 @@ def settled_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decisi
     return {one.key: one for one in decisions if one.kind != "explore" and not one.is_of_job}
 
 
+def decisions_that_ran(decisions: Iterable[Decision], highest_epoch: int | None) -> list[Decision]:
+    """Those whose setting some step ran under, `highest_epoch` being the highest that steps have; None: not known.
+
+    A decision has the epoch of the plan to come. What it proves may run already, on trial by an earlier decision's plan
+    or in turns with others: then none has to come.
+    """
+    asked_for: dict[tuple[DecisionKey, Candidate], int] = {}
+    found = []
+    for one in decisions:
+        first_epoch = asked_for.setdefault((one.key, one.candidate), one.epoch)
+        ran = one.candidate.is_baseline or highest_epoch is None or first_epoch <= highest_epoch
+        if ran or (highest_epoch and one.n_measurements):
+            found.append(one)
+    return found
+
+
 class CandidateStatistics(msgspec.Struct, frozen=True):
     """What the store knows of one candidate under one key; durations of successful runs only."""
 

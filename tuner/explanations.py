@@ -22,6 +22,7 @@ from store.records import (
     DecisionKey,
     JobRecord,
     Phase,
+    decisions_that_ran,
     size_class,
     size_class_range,
 )
@@ -72,7 +73,9 @@ class Explanation(msgspec.Struct, frozen=True):
     """What exploring this key had cost by the last decision, as the budget counts it."""
     history: list[str]
     setting: str = str(BASELINE)
-    """In force, as the last decision left it."""
+    """In force, as the last decision left it of which a plan was adopted."""
+    not_adopted: str = ""
+    """What was decided last, where no step has run under a plan with it."""
     on_trial: str = ""
     """The candidate whose trial the last decision began."""
     model_id: str = ""
@@ -116,7 +119,8 @@ def explain(
             undecided = []  # it did not train: a sweep, an import
         guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
         head = _head(store, job, decisions, here)
-    found = explained(by_key, here, medians(lines), guesses, news_of(decisions), taken_over_s(decisions))
+        highest_epoch = store.highest_epoch(job.job_id)
+    found = explained(by_key, here, medians(lines), guesses, news_of(decisions), taken_over_s(decisions), highest_epoch)
     return [msgspec.structs.replace(one, job=head) for one in found]
 
 
@@ -170,9 +174,11 @@ def explained(
     guesses: Mapping[DecisionKey, Guesses],
     job_history: list[str],
     since_s: float = 0.0,
+    highest_epoch: int | None = None,
 ) -> list[Explanation]:
     """Explanations by key, from each key's decisions in order (or, where there are none, from guesses) and the
-    measured medians of this job and of all jobs. What was decided before `since_s` is history.
+    measured medians of this job and of all jobs. What was decided before `since_s` is history; what no step up to
+    `highest_epoch` ran under (None: not known) is not in force.
     """
     keys = sorted({*decisions, *guesses})
     return [
@@ -184,6 +190,7 @@ def explained(
             guesses.get(key),
             job_history,
             since_s,
+            highest_epoch,
         )
         for key in keys
     ]
@@ -218,21 +225,25 @@ def _explanation(
     guesses: Guesses | None,
     job_history: list[str],
     since_s: float,
+    highest_epoch: int | None,
 ) -> Explanation:
     settled = [one for one in decisions if one.kind != "explore" and one.decided_at_s >= since_s]
+    ran = decisions_that_ran(decisions, highest_epoch)
+    in_force = [one for one in ran if one.kind != "explore" and one.decided_at_s >= since_s]
     low, high = size_class_range(key.size_class)
     last = decisions[-1] if decisions else None
     model_id, alternatives = guesses or ("", [])
     if last is not None:  # of any kind: it saw the most evidence
         model_id, alternatives = last.model_id, alternatives_of(last)
     decision = deciding(settled)
-    setting = str(settled[-1].candidate if settled else BASELINE)
+    setting = str(in_force[-1].candidate if in_force else BASELINE)
+    decided = str(settled[-1].candidate if settled else BASELINE)
     is_guess = bool(alternatives) and all(one.get("is_guess", False) for one in alternatives)
     offered = {str(one["candidate"]) for one in alternatives}
     here, everywhere = (as_offered(known, offered, key) for known in (here, everywhere))
     alternatives = [*alternatives, *_unweighed(alternatives, here, everywhere)]
     _add_medians(alternatives, here, everywhere)
-    _date_notes(alternatives, decisions, setting)
+    _date_notes(alternatives, decisions, decided)
     return Explanation(
         key=key,
         collective=key.collective.name,
@@ -247,6 +258,7 @@ def _explanation(
         spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
         history=[f"{when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
         setting=setting,
+        not_adopted=decided if decided != setting else "",
         on_trial=str(last.candidate) if last and last.kind == "explore" and last.decided_at_s >= since_s else "",
         model_id=model_id,
         job_history=job_history,

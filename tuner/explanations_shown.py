@@ -82,6 +82,8 @@ def _render_one(explained: Explanation, console: Console) -> None:
     console.print(f"{where} [bold cyan]{explained.setting}[/]", highlight=False)
     if decision is not None:
         _indented(console, f"{decision.kind}, {when(decision)}: {decision.reason}")
+        if explained.not_adopted:
+            _indented(console, f"decided, but not adopted: no step has run under a plan with {explained.not_adopted}")
     elif not explained.on_trial:
         since = " since another daemon took over" if explained.decided_at_s is not None else " yet"
         _indented(console, f"nothing has been decided here{since}")

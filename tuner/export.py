@@ -22,6 +22,7 @@ from store.database import MEASUREMENT, UNKNOWN, Store
 from store.errors import PlanError, UserError
 from store.plan_file import PlanFile, write_plan
 from store.records import (
+    BASELINE,
     Algorithm,
     Candidate,
     Collective,
@@ -34,6 +35,7 @@ from store.records import (
     Protocol,
     Source,
     TimingSource,
+    decisions_that_ran,
     settled_decisions,
     size_class_range,
 )
@@ -82,22 +84,39 @@ def check_suffix(out: Path, to: str) -> None:
     raise UserError(f"{to} is not written as {out.suffix}", f"name a file that ends in {' or '.join(fitting)}")
 
 
-def learned_plan(store: Store, job_id: str | None = None) -> PlanFile:
-    """The plan that the decisions of `job_id` (the newest job with any when None) amount to.
+def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, int]:
+    """The plan that the decisions of `job_id` amount to, and of how many keys a decision is left out, since no plan
+    with it was adopted.
+
+    When None, of the newest job of which one was, or else of the newest with decisions.
 
     Raises:
-        UserError: there is no such job, or it decided nothing away from NCCL's own choice.
+        UserError: there is no such job, or nothing was decided.
     """
     jobs = {job.job_id: job for job in store.jobs()}
     if job_id is not None and job_id not in jobs:
         raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(list(jobs)[-3:]) or 'none'}")
-    for candidate in [job_id] if job_id is not None else list(jobs)[::-1]:
-        decisions = store.decisions(job_id=candidate)
-        if decisions:
-            job = jobs[candidate]
-            emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
-            return PlanFile(plan_of(decisions), fabric_id=job.fabric_id, job_id=job.job_id, emulated=emulated)
-    raise UserError(f"no decisions are recorded in {store.path}", "run a job with the tuner first")
+    named = [job_id] if job_id is not None else list(jobs)[::-1]
+    found = next((name for name in named if store.highest_epoch(name) != 0 and store.decisions(job_id=name)), None)
+    found = found or next((name for name in named if store.decisions(job_id=name)), None)
+    if found is None:
+        raise UserError(f"no decisions are recorded in {store.path}", "run a job with the tuner first")
+    decisions, fabric_id = store.decisions(job_id=found), jobs[found].fabric_id
+    ran = decisions_that_ran(decisions, store.highest_epoch(found))
+    in_force, decided = settled_decisions(ran), settled_decisions(decisions)
+    n_left_out = sum(
+        one.candidate != (in_force[key].candidate if key in in_force else BASELINE) for key, one in decided.items()
+    )
+    emulated = str(store.fabrics().get(fabric_id, {}).get("emulated", ""))
+    return PlanFile(plan_of(ran), fabric_id=fabric_id, job_id=found, emulated=emulated), n_left_out
+
+
+def _remark_on(n_left_out: int, job_id: str) -> list[str]:
+    """What is to be said of decisions that are in no file."""
+    if not n_left_out:
+        return []
+    decisions, them = ("1 decision", "it") if n_left_out == 1 else (f"{n_left_out} decisions", "them")
+    return [f"Left out: {decisions} of job {job_id}, since no step ran under a plan with {them}."]
 
 
 def plan_of(decisions: Iterable[Decision]) -> Plan:
@@ -123,10 +142,11 @@ def plan_of(decisions: Iterable[Decision]) -> Plan:
 def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
     """Write our plan file; returns remarks for the user."""
     with Store.open(store_path, read_only=True) as store:
-        file = learned_plan(store, job_id)
+        file, n_left_out = learned_plan(store, job_id)
     write_plan(out, file)
     remarks = [
-        f"{len(file.plan.rows)} rows of job {file.job_id} written to {out}; use: zerotune launch --plan {out} -- ..."
+        f"{len(file.plan.rows)} rows of job {file.job_id} written to {out}; use: zerotune launch --plan {out} -- ...",
+        *_remark_on(n_left_out, file.job_id),
     ]
     if file.emulated:
         remarks.append(f"Learned on the emulated fabric {file.emulated}: it says nothing about real hardware.")
@@ -136,7 +156,7 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
 def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
     """Write NVIDIA's example-tuner CSV; returns remarks: its traps, and what it cannot say."""
     with Store.open(store_path, read_only=True) as store:
-        file = learned_plan(store, job_id)
+        file, n_left_out = learned_plan(store, job_id)
     rows, conflicts = without_phases(file.plan.rows)
     try:
         with in_one_piece(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
@@ -144,6 +164,7 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
     remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:-1]]
+    remarks += _remark_on(n_left_out, file.job_id)
     if conflicts:
         remarks.append(
             f"{conflicts} size ranges differ by phase, which the CSV cannot say: their first phase was kept."

@@ -66,10 +66,10 @@ def explained(monkeypatch, capsys, *words: str) -> str:
     return re.sub(r"\s+", " ", capsys.readouterr().out)
 
 
-def written(path: Path, *decisions: Decision, block: np.ndarray | None = None) -> Path:
+def written(path: Path, *decisions: Decision, block: np.ndarray | None = None, highest_epoch: int = 9) -> Path:
     with Store.open(path) as opened:
         opened.record_job("job", "fabric", {}, 2)
-        opened.record_steps("job", [StepRecord(step, 0, 1000.0) for step in range(20)])
+        opened.record_steps("job", [StepRecord(step, min(step, highest_epoch), 1000.0) for step in range(20)])
         opened.record_decisions(decisions)
         if block is not None:
             opened.record_measurements("fabric", "job", block)
@@ -173,6 +173,31 @@ def test_a_trial_that_has_begun_is_not_what_is_in_force(tmp_path: Path, monkeypa
     text = explained(monkeypatch, capsys, "--store", str(path))
     assert f"2 ranks on 1 node: baseline the last decision put {RING} on trial; there is no verdict" in text
     assert "nothing has been decided" not in text
+
+
+def test_what_was_decided_and_no_step_ran_under_is_not_in_force(tmp_path: Path, monkeypatch, capsys):
+    """As where a rank has no agent, or the job was over too soon."""
+    promoted = decided("promote", RING, "measured 5 % faster than baseline", 2)
+    path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1), promoted, highest_epoch=0)
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert "2 ranks on 1 node: baseline promote, 1970" in text
+    assert f"decided, but not adopted: no step has run under a plan with {RING}" in text
+    (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert (told["setting"], told["not_adopted"]) == ("baseline", str(RING))
+
+
+@pytest.mark.parametrize(
+    ("decisions", "setting", "not_adopted"),
+    [
+        ([("explore", RING, 3), ("promote", RING, 4)], RING, ""),
+        ([("promote", SIMPLE, 2), ("explore", RING, 4), ("promote", RING, 5)], SIMPLE, str(RING)),
+        ([("promote", RING, 2), ("rollback", BASELINE, 9)], BASELINE, ""),
+    ],
+)
+def test_what_ran_on_trial_is_in_force_without_another_plan(tmp_path: Path, decisions, setting, not_adopted):
+    path = written(tmp_path / "s.db", *(decided(kind, one, "so", at) for kind, one, at in decisions), highest_epoch=3)
+    (told,) = explanations.explain(path, None, None, None, None)
+    assert (told.setting, told.not_adopted) == (str(setting), not_adopted)
 
 
 def test_keys_of_which_nothing_was_decided_yet_show_what_is_known_and_expected(tmp_path: Path, monkeypatch, capsys):

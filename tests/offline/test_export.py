@@ -13,7 +13,7 @@ import nvidia_reader
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_material import FAST, make_store
+from report_material import FAST, N_STEPS, make_store
 
 from store.database import Store
 from store.errors import PlanError, UserError
@@ -77,6 +77,23 @@ def test_plan_file_round_trip(store_path: Path, tmp_path: Path):
     assert {row.candidate for row in file.plan.rows} == {FAST}
     assert file.emulated == "ethernet_boxes"
     assert any("says nothing about real hardware" in remark for remark in remarks)
+
+
+def test_what_no_step_ran_under_is_left_out_and_told(store_path: Path, tmp_path: Path):
+    path = make_store(tmp_path / "s.db", "short", n_untuned=N_STEPS)
+    remarks = export_plan(path, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").plan.rows == ()
+    assert "Left out: 6 decisions of job short, since no step ran under a plan with them." in remarks
+    assert any("Left out" in remark for remark in export_nvidia_csv(path, tmp_path / "t.conf"))
+    assert not any("Left out" in remark for remark in export_plan(store_path, tmp_path / "plan.json"))
+
+
+def test_without_a_name_the_newest_job_that_adopted_a_plan_is_exported(tmp_path: Path):
+    make_store(tmp_path / "s.db", "tuned")
+    make_store(tmp_path / "s.db", "short", n_untuned=N_STEPS)
+    export_plan(tmp_path / "s.db", tmp_path / "plan.json")
+    file = read_plan(tmp_path / "plan.json")
+    assert (file.job_id, len(file.plan.rows)) == ("tuned", 6)
 
 
 @pytest.mark.parametrize(

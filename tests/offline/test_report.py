@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_material import FABRIC, make_store, make_summaries
+from report_material import FABRIC, N_STEPS, make_store, make_summaries
 
 from agent.trace_log import TraceLog
 from store.database import MEASUREMENT, Store
@@ -255,6 +255,18 @@ def test_jobs_of_other_collectives_are_no_start_to_compare_with(tmp_path: Path):
     own_us, us = facts.collectives_us() or (0.0, 0.0)
     assert us / own_us == pytest.approx(0.97, abs=0.02), "small ones gain 30 %, large ones are most of the time"
     assert "decided collectives of a step" in write_report(path, tmp_path / "r.html", job_id="warm").read_text()
+
+
+def test_decisions_that_no_step_ran_under_gain_nothing(tmp_path: Path):
+    path = make_store(tmp_path / "s.db", n_untuned=N_STEPS)
+    facts = gather(path)
+    assert facts.collectives_us() is None
+    text = write_report(path, tmp_path / "r.html").read_text()
+    assert "no plan was adopted" in text
+    assert "decided collectives of a step" not in text
+    assert "0 away from NCCL's own choice, 6 not adopted: no step ran under a plan with them" in text
+    assert text.count("promote, not adopted") == 6
+    assert "not adopted" not in write_report(make_store(tmp_path / "t.db"), tmp_path / "t.html").read_text()
 
 
 def test_steps_without_time_are_explained(tmp_path: Path):

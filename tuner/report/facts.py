@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from store.database import Store
 from store.errors import UserError
-from store.records import Decision, DecisionKey, JobRecord, Outcome, Source, StepRecord, TimingSource, settled_decisions
+from store.records import (
+    Decision,
+    DecisionKey,
+    JobRecord,
+    Outcome,
+    Source,
+    StepRecord,
+    TimingSource,
+    decisions_that_ran,
+    settled_decisions,
+)
 from tuner.comparison import Comparison, compare
 from tuner.explanations import Explanation, by_keys, explained, news_of, taken_over_s
 from tuner.jobs import job_of
@@ -55,6 +65,17 @@ class Facts:
         since_s = taken_over_s(self.decisions)
         return settled_decisions(one for one in self.decisions if one.decided_at_s >= since_s)
 
+    @property
+    def highest_epoch(self) -> int | None:
+        """Of the plans that its steps ran under; None where no step is recorded."""
+        return max((step.epoch for step in self.steps), default=None)
+
+    def in_force(self) -> dict[DecisionKey, Decision]:
+        """The last word on every key that was more than a word: steps ran under a plan with it."""
+        since_s = taken_over_s(self.decisions)
+        ran = decisions_that_ran(self.decisions, self.highest_epoch)
+        return settled_decisions(one for one in ran if one.decided_at_s >= since_s)
+
     def against_own(self, decision: Decision) -> Comparison:
         """A decision's setting against NCCL's own choice."""
         return compare(decision, self.here, self.everywhere)
@@ -83,19 +104,23 @@ class Facts:
         return reasons
 
     def explained(self) -> list[Explanation]:
-        """Every key with a decision in force, as `zerotune explain` has it."""
+        """Every key with a decision of the daemon that decided last, as `zerotune explain` has it."""
         news, since_s = news_of(self.decisions), taken_over_s(self.decisions)
-        found = explained(by_keys(self.decisions), self.here, self.everywhere, {}, news, since_s)
+        by_key = by_keys(self.decisions)
+        found = explained(by_key, self.here, self.everywhere, {}, news, since_s, self.highest_epoch)
         return [one for one in found if one.decision is not None]
 
     def collectives_us(self) -> tuple[float, float] | None:
         """What the decided collectives of a step take by their medians: under NCCL's own choice, and as decided.
 
-        Not the step: communication that computation hides gains nothing. None where nothing of it was measured.
+        Not the step: communication that computation hides gains nothing. None where nothing of it was measured, or no plan
+        was adopted.
         """
+        if self.highest_epoch == 0:
+            return None
         n_steps = len(np.unique(self.measurements["step"]))
         own_us = us = 0.0
-        for key, decision in self.settled().items():
+        for key, decision in self.in_force().items():
             found = self.against_own(decision)
             if found.is_measured and found.own_us is not None and found.us is not None:
                 n_calls = sum(one.n_calls for one in self.here.get(key, {}).values()) / n_steps if n_steps else 0.0

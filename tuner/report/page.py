@@ -178,7 +178,7 @@ def _bare_timeline_picture(facts: Facts, reason: str) -> Picture | None:
 
 
 def _winners_picture(facts: Facts) -> Picture | None:
-    settled = facts.settled()
+    settled = facts.in_force()
     if not settled:
         return None
     rows = sorted({(key.collective, key.phase, key.communicator) for key in settled})
@@ -273,9 +273,9 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _expected(explained: Explanation) -> tuple[float | None, float | None, float | None]:
-    """What the key's last decision expected of the setting in force, and both ends of the 90 % interval."""
+    """What the key's last decision expected of the setting that it left, and both ends of the 90 % interval."""
     for one in explained.alternatives:
-        if one["candidate"] == explained.setting and one["predicted_us"] is not None:
+        if one["candidate"] == (explained.not_adopted or explained.setting) and one["predicted_us"] is not None:
             return one["predicted_us"], one["predicted_low_us"], one["predicted_high_us"]
     last = explained.decision
     return (None, None, None) if last is None else (last.predicted_us, last.predicted_low_us, last.predicted_high_us)
