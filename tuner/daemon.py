@@ -43,6 +43,8 @@ TURN_S: Final = 0.0005
 RECEIVE_QUEUE_MESSAGES: Final = 64
 """Per rank; what does not fit stays with the agent, which drops and counts."""
 SEND_QUEUE_MESSAGES: Final = 256
+STOOD_STILL_S: Final = 1.0
+"""So long after its time a turn of the loop tells that the daemon itself was held up: stopped, say."""
 ARRIVING_MS: Final = 50
 """At the end: how long a message may be on its way through this process."""
 LONGEST_DRAIN_S: Final = 1.0
@@ -95,9 +97,12 @@ class Daemon:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
         leave_at_s = float("inf") if idle_exit_s is None else self._clock() + idle_exit_s
+        meant_at_s = self._clock()
         while not self._stopping:
             self._receive()
             self._work_off()
+            if (held_up_s := self._clock() - meant_at_s) > STOOD_STILL_S:
+                self._service.stood_still(held_up_s)
             self._send(self._guarded(self._service.tick))
             for job_id, message in self._uplinks.receive():
                 self._send(self._service.handle_uplink(job_id, message))
@@ -109,10 +114,12 @@ class Daemon:
             elif now_s >= leave_at_s:
                 _log.info("no rank for %s s: leaving", idle_exit_s)
                 return
+            meant_at_s = now_s
             if not self._inbox:
                 due_at_s = min(self._service.next_tick_s, leave_at_s)
                 # An idle daemon sleeps for ever.
                 poller.poll(None if due_at_s == float("inf") else max(0, math.ceil((due_at_s - now_s) * 1000)))
+                meant_at_s = max(now_s, due_at_s)
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(4096)
 

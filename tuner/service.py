@@ -200,6 +200,13 @@ class Service:
         for job in self._jobs.values():
             deque(self._tick_job(job, self._clock(), give_up=True), maxlen=0)
 
+    def stood_still(self, held_up_s: float) -> None:
+        """This daemon heard nobody for so long by no fault of theirs: what they said meanwhile is still to be read."""
+        now_s = self._clock()
+        for job in self._jobs.values():
+            for heard in (*(session for _, session in job.ranks.values()), *job.nodes.values()):
+                heard.heard_at_s = min(now_s, heard.heard_at_s + held_up_s)
+
     def model_ready(self, fabric_id: str, knowledge: object) -> None:
         """The learner has loaded or fitted: jobs of the fabric think with it from now on."""
         self.learning.ready(fabric_id, knowledge)

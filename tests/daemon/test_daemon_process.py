@@ -30,11 +30,14 @@ from tuner.cli.launch import launch as launch_command
 from tuner.cli.status import status as status_command
 from tuner.daemon import run_daemon
 from tuner.endpoint import make_keys
+from tuner.service import SILENCE_S
 from tuner.status import fetch_status, holder_of, render_status
 
 SERVE = """
 import sys
+from tuner import service
 from tuner.daemon import run_daemon
+service.SILENCE_S = float(sys.argv[4])
 code = run_daemon(sys.argv[1], sys.argv[2], idle_exit_s=float(sys.argv[3]) if sys.argv[3] else None)
 assert not {"sklearn", "torch", "scipy"} & set(sys.modules), "the daemon stays light"
 sys.exit(code)
@@ -42,11 +45,12 @@ sys.exit(code)
 
 
 class Daemon:
-    def __init__(self, folder, *, idle_exit_s="", store="store.db", name="d.sock") -> None:
+    def __init__(self, folder, *, idle_exit_s="", store="store.db", name="d.sock", silence_s=SILENCE_S) -> None:
         self.endpoint = f"ipc://{folder}/{name}"
         self.path = folder / store
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, self.endpoint, str(self.path), str(idle_exit_s)], stderr=subprocess.PIPE
+            [sys.executable, "-c", SERVE, self.endpoint, str(self.path), str(idle_exit_s), str(silence_s)],
+            stderr=subprocess.PIPE,
         )
         deadline_s = time.monotonic() + 30
         while fetch_status(self.endpoint, 0.5) is None:
@@ -142,6 +146,27 @@ def test_what_has_arrived_when_sigint_comes_is_written(daemon, connect, records)
     assert daemon.end(signal.SIGINT) == 0
     with Store.open(daemon.path, read_only=True) as store:
         assert len(store.measurements()) == 1000
+
+
+def test_a_job_that_ends_while_the_daemon_stands_still_ends_once_and_not_by_silence(private_path, connect):
+    daemon = Daemon(private_path, silence_s=1.5)
+    socket = connect(daemon.endpoint)
+    socket.send_multipart(hello())
+    receive(socket)
+    time.sleep(0.1)  # for the daemon to be waiting when it is stopped
+    daemon.process.send_signal(signal.SIGSTOP)
+    for _ in range(3):
+        socket.send_multipart(hello())
+    socket.send_multipart(wire.encode(wire.Steps("job", 0, (StepRecord(7, 0, 1.0),))))
+    socket.send_multipart(wire.encode(wire.Goodbye("job", 0)))
+    time.sleep(2.0)
+    daemon.process.send_signal(signal.SIGCONT)
+    deadline_s = time.monotonic() + 10
+    while (reply := fetch_status(daemon.endpoint)) is None or reply.jobs:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert daemon.end() == 0
+    assert [(one.job_id, one.step, one.fell_silent) for one in reply.ended] == [("job", 7, False)]
 
 
 HOSTILE = {

@@ -270,6 +270,17 @@ def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
     assert bench.store.jobs["job"]["ended_at_s"] == bench.now_s
 
 
+def test_time_in_which_the_daemon_stood_still_is_no_silence(bench):
+    bench.join_all()
+    bench.now_s += SILENCE_S + 1
+    bench.service.stood_still(SILENCE_S + 1)
+    bench.tick(0.5)
+    (status,) = bench.service.jobs()
+    assert (status.n_ranks_seen, status.health) == (4, "ok")
+    bench.tick(SILENCE_S)
+    assert bench.service.jobs() == (), "after that it counts as ever"
+
+
 def test_ranks_that_never_greet_are_told_of_unless_a_plan_shows_that_they_follow(bench):
     bench.hello(0, n_ranks=2)
 

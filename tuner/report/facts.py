@@ -113,8 +113,8 @@ class Facts:
     def collectives_us(self) -> tuple[float, float] | None:
         """What the decided collectives of a step take by their medians: under NCCL's own choice, and as decided.
 
-        Not the step: communication that computation hides gains nothing. None where nothing of it was measured, or no plan
-        was adopted.
+        Not the step: communication that computation hides gains nothing. None where nothing of it was measured, or no
+        plan was adopted.
         """
         if self.highest_epoch == 0:
             return None
