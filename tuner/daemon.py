@@ -85,6 +85,11 @@ class Daemon:
         with contextlib.suppress(BlockingIOError):
             self._waker.send(b"c")
 
+    @property
+    def wake_fd(self) -> int:
+        """What is written there wakes the loop."""
+        return self._waker.fileno()
+
     def stop(self) -> None:
         """Leave the loop soon; may be called from a signal handler or any thread."""
         self._stopping = True
@@ -240,7 +245,7 @@ def run_daemon(
             )
             service.learning.on_request = learner.ask
             try:
-                with _signals(daemon.stop):
+                with _signals(daemon.stop, daemon.wake_fd):
                     on_ready(store.path)
                     daemon.run(idle_exit_s)
                     daemon.drain()  # a second signal does not cut it short
@@ -280,15 +285,20 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 
 @contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the loop; only the main thread can."""
+def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
+    """Let SIGTERM and SIGINT stop the loop; only the main thread can.
+
+    One that comes as the loop goes to sleep would be handled when it wakes: so it wakes it, through `wake_fd`.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
     try:
         yield
     finally:
+        signal.set_wakeup_fd(previous_fd)
         for number, handler in previous.items():
             signal.signal(number, handler)
 

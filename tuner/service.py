@@ -204,8 +204,9 @@ class Service:
         """This daemon heard nobody for so long by no fault of theirs: what they said meanwhile is still to be read."""
         now_s = self._clock()
         for job in self._jobs.values():
-            for heard in (*(session for _, session in job.ranks.values()), *job.nodes.values()):
-                heard.heard_at_s = min(now_s, heard.heard_at_s + held_up_s)
+            sessions: list[RankSession | NodeSession] = [session for _, session in job.ranks.values()]
+            for session in [*sessions, *job.nodes.values()]:
+                session.heard_at_s = min(now_s, session.heard_at_s + held_up_s)
 
     def model_ready(self, fabric_id: str, knowledge: object) -> None:
         """The learner has loaded or fitted: jobs of the fabric think with it from now on."""
