@@ -1,6 +1,6 @@
 """Are collectives judged by what training feels? Step time of jobs whose communication hides behind computation.
 
-    python benchmarks/training_reward.py [--generated N] [--looks-every N] [--quick] [--json]
+    python benchmarks/training_reward.py [--generated N] [--looks-every N] [--steps N] [--quick] [--json]
 
 Forward gathers are waited for; backward gathers, gradient scatters and gathers after the step hide behind
 computation, which their channels slow down while they run. Per fabric the brain plays whole jobs (emulated
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="fabrics whose name holds this")
     parser.add_argument("--generated", type=natural, default=0, metavar="N", help="N random fabrics besides")
     parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans")
+    parser.add_argument("--steps", type=positive, metavar="N", help="of each job (1,000; with --quick 300)")
     arguments = parser.parse_args()
     machines = {name: name for name in fabric.names() if arguments.only in name}
     for seed in range(FIRST_SEED, FIRST_SEED + arguments.generated):
@@ -128,6 +129,7 @@ def main() -> None:
     if not machines:
         parser.error(f"--only {arguments.only} is part of no shipped fabric's name: {', '.join(fabric.names())}")
     n_seeds, n_steps = (1, 300) if arguments.quick else (5, 1000)
+    n_steps = arguments.steps or n_steps
     results: list[Result] = []
     for name, path in track(machines.items(), "fabrics", transient=True):
         results += judged(name, path, n_seeds, n_steps, arguments.looks_every)
