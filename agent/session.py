@@ -373,6 +373,11 @@ class Session:
             self._trace_log.close()
 
     def _write_summary(self, summary: RunSummary) -> None:
+        # Of rank 0 alone: not of torchrun's own process, nor of workers that inherit the environment.
+        has_called = self._plugin is not None and self._plugin.n_calls() > 0
+        if has_called and not self._joined and os.environ.get("RANK") == "0":
+            path = self._settings.summary_path
+            logger.warning("zerotune: no summary is written to %s: no training step was seen to end", path)
         try:
             summary.write()
         except OSError as error:  # a full disk, say: no fault of ours, whose place a traceback would show
