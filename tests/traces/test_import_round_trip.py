@@ -96,6 +96,36 @@ def _ending(owner: tuple[str, str]) -> str:
     return f',{job_id},"{fabric_id}"' if "," in fabric_id else f",{job_id},{fabric_id}"
 
 
+def test_what_was_not_timed_is_left_out_and_counted(tmp_path: Path):
+    """Stored as 0 us it would be the fastest setting of all."""
+    whole = exported(filled(tmp_path / "store.db"), tmp_path / "whole.csv").read_text()
+    header, *lines = whole.splitlines()
+    at, outcome_at = header.split(",").index("duration_us"), header.split(",").index("outcome")
+    rows = [line.split(",") for line in lines]
+    succeeded = [row for row in rows if row[outcome_at] == "ok"]
+    for number, row in enumerate(succeeded[:10]):
+        row[at] = "" if number % 2 else "0"
+    path = tmp_path / "untimed.csv"
+    path.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n")
+    trace, n_recorded = imported(path, tmp_path / "other.db")
+    assert n_recorded == len(rows) - 10
+    assert trace.summary.unusable["no duration"] == 10
+    with Store.open(tmp_path / "other.db") as store:
+        found = store.measurements()
+        assert (found["duration_us"][found["outcome"] == Outcome.ok] > 0).all()
+
+
+@pytest.mark.parametrize("n_cut", [1, 4, 30])
+def test_a_line_that_was_cut_invents_no_fabric(tmp_path: Path, n_cut: int):
+    whole = exported(filled(tmp_path / "store.db"), tmp_path / "whole.csv").read_bytes()
+    path = tmp_path / "cut.csv"
+    path.write_bytes(whole[:-n_cut])
+    _, n_recorded = imported(path, tmp_path / "other.db")
+    assert n_recorded == whole.count(b"\n") - 2
+    with Store.open(tmp_path / "other.db") as store:
+        assert {*store.fabrics()} <= {fabric for _, fabric in OWNERS}
+
+
 def test_nothing_is_counted_twice(tmp_path: Path):
     first = filled(tmp_path / "first.db")
     table = exported(first, tmp_path / "all.csv")

@@ -85,6 +85,10 @@ def portions(path: Path, said: Said, summary: Summary, found: Callable[[bytes], 
     """The rows as they were exported, by job and fabric; `found` is told what the file has, whatever was said."""
     for piece in _pieces(path, summary):
         rows, kept = _rows(piece, summary)
+        is_timed = (rows["duration_us"] > 0) | (rows["outcome"] != Outcome.ok)
+        summary.skip("no duration", int((~is_timed).sum()))
+        kept[kept] = is_timed
+        rows = rows[is_timed]
         summary.n_records += len(rows)
         summary.n_timed += int((rows["duration_us"] > 0).sum())
         summary.n_settings += int((rows["algorithm"] != UNKNOWN_U1).sum())
@@ -132,6 +136,8 @@ def _pieces(path: Path, summary: Summary) -> Iterator[_Piece]:
     header: list[str] | None = None
     for first_line, chunk in csv_chunks(path, summary):
         rows = rows_of(chunk, path)
+        if not chunk.endswith(b"\n"):
+            rows[-1:] = []  # `export` ends each line: the last cell, a name or a number, may be a part of one
         at_header = next((at for at, row in enumerate(rows) if row), None) if header is None else None
         if at_header is not None:
             header = rows[at_header]
