@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.nccl.build_folder import may_hold_builds
 from store.errors import PlanError, PluginError
 from store.records import CommunicatorClass, Plan, PlanRow, TimingSource
 from store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
@@ -117,7 +118,8 @@ def plugin_path() -> Path | None:
 def build(force: bool = False) -> Path:
     """Compile the plugin unless a current one is there; returns its path.
 
-    It goes beside its sources, or below `$XDG_CACHE_HOME/zerotune` where that folder is read-only.
+    It goes beside its sources, or below `$XDG_CACHE_HOME/zerotune` where that folder is read-only or an
+    installation's.
     Safe against other processes building at the same time; a library in use is never written to.
 
     Raises:
@@ -126,7 +128,7 @@ def build(force: bool = False) -> Path:
     source_hash = _source_hash()
     if not force and (current := plugin_path()) is not None:
         return current
-    folder = _SOURCES if os.access(_SOURCES, os.W_OK) else _cache_folder(source_hash)
+    folder = _SOURCES if may_hold_builds(_SOURCES) else _cache_folder(source_hash)
     library = folder / LIBRARY_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.nccl import fabric as fabrics
 from store.errors import UserError
@@ -16,7 +18,7 @@ from store.wire import OBSERVATION_FIELDS
 from tuner.replay import Change, replay_table
 from tuner.replay.program import Call, Op, OpKind, Program, run, steady_step, undisturbed
 from tuner.replay.reshape import stage_of, with_buckets, with_ranks, with_stage
-from tuner.replay.schedule import StepModel, infer
+from tuner.replay.schedule import StepModel, infer, latest_run
 from tuner.replay.steps import correction, step_facts
 from tuner.replay.table import CollectiveTable, Shape
 
@@ -330,3 +332,20 @@ def test_exposed_communication_is_no_longer_than_the_step_however_slow_it_gets(s
     assert 0 <= found.exposed_us <= found.step_us
     compute_us = facts.step_us - facts.exposed_us
     assert found.step_us - found.exposed_us == pytest.approx(compute_us, rel=0.02)
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 12))
+def test_the_program_is_made_of_the_latest_steps_in_a_row(numbers: set[int], n_wanted: int) -> None:
+    """A job's first steps ran before anything was tuned."""
+    found = latest_run([*numbers], n_wanted)
+    assert found == [*range(found[0], found[0] + len(found))]
+    assert {*found} <= numbers
+    runs = [
+        [*range(last - length + 1, last + 1)]
+        for last in numbers
+        for length in range(1, n_wanted + 1)
+        if {*range(last - length + 1, last + 1)} <= numbers
+    ]
+    longest = max(map(len, runs))
+    assert len(found) == longest
+    assert found[-1] == max(run[-1] for run in runs if len(run) == longest)

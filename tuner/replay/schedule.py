@@ -146,7 +146,7 @@ def _usual_rule(kind: Kind) -> Rule:
 
 
 def _usual_steps(table: CollectiveTable) -> _Steps | str:
-    """The longest run of consecutive steps that issue the collectives of the most frequent kind of step."""
+    """The latest run of consecutive steps that issue the collectives of the most frequent kind of step."""
     steps = table.steps
     known = steps[np.isfinite(steps["exposed_us"]) & (steps["duration_us"] > 0)] if len(steps) else steps
     if not len(known):
@@ -179,12 +179,12 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
     usual, n_like = Counter(signatures.values()).most_common(1)[0]
     if n_like < MIN_STEPS:
         return f"no {MIN_STEPS} of its steps issue the same collectives"
-    chain = _longest_run([number for number, signature in signatures.items() if signature == usual])
+    n_calls = len(usual) // shapes.itemsize
+    n_steps = max(MIN_STEPS, min(_WINDOW_STEPS, MAX_SIMULATED_CALLS // n_calls))
+    chain = latest_run([number for number, signature in signatures.items() if signature == usual], n_steps)
     if len(chain) < MIN_STEPS:
         return f"no {MIN_STEPS} like steps follow one another"
     at = dict(zip(numbers.tolist(), first.tolist(), strict=True))
-    n_calls = len(usual) // shapes.itemsize
-    chain = chain[-max(MIN_STEPS, min(_WINDOW_STEPS, MAX_SIMULATED_CALLS // n_calls)) :]
     pieces = np.array([np.arange(at[number], at[number] + n_calls) for number in chain])
     durations_us = duration_us[pieces].astype(np.float64)
     told_here = known[np.isin(known["step"], chain)]
@@ -219,12 +219,13 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
     )
 
 
-def _longest_run(numbers: Sequence[int]) -> list[int]:
-    """The longest stretch of consecutive numbers; the first of several."""
+def latest_run(numbers: Sequence[int], n_wanted: int) -> list[int]:
+    """The last `n_wanted` consecutive numbers; of the longest stretches the last, where none is as long as that."""
     ordered = np.unique(np.asarray(numbers, np.int64))
     stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
-    longest: list[int] = max(stretches, key=len).tolist()
-    return longest
+    enough = min(n_wanted, max(map(len, stretches)))
+    latest: list[int] = [one for one in stretches if len(one) >= enough][-1].tolist()
+    return latest[-n_wanted:]
 
 
 # ---- rules and computation -----------------------------------------------------------------------

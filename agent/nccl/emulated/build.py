@@ -11,6 +11,7 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
+from agent.nccl.build_folder import may_hold_builds
 from store.errors import PluginError
 
 SOURCES: Final = ("rendezvous.c", "host.c")
@@ -22,7 +23,7 @@ def build() -> Path:
     """Path of the compiled library, which is built when its sources have changed.
 
     Raises:
-        PluginError: no C compiler, or it refuses the sources.
+        PluginError: no C compiler, it refuses the sources, or there is no folder for the library.
     """
     folder = Path(__file__).parent
     sources = [folder / name for name in SOURCES]
@@ -35,8 +36,11 @@ def build() -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise PluginError("no C compiler found; the emulated NCCL needs one: install gcc or set CC")
-    place = folder if os.access(folder, os.W_OK) else places[1]
-    place.mkdir(parents=True, exist_ok=True)
+    place = folder if may_hold_builds(folder) else places[1]
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PluginError(f"the emulated NCCL cannot be compiled to {place}: {error}; set XDG_CACHE_HOME") from error
     draft = place / f"{name}.{os.getpid()}"  # ranks may build at once: each its own, then one atomic rename
     run = subprocess.run(
         [compiler, *FLAGS, *map(str, sources), "-o", str(draft)], capture_output=True, text=True, check=False
