@@ -142,6 +142,15 @@ def test_decisions_are_not_counted_beside_the_timed_collectives(tmp_path: Path):
     assert np.isnan(bare.duration_us).all()
 
 
+def test_the_communicators_of_the_rank_whose_steps_are_used_are_known(tmp_path: Path):
+    mine, others = records(2, 10.0), records(2, 30.0)
+    others["comm_id"] = mine["comm_id"] + 1
+    table = load_table(write_trace(tmp_path, mine, others))
+    assert len(table.rows) == 4
+    assert table.own_comms is not None
+    assert table.own_comms.tolist() == [5]
+
+
 def test_jobs_are_not_mixed(tmp_path: Path):
     write_trace(tmp_path, records(3, 1.0), job_id="a")
     write_trace(tmp_path, records(3, 1.0), job_id="b")

@@ -202,6 +202,28 @@ def test_steps_unlike_the_usual_one_are_counted_and_left_out():
     assert (model.n_steps, model.n_other_steps) == (29, 1)
 
 
+def test_groups_of_other_ranks_do_not_hide_that_steps_are_alike():
+    program = ddp()
+    table = log_of(program)
+    others = table.rows.copy()
+    others["comm_id"] = 99
+    late_us = np.random.default_rng(5).uniform(-400.0, 400.0, len(others))
+    others["start_ns"] += (late_us * 1e3).astype(np.int64)
+    both = np.concatenate([table.rows, others])
+    order = np.argsort(both["start_ns"], kind="stable")
+    joined = replace(
+        table,
+        rows=both[order],
+        duration_us=both["duration_us"][order],
+        is_default=np.ones(len(both), bool),
+        own_comms=np.unique(table.rows["comm_id"]),
+    )
+    assert infer(replace(joined, own_comms=None)) == "no 5 of its steps issue the same collectives"
+    model, alone = found_in(joined), found_in(table)
+    assert len(model.program.calls) == len(program.calls)
+    assert (model.n_steps, model.program) == (alone.n_steps, alone.program)
+
+
 def test_hidden_gains_nothing_and_exposed_gains_all():
     """Two logs of one communication time: the plan's gain differs, as what computation hides differs."""
     changes = {}

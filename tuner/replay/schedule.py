@@ -157,7 +157,7 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
         keep = np.isfinite(table.duration_us)
         if np.count_nonzero(keep) < 0.5 * len(keep):
             return "too few of its collectives are timed"
-    rows, duration_us = table.rows, table.duration_us
+    rows, duration_us = _of_own_rank(table)
     if not len(rows):
         return "it has no collectives"
     if not bool(np.all(np.diff(rows["step"].astype(np.int64)) >= 0)):
@@ -217,6 +217,17 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
         n_like=n_like,
         n_other=len(numbers) - n_like,
     )
+
+
+def _of_own_rank(table: CollectiveTable) -> tuple[NDArray[np.void], NDArray[np.float32]]:
+    """The calls, and their durations, of the rank whose steps the table has.
+
+    Groups that it is not in are others' work: they come in any order among its own, and it waits for none of them.
+    """
+    if table.own_comms is None:
+        return table.rows, table.duration_us
+    own = np.isin(table.rows["comm_id"], table.own_comms)
+    return (table.rows, table.duration_us) if bool(own.all()) else (table.rows[own], table.duration_us[own])
 
 
 def latest_run(numbers: Sequence[int], n_wanted: int) -> list[int]:

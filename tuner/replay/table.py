@@ -72,6 +72,8 @@ class CollectiveTable:
     """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
     notes: tuple[str, ...] = ()
     """What else the reader has to say."""
+    own_comms: Array | None = None
+    """Communicators of the rank that `steps` are of; None where the trace does not tell them from other ranks'."""
 
     def shapes(self) -> tuple[list[Shape], Array]:
         """The distinct shapes, and for each row the index of its shape, int64 [n]."""
@@ -126,6 +128,7 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
         notes=_missing_note(traces, header.n_ranks) + _cut_note(traces),
+        own_comms=np.unique(first.records["comm_id"]),
     )
 
 
