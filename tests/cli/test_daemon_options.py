@@ -11,7 +11,7 @@ import pytest
 
 from store.database import Store
 from store.wire import DaemonOptions
-from tuner import cli
+from tuner import cli, daemon
 from tuner.brain import Brain, BrainSettings
 from tuner.unconnected import Unconnected
 
@@ -38,18 +38,10 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
         made.append(brains("job", "fabric", {}, None))
         return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple, job_ids=(), unconnected=Unconnected(time.time))
 
-    class Daemon:
-        def __init__(self, socket, service, clock, describe, uplinks):
-            self.describe = describe
-
-        def run(self, idle_exit_s):
-            told.append(self.describe(0, 0).options)
+    class Daemon(daemon.Daemon):
+        def run(self, idle_exit_s=None):
+            told.append(self._describe(0, 0).options)
             raise Served
-
-        def close(self):
-            pass
-
-        stop = close
 
     monkeypatch.setattr("tuner.daemon.Service", service)
     monkeypatch.setattr("tuner.daemon.Daemon", Daemon)
