@@ -45,6 +45,10 @@ StorePath = Annotated[
         envvar="ZEROTUNE_STORE",
     ),
 ]
+JobOfTrace = Annotated[
+    str | None,
+    typer.Option("--job", help="Job id, where the folder has traces of several jobs.", show_default=False),
+]
 FabricName = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,7 @@ import typer
 from store.errors import UserError
 from tuner.cli import completion
 from tuner.cli.import_ import CollectiveName, FormatName, collective_named
-from tuner.cli.options import AsJson, StorePath, console, store_path
+from tuner.cli.options import AsJson, JobOfTrace, StorePath, console, store_path
 
 MAX_BUCKET_MB = 1_000_000
 
@@ -53,6 +53,7 @@ def replay(
         float | None, typer.Option(help="What if gradients went in buckets of so many MB (10^6 bytes)?")
     ] = None,
     stage: Annotated[int | None, typer.Option(help="What if it were ZeRO stage 1, 2, 3, or 0 for plain DDP?")] = None,
+    job: JobOfTrace = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge policies on a recorded trace: what would each have cost, and from which evidence.
@@ -79,6 +80,7 @@ def replay(
         change,
         format_name=format_name,
         collective=collective_named(collective),
+        job_id=job,
     )
     if as_json:
         print(result.to_json())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from store.errors import UserError
-from tuner.cli.options import AsJson, StorePath, console, print_json, store_path
+from tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json, store_path
 
 if TYPE_CHECKING:
     from tuner.stage.labels import Shown
@@ -73,6 +73,7 @@ def show(store: StorePath = None, as_json: AsJson = False) -> None:
 def try_trace(
     trace: Annotated[Path, typer.Argument(help="A trace of any known format: a file, or a folder of its ranks.")],
     rank: Annotated[int | None, typer.Option(help="Whose sequence is read; default: the first rank in it.")] = None,
+    job: JobOfTrace = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what kind of training a trace shows, and when that was known.
@@ -83,7 +84,7 @@ def try_trace(
 
     if not trace.exists():
         raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
-    result = command.read(trace, rank)
+    result = command.read(trace, rank, job)
     if as_json:
         changes = [{"n_calls": n_calls, **_fields(shown)} for n_calls, shown in result.changes]
         print_json(

@@ -55,21 +55,22 @@ def replay(
     change: Change | None = None,
     format_name: str | None = None,
     collective: Collective | None = None,
+    job_id: str | None = None,
 ) -> ReplayResult:
     """Judge `policies` on the trace at `trace` (a file, or a folder of --log-trace).
 
     Earlier measurements come from the store at `store_path` if it exists; `fabric` names the fabric for
     predictions when the trace does not say which it ran on; `plan` is what the policy `table` follows, our plan
     file, NVIDIA's tuner CSV or scitix's table; `change` asks what the step would be in another job;
-    `format_name` and `collective` are as for `read_trace`.
+    `format_name` and `collective` are as for `read_trace`, `job_id` as for `load_table`.
 
     Raises:
         TraceError: the trace cannot be read.
-        UserError: a policy, the fabric or the store is not usable.
+        UserError: a policy, the fabric, the store or the job is not usable.
     """
     named(policies)
     rows = None if plan is None else plan_rows(plan)
-    table = load_table(trace, fabric, format_name=format_name, collective=collective)
+    table = load_table(trace, fabric, format_name=format_name, collective=collective, job_id=job_id)
     known = _known(store_path, table.fabric_id)
     return replay_table(
         table,

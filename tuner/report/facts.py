@@ -169,7 +169,7 @@ def gather(
         compared = of_summaries(*runs) if runs else of_job(store, job, steps, decisions)
         here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
     before, after = runs or (None, None)
-    traced = [load_table(path) for path in traces]
+    traced = [load_table(path, likely_job_id=job.job_id) for path in traces]
     part = part_around_first_plan(steps, decisions)
     if part.words and [table.job_id for table in traced] == [job.job_id]:
         # Of one trace, its beginning is drawn beside its end: both of one pace.

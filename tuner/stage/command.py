@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,6 +17,9 @@ from tuner.stage import weights
 from tuner.stage.encoders import encoder_from_bytes
 from tuner.stage.fingerprint import StageFingerprint
 from tuner.stage.labels import Shown
+from tuner.traces.own import trace_files
+from tuner.traces.own_jobs import RankFile, one_start
+from tuner.traces.records import Block
 
 GOOD = "good"
 
@@ -122,24 +126,57 @@ def _state(blob: bytes) -> str:
     return GOOD
 
 
-def read(path: Path, rank: int | None = None) -> Reading:
-    """Follow one rank of a trace (None: the first in it) as the daemon would. Raises TraceError."""
+def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reading:
+    """Follow one rank of a trace (None: the first in it) as the daemon would.
+
+    Raises:
+        TraceError: it is no trace, or of several jobs and `job_id` does not say which is meant.
+        UserError: it has nothing of that rank or job.
+    """
     from tuner.traces.trace import read_trace
 
-    fingerprint = StageFingerprint()
-    changes: list[tuple[int, Shown]] = []
+    trace = read_trace(path)
+    if trace.format_name == "zerotune":
+        file = _of_rank(one_start(trace_files(path), job_id).files, rank, path)
+        return _followed(read_trace(file).blocks())
+    if job_id is not None:
+        raise UserError(f"--job {job_id}: {trace.title} does not tell jobs apart", "leave it out")
+    return _followed(_only(trace.blocks(), rank, path))
+
+
+def _of_rank(files: Sequence[RankFile], rank: int | None, path: Path) -> Path:
+    """The file of that rank of the job; records tell a rank's number in a communicator only."""
+    ranks = {file.header.rank: file.path for file in files}
+    if rank is None:
+        return files[0].path
+    if rank not in ranks:
+        raise _no_rank(path, rank, ranks)
+    return ranks[rank]
+
+
+def _only(blocks: Iterator[Block], rank: int | None, path: Path) -> Iterator[Block]:
     ranks: set[int] = set()
-    for block in read_trace(path).blocks():
+    for block in blocks:
         if rank is None:
             rank = int(block["rank"][0])
         ranks |= set(np.unique(block["rank"]).tolist())
-        mine = block[block["rank"] == rank]
+        yield block[block["rank"] == rank]
+    if rank is not None and rank not in ranks:
+        raise _no_rank(path, rank, ranks)
+
+
+def _no_rank(path: Path, rank: int, known: Iterable[int]) -> UserError:
+    return UserError(f"{path} holds nothing of rank {rank}", f"use one of {', '.join(map(str, sorted(known)))}")
+
+
+def _followed(blocks: Iterator[Block]) -> Reading:
+    fingerprint = StageFingerprint()
+    changes: list[tuple[int, Shown]] = []
+    for mine in blocks:
         # Imported formats know what ran, with times; a decision is what a file without times is made of.
         for start in range(0, len(mine), 64):
             part = mine[start : start + 64].copy()
             part["flags"] = np.where(part["start_ns"] > 0, part["flags"] | FLAG_TIMED, part["flags"])
             if fingerprint.add_records(part):
                 changes.append((fingerprint.n_calls, fingerprint.shown))
-    if rank is not None and rank not in ranks:
-        raise UserError(f"{path} holds nothing of rank {rank}", f"use one of {', '.join(map(str, sorted(ranks)))}")
     return Reading(tuple(changes), fingerprint.n_calls, fingerprint.calls_per_step, fingerprint.shown)

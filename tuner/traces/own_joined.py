@@ -5,8 +5,6 @@ Files are read side by side, a piece of each at a time, so that memory holds a f
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,7 +15,7 @@ from store.trace_format import TraceHeader
 from store.wire import FLAG_TIMED
 from tuner.join import Joiner, measurements_of
 from tuner.traces.measuring import Portion, Said, placed
-from tuner.traces.own import iter_members
+from tuner.traces.own_jobs import RankFile, copy_note, read_header, starts_of_jobs
 from tuner.traces.records import Block, Summary
 
 _WAITING_RECORDS: Final = 100_000
@@ -34,8 +32,8 @@ def portions(paths: Sequence[Path], read: ReadBlocks, said: Said, summary: Summa
         TraceError: no file can be read; of several, the damaged ones are counted and named.
     """
     damage = _Damage(len(paths), summary)
-    for runs in _jobs(paths, read, damage, summary).values():
-        for streams in runs:
+    for starts in _jobs(paths, read, damage, summary).values():
+        for streams in starts:
             header = streams[0].header
             if len(streams) < header.n_ranks:
                 summary.note(
@@ -100,40 +98,26 @@ class _Stream:
 
 
 def _jobs(paths: Sequence[Path], read: ReadBlocks, damage: _Damage, summary: Summary) -> dict[str, list[list[_Stream]]]:
-    """By job, the files of each of its runs: restarted ranks begin new files, and count their collectives anew."""
-    files: defaultdict[str, defaultdict[int, list[tuple[float, Path, TraceHeader]]]]
-    files = defaultdict(lambda: defaultdict(list))
+    """By job, the files of each of its starts."""
+    files = []
     for path in paths:
         try:
-            header = _header(path, read)
+            files.append(RankFile(path, _header(path, read)))
         except TraceError as error:
             damage.take(error)
-            continue
-        of_rank = files[header.job_id][header.rank]
-        copied = [known for started_at_s, known, _ in of_rank if started_at_s == header.started_at_s]
-        if copied:
-            summary.note(f"{path.name} is of the same rank and start as {copied[0].name}: one of them was used")
-        else:
-            of_rank.append((header.started_at_s, path, header))
-    runs: dict[str, list[list[_Stream]]] = {}
-    for job_id, by_rank in files.items():
-        of_job: defaultdict[int, list[_Stream]] = defaultdict(list)
-        for rank in sorted(by_rank):
-            for number, (_, path, header) in enumerate(sorted(by_rank[rank], key=lambda one: one[0])):
-                of_job[number].append(_Stream(header, read(path)))
-        runs[job_id] = [of_job[number] for number in sorted(of_job)]
-    return runs
+    jobs = starts_of_jobs(files, lambda copy, first: summary.note(copy_note(copy, first)))
+    return {
+        job_id: [[_Stream(file.header, read(file.path)) for file in start] for start in starts]
+        for job_id, starts in jobs.items()
+    }
 
 
 def _header(path: Path, read: ReadBlocks) -> TraceHeader:
     try:
-        with contextlib.closing(iter_members(path)) as members:
-            header = next(members)
+        return read_header(path)
     except TraceError:
         next(read(path), None)  # says the same in better words, where the file's name promises a trace of ours
         raise
-    assert isinstance(header, TraceHeader)
-    return header
 
 
 def _joined(streams: list[_Stream], damage: _Damage, summary: Summary) -> Iterator[Block]:
