@@ -12,7 +12,7 @@ from brain_world import World, make_brain, play, zero3_step
 
 from agent.nccl import fabric
 from store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
-from tuner.policy.admission import Room, Stakes, best_option, unpaid_steps
+from tuner.policy.admission import Room, Stakes, best_option, unpaid_odds, unpaid_steps
 from tuner.policy.budget import Budget
 from tuner.policy.settings import PolicySettings
 
@@ -24,7 +24,7 @@ from data_sets import DataSet, fabric_problems
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
 
 
-def _first(pays_within_steps: float) -> Candidate | None:
+def _first(pays_within_steps: float, least_odds: float = 0.0) -> Candidate | None:
     """Of one that may gain 16 % and may be much slower, and one that gains 9 % and is hardly ever slower."""
     means = math.log(100.0) + np.array([0.0, 0.0, -0.1])
     found, _ = best_option(
@@ -32,7 +32,7 @@ def _first(pays_within_steps: float) -> Candidate | None:
         (means, np.array([1e-3, 0.4, 0.05])),
         BASELINE,
         math.log(100.0),
-        Stakes(1.0, 3.0, 1.0, pays_within_steps),
+        Stakes(1.0, 3.0, 1.0, pays_within_steps, least_odds),
         Room(1e9, 1e9, 1e3, 0.0),
         PolicySettings(),
         lambda candidate: not candidate.is_baseline,
@@ -46,6 +46,16 @@ def test_what_must_pay_soon_is_tried_by_what_it_may_cost() -> None:
     assert _first(4.0) == SAFE
     assert _first(0.01) is None
     assert _first(1e4) == RISKY, "in a long job the cost is little"
+
+
+def test_long_shots_wait_for_a_longer_job() -> None:
+    """The risky one is as likely to be faster as not, the safe one at 97.7 %."""
+    assert _first(1e4, 0.49) == RISKY
+    assert _first(1e4, 0.51) == SAFE
+    assert _first(1e4, 0.97) == SAFE
+    assert _first(1e4, 0.98) is None
+    assert [unpaid_odds(n, 0.3) for n in (0, 14, 200, 400)] == pytest.approx([0.25, 0.25, 0.25, 0.0625])
+    assert [unpaid_odds(14, share) for share in (0.0, 0.01, 0.1, 1.0)] == pytest.approx([0.0, 0.025, 0.25, 0.25])
 
 
 def test_in_a_long_job_little_is_left_untried() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from store.records import Candidate
 from tuner.features import Floats
-from tuner.policy.posterior import expected_excess, expected_improvement
+from tuner.policy.posterior import expected_excess, expected_improvement, odds_above
 from tuner.policy.settings import PolicySettings
 
 RISK_QUANTILE: Final = 1.3
@@ -43,11 +43,27 @@ UNPAID_SQUARED: Final = 1.0 / 400.0
 promises most for what it may cost is tried first, the rest as the job turns out to be a long one: the second counts
 the square of the steps.
 """
+UNPAID_ODDS: Final = 0.25
+UNPAID_ODDS_STEPS: Final = 200
+UNPAID_ODDS_SHARE: Final = 0.1
+"""... and it must be as likely as that to be faster. Long shots seem worth it where little is known, but what nobody
+has measured may be thirty times slower. Less will do in a job of more steps, by the square, and where calls are a
+smaller share of a step.
+"""
 
 
 def unpaid_steps(n_steps: int) -> float:
     """Steps that a trial must be expected to pay within after `n_steps`, while no gains pay for exploration."""
     return max(UNPAID_PAYS_WITHIN * n_steps, UNPAID_SQUARED * n_steps**2)
+
+
+def unpaid_odds(n_steps: int, calls_share: float) -> float:
+    """How likely a trial must be to be faster after `n_steps`, while no gains pay for exploration.
+
+    `calls_share` is what of a step is charged for calls.
+    """
+    of_steps = min(1.0, (UNPAID_ODDS_STEPS / max(1, n_steps)) ** 2)
+    return UNPAID_ODDS * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
 
 
 class Option(NamedTuple):
@@ -87,6 +103,8 @@ class Stakes(NamedTuple):
     """Share of a call's extra time that the budget pays for."""
     pays_within_steps: float
     """A trial must be expected to pay within so many; infinite where it need not."""
+    least_odds: float = 0.0
+    """It must be as likely as that to be faster."""
 
 
 def best_option(
@@ -130,7 +148,7 @@ def best_option(
     surprise_us += once_us - room.advance_us
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
     surely_slow = mean - spread - log_now > log_catastrophe
-    is_worth_it = improvement >= settings.worthwhile
+    is_worth_it = (improvement >= settings.worthwhile) & (odds_above(log_now - mean, spread) >= stakes.least_odds)
     value = improvement
     if math.isfinite(stakes.pays_within_steps):
         value = improvement * stakes.pays_within_steps * stakes.calls_per_step - excess * stakes.calls_at_risk

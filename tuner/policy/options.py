@@ -9,7 +9,7 @@ import numpy as np
 
 from store.records import Candidate
 from tuner.features import Floats
-from tuner.policy.admission import PAYS_WITHIN, Option, Room, best_option, unpaid_steps
+from tuner.policy.admission import PAYS_WITHIN, Option, Room, best_option, unpaid_odds, unpaid_steps
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
 from tuner.policy.memory import MemoryGate
@@ -48,7 +48,7 @@ class Options:
             opinion,
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
-            self._price.stakes(state, self._pays_within_steps(state)),
+            self._price.stakes(state, self._pays_within_steps(state), self._least_odds),
             Room(risk_left_us, room_us, self._budget.earned_in_us(1), self._budget.advance_us),
             self._settings,
             lambda candidate: self.may_try(state, candidate),
@@ -87,6 +87,13 @@ class Options:
         n_steps = self._budget.n_steps
         pays_within_steps = PAYS_WITHIN * n_steps if state.is_known else math.inf
         return pays_within_steps if self._budget.is_paid else min(pays_within_steps, unpaid_steps(n_steps))
+
+    @property
+    def _least_odds(self) -> float:
+        budget = self._budget
+        if budget.is_paid or not budget.training_us:
+            return 0.0
+        return unpaid_odds(budget.n_steps, self._price.calls_us * budget.n_steps / budget.training_us)
 
     def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
         """What each option would cost once, to be connected."""

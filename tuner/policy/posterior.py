@@ -233,6 +233,13 @@ def expected_excess(edge: Floats, spread: Floats) -> Floats:
     return result
 
 
+def odds_above(edge: Floats, spread: Floats) -> Floats:
+    """Probability of edge + spread * normal > 0."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        result: Floats = np.where(np.isfinite(edge), _normal_below(edge / spread), 0.0)
+    return result
+
+
 def _normal_below(x: Floats) -> Floats:
     """Probability that a standard normal variable is less."""
     result: Floats = 0.5 * (1.0 + _erf(x / math.sqrt(2.0)))

@@ -34,7 +34,8 @@ class Price:
         """Slots of which a single call was slow, and what it cost: another one would cost as much."""
         self.traffic = Traffic.empty()
         self._saved_us = np.zeros(0)
-        """Per call, by key."""
+        self._usual_us = np.zeros(0)
+        """Per call, by key: what is saved by what usually runs, and what that takes."""
         self._next = 0
 
     @property
@@ -47,13 +48,20 @@ class Price:
         """Share of a collective's extra time that the budget pays for: what is waited for, and a little more."""
         return min(1.0, self.exposed_share + 0.1)
 
-    def stakes(self, state: KeyState, pays_within_steps: float) -> Stakes:
+    @property
+    def calls_us(self) -> float:
+        """What a step's calls are charged at."""
+        here = len(self.traffic.per_step)
+        return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
+
+    def stakes(self, state: KeyState, pays_within_steps: float, least_odds: float) -> Stakes:
         """What depends on one key."""
         return Stakes(
             float(self.traffic.per_step[state.index]),
             self.traffic.calls_in(state.index, self.first_steps_at_risk),
             self.charged_share,
             pays_within_steps,
+            least_odds,
         )
 
     def window_us(self, state: KeyState, evidence: Evidence) -> float:
@@ -70,17 +78,22 @@ class Price:
     def saved_us(self, states: Sequence[KeyState], evidence: Evidence) -> float:
         """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
         if (more := len(states) - len(self._saved_us)) > 0:
-            self._saved_us = np.concatenate([self._saved_us, np.zeros(max(more, len(self._saved_us)))])
+            more = max(more, len(self._saved_us))
+            self._saved_us = np.concatenate([self._saved_us, np.zeros(more)])
+            self._usual_us = np.concatenate([self._usual_us, np.zeros(more)])
         for offset in range(min(LOOKED_AT, len(states))):
             state = states[(self._next + offset) % len(states)]
-            self._saved_us[state.index] = 0.0 if state.usual.is_baseline else _saved_us(state, evidence)
+            slot = evidence.find(state.index, state.usual)
+            usual_us = math.nan if slot is None else math.exp(evidence.log_us(slot))
+            self._usual_us[state.index] = usual_us if math.isfinite(usual_us) else 0.0
+            self._saved_us[state.index] = 0.0 if state.usual.is_baseline else _saved_us(state, usual_us, evidence)
         self._next += LOOKED_AT
         here = len(self.traffic.per_step)
         return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed_share
 
 
-def _saved_us(state: KeyState, evidence: Evidence) -> float:
+def _saved_us(state: KeyState, usual_us: float, evidence: Evidence) -> float:
     """Per call, by what mostly runs at a key; nothing where that is not known."""
-    slots = evidence.find(state.index, BASELINE), evidence.find(state.index, state.usual)
-    before_us, now_us = (math.nan if slot is None else math.exp(evidence.log_us(slot)) for slot in slots)
-    return max(0.0, before_us - now_us) if math.isfinite(before_us - now_us) else 0.0
+    slot = evidence.find(state.index, BASELINE)
+    saved_us = math.nan if slot is None else math.exp(evidence.log_us(slot)) - usual_us
+    return max(0.0, saved_us) if math.isfinite(saved_us) else 0.0

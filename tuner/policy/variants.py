@@ -14,7 +14,7 @@ import numpy as np
 
 from store.records import StepRecord
 from tuner.policy import step_trial
-from tuner.policy.admission import RISK_QUANTILE
+from tuner.policy.admission import RISK_QUANTILE, unpaid_steps
 from tuner.policy.call_savings import CallSavings, OfPlan
 from tuner.policy.channel_caps import CapSearch
 from tuner.policy.choice import NEVER_STEP, RETRY_STEPS, Event, Policy
@@ -226,7 +226,7 @@ class Variants:
             least=step_trial.MIN_STEP_GAIN,
             noise=self._gains.noise,
             most_units=step_trial.MAX_UNITS,
-            n_steps=step,
+            n_steps=step if self._policy.budget.is_paid else min(step, int(unpaid_steps(step))),
         )
 
     def _group_shares(self, states: list[KeyState], evidence: Evidence) -> dict[str, float]:
