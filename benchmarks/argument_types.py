@@ -45,6 +45,17 @@ def share_of_noise(text: str) -> float:
     return value
 
 
+def percent(text: str) -> float:
+    """More than nothing, up to 100."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value <= 100.0:  # neither is a NaN
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage above 0 and up to 100")
+    return value
+
+
 def a_folder(text: str) -> Path:
     """A folder that is there."""
     path = Path(text)

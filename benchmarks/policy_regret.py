@@ -66,11 +66,17 @@ class Ours(Default):
     """The brain, fed as the daemon feeds it, asked after every `looks_every`th step; plans are adopted at the next."""
 
     def __init__(
-        self, name: str, problems: Sequence[Problem], facts: Facts, knowledge: Knowledge, looks_every: int = 1
+        self,
+        name: str,
+        problems: Sequence[Problem],
+        facts: Facts,
+        knowledge: Knowledge,
+        looks_every: int = 1,
+        settings: BrainSettings | None = None,
     ) -> None:
         self.name = name
         self._looks_every = looks_every
-        self.brain = Brain(name, "fabric", facts, knowledge, BrainSettings(), lambda: 0.0)
+        self.brain = Brain(name, "fabric", facts, knowledge, settings or BrainSettings(), lambda: 0.0)
         self.brain.restrict(Measured(facts, problems))
         self._problems = problems
         self._compute_us = sum(p.truth_us[0] for p in problems) * (1.0 / COMM_SHARE_OF_STEP - 1.0)

@@ -23,6 +23,10 @@ from tuner.importing import import_measurements
 
 HUGE = "9" * 5000
 MISTAKES = {
+    "budget_frontier": [
+        *(["--percent", text] for text in ("0", "-1", "nan", "101", "much")),
+        *(["--draws", "0"], ["--data", "{none}"], ["--data", "{empty}"], ["--only", "nope"]),
+    ],
     "generated_csvs": [
         *(["{junk}"], ["/proc/x"], ["{new}", "--machines", "0"], ["{new}", "--machines", HUGE]),
         *(["{new}", "--seed", "-1"], ["{new}", "--nodes", "0"], ["{new}", "--nodes", "1000000"]),
