@@ -379,7 +379,7 @@ class Session:
             path = self._settings.summary_path
             logger.warning("zerotune: no summary is written to %s: no training step was seen to end", path)
         try:
-            summary.write()
+            summary.write(self._name.likely() if self._name is not None else "")
         except OSError as error:  # a full disk, say: no fault of ours, whose place a traceback would show
             path = self._settings.summary_path
             logger.warning("zerotune: the summary cannot be written to %s: %s", path, error.strerror or error)

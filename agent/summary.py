@@ -33,8 +33,10 @@ class RunSummary:
         """One finished step."""
         self._steps.append(step)
 
-    def write(self) -> None:
+    def write(self, job_id: str = "") -> None:
         """Write the file, on rank 0 only; a process that never joined a job (torchrun itself) writes none.
+
+        `job_id` is the daemon's name for the run; none where it was not told of it.
 
         Raises:
             OSError: the path cannot be written.
@@ -42,6 +44,7 @@ class RunSummary:
         if self._n_ranks == 0 or self._rank != 0:
             return
         summary: dict[str, Any] = {
+            "job_id": job_id,
             "emulated": self._fabric is not None,
             "fabric": self._fabric,
             "n_ranks": self._n_ranks,

@@ -22,7 +22,8 @@ def test_the_rank_of_the_process_group_decides_who_writes(tmp_path, monkeypatch,
         summary = RunSummary(path)
         summary.describe(None, n_ranks=2, rank=rank)
         summary.add(StepRecord(1, 0, 100.0 + rank))
-        summary.write()
+        summary.write("job-7")
+    assert json.loads(path.read_text())["job_id"] == "job-7"
     assert [step["duration_us"] for step in json.loads(path.read_text())["steps"]] == [100.0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -170,6 +171,53 @@ def test_mistakes_are_told_in_one_sentence(store_path: Path, tmp_path: Path):
         gather(store_path, summaries=[tmp_path / "bad.json"] * 2)
     with pytest.raises(UserError, match="before and after"):
         gather(store_path, summaries=make_summaries(tmp_path)[:1])
+
+
+def altered(path: Path, **values: object) -> Path:
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | values))
+    return path
+
+
+def test_summaries_are_of_the_job_that_they_name(tmp_path: Path):
+    path = make_store(tmp_path / "s.db", "first")
+    make_store(path, "second")
+    before, after = make_summaries(tmp_path)
+    assert gather(path, summaries=[before, after]).job.job_id == "second"
+    words = gather(path, "first", [before, after]).before_after.words
+    assert "which job that was is not known: all else on this page is of job first" in words
+    altered(after, job_id="first")
+    facts = gather(path, summaries=[before, after])
+    assert facts.job.job_id == "first"
+    assert "all else on this page" not in facts.before_after.words
+    with pytest.raises(UserError, match="is of job first, not of second; leave out --job"):
+        gather(path, "second", [before, after])
+    altered(after, job_id="gone")
+    words = gather(path, summaries=[before, after]).before_after.words
+    assert "job gone is not in the store: all else on this page is of job second" in words
+
+
+def test_runs_that_differ_in_more_than_settings_are_not_compared(store_path: Path, tmp_path: Path):
+    before, after = make_summaries(tmp_path)
+    altered(before, n_ranks=4)
+    for values, match in (
+        ({"n_ranks": 2}, "one run had 4 ranks, the other 2; compare runs of one size"),
+        ({"fabric": "h100_node"}, "the other on emulated fabric h100_node; compare runs on one fabric"),
+        ({"emulated": False, "fabric": None}, "the other on the real NCCL; compare runs on one fabric"),
+        ({"steps": [{"step": 1, "duration_us": -5.0}]}, "not a run summary"),
+        ({"steps": [{"step": 1, "duration_us": 5.0, "exposed_us": -1.0}]}, "not a run summary"),
+    ):
+        was = after.read_text()
+        with pytest.raises(UserError, match=match):
+            gather(store_path, summaries=[before, altered(after, **values)])
+        after.write_text(was)
+
+
+def test_ranks_that_disagreed_are_told_beside_the_figures(store_path: Path, tmp_path: Path):
+    before, after = make_summaries(tmp_path)
+    altered(after, n_disagreements=3)
+    words = gather(store_path, summaries=[before, after]).before_after.words
+    assert "RANKS DISAGREED in 3 calls of" in words
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])

@@ -97,15 +97,24 @@ class Part:
         return np.asarray((numbers >= self.first) & (numbers < (np.inf if self.end is None else self.end)))
 
 
-def of_summaries(before: Summary, after: Summary) -> BeforeAfter:
-    """The settled ends of two runs."""
+def of_summaries(before: Summary, after: Summary, job_id: str = "") -> BeforeAfter:
+    """The settled ends of two runs; `job_id` is whose all else on the page is."""
     first, last = settled_of(before.steps), settled_of(after.steps)
     if min(len(first), len(last)) < MIN_STEPS:
         counts = f"{before.label} has {len(before.steps)} steps, {after.label} {len(after.steps)}"
         return BeforeAfter(
             [], f"too few steps to compare: {counts}, and the last quarter has to be {MIN_STEPS} or more"
         )
-    return _compared(first, last, f"the last quarter of two runs, {before.label} and {after.label}")
+    words = [f"the last quarter of two runs, {before.label} and {after.label}"]
+    if after.job_id != job_id:
+        why = f"job {after.job_id} is not in the store" if after.job_id else "which job that was is not known"
+        words.append(f"Of {after.label} {why}: all else on this page is of job {job_id}")
+    words += [
+        f"RANKS DISAGREED in {run.n_disagreements:,} calls of {run.label}: its times tell nothing"
+        for run in (before, after)
+        if run.n_disagreements
+    ]
+    return _compared(first, last, ". ".join(words))
 
 
 def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> BeforeAfter:

@@ -31,7 +31,7 @@ from tuner.replay.loading import load_table
 from tuner.replay.table import CollectiveTable
 from tuner.report.before_after import BeforeAfter, is_of_pace, of_job, of_summaries, part_around_first_plan
 from tuner.report.step_timeline import only_steps
-from tuner.report.summary import Summary, read_summary
+from tuner.report.summary import Summary, check_alike, compared_job, read_summary
 
 Array = NDArray[Any]
 
@@ -156,17 +156,17 @@ def gather(
     runs = [read_summary(path) for path in summaries]
     if len(runs) not in (0, 2):
         raise UserError(f"{len(runs)} run summaries", "give two: before and after")
-    if runs and 0 not in (n_ranks := [run.n_ranks for run in runs]) and n_ranks[0] != n_ranks[1]:
-        raise UserError(f"one run had {n_ranks[0]} ranks, the other {n_ranks[1]}", "compare runs of one size")
+    if runs:
+        check_alike(*runs)
     if len(traces) > 2:
         raise UserError(f"{len(traces)} traces", "give one, or two: before and after")
     with Store.open(store_path, read_only=True) as store:
-        job = job_of(store, job_id)
+        job = job_of(store, job_id) if not runs else compared_job(store, job_id, runs[1])
         steps = store.steps(job.job_id)
         decisions = store.decisions(job_id=job.job_id)
         measurements = store.measurements(job_id=job.job_id)
         fabric = store.fabrics().get(job.fabric_id, {})
-        compared = of_summaries(*runs) if runs else of_job(store, job, steps, decisions)
+        compared = of_summaries(runs[0], runs[1], job.job_id) if runs else of_job(store, job, steps, decisions)
         here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
     before, after = runs or (None, None)
     traced = [load_table(path, likely_job_id=job.job_id) for path in traces]
