@@ -11,6 +11,7 @@ import numpy as np
 from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from tuner.features import CostPrior, Floats, Ints, cell_of
 from tuner.model.baked import DISBELIEF, UNKNOWN_STD, Correction
+from tuner.same_count import asked_for
 
 if TYPE_CHECKING:
     from store.database import CandidateStatistics, Store
@@ -195,6 +196,7 @@ class Knowledge:
         own, elsewhere = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
         if not elsewhere:
             return
+        own, elsewhere = (_as_asked(known, candidates, key) for known in (own, elsewhere))
         for index, candidate in enumerate(candidates):
             entry, floor = own.get(candidate), RERUN_STD
             if entry is None:
@@ -242,6 +244,22 @@ class Knowledge:
                 reason = f"earlier runs measured it {saved:.1f} % faster than the baseline (give or take {unsure:.1f})"
                 best = OpenLead(candidate, (gain, doubt), reason)
         return best
+
+
+def _as_asked(
+    known: dict[Candidate, _Known], candidates: Sequence[Candidate], key: DecisionKey
+) -> dict[Candidate, _Known]:
+    """What is known of settings by what was asked for, among `candidates`; by the most calls where several ran."""
+    others = known.keys() - {*candidates}
+    if not others:
+        return known
+    offered = {str(one) for one in candidates}
+    found = {one: entry for one, entry in known.items() if one not in others}
+    for ran in sorted(others):
+        name = asked_for(ran, offered, key)
+        if name not in found or found[name].n_calls < known[ran].n_calls:
+            found[name] = known[ran]
+    return found
 
 
 def _gains_by_key(

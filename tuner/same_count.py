@@ -22,14 +22,16 @@ def as_offered(
     """What was measured at `key`, each setting under the name by which it is `offered`, where it is."""
     found: dict[Candidate, Measured] = {}
     for candidate, measured in known.items():
-        name = candidate if str(candidate) in offered else _asked_for(candidate, offered, key)
+        name = asked_for(candidate, offered, key)
         found[name] = measured.joined(found[name]) if name in found else measured
     return found
 
 
-def _asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Candidate:
-    """The lowest count on offer of which `ran` is what some size of the key makes; without one, `ran` itself."""
-    if ran.protocol is None or not ran.n_channels:
+def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Candidate:
+    """What was asked for where `ran` ran: `ran` itself if that is on offer, else the lowest count on offer of which it
+    is what some size of the key makes; without one, `ran`.
+    """
+    if ran.protocol is None or not ran.n_channels or str(ran) in offered:
         return ran
     low, high = size_class_range(key.size_class)
     for n_channels in range(ran.n_channels + 1, MAX_CHANNELS + 1):

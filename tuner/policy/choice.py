@@ -109,11 +109,13 @@ class Policy:
         state.is_known = self.outlook.fields.knowledge.has_measured(state.key)
         decided = self.outlook.fields.knowledge.decided(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
-            candidate, reason = decided
+            candidate, reason = self.outlook.fields.named(state, decided[0]), decided[1]
             self.begin_trial(state, candidate, reason, TRUSTED_HOPE, is_trusted=True)
             self._report(Event(state, candidate, "prior", reason))
             return
         open_lead = self.outlook.fields.knowledge.open_lead(state.key)
+        if open_lead is not None:
+            open_lead = open_lead._replace(candidate=self.outlook.fields.named(state, open_lead.candidate))
         if open_lead is not None and self.budget.fraction > 0 and self.options.may_try(state, open_lead.candidate):
             self._number(state, open_lead.candidate)
             state.ties[open_lead.candidate] = open_lead.reason

@@ -18,6 +18,7 @@ from store.records import BASELINE, Candidate, size_class
 from tuner.features import CostPrior, Floats, cell_of
 from tuner.knowledge import Knowledge
 from tuner.policy.trial import Family, KeyState
+from tuner.same_count import asked_for
 
 N_COLUMNS: Final = 8
 """Of `Field.table`."""
@@ -113,6 +114,11 @@ class FieldBook:
         if family not in self._cells:
             self._cells[family] = {cell_of(one) for one in self.costs.candidates(*family)}
         return candidate.is_baseline or cell_of(candidate) in self._cells[family]
+
+    def named(self, state: KeyState, ran: Candidate) -> Candidate:
+        """What ran in earlier jobs by the name under which it is offered at this key."""
+        self.follow()
+        return asked_for(ran, {str(one) for one in self.costs.candidates(*state.family)}, state.key)
 
     def is_guesswork(self, family: Family) -> bool:
         """Whether nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
