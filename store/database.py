@@ -35,7 +35,7 @@ from store.records import (
     Stage,
     StepRecord,
 )
-from store.retention import RETAIN_EVERY_ROWS, Retention, retain
+from store.retention import Retention, retain
 from store.rows import DECISION_COLUMNS, decision_of, decision_values, fabric_row, job_row
 from store.wire import StoreState
 from store.writer import Writer
@@ -231,7 +231,7 @@ class Store:
             _measurements.insert(connection, series, job_row(connection, job_id, fabric), block, now_s)
             self._rows_until_retention -= len(block)
             if self._rows_until_retention < 0:
-                self._rows_until_retention = RETAIN_EVERY_ROWS
+                self._rows_until_retention = self._retention.every_rows
                 retain(connection, self._retention, now_s)
 
         self._put(write, len(block))

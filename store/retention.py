@@ -7,23 +7,27 @@ from typing import Final
 
 import msgspec
 
-RETAIN_EVERY_ROWS: Final = 100_000
+MOST_ROWS_BETWEEN: Final = 100_000
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How much is kept: the newest measurements of each fabric, and nothing of jobs started too long ago."""
+    """How much is kept: the newest measurements of each fabric, and nothing of jobs that began too long ago and of
+    which no measurement is left.
+    """
 
     max_rows_per_fabric: int = 1_000_000
     max_age_s: float = 365 * 86400.0
 
+    @property
+    def every_rows(self) -> int:
+        """After so many more rows it is applied again: a tenth over the limit at most."""
+        return max(1, min(MOST_ROWS_BETWEEN, self.max_rows_per_fabric // 10))
+
 
 def retain(connection: sqlite3.Connection, retention: Retention, now_s: float) -> None:
-    """Delete measurements that are too old, and the oldest of fabrics that have too many."""
+    """Delete measurements that are too old, the oldest of fabrics that have too many, and jobs without any."""
     oldest_s = now_s - retention.max_age_s
     connection.execute("DELETE FROM measurements WHERE measured_at_s < ?", (oldest_s,))
-    old_jobs = "SELECT id FROM jobs WHERE started_at_s > 0 AND started_at_s < ?"
-    for table in ("steps", "decisions"):
-        connection.execute(f"DELETE FROM {table} WHERE job IN ({old_jobs})", (oldest_s,))
     counts = connection.execute(
         "SELECT s.fabric, count(*) FROM measurements m JOIN series s ON s.id = m.series GROUP BY s.fabric"
     ).fetchall()
@@ -34,3 +38,7 @@ def retain(connection: sqlite3.Connection, retention: Retention, now_s: float) -
                 " JOIN series s ON s.id = m.series WHERE s.fabric = ? ORDER BY m.id LIMIT ?)",
                 (fabric, n_rows - retention.max_rows_per_fabric),
             )
+    old_jobs = "started_at_s > 0 AND started_at_s < ? AND id NOT IN (SELECT job FROM measurements)"
+    for table in ("steps", "decisions"):
+        connection.execute(f"DELETE FROM {table} WHERE job IN (SELECT id FROM jobs WHERE {old_jobs})", (oldest_s,))
+    connection.execute(f"DELETE FROM jobs WHERE {old_jobs}", (oldest_s,))

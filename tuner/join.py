@@ -185,7 +185,7 @@ class Joiner:
 
 
 def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
-    """Joined observations (OBSERVATION, shape [n]) as MEASUREMENT; what the store would refuse is left out."""
+    """Joined observations (OBSERVATION, shape [n]) as MEASUREMENT, but for what the store would refuse or took no time."""
     made = np.zeros(len(observed), MEASUREMENT)
     for name in _SAME_FIELDS:
         made[name] = observed[name]
@@ -196,7 +196,7 @@ def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     unasked = (observed["flags"] & FLAG_CAPTURED != 0) | (observed["algorithm"] == NO_ALGORITHM)
     made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~unasked
     made["epoch"][unasked] = UNKNOWN_EPOCH
-    good = well_formed(made)
+    good = well_formed(made) & (made["duration_us"] > 0)
     return made if good.all() else made[good]
 
 

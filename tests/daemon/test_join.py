@@ -75,7 +75,9 @@ def test_records_without_a_duration_or_sense_are_not_joined(records, useless):
     assert joiner.n_pending == 0
 
 
-@pytest.mark.parametrize("nonsense", [{"algorithm": 9}, {"protocol": 3}, {"phase": 7}, {"message_bytes": 0}])
+@pytest.mark.parametrize(
+    "nonsense", [{"algorithm": 9}, {"protocol": 3}, {"phase": 7}, {"message_bytes": 0}, {"duration_us": 0}]
+)
 def test_measurements_that_the_store_would_refuse_reach_nobody(records, nonsense):
     joiner = Joiner()
     mixed = records(3, n_ranks=1)

@@ -192,6 +192,27 @@ def test_retention_by_age(path, block):
         np.testing.assert_array_equal(store.measurements()["step"], [1, 2])
         assert store.steps("job-0") == []
         assert len(store.steps("job-1")) == 1
+        assert [one.job_id for one in store.jobs()] == ["job-1", "job-2"]
+
+
+def test_a_job_that_runs_for_long_keeps_its_steps(path, block):
+    now_s = [1000.0]
+    with Store.open(path, retention=Retention(10, 150.0), clock=lambda: now_s[0]) as store:
+        store.record_job("long", "f", {}, 8)
+        for step, now_s[0] in enumerate((1000.0, 1100.0, 1200.0)):
+            store.record_steps("long", [StepRecord(step, 0, 1.0)])
+            store.record_measurements("f", "long", block(2, step=step))
+            store.flush()
+        assert [one.step for one in store.steps("long")] == [0, 1, 2]
+        np.testing.assert_array_equal(store.measurements()["step"], [1, 1, 2, 2])
+
+
+def test_a_limit_of_rows_holds_while_a_job_runs(path, block):
+    with Store.open(path, retention=Retention(max_rows_per_fabric=50)) as store:
+        for _ in range(30):
+            store.record_measurements("f", "j", block(4))
+            store.flush()
+            assert len(store.measurements()) <= 55
 
 
 def test_a_full_queue_drops_and_counts(store, block, monkeypatch):

@@ -131,6 +131,6 @@ def test_a_copy_of_a_ranks_trace_is_no_second_run(tmp_path: Path, store: Path, m
     shutil.copy(trace, folder / f"copy-of-{trace.name}")
     _, out, _ = command(monkeypatch, capsys, folder, "--store", store)
     assert "recorded as measurements: 5 on fabric f" in out
-    assert "one of them was used" in out
+    assert "left out j.rank00000.zttrace: it is of the same rank and start as copy-of-" in out
     with Store.open(store, read_only=True) as opened:
         assert opened.measured() == {("j", "f"): 5}
