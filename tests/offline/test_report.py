@@ -401,6 +401,38 @@ def test_what_did_not_train_has_no_report(words, source, known, tmp_path: Path, 
     )
 
 
+@pytest.mark.parametrize("words", [["report"], ["plot", "winners"]])
+def test_what_another_store_measured_live_and_was_imported_has_no_report(words, tmp_path: Path, monkeypatch, capsys):
+    path, out, table = tmp_path / "s.db", tmp_path / "out.svg", tmp_path / "measurements.csv"
+    header = "job_id,fabric_id,collective,n_ranks,n_nodes,message_bytes,duration_us,algorithm,protocol,source,step"
+    rows = [f"theirs,f,all_gather,8,1,4096,{us},ring,ll,live,{step}" for step, us in enumerate((5.0, 6.0, 7.0))]
+    table.write_text("\n".join([header, *rows, ""]))
+    monkeypatch.setattr("sys.argv", ["zerotune", "import", str(table), "--store", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    with Store.open(path, read_only=True) as store:
+        assert set(store.measurements()["source"]) == {Source.live}
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["zerotune", *words, str(out), "--store", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, out.exists()) == (2, False)
+    told = "zerotune: job theirs did not train: the store has 3 imported measurements of it; name a job that trained"
+    assert capsys.readouterr().err.startswith(told)
+
+
+def test_a_job_that_ran_here_without_any_step_has_a_report(tmp_path: Path):
+    """A script that never says where a step ends."""
+    path = tmp_path / "s.db"
+    rows = np.zeros(3, MEASUREMENT)
+    rows["n_ranks"], rows["n_nodes"], rows["message_bytes"], rows["duration_us"] = 2, 1, 4096, 5.0
+    with Store.open(path) as store:
+        store.record_job("one", "f", {}, 2)
+        store.record_measurements("f", "one", rows)
+    assert write_report(path, tmp_path / "r.html").exists()
+
+
 def test_two_summaries_are_enough_for_a_report(tmp_path: Path):
     """Whatever the newest job of the store is."""
     path = tmp_path / "s.db"

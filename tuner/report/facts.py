@@ -131,7 +131,8 @@ class Facts:
     @property
     def is_of_training(self) -> bool:
         """False of a sweep or an import, of which no page would be true; a job without anything may have just begun."""
-        is_other = len(self.measurements) and not (self.measurements["source"] == Source.live).any()
+        ran_here = bool(self.job.n_ranks)  # a job's hello tells its ranks; measurements of another store's do not
+        is_other = len(self.measurements) and not (ran_here and (self.measurements["source"] == Source.live).any())
         return not is_other or bool(self.steps or self.decisions or self.before or self.traced)
 
     def n_explored(self) -> int:
@@ -183,8 +184,12 @@ TRAIN_FIRST: Final = "name a job that trained with --job, or train one first"
 
 def untrained(facts: Facts) -> UserError:
     """What to say of a job that is none of training."""
-    kinds = ((Source.sweep, "measurements of a sweep"), (Source.imported, "imported measurements"))
-    counts = [(int((facts.measurements["source"] == source).sum()), words) for source, words in kinds]
+    # What was imported as live ran in the job whose store it comes from.
+    kinds = (
+        ((Source.sweep,), "measurements of a sweep"),
+        ((Source.imported, Source.live), "imported measurements"),
+    )
+    counts = [(int(np.isin(facts.measurements["source"], of).sum()), words) for of, words in kinds]
     known = " and ".join(f"{n_rows:,} {words}" for n_rows, words in counts if n_rows)
     return UserError(f"job {facts.job.job_id} did not train: the store has {known} of it", TRAIN_FIRST)
 
