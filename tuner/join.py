@@ -185,7 +185,7 @@ class Joiner:
 
 
 def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
-    """Joined observations (OBSERVATION, shape [n]) as MEASUREMENT, but for what the store would refuse or took no time."""
+    """Joined observations (OBSERVATION, shape [n]) as MEASUREMENT, but for what the store refuses or took no time."""
     made = np.zeros(len(observed), MEASUREMENT)
     for name in _SAME_FIELDS:
         made[name] = observed[name]

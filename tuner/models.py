@@ -110,6 +110,12 @@ def roll_back(store: Store, fabric_id: str | None) -> ModelLine:
     pinned = {line.fabric_id: line for line in listed(store, fabric_id) if line.state == "pinned"}
     lines = [line for line in listed(store, fabric_id) if line.state == "earlier"]
     lines = [line for line in lines if line.fabric_id not in pinned or _is_before(line, pinned[line.fabric_id])]
+    if not lines and len(pinned) == 1:
+        (oldest,) = pinned.values()
+        raise UserError(
+            f"of the models that are kept none is earlier than {oldest.model_id}, which is pinned",
+            "`zerotune models release` uses the newest fit again; or pin another, see `zerotune models list`",
+        )
     if len({line.fabric_id for line in lines}) != 1:
         problem = "no earlier model is kept" if not lines else "several fabrics have earlier models"
         raise UserError(problem, "see `zerotune models list`, and name the fabric with --fabric-id")

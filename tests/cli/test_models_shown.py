@@ -70,6 +70,13 @@ def test_pinning_the_one_in_use_shows_it_as_pinned_and_once(path: Path):
         assert [line.state for line in models.listed(store)] == ["in use", "earlier", "earlier"]
 
 
+def test_from_the_oldest_one_there_is_no_way_back_but_another(path: Path):
+    with Store.open(path) as store:
+        models.pin(store, "kriging-00000001", None)
+        with pytest.raises(UserError, match="none is earlier than kriging-00000001, which is pinned"):
+            models.roll_back(store, None)
+
+
 def test_what_was_set_aside_cannot_be_pinned_and_is_said_to_be_damaged(path: Path):
     """It is listed under its id: nobody may be told that there is no such model."""
     with Store.open(path) as store:
