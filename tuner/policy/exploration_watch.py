@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from statistics import median
+from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from tuner.policy.step_effects import ALL, StepEffects
+from tuner.policy.step_effects import ALL, MOST_OF_ONE, StepEffects
 
 ASKED: Final = 2.0
 """What explores pauses when steps seem slower with it by so many standard deviations, ..."""
@@ -214,7 +214,7 @@ class ExplorationWatch:
             self._end(suspicion)
             return None
         mean, doubt = self._effect(suspicion.names)
-        slowdown = median(with_it) - median(without)
+        slowdown = self._slowdown(with_it, without)
         error = MEDIAN_COSTS * self.effects.noise * math.sqrt(1.0 / len(with_it) + 1.0 / len(without))
         seems_slow = mean > max(suspicion.limit * doubt, LEAST_SLOWDOWN)
         recovers = slowdown > max(CONFIRMED * suspicion.predicted, CONFIRMED_SCALES * error, LEAST_SLOWDOWN)
@@ -238,6 +238,19 @@ class ExplorationWatch:
         self._probe = _Probe(proven, keys, [name for name in worse_first if name not in others], others, self._n_steps)
         self._suspicion, self._n_probed = None, 0
         return None
+
+    def _slowdown(self, with_it: list[float], without: list[float]) -> float:
+        """By how much (log) steps were slower, by their medians and by their means, whichever is less.
+
+        Stragglers move means, and where steps are of two lengths a few more of one kind turn a median over.
+        """
+        most = MOST_OF_ONE * self.effects.noise
+        middles = median(with_it), median(without)
+        means = (
+            fmean(min(max(one, middle - most), middle + most) for one in some)
+            for some, middle in zip((with_it, without), middles, strict=True)
+        )
+        return min(middles[0] - middles[1], next(means) - next(means))
 
     def _tell_apart(self, probe: _Probe, ran: Collection[int]) -> Slow | None:
         """Steps in which only one half of those that made steps slower together may run."""
