@@ -194,9 +194,9 @@ class Brain:
             for epoch in np.unique(epochs).tolist():
                 here = epochs == epoch
                 self._take_in(epoch, block[here], keys[here], logs[here])
-        left = self._regimes.evidence
+        left, label = self._regimes.evidence, self._regimes.label
         if self._regimes.recognise():
-            self._new_evidence(left, f"the network is as it was in regime {self._regimes.label}")
+            self._new_evidence(left, label, f"the network is as it was in regime {self._regimes.label}")
 
     def cost_tables(self, block: npt.NDArray[np.void]) -> None:
         """Take in live cost tables (COST_FIELDS)."""
@@ -408,8 +408,9 @@ class Brain:
         calls = evidence.calls(slots, logs)
         shift = self._intake.shift(calls, steps, is_trial, evidence)
         if shift is not None:
+            label = self._regimes.label
             self._regimes.begin(shift)
-            self._new_evidence(evidence, f"calls take {math.exp(shift):.2f} times as long as before")
+            self._new_evidence(evidence, label, f"calls take {math.exp(shift):.2f} times as long as before")
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
@@ -435,14 +436,14 @@ class Brain:
             calls, steps = evidence.calls(slots[kept], logs[kept]), steps[kept]
         evidence.add(calls, steps)
 
-    def _new_evidence(self, left: Evidence, reason: str) -> None:
-        """The regime with that evidence is left: verdicts are reopened, what runs stays until measured otherwise."""
+    def _new_evidence(self, left: Evidence, label: int, reason: str) -> None:
+        """That regime is left: verdicts are reopened, what runs stays until measured otherwise."""
         left.noise.network_changed(self._step)
         self._outlook.leave(self._states, left)
         self._plans.forget_slots()
         self._intake.reset()
         self._oversight.reset()
-        self._policy.reopen(self._states)
+        self._policy.reopen(self._states, label, self._regimes.label)
         self._urgent = True
         if self._states:
             state = self._states[0]

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tuner.policy.choice import MAX_REGIMES
 from tuner.policy.evidence import Evidence
 from tuner.policy.serial_noise import NoiseModel
 
@@ -238,7 +239,7 @@ class Together:
 class Regimes:
     """The evidence of every regime seen so far, the current one by `evidence`."""
 
-    def __init__(self, max_regimes: int = 8) -> None:
+    def __init__(self, max_regimes: int = MAX_REGIMES) -> None:
         self._noise = NoiseModel()
         self._all = [Evidence(self._noise)]
         self._labels = [0]

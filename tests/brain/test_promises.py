@@ -103,7 +103,7 @@ def test_nothing_is_tried_while_the_budget_is_overdrawn(is_trusted: bool) -> Non
     """What earlier jobs proved runs on: it costs nothing as far as is known."""
     world, brain, state = _job(BrainSettings(budget_fraction=0.01))
     hope = (0.0, 0.01) if is_trusted else (0.05, 0.05)
-    brain._policy.reopen(brain._states)
+    brain._policy.reopen(brain._states, 0, 1)
     brain._policy.begin_trial(state, TRIED, "to be seen", hope, is_trusted=is_trusted)
     state.trial_until_units = 1e9
     brain.budget.spend(1e6)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agent.nccl import fabric
 from store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from tuner.policy.choice import MAX_REGIMES
 from tuner.policy.evidence import Evidence
 from tuner.regime import ChangeDetector, StepMeans
 
@@ -173,6 +174,32 @@ def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> N
     play(world, brain, 12)
     assert brain.regime == 0, "the first regime was not recognised"
     assert [state.incumbent for state in brain._states] == before
+
+
+def test_what_led_before_congestion_leads_again_after_it() -> None:
+    """A change that was none, too, would else cost all leads and the steps until they may be tried again."""
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in range(15, 25)]
+    world = World("h100_ib_2", place, calls, seed=3)
+    brain = make_brain(world)
+    play(world, brain, 40)
+    policy, states = brain._policy, brain._states
+
+    def leads() -> dict[int, Candidate]:
+        return {state.index: state.lead for state in states if state.lead is not None}
+
+    led = leads()
+    assert len(led) > 1
+    policy.reopen(states, 0, 1)
+    assert not leads()
+    first, *others = led
+    states[first].incumbent = led[first]  # proven meanwhile
+    policy.reopen(states, 1, 2)
+    policy.reopen(states, 2, 0)
+    assert leads() == {index: led[index] for index in others}
+    for label in range(3, 30):
+        policy.reopen(states, label - 1, label)
+    assert len(policy._leads_of) <= MAX_REGIMES
 
 
 @pytest.mark.parametrize("per_step", [1.3 ** (1 / 1000), 1.3 ** (-1 / 1000)])

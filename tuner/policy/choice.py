@@ -37,6 +37,8 @@ from tuner.policy.untold import Untold
 from tuner.policy.words import comparison, saved
 
 MIN_BASELINE_UNITS: Final = 2
+MAX_REGIMES: Final = 8
+"""Networks that are remembered, the one in force included."""
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 MAX_JUDGED: Final = 48
@@ -92,6 +94,8 @@ class Policy:
         """Keys that have a trial, by index, those judged longest ago first."""
         self.leads: dict[int, KeyState] = {}
         """Keys that have a lead, by index, those judged longest ago first."""
+        self._leads_of: dict[int, dict[int, tuple[Candidate, tuple[float, float]]]] = {}
+        """By label what led when that regime was left, by key index."""
         self._turns = Turns()
         self._paused: frozenset[int] = frozenset()
         self._pause_changed: set[int] = set()
@@ -246,8 +250,18 @@ class Policy:
         self.options.waits_for_credit.discard(state.index)
         self.end_lead(state)
 
-    def reopen(self, states: list[KeyState]) -> None:
-        """The regime changed: every verdict may be asked for anew."""
+    def reopen(self, states: list[KeyState], leaving: int, entering: int) -> None:
+        """The regime changed: every verdict may be asked for anew. What led in the one that comes back leads again.
+
+        Args:
+            states: all keys.
+            leaving, entering: labels of regimes.
+        """
+        self._leads_of[leaving] = {
+            index: (state.lead, state.lead_hope) for index, state in self.leads.items() if state.lead is not None
+        }
+        if len(self._leads_of) > MAX_REGIMES:
+            del self._leads_of[min(self._leads_of)]
         for state in states:
             if state.trial is not None:
                 self.end_trial(state)
@@ -255,6 +269,9 @@ class Policy:
                 self.end_lead(state)
             state.reopen()
         self.options.waits_for_credit.clear()
+        for index, (candidate, hope) in self._leads_of.pop(entering, {}).items():
+            if self.options.may_try(states[index], candidate):
+                self.begin_lead(states[index], candidate, hope)
 
     def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
         """End a trial, or what leads; what is banned is not tried again in this regime, anything else last of all."""
