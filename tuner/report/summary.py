@@ -25,7 +25,7 @@ class SummaryStep(msgspec.Struct, frozen=True):
     """One step of a run summary."""
 
     step: Count
-    duration_us: Annotated[float, Meta(gt=0)]
+    duration_us: NotNegative
     exposed_us: NotNegative | None = None
     loss_hex: str = ""
     epoch: int = 0
