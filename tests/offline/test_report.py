@@ -213,6 +213,18 @@ def test_runs_that_differ_in_more_than_settings_are_not_compared(store_path: Pat
         after.write_text(was)
 
 
+def test_steps_of_no_time_or_no_computation_end_in_words(store_path: Path, tmp_path: Path):
+    before, after = make_summaries(tmp_path)
+    steps = [{"step": step, "duration_us": 5.0, "exposed_us": 5.0} for step in range(60)]
+    for path in (before, after):
+        altered(path, steps=steps)
+    found = gather(store_path, summaries=[before, after]).before_after
+    assert [one.name for one in found.changes] == ["step time", "exposed communication"]
+    altered(before, steps=[one | {"duration_us": 0.0} for one in steps])
+    found = gather(store_path, summaries=[before, after]).before_after
+    assert (found.changes, found.words) == ([], "nothing to compare: most steps took no time")
+
+
 def test_ranks_that_disagreed_are_told_beside_the_figures(store_path: Path, tmp_path: Path):
     before, after = make_summaries(tmp_path)
     altered(after, n_disagreements=3)

@@ -245,14 +245,18 @@ def _compared(
     last: Sequence[SummaryStep] | Sequence[StepRecord],
     words: str,
 ) -> BeforeAfter:
+    if not all(float(np.median(_column(some, "duration_us"))) > 0 for some in (first, last)):
+        return BeforeAfter([], "nothing to compare: most steps took no time")
     changes = [_change("step time", _column(first, "duration_us"), _column(last, "duration_us"))]
     exposed = _column(first, "exposed_us"), _column(last, "exposed_us")
     if np.isfinite(exposed[0]).all() and np.isfinite(exposed[1]).all() and float(np.median(exposed[0])) > 0:
         changes.append(_change("exposed communication", *exposed))
-        computation = _change("all but exposed communication", _computation(first), _computation(last))
-        # Fewer channels may leave it more of the device; another batch size would, too, be seen here.
-        if computation.is_beyond_noise and abs(computation.percent) > WORTH_TELLING_PERCENT:
-            changes.append(computation)
+        rest = _computation(first), _computation(last)
+        if min(float(np.median(some)) for some in rest) > 0:
+            computation = _change("all but exposed communication", *rest)
+            # Fewer channels may leave it more of the device; another batch size would, too, be seen here.
+            if computation.is_beyond_noise and abs(computation.percent) > WORTH_TELLING_PERCENT:
+                changes.append(computation)
     return BeforeAfter(changes, words)
 
 
