@@ -184,17 +184,18 @@ def test_summaries_are_of_the_job_that_they_name(tmp_path: Path):
     make_store(path, "second")
     before, after = make_summaries(tmp_path)
     assert gather(path, summaries=[before, after]).job.job_id == "second"
-    words = gather(path, "first", [before, after]).before_after.words
-    assert "which job that was is not known: all else on this page is of job first" in words
+    (warning,) = gather(path, "first", [before, after]).before_after.warnings
+    assert warning == "agent on names no job: all but step times and exposed communication is of job first."
     altered(after, job_id="first")
     facts = gather(path, summaries=[before, after])
     assert facts.job.job_id == "first"
-    assert "all else on this page" not in facts.before_after.words
+    assert not facts.before_after.warnings
     with pytest.raises(UserError, match="is of job first, not of second; leave out --job"):
         gather(path, "second", [before, after])
     altered(after, job_id="gone")
-    words = gather(path, summaries=[before, after]).before_after.words
-    assert "job gone is not in the store: all else on this page is of job second" in words
+    (warning,) = gather(path, summaries=[before, after]).before_after.warnings
+    assert warning.startswith("Job gone, agent on, is not in the store: all but step times")
+    assert warning in write_report(path, tmp_path / "r.html", summaries=[before, after]).read_text()
 
 
 def test_runs_that_differ_in_more_than_settings_are_not_compared(store_path: Path, tmp_path: Path):
@@ -228,8 +229,16 @@ def test_steps_of_no_time_or_no_computation_end_in_words(store_path: Path, tmp_p
 def test_ranks_that_disagreed_are_told_beside_the_figures(store_path: Path, tmp_path: Path):
     before, after = make_summaries(tmp_path)
     altered(after, n_disagreements=3)
-    words = gather(store_path, summaries=[before, after]).before_after.words
-    assert "RANKS DISAGREED in 3 calls of" in words
+    warnings = gather(store_path, summaries=[before, after]).before_after.warnings
+    assert "Ranks disagreed in 3 calls of agent on: its times tell nothing." in warnings
+
+
+def test_swapped_summaries_are_told_of(store_path: Path, tmp_path: Path):
+    before, after = make_summaries(tmp_path)
+    altered(after, steps=[one | {"epoch": 1} for one in json.loads(after.read_text())["steps"]])
+    swapped = "Steps of agent on ran under plans, steps of agent off did not: are the two swapped?"
+    assert swapped not in gather(store_path, summaries=[before, after]).before_after.warnings
+    assert swapped in gather(store_path, summaries=[after, before]).before_after.warnings
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])

@@ -9,7 +9,7 @@ compared: that was no plan's doing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -74,6 +74,8 @@ class BeforeAfter:
     """How to come to a better comparison."""
     other_jobs: tuple[str, ...] = ()
     """Whose steps are among the ones before, besides this job's own."""
+    warnings: Sequence[str] = ()
+    """What is to be read before the figures."""
     part: Part | None = None
     """The part of the job that is compared, where it is not all of it."""
 
@@ -105,16 +107,22 @@ def of_summaries(before: Summary, after: Summary, job_id: str = "") -> BeforeAft
         return BeforeAfter(
             [], f"too few steps to compare: {counts}, and the last quarter has to be {MIN_STEPS} or more"
         )
-    words = [f"the last quarter of two runs, {before.label} and {after.label}"]
+    found = _compared(first, last, f"the last quarter of two runs, {before.label} and {after.label}")
+    return replace(found, warnings=tuple(_warnings(before, after, job_id)))
+
+
+def _warnings(before: Summary, after: Summary, job_id: str) -> Iterator[str]:
     if after.job_id != job_id:
-        why = f"job {after.job_id} is not in the store" if after.job_id else "which job that was is not known"
-        words.append(f"Of {after.label} {why}: all else on this page is of job {job_id}")
-    words += [
-        f"RANKS DISAGREED in {run.n_disagreements:,} calls of {run.label}: its times tell nothing"
-        for run in (before, after)
-        if run.n_disagreements
-    ]
-    return _compared(first, last, ". ".join(words))
+        why = (
+            f"Job {after.job_id}, {after.label}, is not in the store" if after.job_id else f"{after.label} names no job"
+        )
+        yield f"{why}: all but step times and exposed communication is of job {job_id}."
+    planned = [any(step.epoch for step in run.steps) for run in (before, after)]
+    if planned == [True, False]:
+        yield f"Steps of {before.label} ran under plans, steps of {after.label} did not: are the two swapped?"
+    for run in (before, after):
+        if run.n_disagreements:
+            yield f"Ranks disagreed in {run.n_disagreements:,} calls of {run.label}: its times tell nothing."
 
 
 def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> BeforeAfter:
