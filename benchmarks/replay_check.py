@@ -187,7 +187,7 @@ def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: 
         statistics = opened.statistics(table.fabric_id)
         knowledge = Knowledge.from_store(opened, table.fabric_id)
     shapes, index = table.shapes()
-    context = Context(Evidence(table, shapes, index, statistics), statistics)
+    context = Context(Evidence(table, shapes, index, statistics))
     draw = random.Random(f"{table.fabric_id} {name}" + (f" {seed}" if seed else ""))
     rows = [row for shape in shapes if (row := _row(context, shape, None if name == "best" else draw)) is not None]
     after_step = any(shape.phase.name == "post_step_gather" for shape in shapes)

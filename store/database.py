@@ -303,11 +303,17 @@ class Store:
         where, parameters = _where(conditions)
         return _measurements.select(self._reader(), where, parameters, limit)
 
-    def measurements_at_usual_level(self, fabric_id: str, *, limit: int | None = None) -> NDArray[np.void]:
-        """The newest `limit` measurements on `fabric_id`, oldest first, with durations as at the network's usual level:
-        settings that ran while it was slower are no slower for that.
+    def measurements_at_usual_level(
+        self, fabric_id: str, *, limit: int | None = None, without_job: str | None = None
+    ) -> NDArray[np.void]:
+        """The newest `limit` measurements on `fabric_id`, those of one job left out, oldest first, with durations as at
+        the network's usual level: settings that ran while it was slower are no slower for that.
         """
-        where, parameters = _where({"s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id})
+        conditions = {
+            "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
+            "m.job IS NOT (SELECT id FROM jobs WHERE job_id = ?)": without_job,
+        }
+        where, parameters = _where(conditions)
         return _measurements.select_at_usual_level(self._reader(), where, parameters, limit)
 
     def measured(self) -> dict[tuple[str, str], int]:
@@ -321,14 +327,17 @@ class Store:
         )
         return {(job_id, fabric_id): n_rows for job_id, fabric_id, n_rows in rows}
 
-    def statistics(self, fabric_id: str, job_id: str | None = None) -> list[CandidateStatistics]:
-        """Count, median, mean, spread and minimum of successful measurements on `fabric_id`, or of one job there.
+    def statistics(
+        self, fabric_id: str, job_id: str | None = None, *, without_job: str | None = None
+    ) -> list[CandidateStatistics]:
+        """Count, median, mean, spread and minimum of successful measurements on `fabric_id`, of one job there, or of
+        all but one.
 
         Where the network was slower for a time, durations are told as they would have been at its usual level.
         One entry per (key, candidate, chosen by NCCL or not), sorted by key. Takes time in
         proportion to the rows kept (two to three seconds per million), most of it outside the GIL.
         """
-        return _measurements.statistics(self._reader(), fabric_id, job_id)
+        return _measurements.statistics(self._reader(), fabric_id, job_id, without_job)
 
     def steps(self, job_id: str) -> list[StepRecord]:
         """Recorded steps of a job, in order."""

@@ -216,18 +216,21 @@ FROM (SELECT series, job, max(measured_at_s) AS last_seen_s,
       WHERE series IN (SELECT id FROM series WHERE outcome = ? AND
                        fabric = (SELECT id FROM fabrics WHERE fabric_id = ?))
             AND (? IS NULL OR job = (SELECT id FROM jobs WHERE job_id = ?))
+            AND job IS NOT (SELECT id FROM jobs WHERE job_id = ?)
       GROUP BY series, job) gathered
 JOIN series s ON s.id = gathered.series
 """
 
 
-def statistics(connection: sqlite3.Connection, fabric_id: str, job_id: str | None = None) -> list[CandidateStatistics]:
+def statistics(
+    connection: sqlite3.Connection, fabric_id: str, job_id: str | None = None, without_job: str | None = None
+) -> list[CandidateStatistics]:
     """Summaries of `fabric_id` by key, candidate and who chose it, sorted; see `Store.statistics`.
 
     SQLite gathers each series' durations into one text, so that a million rows cost this thread a
     few hundred Python objects.
     """
-    parts = connection.execute(_STATISTICS, (Outcome.ok, fabric_id, job_id, job_id)).fetchall()
+    parts = connection.execute(_STATISTICS, (Outcome.ok, fabric_id, job_id, job_id, without_job)).fetchall()
     if not parts:
         return []
     settings, setting = np.unique(np.array([part[:9] for part in parts], np.int64), axis=0, return_inverse=True)

@@ -113,10 +113,17 @@ class Knowledge:
         """What earlier jobs on this fabric left: statistics, and the model if it still fits."""
         from tuner.trainer import load_correction
 
-        correction, model_id = load_correction(store, fabric_id)
-        jobs = [job.job_id for job in store.jobs() if job.fabric_id == fabric_id][-JOBS_COMPARED:]
+        return cls.of_jobs(store, fabric_id, *load_correction(store, fabric_id))
+
+    @classmethod
+    def of_jobs(
+        cls, store: Store, fabric_id: str, correction: Correction | None, model_id: str, *, without_job: str = ""
+    ) -> Knowledge:
+        """What all jobs on this fabric but `without_job` measured, beside a model."""
+        of_fabric = (job.job_id for job in store.jobs() if job.fabric_id == fabric_id)
+        jobs = [job_id for job_id in of_fabric if job_id != without_job][-JOBS_COMPARED:]
         by_job = (store.statistics(fabric_id, job_id) for job_id in jobs)
-        return cls(store.statistics(fabric_id), correction, model_id, by_job)
+        return cls(store.statistics(fabric_id, without_job=without_job), correction, model_id, by_job)
 
     @property
     def n_keys(self) -> int:

@@ -39,12 +39,13 @@ VERSION_MARK: Final = "@"
 KEPT_VERSIONS: Final = 5
 
 
-def train(store: Store, fabric_id: str, name: str = WINNER) -> ModelRecord | None:
-    """Fit the model `name` to everything measured on `fabric_id`; None when there is too little."""
+def train(store: Store, fabric_id: str, name: str = WINNER, *, without_job: str | None = None) -> ModelRecord | None:
+    """Fit the model `name` to everything measured on `fabric_id`, one job left out; None when there is too little."""
     facts = store.fabrics().get(fabric_id)
     if facts is None:
         return None
-    return fit(store.measurements_at_usual_level(fabric_id, limit=MAX_MEASUREMENTS), fabric_id, facts, name)
+    block = store.measurements_at_usual_level(fabric_id, limit=MAX_MEASUREMENTS, without_job=without_job)
+    return fit(block, fabric_id, facts, name)
 
 
 def fit(
@@ -90,6 +91,11 @@ def hash_of(record: ModelRecord) -> str:
     return record.training_hash[:8]
 
 
+def model_id_of(record: ModelRecord, name: str = WINNER) -> str:
+    """How decisions name the model that their expectations rest on."""
+    return f"{name}-{hash_of(record)}"
+
+
 def keep(store: Store, record: ModelRecord) -> None:
     """Save a new fit; the one it replaces is kept under its hash, the oldest of those forgotten."""
     previous = store.load_model(record.name, record.fabric_id)
@@ -121,7 +127,7 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
             _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
             continue
         try:
-            return Baked.from_bytes(record.blob), f"{name}-{hash_of(record)}"
+            return Baked.from_bytes(record.blob), model_id_of(record, name)
         except ValueError:  # numpy's words would recommend to unpickle it
             if store.is_read_only:
                 continue
@@ -130,11 +136,11 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
     return None, ""
 
 
-def model_error(store: Store, fabric_id: str, model_id: str) -> float | None:
-    """Median absolute error (log) of the model that `load_correction` names so, at sizes left out; None: not known."""
+def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None:
+    """The model that `load_correction` names so."""
     for record in store.models():
         if record.fabric_id == fabric_id and model_id and model_id.endswith(f"-{hash_of(record)}"):
-            return record.error
+            return record
     return None
 
 

@@ -66,7 +66,7 @@ def test_replay_without_store_names_the_one_beside_the_trace(run: Path, monkeypa
     other = f"(there is another at {run / 'store.db'}: --store)"
     assert other in unwrapped(said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "other.db"))
     text = said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "store.db")
-    assert "The store has no measurements of this fabric: nothing is measured elsewhere" in text
+    assert "The store has no measurements of this fabric by other runs: nothing is measured elsewhere" in text
 
 
 def test_replay_of_a_trace_without_fabric_does_not_blame_the_store(tmp_path: Path, monkeypatch, capsys):

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from agent.nccl import fabric as fabrics
-from store.database import Store
 from store.errors import UserError
 from store.records import CandidateStatistics, Collective, PlanRow
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, ShapeVerdict, judge
-from tuner.replay.evidence import MAD_TO_SIGMA, Evidence
+from tuner.replay.evidence import Evidence
 from tuner.replay.legality import is_known_to_sum, without_refused
 from tuner.replay.loading import load_table
 from tuner.replay.notes import what_is_missing, what_was_judged, where_it_does_not_fit
@@ -26,8 +25,8 @@ from tuner.replay.schedule import StepModel
 from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal, step_estimates, step_facts
 from tuner.replay.stores import UNKNOWN, named_store, why_unknown
 from tuner.replay.table import Array, CollectiveTable, Shape
-from tuner.replay.whatif import Change, Logged, WhatIf, World, model_predictor, what_if
-from tuner.trainer import model_error
+from tuner.replay.whatif import Change, Logged, WhatIf, model_predictor, what_if
+from tuner.replay.worlds import World, world_of
 
 __all__ = [
     "DEFAULT_POLICIES",
@@ -59,7 +58,7 @@ def replay(
 ) -> ReplayResult:
     """Judge `policies` on the trace at `trace` (a file, or a folder of --log-trace).
 
-    Earlier measurements come from the store at `store_path` if it exists; `fabric` names the fabric for
+    What other jobs measured comes from the store at `store_path` if it exists; `fabric` names the fabric for
     predictions when the trace does not say which it ran on; `plan` is what the policy `table` follows, our plan
     file, NVIDIA's tuner CSV or scitix's table; `change` asks what the step would be in another job;
     `format_name` and `collective` are as for `read_trace`, `job_id` as for `load_table`.
@@ -71,36 +70,20 @@ def replay(
     named(policies)
     rows = None if plan is None else plan_rows(plan)
     table = load_table(trace, fabric, format_name=format_name, collective=collective, job_id=job_id)
-    known = _known(store_path, table.fabric_id)
+    others = world_of(store_path, table.fabric_id, without_job=table.job_id)
+    elsewhere = None if change is None else change.fabric
     return replay_table(
         table,
         policies,
-        statistics=known.statistics,
-        knowledge=known.knowledge,
-        model_error=known.model_error,
+        statistics=others.statistics,
+        knowledge=others.knowledge,
+        model_error=others.model_error,
         plan=rows,
         trace=str(trace),
         change=change,
-        world=_world(change, store_path),
+        world=None if elsewhere is None else world_of(store_path, elsewhere.fabric_id, without_job=table.job_id),
         unknown=why_unknown(store_path, trace) if table.fabric_id else "The trace does not name its fabric",
     )
-
-
-def _known(store_path: Path | None, fabric_id: str) -> World:
-    """What the store knows of a fabric."""
-    if store_path is None or not store_path.exists() or not fabric_id:
-        return World()
-    with Store.open(store_path, read_only=True) as store:
-        knowledge = Knowledge.from_store(store, fabric_id)
-        # The median absolute error of a normal distribution is 0.67 of its standard deviation.
-        error = MAD_TO_SIGMA * (model_error(store, fabric_id, knowledge.model_id) or 0.0)
-        return World(store.statistics(fabric_id), knowledge, error)
-
-
-def _world(change: Change | None, store_path: Path | None) -> World | None:
-    if change is None or change.fabric is None:
-        return None
-    return _known(store_path, change.fabric.fabric_id)
 
 
 def replay_table(
@@ -118,8 +101,8 @@ def replay_table(
 ) -> ReplayResult:
     """Judge `policies` on a table of collectives.
 
-    `statistics`, `knowledge` and `model_error` (see `World`) are of earlier runs on the trace's fabric; `world` is
-    what is known of the fabric that `change` asks about, where that is another; `unknown` says why `statistics` are
+    `statistics`, `knowledge` and `model_error` (see `World`) are of other jobs on the trace's fabric; `world` is what
+    is known of the fabric that `change` asks about, where that is another; `unknown` says why `statistics` are
     none, if they are.
     """
     own_world = World(statistics, knowledge or Knowledge.empty(), model_error)
@@ -136,7 +119,6 @@ def replay_table(
     n_steps = len(table.steps) or len(np.unique(table.rows["step"]))
     context = Context(
         evidence,
-        statistics,
         knowledge,
         costs,
         plan,

@@ -16,7 +16,7 @@ import numpy as np
 
 from agent.nccl.fabric import Fabric
 from store.errors import UserError
-from store.records import BASELINE, Candidate, CandidateStatistics, PlanRow
+from store.records import BASELINE, Candidate, PlanRow
 from tuner.features import CostPrior
 from tuner.knowledge import Knowledge
 from tuner.replay.evidence import Estimate, Evidence, Grade
@@ -34,9 +34,8 @@ class Context:
     """What policies may look at."""
 
     evidence: Evidence
-    statistics: Sequence[CandidateStatistics] = ()
-    """Of earlier runs on this fabric."""
     knowledge: Knowledge = field(default_factory=Knowledge.empty)
+    """Of other runs on this fabric."""
     costs: CostPrior | None = None
     """NCCL's own cost; None when nobody described the fabric."""
     plan: Sequence[PlanRow] | None = None

@@ -7,7 +7,7 @@ from typing import Final
 
 from store.errors import UserError
 
-UNKNOWN: Final = "The store has no measurements of this fabric"
+UNKNOWN: Final = "The store has no measurements of this fabric by other runs"
 
 
 def named_store(store_path: Path, trace: Path) -> Path:

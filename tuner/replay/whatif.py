@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -19,9 +19,8 @@ import numpy as np
 
 from agent.nccl.fabric import Fabric
 from store.errors import UserError
-from store.records import BASELINE, Candidate, CandidateStatistics, Collective, CommunicatorClass, PlanRow
+from store.records import BASELINE, Candidate, Collective, CommunicatorClass, PlanRow
 from tuner.features import CostPrior
-from tuner.knowledge import Knowledge
 from tuner.replay.engine import PolicyTotal, judge
 from tuner.replay.evidence import Evidence, Prediction, Predictor
 from tuner.replay.legality import fits, without_refused
@@ -31,6 +30,7 @@ from tuner.replay.reshape import with_buckets, with_ranks, with_stage
 from tuner.replay.schedule import StepModel
 from tuner.replay.steps import StepEstimate, StepFacts, StepRefusal, correction, step_estimates, usual_durations
 from tuner.replay.table import CollectiveTable, Shape
+from tuner.replay.worlds import World
 
 MAX_RANKS: Final = 16384
 MIN_BUCKET_BYTES: Final = 1024
@@ -92,16 +92,6 @@ class WhatIf(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class World:
-    """What is known of the fabric asked about."""
-
-    statistics: Sequence[CandidateStatistics] = ()
-    knowledge: Knowledge = field(default_factory=Knowledge.empty)
-    model_error: float = 0.0
-    """Of the learned model, as a standard error of log durations at sizes that it was not fitted to; 0: no model."""
-
-
-@dataclass(frozen=True)
 class Logged:
     """The job as the trace tells of it."""
 
@@ -159,7 +149,6 @@ def what_if(
     counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
     asked = Context(
         evidence,
-        world.statistics,
         learned.knowledge,
         costs,
         plan,
