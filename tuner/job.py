@@ -16,16 +16,13 @@ from store.records import Decision, Plan, Stage, StepRecord, size_class_floor
 from store.wire import Hello, JobStatus
 from tuner.join import OBSERVATION, Joiner
 from tuner.nodes import NodeSession, Uplink, UplinksLike
+from tuner.silence import Silence
 from tuner.windows import ObservationWindows
 
 _log = logging.getLogger("zerotune.service")
 
 MAX_BACKLOG: Final = 10_000
 RATE_PERIOD_S: Final = 2.0
-SILENT_AFTER_S: Final = 2.0
-"""A rank speaks at least once a second; one that has missed that is said to be silent."""
-
-
 GREETED_S: Final = 3.0
 """Within so long of each other all ranks that have an agent greet: each does so once a second, and looks once a
 second for a daemon that was not there. More than a joiner's timeout."""
@@ -97,6 +94,7 @@ class Job:
         self.ranks: dict[int, tuple[bytes, RankSession]] = {}
         self.nodes: dict[bytes, NodeSession] = {}
         """Where rank 0 is here: the daemons of the other nodes."""
+        self.silence = Silence()
         self.uplink = Uplink(hello.job_id, uplinks)
         self.joiner = Joiner()
         self.windows = ObservationWindows()
@@ -256,15 +254,10 @@ class Job:
 
     def status(self, now_s: float) -> JobStatus:
         """As `zerotune status` shows it."""
-        heard_at_s = [(session.heard_at_s, [rank]) for rank, (_, session) in self.ranks.items()]
-        heard_at_s += [(node.heard_at_s, [node.rank] * node.n_ranks) for node in self.nodes.values()]
-        silent = [rank for at_s, ranks in heard_at_s if now_s - at_s > SILENT_AFTER_S for rank in ranks]
-        health = self.trouble or self._missing(now_s) or "ok"
-        if silent and not self.trouble:
-            health = f"rank {silent[0]} is silent" if len(silent) == 1 else f"{len(silent)} ranks are silent"
-        if self.uplink.endpoint:
-            is_alive = self.uplink.is_alive(now_s)
-            health = f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
+        heard_at_s = [(rank, session.heard_at_s) for rank, (_, session) in self.ranks.items()]
+        heard_at_s += [(node.rank, node.heard_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
+        silent = self.silence.in_words(heard_at_s, now_s)
+        health = self.trouble or silent or self._forwards(now_s) or self._missing(now_s) or "ok"
         return JobStatus(
             job_id=self.job_id,
             fabric_id=self.fabric_id,
@@ -281,8 +274,15 @@ class Job:
             exploration_spent_percent=self._spent_percent,
             last_decisions=tuple(self._last_decisions),
             health=health,
-            heard_s_ago=max([0.0, *(now_s - at_s for at_s, _ in heard_at_s)]),
+            heard_s_ago=max([self.silence.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
         )
+
+    def _forwards(self, now_s: float) -> str:
+        """Where a daemon of another node leads, whether it is there."""
+        if not self.uplink.endpoint:
+            return ""
+        is_alive = self.uplink.is_alive(now_s)
+        return f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
 
     def _missing(self, now_s: float) -> str:
         """What it means that ranks have not greeted; nothing where they may be on their way, or all follow a plan:

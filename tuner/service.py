@@ -226,11 +226,14 @@ class Service:
         yield from self._use(job, job.join(now_s, give_up=give_up))
         job.measure_rate(now_s)
         replies = self._windows(job)
-        for sender in [sender for sender, node in job.nodes.items() if now_s - node.heard_at_s > SILENCE_S]:
-            self._node_leaves(job, sender)
+        for sender, node in list(job.nodes.items()):
+            if now_s - node.heard_at_s > SILENCE_S:
+                job.silence.node_gone(node.rank, node.heard_at_s)
+                self._node_leaves(job, sender)
         for rank, (sender, session) in list(job.ranks.items()):
             if now_s - session.heard_at_s > SILENCE_S:
                 _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
+                job.silence.rank_gone(rank, session.heard_at_s)
                 self._leave(sender, fell_silent=True)
         yield replies
 
@@ -257,6 +260,7 @@ class Service:
             return []
         if not 0 < message.rank < job.n_ranks:
             return self._refuse(sender, "BadHello", f"rank {message.rank} of {job.n_ranks} leads no other node")
+        job.silence.node_is_here(message.rank)
         if message.n_ranks <= 0:
             if sender in job.nodes:
                 self._node_leaves(job, sender)
@@ -302,6 +306,7 @@ class Service:
             self._senders.pop(previous[0], None)
         self._senders[sender] = hello.job_id, hello.rank
         job.ranks[hello.rank] = sender, RankSession(hello, now_s)
+        job.silence.rank_is_here(hello.rank)
         job.reporter_came(now_s)
         self._find_leader(job, hello)
         replies: list[Reply] = [(sender, self._welcome)]

@@ -132,14 +132,16 @@ def test_windows_of_the_leading_daemon_open_on_all_nodes(job):
 def test_a_cut_line_leaves_each_node_to_itself_until_it_is_mended(job, records):
     job.line.is_cut = True
     job.pass_time(max(SILENCE_S, UPLINK_SILENCE_S) + GREETED_S + 1)
-    assert job.first.jobs()[0].n_ranks_seen == 2
+    (status,) = job.first.jobs()
+    assert (status.n_ranks_seen, status.heard_s_ago > SILENCE_S) == (2, True)
+    assert status.health == f"the daemon of rank 2's node fell silent {status.heard_s_ago:.0f} s ago"
     assert job.second.jobs()[0].health == f"{LEADER} is silent"
     job.report(records, 90.0, 80.0, 50.0, 70.0)
     job.pass_time(3.0)
     assert (job.heard_at(0), job.heard_at(1)) == ([80.0] * 10, [50.0] * 10)
     job.line.is_cut = False
     job.pass_time(2.0)
-    assert job.first.jobs()[0].n_ranks_seen == 4
+    assert (job.first.jobs()[0].n_ranks_seen, job.first.jobs()[0].health) == (4, "ok")
     job.report(records, 95.0, 85.0, 55.0, 75.0)
     job.pass_time(0.5)
     assert job.heard_at(0)[10:] == [55.0] * 10

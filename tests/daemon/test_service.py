@@ -315,6 +315,27 @@ def test_silence_is_told_before_a_rank_is_taken_as_gone(bench):
     assert bench.service.jobs()[0].health == "4 ranks are silent"
 
 
+def test_ranks_taken_as_gone_are_told_of_until_they_are_back(bench):
+    """Training stands still without them, plan or not."""
+    bench.join_all()
+    bench.send(0, wire.Adopted("job", 1, 5))
+
+    def after(n_seconds, *ranks):
+        for _ in range(n_seconds):
+            for rank in ranks:
+                bench.hello(rank)
+            bench.tick(1.0)
+        status = bench.service.jobs()[0]
+        return status.n_ranks_seen, status.health, status.heard_s_ago
+
+    stopped = "fell silent {} s ago without a goodbye: stopped, or dead"
+    assert after(15, 0, 2, 3) == (3, f"rank 1 {stopped.format(15)}", 15.0)
+    assert after(11, 0, 2) == (2, f"ranks 1, 3 {stopped.format(26)}", 26.0)
+    assert after(1, 0, 1, 2, 3)[1] == "ok"
+    bench.send(1, wire.Goodbye("job", 1))
+    assert after(5, 0, 2, 3)[1] == "ok", "it has ended as it should"
+
+
 def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
     bench.join_all()
     report(bench, records, ranks=(0, 1, 2, 3), n=5)

@@ -1,0 +1,53 @@
+"""Who of a job has stopped to speak without a goodbye, and what `zerotune status` says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+SILENT_AFTER_S: Final = 2.0
+"""A rank speaks at least once a second; one that has missed that is said to be silent."""
+
+
+class Silence:
+    """Ranks, and daemons of other nodes by the rank that leads there, that were taken as gone and are not back."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, float] = {}
+        self._nodes: dict[int, float] = {}
+
+    def rank_gone(self, rank: int, heard_at_s: float) -> None:
+        """It was heard last at `heard_at_s`."""
+        self._ranks[rank] = heard_at_s
+
+    def node_gone(self, rank: int, heard_at_s: float) -> None:
+        """The daemon of that rank's node was heard last at `heard_at_s`."""
+        self._nodes[rank] = heard_at_s
+
+    def rank_is_here(self, rank: int) -> None:
+        """It greets."""
+        self._ranks.pop(rank, None)
+
+    def node_is_here(self, rank: int) -> None:
+        """The daemon of that rank's node forwards, or has said goodbye."""
+        self._nodes.pop(rank, None)
+
+    def oldest_s(self, now_s: float) -> float:
+        """How long the first of those that are gone has been silent; 0: none is gone."""
+        return max((now_s - at_s for at_s in (*self._ranks.values(), *self._nodes.values())), default=0.0)
+
+    def in_words(self, heard_at_s: Iterable[tuple[int, float]], now_s: float) -> str:
+        """Who is silent, `heard_at_s` being (rank, when it was heard last) of those that are here; empty: nobody."""
+        silent = sorted(rank for rank, at_s in heard_at_s if now_s - at_s > SILENT_AFTER_S)
+        if self._ranks:
+            gone = sorted(self._ranks)
+            since_s = now_s - min(self._ranks.values())
+            who = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone[:4]))}"
+            more = f" and {len(gone) - 4} more" if len(gone) > 4 else ""
+            return f"{who}{more} fell silent {since_s:.0f} s ago without a goodbye: stopped, or dead"
+        if silent:
+            return f"rank {silent[0]} is silent" if len(silent) == 1 else f"{len(silent)} ranks are silent"
+        if self._nodes:
+            rank, at_s = min(self._nodes.items(), key=lambda one: one[1])
+            return f"the daemon of rank {rank}'s node fell silent {now_s - at_s:.0f} s ago"
+        return ""
