@@ -8,7 +8,6 @@ they pass through the plugin, the wire and the store without translation. Units 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -335,9 +334,10 @@ class Decision(msgspec.Struct, frozen=True):
     candidate: Candidate
     epoch: int
     kind: str
-    """`explore`, `promote`, `keep`, `rollback` or `prior` (known from earlier runs); `pace`, `regime`, `variant` and
-    `takeover` are news of the whole job (`is_of_job`): training's own pace or the network has changed, another plan was
-    compared with the one in force, another daemon began to decide.
+    """`explore`, `promote`, `keep`, `rollback`, `prior` (known from earlier runs) or `lead` (runs in most steps, though
+    not proven to be faster); `pace`, `regime`, `variant` and `takeover` are news of the whole job (`is_of_job`):
+    training's own pace or the network has changed, another plan was compared with the one in force, another daemon
+    began to decide.
     """
     reason: str
     predicted_us: float | None = None
@@ -361,27 +361,6 @@ class Decision(msgspec.Struct, frozen=True):
 OF_JOB: Final = ("pace", "regime", "variant", "takeover")
 _OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
 """How such news began before they had kinds of their own."""
-
-
-def settled_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:
-    """The last word on every key: trials that began, and news of the whole job, are none."""
-    return {one.key: one for one in decisions if one.kind != "explore" and not one.is_of_job}
-
-
-def decisions_that_ran(decisions: Iterable[Decision], highest_epoch: int | None) -> list[Decision]:
-    """Those whose setting some step ran under, `highest_epoch` being the highest that steps have; None: not known.
-
-    A decision has the epoch of the plan to come. What it proves may run already, on trial by an earlier decision's plan
-    or in turns with others: then none has to come.
-    """
-    asked_for: dict[tuple[DecisionKey, Candidate], int] = {}
-    found = []
-    for one in decisions:
-        first_epoch = asked_for.setdefault((one.key, one.candidate), one.epoch)
-        ran = one.candidate.is_baseline or highest_epoch is None or first_epoch <= highest_epoch
-        if ran or (highest_epoch and one.n_measurements):
-            found.append(one)
-    return found
 
 
 class CandidateStatistics(msgspec.Struct, frozen=True):

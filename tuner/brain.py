@@ -443,11 +443,11 @@ class Brain:
         self._plans.forget_slots()
         self._intake.reset()
         self._oversight.reset()
-        self._policy.reopen(self._states, label, self._regimes.label)
-        self._urgent = True
         if self._states:
             state = self._states[0]
             self._note(Event(state, state.incumbent, "regime", reason))
+        self._policy.reopen(self._states, label, self._regimes.label)
+        self._urgent = True
 
 
 _COLLECTIVES: Final = frozenset(int(member) for member in Collective)

@@ -24,8 +24,9 @@ from rich.table import Table
 from agent.launch import make_writable
 from agent.nccl import fabric as fabrics
 from store.database import Store
+from store.decided import n_tried, settled_decisions
 from store.errors import UserError
-from store.records import BASELINE, Candidate, Decision, settled_decisions, size_class_range
+from store.records import BASELINE, Candidate, Decision, size_class_range
 from tuner.background import start_in_background
 from tuner.comparison import Comparison, compare
 from tuner.demo_progress import Progress
@@ -89,11 +90,11 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         console.print(f"agent on:  {n_steps} steps in {on.wall_s:.1f} s of wall time")
     with Store.open(store_path, read_only=True) as store:
         job_id = store.jobs()[-1].job_id
-        decisions = store.decisions(job_id=job_id)
+        decisions, n_explored = store.decisions(job_id=job_id), _n_explored(store, job_id)
         here, everywhere = (medians(store.statistics(store.jobs()[-1].fabric_id, of)) for of in (job_id, None))
     _print_comparison(console, off, on)
     _print_decisions(console, decisions, here, everywhere)
-    _print_checks(console, off, on, decisions, earlier)
+    _print_checks(console, off, on, n_explored, earlier)
     _write_summaries(out, fabric, off, on)
     from tuner.report import write_report
 
@@ -187,11 +188,11 @@ def _explored_so_far(store_path: Path) -> int | None:
         return None
     with Store.open(store_path, read_only=True) as store:
         jobs = store.jobs()
-        return _n_explored(store.decisions(job_id=jobs[-1].job_id)) if jobs else None
+        return _n_explored(store, jobs[-1].job_id) if jobs else None
 
 
-def _n_explored(decisions: list[Decision]) -> int:
-    return sum(decision.kind == "explore" for decision in decisions)
+def _n_explored(store: Store, job_id: str) -> int:
+    return n_tried(store.decisions(job_id=job_id), store.highest_epoch(job_id))
 
 
 def _print_comparison(console: Console, off: Run, on: Run) -> None:
@@ -240,10 +241,9 @@ def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} us"
 
 
-def _print_checks(console: Console, off: Run, on: Run, decisions: list[Decision], earlier: int | None) -> None:
+def _print_checks(console: Console, off: Run, on: Run, n_explored: int, earlier: int | None) -> None:
     same = off.loss_hex == on.loss_hex and len(on.loss_hex) > 0
     n_disagreements = off.n_disagreements + on.n_disagreements
-    n_explored = _n_explored(decisions)
     console.print(
         f"loss curves: {'identical to the last bit' if same else '[red]DIFFERENT[/]'} over {len(on.losses)} steps "
         f"({on.losses[0]:.3f} -> {on.losses[-1]:.3f})"

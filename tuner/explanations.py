@@ -12,6 +12,7 @@ import msgspec
 
 from agent.nccl.catalog import parse_collective
 from store.database import Store
+from store.decided import decisions_that_ran
 from store.errors import UserError
 from store.records import (
     BASELINE,
@@ -22,7 +23,6 @@ from store.records import (
     DecisionKey,
     JobRecord,
     Phase,
-    decisions_that_ran,
     size_class,
     size_class_range,
 )
@@ -68,7 +68,7 @@ class Explanation(msgspec.Struct, frozen=True):
     decided_at_s: float | None
     """When the last decision was taken; None: never."""
     n_explored: int
-    """Candidates that were on trial."""
+    """Candidates that were on trial in some step."""
     spent_us: float
     """What exploring this key had cost by the last decision, as the budget counts it."""
     history: list[str]
@@ -78,6 +78,8 @@ class Explanation(msgspec.Struct, frozen=True):
     """What was decided last, where no step has run under a plan with it."""
     on_trial: str = ""
     """The candidate whose trial the last decision began."""
+    is_trial_to_come: bool = False
+    """Whether no step has run under a plan with it."""
     model_id: str = ""
     """Whose predictions the expectations rest on; empty: NCCL's own cost."""
     job_history: list[str] = []
@@ -204,7 +206,7 @@ def deciding(settled: Sequence[Decision]) -> Decision | None:
         (n for n, one in enumerate(reversed(settled)) if one.candidate != settled[-1].candidate), len(settled)
     )
     since = settled[-n_since:]
-    chosen = [one for one in since if one.kind in ("promote", "prior")]
+    chosen = [one for one in since if one.kind in ("promote", "prior", "lead")]
     if chosen:
         return chosen[-1]
     return since[0] if since[0].kind == "rollback" else since[-1]
@@ -238,6 +240,7 @@ def _explanation(
     decision = deciding(settled)
     setting = str(in_force[-1].candidate if in_force else BASELINE)
     decided = str(settled[-1].candidate if settled else BASELINE)
+    is_on_trial = last is not None and last.kind == "explore" and last.decided_at_s >= since_s
     is_guess = bool(alternatives) and all(one.get("is_guess", False) for one in alternatives)
     offered = {str(one["candidate"]) for one in alternatives}
     here, everywhere = (as_offered(known, offered, key) for known in (here, everywhere))
@@ -254,12 +257,13 @@ def _explanation(
         alternatives=alternatives,
         is_guess=is_guess,
         decided_at_s=None if last is None else last.decided_at_s,
-        n_explored=len({decision.candidate for decision in decisions if decision.kind == "explore"}),
+        n_explored=len({decision.candidate for decision in ran if decision.kind == "explore"}),
         spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
         history=[f"{when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
         setting=setting,
         not_adopted=decided if decided != setting else "",
-        on_trial=str(last.candidate) if last and last.kind == "explore" and last.decided_at_s >= since_s else "",
+        on_trial=str(last.candidate) if last is not None and is_on_trial else "",
+        is_trial_to_come=is_on_trial and last not in ran,
         model_id=model_id,
         job_history=job_history,
     )
@@ -331,7 +335,9 @@ def _date_notes(alternatives: Sequence[dict[str, Any]], decisions: Sequence[Deci
 def _says(decision: Decision, name: str, note: str) -> bool:
     if decision.reason.startswith(f"{name}: {note}"):
         return True
-    return note == f"given up: {decision.reason}" or (str(decision.candidate) == name and note == decision.reason)
+    return note == f"given up: {decision.reason}" or (
+        str(decision.candidate) == name and decision.reason.startswith(note)
+    )
 
 
 def _guesses(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from agent.nccl import catalog
 from store.database import MEASUREMENT, UNKNOWN, Store
+from store.decided import decisions_that_ran, proven_decisions, settled_decisions
 from store.errors import PlanError, UserError
 from store.plan_file import PlanFile, write_plan
 from store.records import (
@@ -35,8 +36,6 @@ from store.records import (
     Protocol,
     Source,
     TimingSource,
-    decisions_that_ran,
-    settled_decisions,
     size_class_range,
 )
 from store.whole_file import in_one_piece
@@ -84,44 +83,67 @@ def check_suffix(out: Path, to: str) -> None:
     raise UserError(f"{to} is not written as {out.suffix}", f"name a file that ends in {' or '.join(fitting)}")
 
 
-def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, int]:
-    """The plan that the decisions of `job_id` amount to, and of how many keys a decision is left out, since no plan
-    with it was adopted.
+def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, list[str]]:
+    """The plan that the decisions of `job_id` amount to, and what is to be said of it: what it leaves out, and why.
 
-    When None, of the newest job of which one was, or else of the newest with decisions.
+    When `job_id` is None, of the newest job that adopted a plan, or else of the newest with decisions.
 
     Raises:
-        UserError: there is no such job, or nothing was decided.
+        UserError: there is no such job, or nothing that it decided came into force.
     """
     jobs = {job.job_id: job for job in store.jobs()}
     if job_id is not None and job_id not in jobs:
         raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(list(jobs)[-3:]) or 'none'}")
-    named = [job_id] if job_id is not None else list(jobs)[::-1]
-    found = next((name for name in named if store.highest_epoch(name) != 0 and store.decisions(job_id=name)), None)
-    found = found or next((name for name in named if store.decisions(job_id=name)), None)
-    if found is None:
+    tuned = [name for name in list(jobs)[::-1] if store.decisions(job_id=name, limit=1)]
+    if not tuned:
         raise UserError(f"no decisions are recorded in {store.path}", "run a job with the tuner first")
+    if job_id is not None and job_id not in tuned:
+        raise UserError(f"nothing was decided in job {job_id}", f"name a job that was tuned, as {tuned[0]}")
+    named = tuned if job_id is None else [job_id]
+    found = next((name for name in named if store.highest_epoch(name) != 0), named[0])
     decisions, fabric_id = store.decisions(job_id=found), jobs[found].fabric_id
     ran = decisions_that_ran(decisions, store.highest_epoch(found))
     in_force, decided = settled_decisions(ran), settled_decisions(decisions)
+    if not in_force:
+        what = "what it put on trial has no verdict" if not decided else "no step ran under a plan with what it decided"
+        raise UserError(f"job {found} leaves nothing to export: {what}", "train longer, or name another job with --job")
+    plan = plan_of(ran)
+    n_newer = tuned.index(found) if job_id is None else 0
     n_left_out = sum(
         one.candidate != (in_force[key].candidate if key in in_force else BASELINE) for key, one in decided.items()
     )
+    proven = proven_decisions(ran)
+    n_leads = sum(
+        one.candidate != (proven[key].candidate if key in proven else BASELINE) for key, one in in_force.items()
+    )
     emulated = str(store.fabrics().get(fabric_id, {}).get("emulated", ""))
-    return PlanFile(plan_of(ran), fabric_id=fabric_id, job_id=found, emulated=emulated), n_left_out
+    file = PlanFile(plan, fabric_id=fabric_id, job_id=found, emulated=emulated)
+    return file, _remarks(file, n_newer, n_left_out, n_leads)
 
 
-def _remark_on(n_left_out: int, job_id: str) -> list[str]:
-    """What is to be said of decisions that are in no file."""
-    if not n_left_out:
-        return []
-    decisions, them = ("1 decision", "it") if n_left_out == 1 else (f"{n_left_out} decisions", "them")
-    return [f"Left out: {decisions} of job {job_id}, since no step ran under a plan with {them}."]
+def _remarks(file: PlanFile, n_newer: int, n_left_out: int, n_leads: int) -> list[str]:
+    """What is to be said of a plan: of newer jobs that adopted none, and of decisions that are not in it."""
+    remarks = []
+    if n_newer:
+        jobs, them = ("1 newer job", "it") if n_newer == 1 else (f"{n_newer} newer jobs", "them")
+        remarks.append(f"Passed over: {jobs}, since no step of {them} ran under a plan; --job names another.")
+    if n_left_out:
+        decisions, them = ("1 decision", "it") if n_left_out == 1 else (f"{n_left_out} decisions", "them")
+        remarks.append(f"Left out: {decisions} of job {file.job_id}, since no step ran under a plan with {them}.")
+    if n_leads:
+        settings, are = ("1 setting", "is") if n_leads == 1 else (f"{n_leads} settings", "are")
+        remarks.append(
+            f"Left out: {settings} that ran in most steps of job {file.job_id}, but {are} not proven to be faster"
+            " (`zerotune explain` shows them)."
+        )
+    if not file.plan.rows:
+        remarks.append("There is no row in it: NCCL's own choice runs everywhere.")
+    return remarks
 
 
 def plan_of(decisions: Iterable[Decision]) -> Plan:
-    """The last word on every key as plan rows; neighbouring size classes of one setting become one row."""
-    settled = settled_decisions(decisions)
+    """What is proven at every key as plan rows; neighbouring size classes of one setting become one row."""
+    settled = proven_decisions(decisions)
     rows: list[PlanRow] = []
     for key in sorted(settled):
         decision = settled[key]
@@ -142,11 +164,11 @@ def plan_of(decisions: Iterable[Decision]) -> Plan:
 def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
     """Write our plan file; returns remarks for the user."""
     with Store.open(store_path, read_only=True) as store:
-        file, n_left_out = learned_plan(store, job_id)
+        file, told = learned_plan(store, job_id)
     write_plan(out, file)
     remarks = [
         f"{len(file.plan.rows)} rows of job {file.job_id} written to {out}; use: zerotune launch --plan {out} -- ...",
-        *_remark_on(n_left_out, file.job_id),
+        *told,
     ]
     if file.emulated:
         remarks.append(f"Learned on the emulated fabric {file.emulated}: it says nothing about real hardware.")
@@ -156,15 +178,14 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
 def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
     """Write NVIDIA's example-tuner CSV; returns remarks: its traps, and what it cannot say."""
     with Store.open(store_path, read_only=True) as store:
-        file, n_left_out = learned_plan(store, job_id)
+        file, told = learned_plan(store, job_id)
     rows, conflicts = without_phases(file.plan.rows)
     try:
         with in_one_piece(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
             write_nvidia_csv(rows, text)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
-    remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:-1]]
-    remarks += _remark_on(n_left_out, file.job_id)
+    remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:-1], *told]
     if conflicts:
         remarks.append(
             f"{conflicts} size ranges differ by phase, which the CSV cannot say: their first phase was kept."

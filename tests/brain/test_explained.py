@@ -13,7 +13,8 @@ from rich.console import Console
 
 from agent.nccl import fabric
 from store.database import Store
-from store.records import BASELINE, Collective, Decision, Phase, settled_decisions
+from store.decided import proven_decisions, settled_decisions
+from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
 from tuner import explanations, explanations_shown
 from tuner.brain import Brain
 from tuner.policy.choice import Event
@@ -72,6 +73,11 @@ def test_the_text_says_who_decided_when(path: Path) -> None:
     ):
         assert words in text
     assert np.char.find(text, "1970") >= 0, "the brain's clock stands still in this test"
+
+
+PLACES = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
+KEY = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, 80)
+NOTHING = Decision("job", "fabric", KEY, BASELINE, 0, "keep", "nothing was decided")
 
 
 def _told(world: World, brain: Brain, n_steps: int) -> list[Decision]:
@@ -190,3 +196,35 @@ def test_a_brain_that_takes_over_says_so_once() -> None:
     told = [one for one in _told(world, second, 40) if one.kind == "takeover"]
     assert len(told) == 1
     assert told[0].is_of_job
+
+
+def test_the_last_word_on_a_key_is_what_usually_runs_there() -> None:
+    """What leads included, through a change of the network and back, and with memory that gets short."""
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    calls = [Call(kind, phase, 1 << size) for kind, phase in PLACES for size in (16, 19, 22, 25)]
+    world = World("h100_ib_2", place, calls, compute_us=20_000.0)
+    brain = make_brain(world)
+    decisions: list[Decision] = []
+    led = set()
+
+    def agree(n_steps: int) -> None:
+        for _ in range(n_steps):
+            decisions.extend(_told(world, brain, 1))
+            settled = settled_decisions(decisions)
+            for state in brain._states:
+                word = settled[state.key].candidate if state.key in settled else BASELINE
+                assert word == state.usual, (world.step, state.key)
+                if state.lead is not None:
+                    led.add(state.index)
+                    assert proven_decisions(decisions).get(state.key, NOTHING).candidate == state.incumbent
+
+    agree(150)
+    assert led
+    world.slowdown = dict.fromkeys(("all_gather", "reduce_scatter"), 2.0)
+    agree(60)
+    world.slowdown = {}
+    agree(60)
+    assert any(one.kind == "regime" for one in decisions)
+    assert any(one.kind == "lead" and one.reason.startswith("it led while") for one in decisions)
+    world.memory_pressure = 0.99
+    agree(20)

@@ -31,6 +31,7 @@ from tuner import cli, explanations
 from tuner.comparison import compare
 from tuner.explain import why_tried
 from tuner.medians import medians
+from tuner.report.facts import gather
 
 PLACE = CommunicatorClass(2, 1)
 KEY = DecisionKey(PLACE, Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -155,7 +156,8 @@ def test_a_note_is_dated_and_what_was_promoted_since_has_none(tmp_path: Path, mo
     tie, slow = "measured 1.0 % faster than baseline, too little to be sure yet", "measured 3.0 % slower than baseline"
     path = written(
         tmp_path / "s.db",
-        decided("keep", BASELINE, f"{RING}: {tie}; it runs in most steps until that is known", 2, ring=tie),
+        decided("lead", RING, f"{tie}; it runs in most steps until that is known", 2, ring=tie),
+        decided("keep", BASELINE, f"{RING}: measured 1 % slower than baseline by now: it runs no longer", 3, ring=tie),
         decided("keep", BASELINE, f"{SIMPLE}: {slow}", 3, ring=tie, tree=slow),
         decided("promote", RING, "measured 1.1 % faster than baseline", 5, ring=tie, tree=slow),
     )
@@ -173,6 +175,32 @@ def test_a_trial_that_has_begun_is_not_what_is_in_force(tmp_path: Path, monkeypa
     text = explained(monkeypatch, capsys, "--store", str(path))
     assert f"2 ranks on 1 node: baseline the last decision put {RING} on trial; there is no verdict" in text
     assert "nothing has been decided" not in text
+
+
+def test_what_leads_heads_its_key_while_others_are_tried(tmp_path: Path, monkeypatch, capsys):
+    """It is what runs, though nobody has proved that it should."""
+    tie = "measured 1.0 % faster than baseline, too little to be sure yet"
+    lead = decided("lead", RING, f"{tie}; it runs in most steps until that is known", 2, ring=tie)
+    slow = decided("keep", RING, f"{PAT}: measured 9 % slower than {RING}", 4, ring=tie, pat="measured 9 % slower")
+    path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1), lead, slow)
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert f": {RING} lead, 1970-01-01 00:00:00, step 20, epoch 2: {tie}; it runs in most steps" in text
+    (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert (told["setting"], told["decision"]["kind"]) == (str(RING), "lead")
+    ended = decided("keep", BASELINE, f"{RING}: the network is another: it runs no longer", 5, ring=tie)
+    over = written(tmp_path / "t.db", lead, slow, ended)
+    assert ": baseline keep, 1970" in explained(monkeypatch, capsys, "--store", str(over))
+
+
+def test_a_trial_that_no_step_ran_under_is_none(tmp_path: Path, monkeypatch, capsys):
+    path = written(
+        tmp_path / "s.db", decided("explore", SIMPLE, "hope", 1), decided("explore", RING, "hope", 2), highest_epoch=1
+    )
+    text = explained(monkeypatch, capsys, "--store", str(path))
+    assert f"the last decision put {RING} on trial, but no step has run under a plan with it; there is no" in text
+    (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert (told["n_explored"], told["is_trial_to_come"]) == (1, True)
+    assert gather(path).n_explored() == 1
 
 
 def test_what_was_decided_and_no_step_ran_under_is_not_in_force(tmp_path: Path, monkeypatch, capsys):

@@ -29,6 +29,7 @@ from store.records import (
     Plan,
     PlanRow,
     Protocol,
+    StepRecord,
     size_class_range,
 )
 from tuner.export import (
@@ -51,9 +52,22 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("store") / "store.db")
 
 
-def decision(size_class: int, candidate: Candidate, kind: str = "promote") -> Decision:
+def decision(
+    size_class: int, candidate: Candidate, kind: str = "promote", reason: str = "why", epoch: int = 1
+) -> Decision:
     key = DecisionKey(TWO, Collective.all_gather, Phase.forward_gather, size_class)
-    return Decision("j", "f", key, candidate, 1, kind, "why")
+    return Decision("j", "f", key, candidate, epoch, kind, reason)
+
+
+def exported(tmp_path: Path, *decisions: Decision, highest_epoch: int = 9) -> tuple[tuple[PlanRow, ...], str]:
+    """The rows of the plan file that a job with these decisions leaves, and what is said of it."""
+    with Store.open(tmp_path / "own.db") as store:
+        store.record_job("j", "f", {}, 2)
+        store.record_steps("j", [StepRecord(1, highest_epoch, 1000.0)])
+        store.record_decisions(decisions)
+        store.flush()
+    remarks = export_plan(tmp_path / "own.db", tmp_path / "plan.json")
+    return read_plan(tmp_path / "plan.json").plan.rows, " ".join(remarks)
 
 
 def test_neighbouring_size_classes_become_one_row():
@@ -68,6 +82,33 @@ def test_neighbouring_size_classes_become_one_row():
 def test_the_last_decision_counts_and_baseline_needs_no_row():
     plan = plan_of([decision(80, FAST), decision(80, Candidate(), "rollback")])
     assert plan.rows == ()
+
+
+def test_a_row_says_why_its_setting_runs_not_what_was_found_of_others_since():
+    (row,) = plan_of([decision(80, FAST, reason="5 % faster"), decision(80, FAST, "keep", "PAT: 3 % slower")]).rows
+    assert row.reason == "5 % faster"
+
+
+OTHER = Candidate(Algorithm.ring, Protocol.simple, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "proven", "n_leads"),
+    [
+        ([("lead", FAST)], [], 1),
+        ([("lead", FAST), ("keep", FAST)], [], 1),
+        ([("promote", OTHER), ("lead", FAST), ("rollback", FAST)], [OTHER], 1),
+        ([("promote", OTHER), ("lead", FAST), ("keep", OTHER)], [OTHER], 0),
+        ([("lead", FAST), ("promote", FAST), ("keep", FAST)], [FAST], 0),
+        ([("lead", FAST), ("keep", Candidate())], [], 0),
+    ],
+)
+def test_what_only_leads_is_left_out_and_told(tmp_path: Path, words, proven, n_leads):
+    rows, said = exported(tmp_path, *(decision(80, candidate, kind) for kind, candidate in words))
+    assert [row.candidate for row in rows] == proven
+    left_out = "Left out: 1 setting that ran in most steps of job j, but is not proven to be faster"
+    assert (left_out in said) == bool(n_leads)
+    assert ("There is no row in it" in said) == (not proven)
 
 
 def test_plan_file_round_trip(store_path: Path, tmp_path: Path):
@@ -94,6 +135,23 @@ def test_without_a_name_the_newest_job_that_adopted_a_plan_is_exported(tmp_path:
     export_plan(tmp_path / "s.db", tmp_path / "plan.json")
     file = read_plan(tmp_path / "plan.json")
     assert (file.job_id, len(file.plan.rows)) == ("tuned", 6)
+    passed_over = "Passed over: 1 newer job, since no step of it ran under a plan; --job names another."
+    assert passed_over in export_plan(tmp_path / "s.db", tmp_path / "plan.json")
+    assert passed_over in export_nvidia_csv(tmp_path / "s.db", tmp_path / "t.conf")
+    assert not any("Passed over" in one for one in export_plan(tmp_path / "s.db", tmp_path / "plan.json", "tuned"))
+
+
+def test_a_job_that_leaves_nothing_is_refused_by_its_name(store_path: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="job j leaves nothing to export: what it put on trial has no verdict"):
+        exported(tmp_path, decision(80, FAST, "explore"))
+    with pytest.raises(UserError, match="no step ran under a plan with what it decided"):
+        exported(tmp_path, decision(80, FAST, "promote"), highest_epoch=0)
+    make_store(tmp_path / "s.db", "tuned")
+    with Store.open(tmp_path / "s.db") as store:
+        store.record_job("idle", "f", {}, 2)
+        store.flush()
+    with pytest.raises(UserError, match="nothing was decided in job idle; name a job that was tuned, as tuned"):
+        export_plan(tmp_path / "s.db", tmp_path / "plan.json", "idle")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from store.records import Candidate
+from store.records import BASELINE, Candidate
 from tuner.policy.admission import Option
 from tuner.policy.budget import Budget
 from tuner.policy.evidence import Evidence
@@ -56,6 +56,7 @@ SAME_SIZE: Final = 1
 NEAR_SIZES: Final = 8
 """Size classes within which a setting is new at one key at a time: two octaves while gains do not pay for exploring."""
 EVEN: Final = 0.5
+LEADS: Final = "; it runs in most steps until that is known"
 NEVER_STEP: Final = 2**62
 
 
@@ -124,7 +125,7 @@ class Policy:
             self._number(state, open_lead.candidate)
             state.ties[open_lead.candidate] = open_lead.reason
             self.begin_lead(state, open_lead.candidate, open_lead.hope)
-            self._report(Event(state, open_lead.candidate, "prior", open_lead.reason))
+            self._report(Event(state, open_lead.candidate, "lead", open_lead.reason + LEADS))
 
     # ---- one window ---------------------------------------------------------------------------------
 
@@ -269,9 +270,15 @@ class Policy:
                 self.end_lead(state)
             state.reopen()
         self.options.waits_for_credit.clear()
+        ended = self._leads_of[leaving]
         for index, (candidate, hope) in self._leads_of.pop(entering, {}).items():
             if self.options.may_try(states[index], candidate):
                 self.begin_lead(states[index], candidate, hope)
+                if ended.get(index, (BASELINE,))[0] != candidate:
+                    self._report(Event(states[index], candidate, "lead", "it led while the network was so" + LEADS))
+        for index, (candidate, _) in ended.items():
+            if states[index].lead is None:
+                self._lead_ended(states[index], candidate, "the network is another")
 
     def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
         """End a trial, or what leads; what is banned is not tried again in this regime, anything else last of all."""
@@ -282,7 +289,7 @@ class Policy:
             self.end_trial(state)
         if candidate == state.lead:
             self.end_lead(state)
-        self._report(Event(state, state.incumbent, "rollback" if ban else "keep", f"{candidate}: {reason}"))
+        self._report(Event(state, state.usual, "rollback" if ban else "keep", f"{candidate}: {reason}"))
 
     def withdraw(self, state: KeyState, candidate: Candidate, reason: str, quiet_until: int) -> None:
         """Steps speak against what is on trial or leads: it is banned, and nothing is tried there for a while."""
@@ -291,7 +298,7 @@ class Policy:
         self.end_trial(state)
         if candidate == state.lead:
             self.end_lead(state)
-        self._report(Event(state, state.incumbent, "rollback", f"{candidate}: {reason}"))
+        self._report(Event(state, state.usual, "rollback", f"{candidate}: {reason}"))
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -325,8 +332,7 @@ class Policy:
             state.ties[trial] = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
             self.begin_lead(state, trial)  # it is not slower than the lead so far, if there was one
-            words = f"{trial}: {state.ties[trial]}; it runs in most steps until that is known"
-            self._report(Event(state, state.incumbent, "keep", words))
+            self._report(Event(state, trial, "lead", state.ties[trial] + LEADS))
         else:
             # What would be better, had the incumbent run often enough beside it, takes turns with it.
             self._turns.weigh_trial(state.index, EVEN if gain > half else odds(evidence, state, 0.0))
@@ -342,8 +348,10 @@ class Policy:
             self._promote(state, lead, gain, half)
         elif verdict is Verdict.not_better:
             self.end_lead(state)
-            words = f"{lead}: measured {comparison(gain)} than {state.incumbent} by now: it runs no longer"
-            self._report(Event(state, state.incumbent, "keep", words))
+            self._lead_ended(state, lead, f"measured {comparison(gain)} than {state.incumbent} by now")
+
+    def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
+        self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))
 
     def _promote(self, state: KeyState, candidate: Candidate, gain: float, half: float) -> None:
         """Proven to be faster: by `gain` (log), at least by `gain - half`."""
@@ -406,6 +414,7 @@ class Policy:
             if state.trial is not None and self.options.would_connect(state, state.trial):
                 self.end_trial(state)
         for state in [*self.leads.values()]:
-            if state.lead is not None and self.options.would_connect(state, state.lead):
+            if (lead := state.lead) is not None and self.options.would_connect(state, lead):
                 self.end_lead(state)
+                self._lead_ended(state, lead, "there is no memory left to connect it")
         self.memory.take_back()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.database import Store
+from store.decided import decisions_that_ran, n_tried, settled_decisions
 from store.errors import UserError
 from store.records import (
     Decision,
@@ -20,8 +21,6 @@ from store.records import (
     Source,
     StepRecord,
     TimingSource,
-    decisions_that_ran,
-    settled_decisions,
 )
 from tuner.comparison import Comparison, compare
 from tuner.explanations import Explanation, by_keys, explained, news_of, taken_over_s
@@ -136,8 +135,8 @@ class Facts:
         return not is_other or bool(self.steps or self.decisions or self.before or self.traced)
 
     def n_explored(self) -> int:
-        """Settings tried out on trial."""
-        return sum(one.kind == "explore" for one in self.decisions)
+        """Trials that steps ran under."""
+        return n_tried(self.decisions, self.highest_epoch)
 
 
 def gather(
