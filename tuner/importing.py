@@ -22,6 +22,7 @@ from tuner.traces.csv_rows import UNKNOWN_NAME
 from tuner.traces.formats import by_name
 from tuner.traces.measuring import CANNOT_RUN, NODES_UNKNOWN, RANKS_UNKNOWN, Said
 from tuner.traces.records import Block, Summary
+from tuner.traces.tuner_csv import IMPOSSIBLE_TIME
 
 
 def parse_setting(text: str) -> Candidate:
@@ -196,6 +197,7 @@ _REMEDIES: Final = {
     f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
     "does not say which collective": "say with --collective what was run",
     "no duration": "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV (docs/traces.md)",
+    IMPOSSIBLE_TIME: "give each row its time in microseconds (docs/traces.md)",
     NODES_UNKNOWN: "say with --n-nodes on how many nodes it ran",
     RANKS_UNKNOWN: "only the file can say that: a table needs a column `ranks` (docs/traces.md)",
     CANNOT_RUN: "mend the columns that say what ran, or measure what NCCL has (docs/traces.md)",

@@ -15,9 +15,11 @@ from store.database import Store
 from store.records import Algorithm, Candidate, Collective, Protocol
 from tuner.importing import parse_setting
 from tuner.traces import read_trace
+from tuner.traces.csv_rows import UNKNOWN_NAME
 from tuner.traces.measuring import Said, measured
 from tuner.traces.own import RECORD_DTYPE
 from tuner.traces.records import UNKNOWN_U1, Summary
+from tuner.traces.tuner_csv import IMPOSSIBLE_TIME
 
 GATHERS = samples.REAL["nccl_tests"]
 """nccl-tests of all_gather; its header names 1 host."""
@@ -81,6 +83,30 @@ def test_a_row_with_impossible_channels_is_left_out_and_counted(tmp_path: Path, 
     (rows,) = trace.measurements()
     assert (rows["n_channels"].tolist(), rows["is_default"].tolist()) == ([8, 0, 0], [0, 0, 1])
     assert trace.summary.unusable == {"row with an impossible number of channels": 1}
+
+
+@pytest.mark.parametrize(
+    ("time", "reason"),
+    [
+        ("-5", IMPOSSIBLE_TIME),
+        ("0", IMPOSSIBLE_TIME),
+        ("1e15", IMPOSSIBLE_TIME),
+        ("nan", UNKNOWN_NAME),
+        ("", None),
+    ],
+)
+def test_a_time_that_is_none_is_told_with_its_line(tmp_path: Path, time: str, reason: str | None, monkeypatch, capsys):
+    good, table = ROWS.format(1024, 20), tmp_path / "t.csv"
+    bad = good.rpartition(",")[0] + f",{time}\n"
+    table.write_text(HEADER + good + bad)
+    trace = read_trace(table)
+    (rows,) = trace.measurements()
+    assert len(rows) == 1
+    assert trace.summary.unusable == ({reason: 1} if reason else {})
+    table.write_text(HEADER + bad)
+    code, _, told = command(monkeypatch, capsys, table, "--store", tmp_path / "s.db")
+    assert code == 2
+    assert (f"latency_us '{time}' in line 2" if reason else "needs a column of times") in " ".join(told.split())
 
 
 @pytest.mark.parametrize("has_comment", [False, True])

@@ -28,12 +28,14 @@ from tuner.traces.near_misses import TUNER_REQUIRED, wrong_with
 from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, MAX_EXAMPLES, UNKNOWN_U1, Block, Summary, empty_block
 from tuner.traces.refused import Refusal
 
+IMPOSSIBLE_TIME: Final = "row with an impossible time"
 _NAMES: Final = ("collective", "algorithm", "protocol")
 _NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", "latency_us")
 _NCCLS_CHOICE: Final = "default"
 _NOTHING: Final = ("", _NCCLS_CHOICE, "none", "-1")
 _MOST_CHANNELS: Final = 64
 _MOST_RANKS: Final = 1 << 24
+_MOST_US: Final = 1e12
 
 
 def matches(begin: bytes) -> bool:
@@ -215,9 +217,10 @@ def _block(rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -
             "ranks": _is_count(n_ranks, _MOST_RANKS),
             "nodes": _is_count(n_nodes, _MOST_RANKS),
         },
+        IMPOSSIBLE_TIME: {"latency_us": np.isnan(latency_us) | _is_time(latency_us)},
     }
     usable = _usable(checks, rows, columns, summary, path)
-    timed = (latency_us > 0) & (latency_us < 1e12)
+    timed = _is_time(latency_us)
     block["collective"] = np.where(usable, collective, 0)
     block["algorithm"] = np.where(named, algorithm, UNKNOWN_U1)
     block["protocol"] = np.where(named, protocol, UNKNOWN_U1)
@@ -257,6 +260,11 @@ def _is_name(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
     return known
 
 
+def _is_time(us: Floats) -> NDArray[np.bool_]:
+    possible: NDArray[np.bool_] = (us > 0) & (us < _MOST_US)
+    return possible
+
+
 def _is_count(values: Floats, most: int) -> NDArray[np.bool_]:
     """Which are whole and possible, or say nothing (-1 does, too)."""
     possible: NDArray[np.bool_] = (values >= -1) & (values <= most) & (values == np.floor(values))
@@ -266,7 +274,10 @@ def _is_count(values: Floats, most: int) -> NDArray[np.bool_]:
 def _number(text: str | bytes) -> float:
     """NaN where nothing is said, infinity for what is no number."""
     word = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    if word.strip().lower() in _NOTHING:
+        return math.nan
     try:
-        return math.nan if word.strip().lower() in _NOTHING else float(word)
+        number = float(word)
     except ValueError:
         return math.inf
+    return math.inf if math.isnan(number) else number
