@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from brain_world import World, make_brain, play, zero3_step
+from msgspec.structs import replace
 
 from agent.nccl import fabric
 from store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
@@ -55,7 +56,24 @@ def test_long_shots_wait_for_a_longer_job() -> None:
     assert _first(1e4, 0.97) == SAFE
     assert _first(1e4, 0.98) is None
     assert [unpaid_odds(n, 0.3) for n in (0, 14, 200, 400)] == pytest.approx([0.25, 0.25, 0.25, 0.0625])
+    assert unpaid_odds(400, 0.3, is_suspect=True) == pytest.approx(0.125)
     assert [unpaid_odds(14, share) for share in (0.0, 0.01, 0.1, 1.0)] == pytest.approx([0.0, 0.025, 0.25, 0.25])
+
+
+def test_what_was_a_catastrophe_somewhere_must_be_likelier_faster_than_not_elsewhere() -> None:
+    place = CommunicatorClass(16, 2)
+    world = World("h100_ib_2", place, zero3_step(), seed=7)
+    brain = make_brain(world)
+    play(world, brain, 12)
+    policy, state = brain._policy, brain._states[0]
+    assert not brain.budget.is_paid
+    before = policy.options._least_odds(state, (BASELINE, RISKY, SAFE))
+    assert 0 < np.max(before) <= 0.25
+    brain._stop_catastrophe(brain._states[1], RISKY, 2.5)
+    after = policy.options._least_odds(state, (BASELINE, RISKY, replace(RISKY, n_channels=8), SAFE))
+    assert after == pytest.approx([np.max(before), 2 * np.max(before), 2 * np.max(before), np.max(before)])
+    policy.reopen(brain._states, 0, 1)
+    assert policy.options._least_odds(state, (RISKY,)) == np.max(before), "another network, another question"
 
 
 def test_in_a_long_job_little_is_left_untried() -> None:
@@ -95,12 +113,21 @@ def test_it_is_known_what_settings_in_force_save() -> None:
     assert brain.budget.is_paid
 
 
-@pytest.mark.parametrize("name", ["ethernet_boxes", "few_sms_node", "h100_ib_2", "h100_node"])
-def test_where_nccls_own_choice_is_the_best_little_is_lost(name: str) -> None:
-    """Each cost 0.54 to 0.77 % of the calls' time when all that was promising was tried, whatever it cost."""
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        *((name, 3) for name in ("ethernet_boxes", "few_sms_node", "h100_ib_2", "h100_node")),
+        ("h100_ib_2", 11),
+        ("rtx5090_loopback", 15),
+    ],
+)
+def test_where_nccls_own_choice_is_the_best_little_is_lost(name: str, seed: int) -> None:
+    """Each cost 0.54 to 0.77 % of the calls' time when all that was promising was tried, whatever it cost; the last two
+    0.52 with two plans with fewer channels on trial, and 0.59 with a second catastrophe of the same protocol.
+    """
     machine = fabric.load(name)
     facts = machine.describe()
     data = DataSet(name, fabric_problems(machine, facts, n_per_octave=1.0), facts)
-    found = {one.metric.split("@")[0]: one.value for one in policy_regret.loss_where_nccl_is_best(data, 200, seed=3)}
+    found = {one.metric.split("@")[0]: one.value for one in policy_regret.loss_where_nccl_is_best(data, 200, seed=seed)}
     assert found["loss_where_nccl_is_best"] < 0.5
     assert found["budget_spent_where_nccl_is_best"] < 0.5

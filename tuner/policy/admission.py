@@ -50,6 +50,10 @@ UNPAID_ODDS_SHARE: Final = 0.1
 has measured may be thirty times slower. Less will do in a job of more steps, by the square, and where calls are a
 smaller share of a step.
 """
+SUSPECT_ODDS: Final = 0.5
+"""The same for an algorithm and protocol that has been catastrophically slow somewhere: NCCL's costs have been far off,
+and may be so at other sizes.
+"""
 
 
 def unpaid_steps(n_steps: int) -> float:
@@ -57,13 +61,14 @@ def unpaid_steps(n_steps: int) -> float:
     return max(UNPAID_PAYS_WITHIN * n_steps, UNPAID_SQUARED * n_steps**2)
 
 
-def unpaid_odds(n_steps: int, calls_share: float) -> float:
+def unpaid_odds(n_steps: int, calls_share: float, *, is_suspect: bool = False) -> float:
     """How likely a trial must be to be faster after `n_steps`, while no gains pay for exploration.
 
     `calls_share` is what of a step is charged for calls.
     """
     of_steps = min(1.0, (UNPAID_ODDS_STEPS / max(1, n_steps)) ** 2)
-    return UNPAID_ODDS * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
+    odds = SUSPECT_ODDS if is_suspect else UNPAID_ODDS
+    return odds * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
 
 
 class Option(NamedTuple):
@@ -103,8 +108,8 @@ class Stakes(NamedTuple):
     """Share of a call's extra time that the budget pays for."""
     pays_within_steps: float
     """A trial must be expected to pay within so many; infinite where it need not."""
-    least_odds: float = 0.0
-    """It must be as likely as that to be faster."""
+    least_odds: Floats | float = 0.0
+    """It must be as likely as that to be faster; of all options, or of each."""
 
 
 def best_option(

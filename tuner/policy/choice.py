@@ -269,7 +269,7 @@ class Policy:
             if state.lead is not None:
                 self.end_lead(state)
             state.reopen()
-        self.options.waits_for_credit.clear()
+        self.options.reopen()
         ended = self._leads_of[leaving]
         for index, (candidate, hope) in self._leads_of.pop(entering, {}).items():
             if self.options.may_try(states[index], candidate):

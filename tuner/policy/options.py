@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from store.records import Candidate
+from store.records import Algorithm, Candidate, CommunicatorClass, Protocol
 from tuner.features import Floats
 from tuner.policy.admission import PAYS_WITHIN, Option, Room, best_option, unpaid_odds, unpaid_steps
 from tuner.policy.budget import Budget
@@ -17,6 +17,8 @@ from tuner.policy.outlook import Outlook
 from tuner.policy.price import Price
 from tuner.policy.settings import PolicySettings
 from tuner.policy.trial import KeyState
+
+_Kind = tuple[CommunicatorClass, Algorithm | None, Protocol | None]
 
 
 class Options:
@@ -30,6 +32,8 @@ class Options:
         self._budget = budget
         self._memory = memory
         self._price = price
+        self._suspects: set[_Kind] = set()
+        """What has been catastrophically slow somewhere in this regime."""
         self.waits_for_credit: set[int] = set()
         """Keys, by index, with something to try that would fit the budget, but might overdraw it by too much."""
 
@@ -48,7 +52,7 @@ class Options:
             opinion,
             state.usual,
             evidence.log_us(incumbent if usual is None else usual),
-            self._price.stakes(state, self._pays_within_steps(state), self._least_odds),
+            self._price.stakes(state, self._pays_within_steps(state), self._least_odds(state, options)),
             Room(risk_left_us, room_us, self._budget.earned_in_us(1), self._budget.advance_us),
             self._settings,
             lambda candidate: self.may_try(state, candidate),
@@ -59,6 +63,15 @@ class Options:
         )
         (self.waits_for_credit.add if waits_for_credit else self.waits_for_credit.discard)(state.index)
         return found
+
+    def suspect(self, state: KeyState, candidate: Candidate) -> None:
+        """It was catastrophically slow: of the same algorithm and protocol long shots wait elsewhere, too."""
+        self._suspects.add(_kind(state, candidate))
+
+    def reopen(self) -> None:
+        """The regime changed."""
+        self._suspects.clear()
+        self.waits_for_credit.clear()
 
     def may_try(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether a trial of it may begin at all."""
@@ -88,12 +101,16 @@ class Options:
         pays_within_steps = PAYS_WITHIN * n_steps if state.is_known else math.inf
         return pays_within_steps if self._budget.is_paid else min(pays_within_steps, unpaid_steps(n_steps))
 
-    @property
-    def _least_odds(self) -> float:
+    def _least_odds(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
+        """How likely each option must be to be faster."""
         budget = self._budget
         if budget.is_paid or not budget.training_us:
             return 0.0
-        return unpaid_odds(budget.n_steps, self._price.calls_us * budget.n_steps / budget.training_us)
+        calls_share = self._price.calls_us * budget.n_steps / budget.training_us
+        least, of_suspects = (unpaid_odds(budget.n_steps, calls_share, is_suspect=one) for one in (False, True))
+        if not self._suspects:
+            return least
+        return np.where([_kind(state, option) in self._suspects for option in options], of_suspects, least)
 
     def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
         """What each option would cost once, to be connected."""
@@ -102,3 +119,7 @@ class Options:
         place = state.key.communicator
         is_new = [not self._memory.is_connected(self.what_runs(state, option), place) for option in options]
         return self._price.connection_us * np.array(is_new, np.float64)
+
+
+def _kind(state: KeyState, candidate: Candidate) -> _Kind:
+    return state.key.communicator, candidate.algorithm, candidate.protocol

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from store.records import BASELINE
+from tuner.features import Floats
 from tuner.policy.admission import Stakes
 from tuner.policy.evidence import Evidence
 from tuner.policy.exposed import ExposedShare
@@ -54,7 +55,7 @@ class Price:
         here = len(self.traffic.per_step)
         return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
 
-    def stakes(self, state: KeyState, pays_within_steps: float, least_odds: float) -> Stakes:
+    def stakes(self, state: KeyState, pays_within_steps: float, least_odds: Floats | float) -> Stakes:
         """What depends on one key."""
         return Stakes(
             float(self.traffic.per_step[state.index]),

@@ -31,6 +31,10 @@ MOST_LOST: Final = 0.1
 """What may slow a step down by more (log), at the 90 % bound of what is known, is not tried."""
 MOST_SHARE: Final = 10.0
 """Where calls of a group take more of a step, what was recorded of them or of the step was no measurement."""
+UNPAID_SHARE: Final = 0.25
+"""While no gains pay for exploration, a plan must pay within so much of the steps that a trial of one key has: it runs
+longer before steps tell, and concerns all of its keys at once.
+"""
 REFRESH_STEPS: Final = 20
 """How often it is worked out anew what plans save as calls say."""
 
@@ -226,7 +230,7 @@ class Variants:
             least=step_trial.MIN_STEP_GAIN,
             noise=self._gains.noise,
             most_units=step_trial.MAX_UNITS,
-            n_steps=step if self._policy.budget.is_paid else min(step, int(unpaid_steps(step))),
+            n_steps=step if self._policy.budget.is_paid else min(step, int(UNPAID_SHARE * unpaid_steps(step))),
         )
 
     def _group_shares(self, states: list[KeyState], evidence: Evidence) -> dict[str, float]:
