@@ -41,13 +41,11 @@ class Silence:
         silent = sorted(rank for rank, at_s in heard_at_s if now_s - at_s > SILENT_AFTER_S)
         if self._ranks:
             gone = sorted(self._ranks)
-            since_s = now_s - min(self._ranks.values())
             who = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone[:4]))}"
             more = f" and {len(gone) - 4} more" if len(gone) > 4 else ""
-            return f"{who}{more} fell silent {since_s:.0f} s ago without a goodbye: stopped, or dead"
+            return f"{who}{more} fell silent: stopped, or dead"
         if silent:
             return f"rank {silent[0]} is silent" if len(silent) == 1 else f"{len(silent)} ranks are silent"
         if self._nodes:
-            rank, at_s = min(self._nodes.items(), key=lambda one: one[1])
-            return f"the daemon of rank {rank}'s node fell silent {now_s - at_s:.0f} s ago"
+            return f"the daemon of rank {min(self._nodes)}'s node fell silent"
         return ""

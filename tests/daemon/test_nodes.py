@@ -134,7 +134,7 @@ def test_a_cut_line_leaves_each_node_to_itself_until_it_is_mended(job, records):
     job.pass_time(max(SILENCE_S, UPLINK_SILENCE_S) + GREETED_S + 1)
     (status,) = job.first.jobs()
     assert (status.n_ranks_seen, status.heard_s_ago > SILENCE_S) == (2, True)
-    assert status.health == f"the daemon of rank 2's node fell silent {status.heard_s_ago:.0f} s ago"
+    assert status.health == "the daemon of rank 2's node fell silent"
     assert job.second.jobs()[0].health == f"{LEADER} is silent"
     job.report(records, 90.0, 80.0, 50.0, 70.0)
     job.pass_time(3.0)

@@ -328,9 +328,8 @@ def test_ranks_taken_as_gone_are_told_of_until_they_are_back(bench):
         status = bench.service.jobs()[0]
         return status.n_ranks_seen, status.health, status.heard_s_ago
 
-    stopped = "fell silent {} s ago without a goodbye: stopped, or dead"
-    assert after(15, 0, 2, 3) == (3, f"rank 1 {stopped.format(15)}", 15.0)
-    assert after(11, 0, 2) == (2, f"ranks 1, 3 {stopped.format(26)}", 26.0)
+    assert after(15, 0, 2, 3) == (3, "rank 1 fell silent: stopped, or dead", 15.0)
+    assert after(11, 0, 2) == (2, "ranks 1, 3 fell silent: stopped, or dead", 26.0)
     assert after(1, 0, 1, 2, 3)[1] == "ok"
     bench.send(1, wire.Goodbye("job", 1))
     assert after(5, 0, 2, 3)[1] == "ok", "it has ended as it should"
