@@ -78,4 +78,6 @@ def cost(n_measurements: int) -> Iterator[Result]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     fit_here(int(sys.argv[1]), int(sys.argv[2]))

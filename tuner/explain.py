@@ -91,8 +91,8 @@ def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None)
     """Words to add where a trial is predicted (mean and low end of the 90 % interval) no faster than what runs now."""
     if now_us is None or mean_us is None or low_us is None or mean_us < now_us:
         return ""
-    if low_us < now_us:
-        gain_percent = 100 * (1 - low_us / now_us)
+    gain_percent = 100 * (1 - low_us / now_us)
+    if gain_percent >= 0.5:
         return f"; tried for what it may gain within that interval, up to {gain_percent:.0f} % of the time"
     return "; tried for the small chance that it is faster all the same"
 

@@ -239,7 +239,7 @@ class Knowledge:
             return None
         saved = 100.0 * (1.0 - math.exp(-best[0]))
         count = known[best[1]].n_calls
-        return best[1], f"earlier runs measured it {saved:.1f} % faster than the baseline in {count} calls"
+        return best[1], f"measured before: {saved:.1f} % faster than the baseline in {count} calls"
 
     def open_lead(self, key: DecisionKey) -> OpenLead | None:
         """The candidate that earlier jobs, each compared within itself, believe to gain most, if it is any."""
@@ -248,7 +248,7 @@ class Knowledge:
             gain, doubt = total / weight, 1.0 / math.sqrt(weight)
             if gain > max(MIN_LEAD_GAIN, LEAD_Z * doubt, best.hope[0] if best is not None else 0.0):
                 saved, unsure = -100.0 * math.expm1(-gain), 100.0 * doubt
-                reason = f"earlier runs measured it {saved:.1f} % faster than the baseline (give or take {unsure:.1f})"
+                reason = f"measured before: {saved:.1f} % faster than the baseline (give or take {unsure:.1f})"
                 best = OpenLead(candidate, (gain, doubt), reason)
         return best
 

@@ -113,6 +113,7 @@ def test_a_size_without_decision_gets_those_there_are(store: Path, monkeypatch, 
 def test_a_trial_of_what_is_predicted_slower_says_what_it_may_gain():
     assert "may gain within that interval, up to 20 % of the time" in why_tried(50.0, 60.0, 40.0)
     assert "small chance" in why_tried(50.0, 60.0, 55.0)
+    assert "small chance" in why_tried(50.0, 60.0, 49.9), "no promise of 0 %"
     assert why_tried(50.0, 45.0, 40.0) == "", "its prediction is reason enough"
     assert why_tried(None, 60.0, 40.0) == why_tried(50.0, None, None) == ""
 
@@ -284,7 +285,7 @@ def test_what_an_earlier_daemon_decided_is_in_force_no_longer(tmp_path: Path, mo
         tmp_path / "s.db",
         at(10.0, decided("promote", RING, "measured 0.8 % faster than baseline", 3)),
         at(10.0, decided("promote", SIMPLE, "measured 20 % faster than baseline", 3, key=other)),
-        at(20.0, decided("prior", SIMPLE, "earlier runs measured it 20 % faster", 4, key=other)),
+        at(20.0, decided("prior", SIMPLE, "measured before: 20 % faster", 4, key=other)),
         at(20.0, decided("takeover", BASELINE, "another daemon took over", 4)),
     )
     told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from store.errors import FabricError
-from tuner.replay import load_table, replay
+from tuner.replay import load_table, render, replay
 from tuner.replay.policies import POLICIES
 from tuner.traces import read_trace
 
@@ -52,6 +53,14 @@ def test_every_row_of_a_sweep_is_a_call_of_its_own(tmp_path: Path):
     assert oracle.cost_us == pytest.approx(720)
     assert "Records: 9; judged: 9." in result.notes
     assert not any("who chose" in note for note in result.notes), "the file says which rows NCCL chose"
+
+
+def test_rows_of_several_communicators_are_told_apart(tmp_path: Path):
+    console = Console(record=True, width=200, file=open("/dev/null", "w"))  # noqa: SIM115
+    render(replay(csv_of(tmp_path / "t.csv", *swept(), *swept(16, 2)), ["oracle"]), console)
+    text = console.export_text()
+    assert "all_gather other 65,536, 8 ranks on 1 node" in text
+    assert "all_gather other 65,536, 16 ranks on 2 nodes" in text
 
 
 def test_our_own_measurements_are_not_joined_either(tmp_path: Path):

@@ -92,6 +92,8 @@ def test_a_row_with_impossible_channels_is_left_out_and_counted(tmp_path: Path, 
         ("0", IMPOSSIBLE_TIME),
         ("1e15", IMPOSSIBLE_TIME),
         ("nan", UNKNOWN_NAME),
+        ("1_024", UNKNOWN_NAME),
+        ("２０", UNKNOWN_NAME),
         ("", "no duration"),
     ],
 )

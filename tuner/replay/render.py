@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from store.records import CommunicatorClass
 from tuner.replay.engine import PolicyTotal, ShapeVerdict
 from tuner.replay.result import ReplayResult
 from tuner.replay.steps import OVERLAP, StepEstimate, StepRefusal
@@ -104,9 +105,12 @@ def _render_shapes(result: ReplayResult, console: Console, max_rows: int) -> Non
     shown = sorted(by_weight[:max_rows], key=_place)
     table = Table("where", "calls", "baseline", "policy", "setting", "cost (95 %)", "evidence")
     before = None
+    has_several = len({(one.n_ranks, one.n_nodes) for one in result.verdicts}) > 1
     for one in shown:
         place = _place(one)[:5]
         where = f"{one.collective} {one.phase} {one.message_bytes:,}"
+        if has_several:
+            where += f", {CommunicatorClass(one.n_ranks, one.n_nodes)}"
         head = ("", "", "") if place == before else (where, f"{one.n_collectives:,}", _us(one.baseline_us))
         before = place
         table.add_row(*head, one.policy, one.setting, _with_interval(one), _evidence(one))

@@ -280,4 +280,6 @@ def _number(text: str | bytes) -> float:
         number = float(word)
     except ValueError:
         return math.inf
-    return math.inf if math.isnan(number) else number
+    # Python reads more than tables mean: 1_024, and digits of other scripts.
+    is_plain = word.isascii() and "_" not in word and not math.isnan(number)
+    return number if is_plain else math.inf
