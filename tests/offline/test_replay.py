@@ -151,6 +151,20 @@ def test_the_communicators_of_the_rank_whose_steps_are_used_are_known(tmp_path: 
     assert table.own_comms.tolist() == [5]
 
 
+def test_what_fewer_ranks_tell_of_is_left_out_and_told(tmp_path: Path):
+    """As after a cut in one rank's file: the others' durations may include waiting for it."""
+    whole, lone = records(20, 100.0), records(10, 170.0, first=20)
+    table = load_table(write_trace(tmp_path / "cut", np.concatenate([whole, lone]), whole))
+    assert len(table.rows) == 20
+    (total,) = replay_table(table, ["baseline"]).totals
+    assert total.cost_us == pytest.approx(2000)
+    assert "Left out: 10 collectives of which fewer ranks tell than of others on their communicator." in table.notes
+    other = np.concatenate([whole, records(10, 170.0, first=20)])
+    other["comm_id"][20:] = 9
+    alone = load_table(write_trace(tmp_path / "groups", other, whole))
+    assert len(alone.rows) == 30, "a communicator of one rank that logs is whole"
+
+
 def test_jobs_are_not_mixed(tmp_path: Path):
     write_trace(tmp_path, records(3, 1.0), job_id="a")
     write_trace(tmp_path, records(3, 1.0), job_id="b")

@@ -116,10 +116,14 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         raise TraceError(f"the traces are of {len(jobs)} jobs ({', '.join(jobs[:3])})", "name one job's files")
     header = min((trace.header for trace in traces), key=lambda header: header.rank)
     records = [_completed(_usable(trace.records)) for trace in traces]
-    rows = _concatenated(records)
+    rows, n_partial = _concatenated(records), 0
+    if len(traces) > 1:
+        rows, n_reports = _join(rows)
+        is_whole = _told_by_all(rows["comm_id"], n_reports)
+        rows, n_partial = rows[is_whole], int(np.count_nonzero(~is_whole))
     first = next(trace for trace in traces if trace.header.rank == header.rank)
     return _table(
-        _join(rows) if len(traces) > 1 else rows,
+        rows,
         steps=first.steps,
         job_id=header.job_id,
         fabric_id=header.fabric_id,
@@ -127,7 +131,7 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         n_files=len(traces),
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
-        notes=_missing_note(traces, header.n_ranks) + _cut_note(traces),
+        notes=_missing_note(traces, header.n_ranks) + _cut_note(traces) + _partial_note(n_partial),
         own_comms=np.unique(first.records["comm_id"]),
     )
 
@@ -152,6 +156,22 @@ def _cut_note(traces: Sequence[OwnTrace]) -> tuple[str, ...]:
     )
 
 
+def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
+    """Which collectives as many ranks tell of as of any on that communicator; without one rank's word, a duration may
+    include waiting for it.
+    """
+    comms, comm = np.unique(comm_id, return_inverse=True)
+    most = np.zeros(len(comms), np.int64)
+    np.maximum.at(most, comm, n_reports)
+    return np.asarray(n_reports == most[comm])
+
+
+def _partial_note(n_partial: int) -> tuple[str, ...]:
+    if not n_partial:
+        return ()
+    return (f"Left out: {n_partial:,} collectives of which fewer ranks tell than of others on their communicator.",)
+
+
 def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:
     """A foreign trace; what it does not tell stays unknown. `fabric` says how many nodes its ranks span.
 
@@ -170,7 +190,7 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
     facts, left_out = trace.summary.facts, trace.summary.unusable.copy()
     left_out["of an unknown kind"] += n_read - n_usable
     return _table(
-        rows if trace.is_measurements else _join(rows),
+        rows if trace.is_measurements else _join(rows)[0],
         steps=np.empty(0, STEP_DTYPE),
         job_id=str(facts.get("job_id", "")),
         fabric_id=str(facts.get("fabric_id", "")),
@@ -214,8 +234,10 @@ def _table(rows: Array, **facts: Any) -> CollectiveTable:
     return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
 
 
-def _join(rows: Array) -> Array:
-    """One row per (comm_id, collective, sequence): the least known duration, and when that began."""
+def _join(rows: Array) -> tuple[Array, Array]:
+    """One row per (comm_id, collective, sequence): the least known duration, and when that began; and from how many
+    reports.
+    """
     order = np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))
     ordered = rows[order]
     is_first = np.ones(len(ordered), bool)
@@ -237,4 +259,5 @@ def _join(rows: Array) -> Array:
         own_us = _known_durations(joined_own := ordered[starts])
         waited_us = np.nan_to_num(own_us - least_us)
         joined["start_ns"] = joined_own["start_ns"] + np.maximum(waited_us * 1e3, 0).astype(np.int64)
-    return joined[np.argsort(joined["start_ns"], kind="stable")]
+    order = np.argsort(joined["start_ns"], kind="stable")
+    return joined[order], np.diff(starts, append=len(ordered))[order]
