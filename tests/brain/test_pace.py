@@ -74,6 +74,15 @@ def test_stragglers_are_none() -> None:
     assert not pace.is_in_doubt
 
 
+@pytest.mark.parametrize("n_slow", [1, 2])
+def test_what_straggled_under_new_settings_is_no_yardstick(n_slow: int) -> None:
+    """A trial's calls may still run in the first step after it: where that was all that the settings were known by,
+    the normal steps after it were taken for another pace."""
+    pace = Pace()
+    assert not any(pace.step("before", 0, 10.0, 0.005) for _ in range(MEMORY_STEPS))
+    assert not any(pace.step("after", 0, 10.2 if at < n_slow else 10.0, 0.005) for at in range(MEMORY_STEPS))
+
+
 @pytest.mark.parametrize("factor", [0.6, 1.3, 2.0])
 def test_another_batch_size_withdraws_nothing_that_was_promoted(factor: float) -> None:
     world = _world()

@@ -67,13 +67,15 @@ def test_what_was_a_catastrophe_somewhere_must_be_likelier_to_be_faster_elsewher
     play(world, brain, 12)
     policy, state = brain._policy, brain._states[0]
     assert not brain.budget.is_paid
-    before = policy.options._least_odds(state, (BASELINE, RISKY, SAFE))
+    before = policy.options._least_odds(state, (BASELINE, RISKY, SAFE), is_paid=False)
     assert 0 < np.max(before) <= 0.25
     brain._stop_catastrophe(brain._states[1], RISKY, 2.5)
-    after = policy.options._least_odds(state, (BASELINE, RISKY, replace(RISKY, n_channels=8), SAFE))
+    after = policy.options._least_odds(state, (BASELINE, RISKY, replace(RISKY, n_channels=8), SAFE), is_paid=False)
     assert after == pytest.approx(np.max(before) * np.array([1.0, 1.8, 1.8, 1.0]))
     policy.reopen(brain._states, 0, 1)
-    assert policy.options._least_odds(state, (RISKY,)) == np.max(before), "another network, another question"
+    assert policy.options._least_odds(state, (RISKY,), is_paid=False) == np.max(before), (
+        "another network, another question"
+    )
 
 
 def test_in_a_long_job_little_is_left_untried() -> None:

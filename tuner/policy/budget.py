@@ -50,9 +50,14 @@ class Budget:
         self._saved_until, self._saves_us = self.n_steps, per_step_us
 
     @property
+    def gained_us(self) -> float:
+        """What exploration has gained, or soon will have, beside what it cost."""
+        return self._saved_us + PAID_WITHIN * self._saves_us - self.spent_us
+
+    @property
     def is_paid(self) -> bool:
         """Exploration has gained what it cost, or soon will have."""
-        return self._saved_us + PAID_WITHIN * self._saves_us > self.spent_us
+        return self.gained_us > 0.0
 
     @property
     def remaining_us(self) -> float:

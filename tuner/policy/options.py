@@ -47,20 +47,28 @@ class Options:
             return None
         usual = evidence.find(state.index, state.usual)
         options = self._outlook.fields.of(state).options
-        found, waits_for_credit = best_option(
-            options,
-            opinion,
-            state.usual,
-            evidence.log_us(incumbent if usual is None else usual),
-            self._price.stakes(state, self._pays_within_steps(state), self._least_odds(state, options)),
-            Room(risk_left_us, room_us, self._budget.earned_in_us(1), self._budget.advance_us),
-            self._settings,
-            lambda candidate: self.may_try(state, candidate),
-            {*state.ties, *state.retired},
-            self._memory.least_gain(options, state.n_channels),
-            self._outlook.kin(state, states, evidence),
-            self._connections_us(state, options),
-        )
+
+        def ask(is_paid: bool) -> tuple[Option | None, bool]:
+            return best_option(
+                options,
+                opinion,
+                state.usual,
+                evidence.log_us(incumbent if usual is None else usual),
+                self._price.stakes(
+                    state, self._pays_within_steps(state, is_paid), self._least_odds(state, options, is_paid)
+                ),
+                Room(risk_left_us, room_us, self._budget.earned_in_us(1), self._budget.advance_us),
+                self._settings,
+                lambda candidate: self.may_try(state, candidate),
+                {*state.ties, *state.retired},
+                self._memory.least_gain(options, state.n_channels),
+                self._outlook.kin(state, states, evidence),
+                self._connections_us(state, options),
+            )
+
+        found, waits_for_credit = ask(self._budget.is_paid)
+        if self._budget.is_paid and found is not None and found.risk_us > self._budget.gained_us:
+            found, waits_for_credit = ask(is_paid=False)  # gains pay for what was tried so far, not for this
         (self.waits_for_credit.add if waits_for_credit else self.waits_for_credit.discard)(state.index)
         return found
 
@@ -96,15 +104,15 @@ class Options:
         """The setting that is meant, NCCL's own where that is known."""
         return state.default_setting or candidate if candidate.is_baseline else candidate
 
-    def _pays_within_steps(self, state: KeyState) -> float:
+    def _pays_within_steps(self, state: KeyState, is_paid: bool) -> float:
         n_steps = self._budget.n_steps
         pays_within_steps = PAYS_WITHIN * n_steps if state.is_known else math.inf
-        return pays_within_steps if self._budget.is_paid else min(pays_within_steps, unpaid_steps(n_steps))
+        return pays_within_steps if is_paid else min(pays_within_steps, unpaid_steps(n_steps))
 
-    def _least_odds(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
+    def _least_odds(self, state: KeyState, options: Sequence[Candidate], is_paid: bool) -> Floats | float:
         """How likely each option must be to be faster."""
         budget = self._budget
-        if budget.is_paid or not budget.training_us:
+        if is_paid or not budget.training_us:
             return 0.0
         calls_share = self._price.calls_us * budget.n_steps / budget.training_us
         least, of_suspects = (unpaid_odds(budget.n_steps, calls_share, is_suspect=one) for one in (False, True))

@@ -67,6 +67,9 @@ class Pace:
         side = self._odd[0].shift if self._odd else shift
         self._odd.append(_Step(settings, n_promoted, log_us, log_unsaved_us, shift, is_comparable))
         if abs(shift) <= max(LEAST_SHIFT, NOISES * noise) or math.copysign(1.0, shift) != math.copysign(1.0, side):
+            if len(self._odd) <= N_IN_A_ROW:
+                # Steps that were off, where the next with their settings is not, straggled: they are no yardstick.
+                self._odd[:-1] = [one for one in self._odd[:-1] if one.settings != settings]
             self._settle()
             return None
         comparable = [one for one in self._odd if one.is_comparable]
