@@ -83,13 +83,15 @@ def _render_one(explained: Explanation, console: Console) -> None:
     if decision is not None:
         _indented(console, f"{decision.kind}, {when(decision)}: {decision.reason}")
         if explained.not_adopted:
-            _indented(console, f"decided, but not adopted: no step has run under a plan with {explained.not_adopted}")
+            _indented(
+                console, f"decided, but not adopted: no step is recorded under a plan with {explained.not_adopted}"
+            )
     elif not explained.on_trial:
         since = " since another daemon took over" if explained.decided_at_s is not None else " yet"
         _indented(console, f"nothing has been decided here{since}")
     if explained.on_trial:
         verdict = "" if decision is not None else "; there is no verdict of it, nor of another setting"
-        to_come = ", but no step has run under a plan with it" if explained.is_trial_to_come else ""
+        to_come = ", but no step is recorded under a plan with it" if explained.is_trial_to_come else ""
         _indented(console, f"the last decision put {explained.on_trial} on trial{to_come}{verdict}")
     guesses = f"model {explained.model_id}" if explained.model_id else "NCCL's cost, no model yet"
     n_tried = explained.n_explored

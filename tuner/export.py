@@ -105,7 +105,11 @@ def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, lis
     ran = decisions_that_ran(decisions, store.highest_epoch(found))
     in_force, decided = settled_decisions(ran), settled_decisions(decisions)
     if not in_force:
-        what = "what it put on trial has no verdict" if not decided else "no step ran under a plan with what it decided"
+        what = (
+            "what it put on trial has no verdict"
+            if not decided
+            else "no step is recorded under a plan with what it decided"
+        )
         raise UserError(f"job {found} leaves nothing to export: {what}", "train longer, or name another job with --job")
     plan = plan_of(ran)
     n_newer = tuned.index(found) if job_id is None else 0
@@ -126,10 +130,12 @@ def _remarks(file: PlanFile, n_newer: int, n_left_out: int, n_leads: int) -> lis
     remarks = []
     if n_newer:
         jobs, them = ("1 newer job", "it") if n_newer == 1 else (f"{n_newer} newer jobs", "them")
-        remarks.append(f"Passed over: {jobs}, since no step of {them} ran under a plan; --job names another.")
+        remarks.append(f"Passed over: {jobs}, since no step of {them} is recorded under a plan; --job names another.")
     if n_left_out:
         decisions, them = ("1 decision", "it") if n_left_out == 1 else (f"{n_left_out} decisions", "them")
-        remarks.append(f"Left out: {decisions} of job {file.job_id}, since no step ran under a plan with {them}.")
+        remarks.append(
+            f"Left out: {decisions} of job {file.job_id}, since no step is recorded under a plan with {them}."
+        )
     if n_leads:
         settings, are = ("1 setting", "is") if n_leads == 1 else (f"{n_leads} settings", "are")
         remarks.append(

@@ -234,10 +234,13 @@ def _in_order(store: Store, fabric_id: str | None) -> list[tuple[ModelLine, Mode
 def _kept(store: Store) -> list[ModelRecord]:
     """Every saved correction once: a pinned copy stands for the version it was made of."""
     records = [one for one in store.models() if _base(one.name) in MODELS]
-    pinned = {(one.fabric_id, _id_of(one)) for one in records if one.name.endswith(PINNED) and _is_readable(one)}
-    return [
-        one for one in records if one.name.endswith((PINNED, DAMAGED)) or (one.fabric_id, _id_of(one)) not in pinned
-    ]
+    pinned = {(one.fabric_id, _id_of(one)): _is_readable(one) for one in records if one.name.endswith(PINNED)}
+
+    def is_told_by_pin(one: ModelRecord) -> bool:
+        can_be_read = pinned.get((one.fabric_id, _id_of(one)))
+        return can_be_read is not None and (can_be_read or not _is_readable(one))
+
+    return [one for one in records if one.name.endswith((PINNED, DAMAGED)) or not is_told_by_pin(one)]
 
 
 def _is_usable(record: ModelRecord) -> bool:
@@ -264,13 +267,16 @@ def _base(name: str) -> str:
 def _state(record: ModelRecord, pinned_hash: str | None) -> str:
     if record.name.endswith(DAMAGED):
         return "set aside"
+    is_pinned, problem = record.name.endswith(PINNED), ""
     if record.is_damaged:
-        return "damaged"
-    if record.versions != trainer.versions(_base(record.name)):
-        return "other versions"
-    if not _is_readable(record):
-        return "damaged"
-    if record.name.endswith(PINNED):
+        problem = "damaged"
+    elif record.versions != trainer.versions(_base(record.name)):
+        problem = "other versions"
+    elif not _is_readable(record):
+        problem = "damaged"
+    if problem:
+        return f"pinned, not in use: {problem}" if is_pinned else problem
+    if is_pinned:
         return "pinned"
     if VERSION_MARK in record.name:
         return "earlier"

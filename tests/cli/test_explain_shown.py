@@ -198,7 +198,7 @@ def test_a_trial_that_no_step_ran_under_is_none(tmp_path: Path, monkeypatch, cap
         tmp_path / "s.db", decided("explore", SIMPLE, "hope", 1), decided("explore", RING, "hope", 2), highest_epoch=1
     )
     text = explained(monkeypatch, capsys, "--store", str(path))
-    assert f"the last decision put {RING} on trial, but no step has run under a plan with it; there is no" in text
+    assert f"the last decision put {RING} on trial, but no step is recorded under a plan with it; there is no" in text
     (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
     assert (told["n_explored"], told["is_trial_to_come"]) == (1, True)
     assert gather(path).n_explored() == 1
@@ -210,7 +210,7 @@ def test_what_was_decided_and_no_step_ran_under_is_not_in_force(tmp_path: Path, 
     path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1), promoted, highest_epoch=0)
     text = explained(monkeypatch, capsys, "--store", str(path))
     assert "2 ranks on 1 node: baseline promote, 1970" in text
-    assert f"decided, but not adopted: no step has run under a plan with {RING}" in text
+    assert f"decided, but not adopted: no step is recorded under a plan with {RING}" in text
     (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
     assert (told["setting"], told["not_adopted"]) == ("baseline", str(RING))
 

@@ -160,7 +160,22 @@ def test_a_damaged_pin_leaves_the_newest_in_use(path: Path):
     with Store.open(path) as store:
         states = {line.model_id: line.state for line in models.listed(store)}
     assert states["kriging-00000003"] == "in use"
-    assert states["kriging.pinned"] == "damaged"
+    assert states["kriging.pinned"] == "pinned, not in use: damaged"
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_pin_whose_bytes_are_cut_is_told_once_and_as_a_pin(path: Path, both: bool):
+    with Store.open(path) as store:
+        models.pin(store, "kriging-00000001", None)
+    for name in ("kriging.pinned", *(["kriging@00000001"] if both else [])):
+        damage(path, name, "blob", b"cut")
+    with Store.open(path) as store:
+        states = [(line.model_id, line.state) for line in models.listed(store)]
+    told = [("kriging-00000001", "pinned, not in use: damaged")]
+    assert sorted(one for one in states if one[0] == "kriging-00000001") == sorted(
+        [*told, *([] if both else [("kriging-00000001", "earlier")])]
+    )
+    assert ("kriging-00000003", "in use") in states
 
 
 def test_comparing_damaged_models_alone_says_so(path: Path):

@@ -124,7 +124,7 @@ def test_what_no_step_ran_under_is_left_out_and_told(store_path: Path, tmp_path:
     path = make_store(tmp_path / "s.db", "short", n_untuned=N_STEPS)
     remarks = export_plan(path, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json").plan.rows == ()
-    assert "Left out: 6 decisions of job short, since no step ran under a plan with them." in remarks
+    assert "Left out: 6 decisions of job short, since no step is recorded under a plan with them." in remarks
     assert any("Left out" in remark for remark in export_nvidia_csv(path, tmp_path / "t.conf"))
     assert not any("Left out" in remark for remark in export_plan(store_path, tmp_path / "plan.json"))
 
@@ -135,7 +135,7 @@ def test_without_a_name_the_newest_job_that_adopted_a_plan_is_exported(tmp_path:
     export_plan(tmp_path / "s.db", tmp_path / "plan.json")
     file = read_plan(tmp_path / "plan.json")
     assert (file.job_id, len(file.plan.rows)) == ("tuned", 6)
-    passed_over = "Passed over: 1 newer job, since no step of it ran under a plan; --job names another."
+    passed_over = "Passed over: 1 newer job, since no step of it is recorded under a plan; --job names another."
     assert passed_over in export_plan(tmp_path / "s.db", tmp_path / "plan.json")
     assert passed_over in export_nvidia_csv(tmp_path / "s.db", tmp_path / "t.conf")
     assert not any("Passed over" in one for one in export_plan(tmp_path / "s.db", tmp_path / "plan.json", "tuned"))
@@ -144,7 +144,7 @@ def test_without_a_name_the_newest_job_that_adopted_a_plan_is_exported(tmp_path:
 def test_a_job_that_leaves_nothing_is_refused_by_its_name(store_path: Path, tmp_path: Path):
     with pytest.raises(UserError, match="job j leaves nothing to export: what it put on trial has no verdict"):
         exported(tmp_path, decision(80, FAST, "explore"))
-    with pytest.raises(UserError, match="no step ran under a plan with what it decided"):
+    with pytest.raises(UserError, match="no step is recorded under a plan with what it decided"):
         exported(tmp_path, decision(80, FAST, "promote"), highest_epoch=0)
     make_store(tmp_path / "s.db", "tuned")
     with Store.open(tmp_path / "s.db") as store:

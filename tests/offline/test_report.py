@@ -333,7 +333,7 @@ def test_decisions_that_no_step_ran_under_gain_nothing(tmp_path: Path):
     text = write_report(path, tmp_path / "r.html").read_text()
     assert "no plan was adopted" in text
     assert "decided collectives of a step" not in text
-    assert "0 away from NCCL's own choice, 6 not adopted: no step ran under a plan with them" in text
+    assert "0 away from NCCL's own choice, 6 not adopted: no step is recorded under a plan with them" in text
     assert text.count("promote, not adopted") == 6
     assert "not adopted" not in write_report(make_store(tmp_path / "t.db"), tmp_path / "t.html").read_text()
 

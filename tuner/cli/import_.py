@@ -82,17 +82,21 @@ def import_(
     """
     from tuner import importing, importing_shown
 
-    trace, n_rows = importing.import_measurements(
-        path,
-        store_path(store),
-        fabric_id=fabric_id,
-        setting=None if setting is None else importing.parse_setting(setting),
-        is_default=default,
-        n_nodes=n_nodes,
-        dry_run=dry_run,
-        format_name=format_name,
-        collective=collective_named(collective),
-    )
+    try:
+        trace, n_rows = importing.import_measurements(
+            path,
+            store_path(store),
+            fabric_id=fabric_id,
+            setting=None if setting is None else importing.parse_setting(setting),
+            is_default=default,
+            n_nodes=n_nodes,
+            dry_run=dry_run,
+            format_name=format_name,
+            collective=collective_named(collective),
+        )
+    except KeyboardInterrupt:
+        typer.echo("zerotune: interrupted; what was recorded stays, and the same command goes on from there", err=True)
+        raise
     if as_json:
         print(importing_shown.to_json(trace, n_rows, dry_run=dry_run))
         return

@@ -33,7 +33,9 @@ def launch(
     fabric: FabricName = None,
     endpoint: Endpoint = None,
     curve_keys: CurveKeys = None,
-    start_daemon: Annotated[bool, typer.Option(help="Start a daemon for this job if none answers.")] = False,
+    start_daemon: Annotated[
+        bool, typer.Option(help="Start a daemon if none answers; it ends 30 minutes after its last job.")
+    ] = False,
     store: StorePath = None,
     log_trace: Annotated[
         Path | None, typer.Option(help="Log every collective into this folder, for `zerotune replay`.")
