@@ -56,7 +56,7 @@ def test_long_shots_wait_for_a_longer_job() -> None:
     assert _first(1e4, 0.97) == SAFE
     assert _first(1e4, 0.98) is None
     assert [unpaid_odds(n, 0.3) for n in (0, 14, 200, 400)] == pytest.approx([0.25, 0.25, 0.25, 0.0625])
-    assert unpaid_odds(400, 0.3, is_suspect=True) == pytest.approx(0.1125)
+    assert unpaid_odds(400, 0.3, is_suspect=True) == pytest.approx(0.0875)
     assert [unpaid_odds(14, share) for share in (0.0, 0.01, 0.1, 1.0)] == pytest.approx([0.0, 0.025, 0.25, 0.25])
 
 
@@ -71,7 +71,7 @@ def test_what_was_a_catastrophe_somewhere_must_be_likelier_to_be_faster_elsewher
     assert 0 < np.max(before) <= 0.25
     brain._stop_catastrophe(brain._states[1], RISKY, 2.5)
     after = policy.options._least_odds(state, (BASELINE, RISKY, replace(RISKY, n_channels=8), SAFE), is_paid=False)
-    assert after == pytest.approx(np.max(before) * np.array([1.0, 1.8, 1.8, 1.0]))
+    assert after == pytest.approx(np.max(before) * np.array([1.0, 1.4, 1.4, 1.0]))
     policy.reopen(brain._states, 0, 1)
     assert policy.options._least_odds(state, (RISKY,), is_paid=False) == np.max(before), (
         "another network, another question"

@@ -50,7 +50,7 @@ UNPAID_ODDS_SHARE: Final = 0.1
 has measured may be thirty times slower. Less will do in a job of more steps, by the square, and where calls are a
 smaller share of a step.
 """
-SUSPECT_ODDS: Final = 0.45
+SUSPECT_ODDS: Final = 0.35
 """The same for an algorithm and protocol that has been catastrophically slow somewhere: NCCL's costs have been far off,
 and may be so at other sizes.
 """
