@@ -431,6 +431,14 @@ class Brain:
                     connects=connects[tried],
                 )
                 kept[tried] &= says
+        variant = in_force.variant
+        if variant is not None and not variant.is_audit:
+            calls_of = slots[~connects], logs[~connects]
+            slow = [*self._intake.catastrophes(variant.changes, self._states, *calls_of, evidence)]
+            for one in slow:
+                self._stop_catastrophe(*one)
+            if slow:
+                self._oversight.give_up(variant, max(ratio for _, _, ratio in slow), self._states, self._step)
         if not kept.all():
             if not kept.any():
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -253,6 +253,35 @@ class Intake:
             return
         if candidate in (state.trial, state.lead):
             self._on_catastrophe(state, candidate, math.exp(ratio))
+
+    def catastrophes(
+        self, changes: Mapping[int, Candidate], states: list[KeyState], slots: Ints, logs: Floats, evidence: Evidence
+    ) -> Iterator[tuple[KeyState, Candidate, float]]:
+        """What is catastrophically slow of a plan on trial, and how many times as long it takes as what usually runs.
+
+        Steps say what the plan costs, so nothing is charged. Two calls must agree where a single one leaves a doubt.
+
+        Args:
+            changes: by key, what the plan on trial runs there.
+            states: all keys.
+            slots: of each call, shape [n], without those that connected something.
+            logs: log microseconds, shape [n].
+            evidence: without these calls.
+        """
+        for index, candidate in changes.items():
+            state = states[index]
+            slot, usual = evidence.find(index, candidate), evidence.find(index, state.incumbent)
+            if slot is None or usual is None or evidence.n_units[slot] >= SANE_UNITS:
+                continue
+            excess = logs[slots == slot] - evidence.log_us(usual)
+            if not len(excess) or not np.isfinite(excess).all():
+                continue
+            was_slow = evidence.n_calls[slot] and evidence.log_us(slot) - evidence.log_us(usual) > self._log_catastrophe
+            is_doubtful = self._may_connect(state, candidate) or self._n_slow > STRAGGLER_RATE * self._n_usual
+            self._met.add(_place(state, candidate))
+            ratio = float(np.sort(excess)[(len(excess) - 1) // 2])
+            if ratio > self._log_catastrophe and (len(excess) > 1 or was_slow or not is_doubtful):
+                yield state, candidate, math.exp(ratio)
 
     def _may_connect(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether it is the first of its algorithm on trial for what it does: that may have its own communicator."""

@@ -177,6 +177,10 @@ class Oversight:
         is_guarding = self._guard.is_watching or self._watched.is_asking or self.n_promotions > self._n_adopted
         self._variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
+    def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:
+        """Calls of a variant are catastrophically slow: `ratio` times what usually runs. Steps need not tell, too."""
+        self._variants.give_up(variant, ratio, states, step)
+
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _judge(self, step: StepRecord, states: list[KeyState], evidence: Evidence) -> bool:

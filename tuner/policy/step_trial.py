@@ -105,7 +105,7 @@ class StepTrials:
         self._off: list[float] = []
         """Log durations of steps with the variant, and without."""
         self._usual_us = math.inf
-        """What steps took without the last variant."""
+        """What steps take without the last variant."""
         self._stragglers = Stragglers()
         self._alpha = ALPHA
         self._n_capped = 0
@@ -145,9 +145,9 @@ class StepTrials:
             if not n_trials or step - last > every * 2 ** (n_trials - 1):
                 yield variant
 
-    def begin(self, variant: Variant, step: int, noise: float = STEP_NOISE) -> None:
-        """Start taking turns with the plan itself; steps of before scattered by `noise` (log)."""
-        self.variant, self._noise = variant, noise
+    def begin(self, variant: Variant, step: int, noise: float = STEP_NOISE, usual_us: float = math.inf) -> None:
+        """Start taking turns with the plan itself; steps of before took `usual_us` and scattered by `noise` (log)."""
+        self.variant, self._noise, self._usual_us = variant, noise, usual_us
         self._begin_pair()
         self._tried[variant.name] = step, self._tried.get(variant.name, (0, 0))[1] + 1
         self._on, self._off = [], []
@@ -163,7 +163,7 @@ class StepTrials:
         """One step of the variant or of the plan itself: (extra cost in us, the verdict if there is one)."""
         if self.variant is None or not duration_us > 0:
             return 0.0, None
-        extra_us = self._extra_us(duration_us) if is_on and self._off else 0.0
+        extra_us = self._extra_us(duration_us) if is_on else 0.0
         (self._on if is_on else self._off).append(math.log(duration_us))
         if is_on is self.is_on:
             self._steps_in_window += 1
@@ -178,7 +178,7 @@ class StepTrials:
         """Back to the plan itself; `for_good` unless it is an audit: then it is asked again all the same."""
         if for_good and self.variant is not None and not self.variant.is_audit:
             self._hopeless.add(self.variant.name)
-        self._usual_us = math.exp(median(self._off)) if self._off else math.inf
+        self._know_usual()
         self.variant, self.is_on = None, False
         self._next_at_step = step + SETTLED_STEPS
 
@@ -193,10 +193,14 @@ class StepTrials:
 
     def _extra_us(self, duration_us: float) -> float:
         """What a step with the variant cost; less where one of before turned out to be a straggler."""
-        usual_us, n_before = math.exp(median(self._off)), np.array([len(self._on)])
-        beyond_us = np.array([duration_us - ABSURD * usual_us])
-        corrections = self._stragglers.corrections(np.zeros(1, np.int64), beyond_us, n_before)
-        return max(0.0, duration_us - usual_us) + corrections.get(0, 0.0)
+        self._know_usual()
+        beyond_us = np.array([duration_us - ABSURD * self._usual_us])
+        corrections = self._stragglers.corrections(np.zeros(1, np.int64), beyond_us, np.array([len(self._on)]))
+        return max(0.0, duration_us - self._usual_us) + corrections.get(0, 0.0)
+
+    def _know_usual(self) -> None:
+        if self._off:
+            self._usual_us = math.exp(median(self._off))
 
     def _verdict(self) -> Outcome | None:
         n_on, n_off = len(self._on), len(self._off)

@@ -157,7 +157,7 @@ class Variants:
         if variant is None:
             trials.postpone(step, RETRY_STEPS)
         else:
-            trials.begin(variant, step, self.noise)
+            trials.begin(variant, step, self.noise, step_us)
             self._spent_us = 0.0
 
     def judge(
@@ -184,6 +184,16 @@ class Variants:
         if outcome is not None and outcome.is_better:
             self._adopt(outcome, states)
         return True
+
+    def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:
+        """End its trial at once, if it is on trial: some of its calls take `ratio` times as long as usual.
+
+        It may come back without these settings.
+        """
+        if variant == self._trials.variant:
+            state, words = states[min(variant.changes)], given_up(variant, ratio)
+            self._report(Event(state, state.incumbent, "variant", words, step))
+            self._trials.end(step)
 
     def charge_late(self, duration_us: float) -> None:
         """One step of a variant whose trial has ended, as the next plan is still on its way."""
@@ -271,12 +281,18 @@ class Variants:
 
 def compared(variant: Variant, outcome: step_trial.Outcome | None, spent_us: float) -> str:
     """How the trial of a variant ended, in words."""
-    verdict = "given up without a verdict: it cost more than was expected"
-    if outcome is not None:
+    if outcome is None:
+        verdict = "given up without a verdict: it cost more than was expected"
+    else:
         unsure = 100.0 * Z_90 * outcome.doubt
         verdict = f"steps were {comparison(outcome.gain)} with it (90 %: give or take {unsure:.1f})"
         verdict += ", so it runs now" if outcome.is_better else ", so it does not run"
     return f"another plan on trial, {variant.name}: {verdict}; that cost {spent_us:,.0f} us"
+
+
+def given_up(variant: Variant, ratio: float) -> str:
+    """How the trial of a variant ended that calls spoke against, in words."""
+    return f"another plan on trial, {variant.name}: given up, as calls took up to {ratio:.1f} times as long with it"
 
 
 def _of_step(by_group: Mapping[str, step_trial.GroupChange], step_us: float) -> dict[str, Change]:
