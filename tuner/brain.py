@@ -434,7 +434,7 @@ class Brain:
         variant = in_force.variant
         if variant is not None and not variant.is_audit:
             calls_of = slots[~connects], logs[~connects]
-            slow = [*self._intake.catastrophes(variant.changes, self._states, *calls_of, evidence)]
+            slow = self._intake.catastrophes(variant.changes, self._states, *calls_of, evidence)
             for one in slow:
                 self._stop_catastrophe(*one)
             if slow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -256,7 +256,7 @@ class Intake:
 
     def catastrophes(
         self, changes: Mapping[int, Candidate], states: list[KeyState], slots: Ints, logs: Floats, evidence: Evidence
-    ) -> Iterator[tuple[KeyState, Candidate, float]]:
+    ) -> list[tuple[KeyState, Candidate, float]]:
         """What is catastrophically slow of a plan on trial, and how many times as long it takes as what usually runs.
 
         Steps say what the plan costs, so nothing is charged. Two calls must agree where a single one leaves a doubt.
@@ -268,20 +268,25 @@ class Intake:
             logs: log microseconds, shape [n].
             evidence: without these calls.
         """
-        for index, candidate in changes.items():
-            state = states[index]
-            slot, usual = evidence.find(index, candidate), evidence.find(index, state.incumbent)
-            if slot is None or usual is None or evidence.n_units[slot] >= SANE_UNITS:
+        found, met = [], set()
+        ran, of = np.unique(slots, return_inverse=True)
+        for place in np.flatnonzero(evidence.n_units[ran] < SANE_UNITS).tolist():
+            slot = int(ran[place])
+            state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
+            usual = evidence.find(state.index, state.incumbent)
+            if changes.get(state.index) != candidate or usual in (None, slot):
                 continue
-            excess = logs[slots == slot] - evidence.log_us(usual)
-            if not len(excess) or not np.isfinite(excess).all():
+            excess = logs[of == place] - evidence.log_us(usual)
+            if not np.isfinite(excess).all():
                 continue
             was_slow = evidence.n_calls[slot] and evidence.log_us(slot) - evidence.log_us(usual) > self._log_catastrophe
             is_doubtful = self._may_connect(state, candidate) or self._n_slow > STRAGGLER_RATE * self._n_usual
-            self._met.add(_place(state, candidate))
+            met.add(_place(state, candidate))  # any of them may have been the first
             ratio = float(np.sort(excess)[(len(excess) - 1) // 2])
             if ratio > self._log_catastrophe and (len(excess) > 1 or was_slow or not is_doubtful):
-                yield state, candidate, math.exp(ratio)
+                found.append((state, candidate, math.exp(ratio)))
+        self._met |= met
+        return found
 
     def _may_connect(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether it is the first of its algorithm on trial for what it does: that may have its own communicator."""
