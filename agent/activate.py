@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agent.settings import ENV_FABRIC, AgentSettings
-from store.endpoints import check_endpoint
-from store.errors import PluginError
+from zerotune.agent.settings import ENV_FABRIC, AgentSettings
+from zerotune.store.endpoints import check_endpoint
+from zerotune.store.errors import PluginError
 
 if TYPE_CHECKING:
-    from agent.hooks import StepHooks
-    from agent.session import Session
+    from zerotune.agent.session import Session
+    from zerotune.agent.steps.hooks import StepHooks
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -60,24 +60,24 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         settings = replace(settings, endpoint=endpoint)
     check_endpoint(settings.endpoint)
     if fabric is not None:
-        from agent.nccl import fabric as fabrics
+        from zerotune.agent.nccl import fabric as fabrics
 
         fabrics.load(fabric)  # a wrong name must not surface when groups are made
         settings = replace(settings, fabric=fabric)
         os.environ[ENV_FABRIC] = fabric
     if settings.fabric is not None:
-        from agent.emulation import install
+        from zerotune.agent.emulation import install
 
         install()
     if not settings.agent_on and settings.summary_path is None:
         return
 
-    from agent.hooks import StepHooks
-    from agent.session import Session
+    from zerotune.agent.session import Session
+    from zerotune.agent.steps.hooks import StepHooks
 
     plugin = None
     if settings.agent_on:
-        from agent.nccl import library
+        from zerotune.agent.nccl import library
 
         try:
             plugin = library.load()
@@ -87,7 +87,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             for name in NCCL_PLUGIN_SETTINGS:
                 os.environ.setdefault(name, str(plugin.path))
             if settings.plan_path is not None:
-                from agent.unmatched_plan import watch
+                from zerotune.agent.steps.unmatched_plan import watch
 
                 watch(plugin, settings.plan_path)
     session = Session(settings, plugin)

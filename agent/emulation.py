@@ -42,7 +42,7 @@ def _on_emulated(original: Any, *, asks_default: bool) -> Any:
 
     @functools.wraps(original)
     def make_group(*args: Any, **kwargs: Any) -> Any:
-        import agent.nccl.emulated  # noqa: F401 - registers the backend
+        import zerotune.agent.nccl.emulated  # noqa: F401 - registers the backend
 
         positional = list(args)
         if len(positional) > position:

@@ -29,7 +29,7 @@ NEUTRAL_SETTINGS = (
 def describe(fabric: str | None) -> tuple[str, Description]:
     """(fabric_id, description) of the emulated fabric named `fabric`, or of this node's hardware."""
     if fabric is not None:
-        from agent.nccl.fabric import load
+        from zerotune.agent.nccl.fabric import load
 
         emulated = load(fabric)
         limit_mb = os.environ.get("ZEROTUNE_DEVICE_MB")  # checked where the emulation reads it

@@ -18,7 +18,7 @@ TIMEOUT = timedelta(minutes=30)
 def open_job_store() -> dist.Store:
     """A connection to the default process group's store, below a prefix of ours.
 
-    What an earlier start of the job left there is still there, see `agent.agreement.muster`.
+    What an earlier start of the job left there is still there, see `zerotune.agent.agreement.job_start`.
 
     Raises:
         RuntimeError: no default process group, or a store that cannot be opened twice.

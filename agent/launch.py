@@ -15,16 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent import settings
-from agent.nccl import fabric as fabrics
-from agent.nccl import library, memory, pinning
-from agent.nccl.emulation_settings import EmulationSettings
-from store.errors import PlanError, PluginError, UserError
-from store.plan_file import read_plan
+from zerotune.agent import settings
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl import library, memory, pinning
+from zerotune.agent.nccl.emulation_settings import EmulationSettings
+from zerotune.store.errors import PlanError, PluginError, UserError
+from zerotune.store.plan_file import read_plan
 
 SITE_DIR = Path(__file__).parent / "site"
-PACKAGES = ("agent", "store", "tuner", "zero_runtime")
-PROJECT_DIR = Path(__file__).parent.parent
 OLDEST_NCCL = (2, 21)
 NCCL_DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 PLUGINS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
@@ -68,7 +66,7 @@ def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | N
 
     `silent` is what there is to say of a daemon that is there and does not answer.
     """
-    problems = _command_problems(request) + _shadowing_problems(request)
+    problems = _command_problems(request)
     if request.fabric is not None:
         problems += _fabric_problems(request.fabric, request.environment)
     if request.plan_path is not None:
@@ -177,30 +175,6 @@ def _command_problems(request: LaunchRequest) -> list[Problem]:
 
 def _scripts(command: Sequence[str]) -> list[Path]:
     return [Path(word) for word in command[1:] if word.endswith(".py") and not word.startswith("-")]
-
-
-def _shadowing_problems(request: LaunchRequest) -> list[Problem]:
-    """Files of the user's that Python would import in place of our packages."""
-    folders = [script.absolute().parent for script in _scripts(request.command)[:1]]
-    if "-m" in request.command:
-        folders.append(Path.cwd())
-    problems = []
-    for folder in dict.fromkeys(folders):
-        for package in PACKAGES:
-            for shadow in (folder / f"{package}.py", folder / package / "__init__.py"):
-                if shadow.exists() and not _is_ours(shadow):
-                    problems.append(
-                        Problem(
-                            f"{shadow} hides zerotune's package {package!r}",
-                            "rename it or start the script from another folder",
-                            fatal=True,
-                        )
-                    )
-    return problems
-
-
-def _is_ours(path: Path) -> bool:
-    return path.resolve().is_relative_to(PROJECT_DIR.resolve())
 
 
 def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Problem]:

@@ -18,25 +18,26 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from agent import fabric_identity, memory
-from agent.agreement import Agreement
-from agent.boundary_watch import BoundaryWatch
-from agent.channel import Channel
-from agent.clock import TrainingClock, WallClock, training_clock
-from agent.emulation import BACKEND, uses_nccl
-from agent.job_name import JobName
-from agent.job_store import open_job_store
-from agent.leader import LeaderAddress
-from agent.nccl.library import Plugin
-from agent.plan_table import PlanTable
-from agent.ring import RecordDrain
-from agent.settings import AgentSettings, is_first_of_node
-from agent.step_queue import StepQueue
-from agent.summary import RunSummary
-from agent.trace_log import TraceLog
-from store import wire
-from store.plan_file import read_plan
-from store.records import StepRecord
+from zerotune.agent import fabric_identity
+from zerotune.agent.agreement import Agreement
+from zerotune.agent.agreement.plan_table import PlanTable
+from zerotune.agent.daemon_link.channel import Channel
+from zerotune.agent.daemon_link.job_name import JobName
+from zerotune.agent.daemon_link.leader import LeaderAddress
+from zerotune.agent.emulation import BACKEND, uses_nccl
+from zerotune.agent.job_store import open_job_store
+from zerotune.agent.nccl.library import Plugin
+from zerotune.agent.observing import memory
+from zerotune.agent.observing.ring import RecordDrain
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.agent.settings import AgentSettings, is_first_of_node
+from zerotune.agent.steps.boundary_watch import BoundaryWatch
+from zerotune.agent.steps.clock import TrainingClock, WallClock, training_clock
+from zerotune.agent.steps.step_queue import StepQueue
+from zerotune.agent.steps.summary import RunSummary
+from zerotune.store import wire
+from zerotune.store.plan_file import read_plan
+from zerotune.store.records import StepRecord
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -181,7 +182,7 @@ class Session:
         self._world_size = dist.get_world_size()
         self._fabric_id, self._fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
         if emulated:
-            from agent.nccl.emulated import memory_pressure
+            from zerotune.agent.nccl.emulated import memory_pressure
 
             self._sample_pressure = memory_pressure
         else:
@@ -407,9 +408,9 @@ def _follow_runtime_phases(plugin: Plugin) -> None:
     """Let our own ZeRO runtime, if the script uses it, say each phase itself."""
     import sys
 
-    from store.records import Phase
+    from zerotune.store.records import Phase
 
-    phases = sys.modules.get("zero_runtime.phases")
+    phases = sys.modules.get("zerotune.zero_runtime.phases")
     if phases is not None:
         words = {phase.name: int(phase) for phase in Phase}
         phases.set_listener(lambda name: plugin.set_phase(words.get(name, 0)))

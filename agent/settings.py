@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from store.paths import default_endpoint
+from zerotune.store.paths import default_endpoint
 
 ENV_LAUNCH = "ZEROTUNE_LAUNCH"
 """Set to 1 by `launch`: the bootstrap activates the agent in every rank."""

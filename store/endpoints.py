@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from store.errors import UserError
+from zerotune.store.errors import UserError
 
 MAX_IPC_PATH_BYTES: Final = 107
 """Longest path of a Unix domain socket on Linux."""

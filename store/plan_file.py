@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from store.errors import PlanError
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
-from store.whole_file import in_one_piece
+from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.errors import PlanError
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20

@@ -50,7 +50,7 @@ class TraceHeader(msgspec.Struct, frozen=True, tag="header"):
 
 
 class RecordBlock(msgspec.Struct, frozen=True, tag="records"):
-    """Columns of `store.wire.OBSERVATION_FIELDS`; `n_dropped` counts records lost before them so far."""
+    """Columns of `zerotune.store.wire.OBSERVATION_FIELDS`; `n_dropped` counts records lost before them so far."""
 
     n_records: int
     columns: dict[str, bytes]

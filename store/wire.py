@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
-from store.errors import WireError
-from store.records import Plan, Stage, StepRecord
+from zerotune.store.errors import WireError
+from zerotune.store.records import Plan, Stage, StepRecord
 
 WIRE_VERSION: Final = 1
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)

@@ -9,34 +9,48 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = ("agent", "store", "tuner", "zero_runtime")
-BASE = {"store.records", "store.errors", "store.wire", "store.paths", "store.plan_file", "store.whole_file"}
+BASE = {
+    "zerotune.store.records",
+    "zerotune.store.errors",
+    "zerotune.store.wire",
+    "zerotune.store.paths",
+    "zerotune.store.plan_file",
+    "zerotune.store.atomic_file",
+}
 
 # Longest matching prefix rules: module prefix -> prefixes of ours it may import.
 ALLOWED = {
     "store": {"store"},
-    "store.records": BASE,
-    "store.errors": BASE,
-    "store.wire": BASE,
-    "store.paths": set(),
-    "store.endpoints": BASE,
-    "store.whole_file": set(),
-    "store.plan_file": BASE,
+    "zerotune.store.records": BASE,
+    "zerotune.store.errors": BASE,
+    "zerotune.store.wire": BASE,
+    "zerotune.store.paths": set(),
+    "zerotune.store.endpoints": BASE,
+    "zerotune.store.atomic_file": set(),
+    "zerotune.store.plan_file": BASE,
     "zero_runtime": {"zero_runtime"},
-    "agent.nccl": {"agent.nccl", *BASE},
-    "agent": {"agent", "store.trace_format", "store.endpoints", *BASE},
-    "tuner": {"tuner", "store", "agent.nccl", "agent.launch", "agent.settings", "agent.keys"},
-    "tuner.memory_report": {"store", "zero_runtime.analysis"},
+    "zerotune.agent.nccl": {"zerotune.agent.nccl", *BASE},
+    "agent": {"agent", "zerotune.store.trace_format", "zerotune.store.endpoints", *BASE},
+    "tuner": {
+        "tuner",
+        "store",
+        "zerotune.agent.nccl",
+        "zerotune.agent.launch",
+        "zerotune.agent.settings",
+        "zerotune.agent.daemon_link.keys",
+    },
+    "zerotune.tuner.offline.memory_report": {"store", "zerotune.zero_runtime.analysis"},
     # Runs inside a training process of its own making, like a user's script.
-    "tuner.sweep_worker": {"tuner", "store", "agent"},
+    "zerotune.tuner.offline.sweep.worker": {"tuner", "store", "agent"},
 }
 THIRD_PARTY_BANNED = {
     "store": {"torch", "zmq", "sklearn", "scipy"},
     "agent": {"sklearn", "sqlite_utils", "scipy", "skops", "pandas"},
-    "agent.launch": {"torch"},
+    "zerotune.agent.launch": {"torch"},
     "zero_runtime": {"zmq", "msgspec", "sqlite_utils", "sklearn", "numpy"},
     "tuner": {"torch"},
 }
-TORCH_ALLOWED_IN_TUNER = {"tuner.sweep_worker"}
+TORCH_ALLOWED_IN_TUNER = {"zerotune.tuner.offline.sweep.worker"}
 
 
 def modules():
@@ -105,12 +119,12 @@ def loaded_after(statement):
 
 
 def test_agent_is_light():
-    loaded = loaded_after("import agent.session, agent.activate")
+    loaded = loaded_after("import zerotune.agent.session, zerotune.agent.activate")
     assert not loaded & {"sklearn", "sqlite3", "sqlite_utils", "zero_runtime", "tuner", "matplotlib"}
 
 
 def test_command_line_loads_no_torch():
-    loaded = loaded_after("import tuner.cli, agent.launch")
+    loaded = loaded_after("import zerotune.tuner.cli, zerotune.agent.launch")
     assert not loaded & {"torch", "sklearn", "sqlite_utils", "matplotlib"}
 
 

@@ -1,0 +1,1 @@
+"""The daemon, what it learns, and the offline tools."""

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from store.measurements import MEASUREMENT, well_formed
-from store.records import Collective, TimingSource
-from store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED, OBSERVATION_FIELDS
+from zerotune.store.records import Collective, TimingSource
+from zerotune.store.sqlite.measurements import MEASUREMENT, well_formed
+from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED, OBSERVATION_FIELDS
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
 UNKNOWN_EPOCH: Final = 2**32 - 1

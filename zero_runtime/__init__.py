@@ -1,6 +1,6 @@
 """ZeRO 1, 2 and 3 on torch: shards optimizer states, gradients and parameters of any module, in place.
 
-Names are loaded on first use, so that `zero_runtime.analysis` answers without importing torch.
+Names are loaded on first use, so that `zerotune.zero_runtime.analysis` answers without importing torch.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zero_runtime.engine import Engine, shard
-    from zero_runtime.errors import CheckpointError, LifecycleError, SettingsError, ZeroError
-    from zero_runtime.loss_scaling import LossScaler
-    from zero_runtime.settings import Settings
+    from zerotune.zero_runtime.engine import Engine, shard
+    from zerotune.zero_runtime.errors import CheckpointError, LifecycleError, SettingsError, ZeroError
+    from zerotune.zero_runtime.loss_scaling import LossScaler
+    from zerotune.zero_runtime.settings import Settings
 
 _HOMES = {
     "CheckpointError": "errors",

@@ -37,11 +37,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from zero_runtime.errors import CheckpointError
-from zero_runtime.rectangles import boxes
+from zerotune.zero_runtime.errors import CheckpointError
+from zerotune.zero_runtime.layout.rectangles import boxes
 
 if TYPE_CHECKING:
-    from zero_runtime.engine import Engine
+    from zerotune.zero_runtime.engine import Engine
 
 MANIFEST = "zero.json"
 _TRUSTED_NAMES = {

@@ -20,23 +20,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from zero_runtime import checkpoint, phases
-from zero_runtime import collectives as backends
-from zero_runtime.backward import BackwardPass
-from zero_runtime.clipping import counted, global_norm
-from zero_runtime.discovery import Part, agree_on_model, assign, default_layers, tell_others
-from zero_runtime.errors import LifecycleError, SettingsError
-from zero_runtime.flat import Flat, Managed
-from zero_runtime.gradients import FlatGradients, Flights, ReduceSettings, Schedule
-from zero_runtime.groups import hybrid_groups
-from zero_runtime.lifecycle import State
-from zero_runtime.optimizer import ShardedGradients, build_optimizer
-from zero_runtime.partitioned import PartitionedParameters
-from zero_runtime.replicated import ReplicatedParameters
-from zero_runtime.rollcall import RollCall
-from zero_runtime.settings import Settings
-from zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
-from zero_runtime.unit import Unit
+from zerotune.zero_runtime import checkpoint, phases
+from zerotune.zero_runtime import collectives as backends
+from zerotune.zero_runtime.errors import LifecycleError, SettingsError
+from zerotune.zero_runtime.layout.discovery import Part, agree_on_model, assign, default_layers, tell_others
+from zerotune.zero_runtime.layout.flat_buffer import Flat, Managed
+from zerotune.zero_runtime.layout.groups import hybrid_groups
+from zerotune.zero_runtime.optimizer.clipping import counted, global_norm
+from zerotune.zero_runtime.optimizer.sharded import ShardedGradients, build_optimizer
+from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.settings import Settings
+from zerotune.zero_runtime.stages.backward import BackwardPass
+from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights, ReduceSettings, Schedule
+from zerotune.zero_runtime.stages.lifecycle import State
+from zerotune.zero_runtime.stages.partitioned import PartitionedParameters
+from zerotune.zero_runtime.stages.replicated import ReplicatedParameters
+from zerotune.zero_runtime.stages.unit import Unit
+from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
 
 _MARK = "_zero_runtime_engine"
 _FEWEST_BUCKETS = 6
@@ -321,11 +321,11 @@ class Engine:
                 flat.finish_gather()
 
     def save_checkpoint(self, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-        """See `zero_runtime.checkpoint.save`."""
+        """See `zerotune.zero_runtime.checkpoint.save`."""
         return checkpoint.save(self, folder, step, extra)
 
     def load_checkpoint(self, folder: str | Path, step: int | None = None) -> dict[str, Any]:
-        """See `zero_runtime.checkpoint.load`."""
+        """See `zerotune.zero_runtime.checkpoint.load`."""
         return checkpoint.load(self, folder, step)
 
     def synchronize(self) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from zero_runtime import phases
+from zerotune.zero_runtime import phases
 
 if TYPE_CHECKING:
-    from zero_runtime.engine import Engine
+    from zerotune.zero_runtime.engine import Engine
 
 
 class LossScaler:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from zero_runtime.activations import PartitionedActivations
-from zero_runtime.buffers import Arena
-from zero_runtime.errors import SettingsError
-from zero_runtime.settings import Settings
+from zerotune.zero_runtime.errors import SettingsError
+from zerotune.zero_runtime.layout.contiguous_buffers import Arena
+from zerotune.zero_runtime.settings import Settings
+from zerotune.zero_runtime.stages.activations import PartitionedActivations
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from zero_runtime import collectives, phases
-from zero_runtime.errors import LifecycleError
+from zerotune.zero_runtime import collectives, phases
+from zerotune.zero_runtime.errors import LifecycleError
 
 _ORDER_CHANGED = 1
 _KINDS = ("was replaced by another tensor", "was given new storage", "was written in place")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zero_runtime.errors import SettingsError
+from zerotune.zero_runtime.errors import SettingsError
 
 _DTYPES = {
     "fp32": torch.float32,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from zero_runtime import phases
-from zero_runtime.errors import CheckpointError
-from zero_runtime.flat import Flat
+from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.errors import CheckpointError
+from zerotune.zero_runtime.layout.flat_buffer import Flat
 
 if TYPE_CHECKING:
-    from zero_runtime.engine import Engine
+    from zerotune.zero_runtime.engine import Engine
 
 
 def _gathered(engine: Engine, flat: Flat) -> Tensor:

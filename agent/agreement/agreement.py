@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from agent.agreement import muster
-from agent.agreement.exchange import Closed, Exchange
-from agent.agreement.protocol import Crossing, Follower, Leader, Pacing, Turn, decode_turn, encode_turn
-from agent.plan_table import PlanTable
-from store.errors import RankDisagreement
-from store.records import Plan, turn_interval
-from store.wire import WIRE_VERSION
+from zerotune.agent.agreement import job_start as muster
+from zerotune.agent.agreement.exchange import Closed, Exchange
+from zerotune.agent.agreement.plan_table import PlanTable
+from zerotune.agent.agreement.protocol import Crossing, Follower, Leader, Pacing, Turn, decode_turn, encode_turn
+from zerotune.store.errors import RankDisagreement
+from zerotune.store.records import Plan, turn_interval
+from zerotune.store.wire import WIRE_VERSION
 
 logger = logging.getLogger("zerotune.agreement")
 

@@ -1,6 +1,6 @@
 """Store I/O of the agreement's background thread: blocking reads that can be called off, one retry.
 
-The store must be a connection of our own (`agent.job_store`), since a blocking read holds it.
+The store must be a connection of our own (`zerotune.agent.job_store`), since a blocking read holds it.
 """
 
 from __future__ import annotations

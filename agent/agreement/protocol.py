@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from store.errors import WireError
-from store.records import Plan
+from zerotune.store.errors import WireError
+from zerotune.store.records import Plan
 
 BASELINE_PLAN: Final = Plan(epoch=0)
 """What every job starts with and an expired plan gives way to."""

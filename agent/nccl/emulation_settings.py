@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.nccl import pinning
-from agent.nccl.channel_limit import channel_limit
-from agent.nccl.fault_settings import read_faults
-from agent.nccl.release import release
-from store.errors import UserError
-from store.records import Collective
+from zerotune.agent.nccl import pinning
+from zerotune.agent.nccl.channel_limit import channel_limit
+from zerotune.agent.nccl.fault_settings import read_faults
+from zerotune.agent.nccl.release import release
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from agent.nccl import catalog, cost_model, memory
-from agent.nccl.cost_model import IGNORE, Topology
-from agent.nccl.fabric_file import BelievedSpan, FabricFile, Truth
-from agent.nccl.truth import (
-    CurveKey,
-    RecordedCurve,
-    Span,
-    channel_factor,
-    line,
-    read_points,
-    wire_share,
-)
-from store.errors import FabricError
-from store.records import Algorithm, Collective, CommunicatorClass, Protocol
+from zerotune.agent.nccl import catalog, cost_model, memory
+from zerotune.agent.nccl.cost_model import IGNORE, Topology
+from zerotune.agent.nccl.fabric_file import BelievedSpan, FabricFile, Truth
+from zerotune.agent.nccl.truth import CurveKey, RecordedCurve, Span, channel_factor, line, read_points, wire_share
+from zerotune.store.errors import FabricError
+from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from agent.nccl.truth import ChannelFactors, Channels, NotNegative, Positive, TruthCell
+from zerotune.agent.nccl.truth import ChannelFactors, Channels, NotNegative, Positive, TruthCell
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -23,10 +23,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.nccl.build_folder import may_hold_builds
-from store.errors import PlanError, PluginError
-from store.records import CommunicatorClass, Plan, PlanRow, TimingSource
-from store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
+from zerotune.agent.nccl.build_folder import may_hold_builds
+from zerotune.store.errors import PlanError, PluginError
+from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource
+from zerotune.store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 
 LIBRARY_NAME: Final = "libnccl-tuner-zerotune.so"
 LAYOUT_VERSION: Final = 1

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Final, TypeVar
 
-from agent.nccl import catalog
-from store.records import Algorithm, Collective, Protocol
+from zerotune.agent.nccl import catalog
+from zerotune.store.records import Algorithm, Collective, Protocol
 
 PINNING: Final = ("NCCL_ALGO", "NCCL_PROTO")
 NEEDED: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)

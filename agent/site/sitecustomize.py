@@ -17,7 +17,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finds torch like everybody else and runs `agent.activate` once it is imported."""
+    """Finds torch like everybody else and runs `zerotune.agent.activate` once it is imported."""
 
     # Untyped: the types' imports would be paid by every Python process of the job.
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
@@ -33,7 +33,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             try:
-                from agent.activate import activate
+                from zerotune.agent.activate import activate
 
                 activate()
             except Exception as error:  # training must start whatever is wrong with us

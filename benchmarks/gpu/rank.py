@@ -19,10 +19,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from agent import fabric_identity
-from agent.nccl import library
-from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
-from store.wire import FLAG_TIMED
+from zerotune.agent import fabric_identity
+from zerotune.agent.nccl import library
+from zerotune.store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    Plan,
+    PlanRow,
+    Protocol,
+)
+from zerotune.store.wire import FLAG_TIMED
 
 TIMEOUT = timedelta(seconds=120)
 EVERY_SIZE = 2**62
@@ -46,7 +56,7 @@ class Rank:
         self.plugin.set_recording(True)
         self.device = torch.device("cpu" if self.fabric else "cuda:0")
         if self.fabric:
-            import agent.nccl.emulated  # noqa: F401 - registers the backend
+            import zerotune.agent.nccl.emulated  # noqa: F401 - registers the backend
         else:
             torch.cuda.set_device(self.device)
         dist.init_process_group("emulated_nccl" if self.fabric else "nccl", timeout=TIMEOUT)
@@ -150,7 +160,7 @@ def load(rank: Rank, _options: argparse.Namespace) -> None:
         sources |= {int(source) for source in rank.timed(collective, PROBE_BYTES, 1)["timing_source"]}
     version = fabric_identity.nccl_version()
     if rank.fabric:
-        from agent.nccl.release import release
+        from zerotune.agent.nccl.release import release
 
         major, minor, patch = (*release(os.environ).version, 0)[:3]
         version = major * 10000 + minor * 100 + patch
@@ -190,9 +200,9 @@ def _asked(candidate: Candidate) -> dict[str, int]:
 
 def soak(rank: Rank, options: argparse.Namespace) -> None:
     """A new plan at every boundary, agreed by the agent's own protocol, while collectives run."""
-    from agent.agreement import Agreement
-    from agent.job_store import open_job_store
-    from agent.plan_table import PlanTable
+    from zerotune.agent.agreement import Agreement
+    from zerotune.agent.agreement.plan_table import PlanTable
+    from zerotune.agent.job_store import open_job_store
 
     shape, cells = rank.probe(Collective.all_gather)
     agreement = Agreement(

@@ -1,7 +1,7 @@
 """The real NCCL on a lent GPU, in under nine minutes; the most valuable steps come first.
 
-    python benchmarks/gpu/run.py                          on a machine with an NVIDIA GPU
-    python benchmarks/gpu/run.py --fabric ethernet_boxes  the same scripts on the emulated NCCL, without a GPU
+    python -m benchmarks run                          on a machine with an NVIDIA GPU
+    python -m benchmarks run --fabric ethernet_boxes  the same scripts on the emulated NCCL, without a GPU
 
 Several ranks share the first GPU, each as a host of its own; no setting of the card is touched. Each step has a
 time limit of its own and a line in steps.jsonl as soon as it ends, so that a run that is cut short keeps what it has;
@@ -24,13 +24,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ranks import Machine, RanksFailed
-from results import Outcome, Record
-from steps import Context, NotAsItMust, Step, forced, load, scratch_is_short, soak, sweep
-from training import kill_daemon, overhead, training, tuned
-
-from agent.nccl import fabric as fabrics
-from store.errors import FabricError
+from benchmarks.gpu.ranks import Machine, RanksFailed
+from benchmarks.gpu.results import Outcome, Record
+from benchmarks.gpu.steps import Context, NotAsItMust, Step, forced, load, scratch_is_short, soak, sweep
+from benchmarks.gpu.training import kill_daemon, overhead, training, tuned
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.errors import FabricError
 
 PROGRAMME = (
     Step("load", 60, load),

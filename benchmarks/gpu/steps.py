@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranks import Machine, Ranks
-from results import Record
-
-from agent.nccl.release import Release
-from store.records import Collective, TimingSource
-from tuner.traces import nccl_debug
-from tuner.traces.records import Summary
+from benchmarks.gpu.ranks import Machine, Ranks
+from benchmarks.gpu.results import Record
+from zerotune.agent.nccl.release import Release
+from zerotune.store.records import Collective, TimingSource
+from zerotune.tuner.traces.nccl import nccl_debug
+from zerotune.tuner.traces.records import Summary
 
 HERE = Path(__file__).parent
 
@@ -75,7 +74,7 @@ def written(context: Context) -> list[list[dict[str, Any]]]:
 
 
 def _plugin() -> dict[str, str]:
-    from agent.nccl import library
+    from zerotune.agent.nccl import library
 
     path = str(library.build())
     return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path}
@@ -211,7 +210,7 @@ def _is_as_asked(row: dict[str, Any]) -> bool:
 
 def cell_names(ran: dict[str, int]) -> list[str]:
     """Names of the algorithm and the protocol that ran."""
-    from store.records import Algorithm, Protocol
+    from zerotune.store.records import Algorithm, Protocol
 
     return [Algorithm(ran["algorithm"]).name, Protocol(ran["protocol"]).name]
 

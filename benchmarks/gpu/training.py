@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ranks import Ranks
-from steps import Context, NotAsItMust
 
-from tuner.background import start_in_background
+from benchmarks.gpu.ranks import Ranks
+from benchmarks.gpu.steps import Context, NotAsItMust
+from zerotune.tuner.client.background_daemon import start_in_background
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "frameworks" / "scripts"
 N_TRAINING_RANKS = 2
@@ -46,7 +46,7 @@ class Training:
         launch += ["--endpoint", self.endpoint or f"ipc://{self.folder}/no-daemon"]
         launch += ["--agent" if self.agent else "--no-agent", "--summary", str(self.folder / "summary.json")]
         script = [sys.executable, str(SCRIPTS / self.script), "--losses", str(self.folder / "losses"), *self.words]
-        command = [sys.executable, "-m", "tuner.cli", "launch", *launch, "--", *script]
+        command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", *launch, "--", *script]
         return Ranks(machine, command, self.folder, n_ranks=N_TRAINING_RANKS, extra={"ZEROTUNE_TICK_MS": "50"})
 
     def run(self) -> list[list[float]]:

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from agent import boundary_watch
-from agent.boundary_watch import BoundaryWatch
-from agent.settings import AgentSettings
-from store import wire
+from zerotune.agent.settings import AgentSettings
+from zerotune.agent.steps import boundary_watch
+from zerotune.agent.steps.boundary_watch import BoundaryWatch
+from zerotune.store import wire
 
 
 class Counter:

@@ -4,8 +4,8 @@ import time
 import pytest
 import zmq
 
-from agent.channel import Channel
-from store import wire
+from zerotune.agent.daemon_link.channel import Channel
+from zerotune.store import wire
 
 
 class Outbox:

@@ -1,7 +1,7 @@
 import numpy as np
 
-from agent.cost_book import MAX_QUESTIONS, CostBook
-from store import wire
+from zerotune.agent.daemon_link.cost_book import MAX_QUESTIONS, CostBook
+from zerotune.store import wire
 
 
 def tables(*message_bytes, cost_us=1.0):

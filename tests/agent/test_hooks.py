@@ -2,7 +2,7 @@ import contextlib
 
 import torch
 
-from agent.hooks import Region, StepHooks
+from zerotune.agent.steps.hooks import Region, StepHooks
 
 
 class Recorder:

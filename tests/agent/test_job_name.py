@@ -1,7 +1,7 @@
 import pytest
 import torch.distributed as dist
 
-from agent.job_name import JobName
+from zerotune.agent.daemon_link.job_name import JobName
 
 
 @pytest.fixture(autouse=True)

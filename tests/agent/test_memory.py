@@ -1,6 +1,6 @@
 import pytest
 
-from agent.memory import _cpu_source, pressure_source
+from zerotune.agent.observing.memory import _cpu_source, pressure_source
 
 
 def test_cgroup_v2_limit(tmp_path):

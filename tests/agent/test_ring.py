@@ -1,9 +1,9 @@
 import numpy as np
 
-from agent.ring import UNKNOWN_RANK, RecordDrain
-from agent.step_queue import MAX_QUEUED, StepQueue
-from store import wire
-from store.records import StepRecord
+from zerotune.agent.observing.ring import UNKNOWN_RANK, RecordDrain
+from zerotune.agent.steps.step_queue import MAX_QUEUED, StepQueue
+from zerotune.store import wire
+from zerotune.store.records import StepRecord
 
 
 class FakeRings:

@@ -3,10 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.session import Session
-from agent.settings import AgentSettings
-from agent.summary import RunSummary
-from store.records import StepRecord
+from zerotune.agent.session import Session
+from zerotune.agent.settings import AgentSettings
+from zerotune.agent.steps.summary import RunSummary
+from zerotune.store.records import StepRecord
 
 
 @pytest.mark.parametrize("environment", [None, "0"])

@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from agent.agreement.protocol import Follower, Leader, Pacing, Turn
-from store.errors import WireError
-from store.records import FirstLook, Plan
+from zerotune.agent.agreement.protocol import Follower, Leader, Pacing, Turn
+from zerotune.store.errors import WireError
+from zerotune.store.records import FirstLook, Plan
 
 FIRST = "first"
 EVERY_BOUNDARY = Pacing(base=1, limit=1)

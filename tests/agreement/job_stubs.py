@@ -11,10 +11,10 @@ from multiprocessing.connection import Connection
 
 import torch.distributed as dist
 
-from agent.agreement import Agreement, Pacing
-from agent.plan_table import PlanTable
-from store.errors import PlanError
-from store.records import Plan
+from zerotune.agent.agreement import Agreement, Pacing
+from zerotune.agent.agreement.plan_table import PlanTable
+from zerotune.store.errors import PlanError
+from zerotune.store.records import Plan
 
 
 class StubPlugin:

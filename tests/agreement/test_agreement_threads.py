@@ -11,12 +11,13 @@ import pytest
 import torch.distributed as dist
 from job_stubs import StubPlugin
 
-from agent.agreement import Agreement, Pacing, muster, pacing_for
-from agent.agreement.exchange import Closed, Exchange
-from agent.agreement.protocol import Turn, decode_turn, encode_turn
-from agent.plan_table import PlanTable
-from store.errors import RankDisagreement, WireError
-from store.records import BASELINE, Collective, CommunicatorClass, FirstLook, Phase, Plan, PlanRow
+from zerotune.agent.agreement import Agreement, Pacing, pacing_for
+from zerotune.agent.agreement import job_start as muster
+from zerotune.agent.agreement.exchange import Closed, Exchange
+from zerotune.agent.agreement.plan_table import PlanTable
+from zerotune.agent.agreement.protocol import Turn, decode_turn, encode_turn
+from zerotune.store.errors import RankDisagreement, WireError
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, FirstLook, Phase, Plan, PlanRow
 
 EVERY = Pacing(base=1, limit=1)
 

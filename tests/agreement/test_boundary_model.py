@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from boundary_model import FIRST, Bounds, Model, State, Violation, explore
 
-from agent.agreement.protocol import Follower, Leader, Pacing, Turn
-from store.records import Plan
+from zerotune.agent.agreement.protocol import Follower, Leader, Pacing, Turn
+from zerotune.store.records import Plan
 
 SMALL = Bounds(n_ranks=2, n_boundaries=4, n_daemon_events=3, expires_after=1, muster=False)
 FOUR = Bounds(n_ranks=4, muster=False, reduced=True)

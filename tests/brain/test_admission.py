@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from brain_world import Call, World, decided, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from store.records import (
+from benchmarks.lib.brain_world import Call, World, decided, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -23,13 +23,13 @@ from store.records import (
     Protocol,
     size_class,
 )
-from tuner.features import CostPrior, Floats, Ints
-from tuner.knowledge import Knowledge
-from tuner.model.baked import UNKNOWN_STD
-from tuner.policy import options
-from tuner.policy.admission import Option, Room, Stakes, best_option
-from tuner.policy.budget import ADVANCE_STEPS, Budget
-from tuner.policy.settings import PolicySettings
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.settings import PolicySettings
+from zerotune.tuner.learning.policy.trials import options
+from zerotune.tuner.learning.policy.trials.admission import Option, Room, Stakes, best_option
+from zerotune.tuner.learning.policy.trials.budget import ADVANCE_STEPS, Budget
+from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
+from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
 TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)
 STEPS_AT_RISK = 3.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, DecisionKey, Phase, StepRecord, size_class
-from tuner.brain import Brain
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, DecisionKey, Phase, StepRecord, size_class
+from zerotune.tuner.learning.brain import Brain
 
 SIZES = (1 << 16, 1 << 19, 3 << 20, 1 << 23, 5 << 24)
 KINDS = (

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from store.records import (
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
     Algorithm,
@@ -20,10 +20,10 @@ from store.records import (
     size_class,
     size_class_floor,
 )
-from tuner.brain import Brain, BrainSettings
-from tuner.knowledge import Knowledge
-from tuner.policy import ahead
-from tuner.policy.choice import NEVER_STEP
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy import ahead
+from zerotune.tuner.learning.policy.choice import NEVER_STEP
 
 MIB = 1 << 20
 NODE = CommunicatorClass(8, 1)

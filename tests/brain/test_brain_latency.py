@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain
 
-from agent.nccl import fabric
-from store.measurements import MEASUREMENT
-from store.records import BASELINE, Candidate, Collective, Phase, Plan, StepRecord
-from tuner.brain import Brain
-from tuner.policy.withdrawal import Withdrawal
-from tuner.policy.words import comparison
+from benchmarks.lib.brain_world import Call, World, make_brain
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, StepRecord
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.gain_texts import comparison
+from zerotune.tuner.learning.policy.trials.withdrawal import Withdrawal
 
 CALL = Call(Collective.all_reduce, Phase.other, 1 << 20)
 

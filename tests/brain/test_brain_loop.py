@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play
 
-from agent.nccl import catalog, fabric
-from store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan
-from tuner.policy.epochs import OFFER_PATIENCE_STEPS
-from tuner.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
+from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play
+from zerotune.agent.nccl import catalog, fabric
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan
+from zerotune.tuner.learning.policy.epochs import OFFER_PATIENCE_STEPS
+from zerotune.tuner.learning.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
 
@@ -59,7 +59,7 @@ def test_finds_what_is_best_in_training_where_the_fastest_alone_is_not() -> None
     before_us = sum(world.run_step()[1].duration_us for _ in range(20))
     brain = make_brain(world)
     play(world, brain, 300)
-    world.chosen = decided(brain)
+    world.fixed = decided(brain)
     after_us = sum(world.run_step()[1].duration_us for _ in range(20))
     assert after_us < 0.92 * before_us
     call = max(calls, key=lambda one: one.message_bytes)
@@ -91,7 +91,7 @@ def test_channels_that_slow_computation_down_are_given_back_however_rarely_the_d
     before_us = sum(world.run_step()[1].duration_us for _ in range(20))
     brain = make_brain(world)
     play(world, brain, 400, latency_steps=2, looks_every=looks_every)
-    world.chosen = decided(brain)
+    world.fixed = decided(brain)
     after_us = sum(world.run_step()[1].duration_us for _ in range(20))
     assert after_us < 0.92 * before_us
     assert brain.spent_percent <= 1.0

@@ -8,12 +8,11 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play, zero3_step
-from tight_world import OutOfMemory, TightWorld
 
-from agent.nccl import cost_model, library
-from store.measurements import MEASUREMENT
-from store.records import (
+from benchmarks.lib.brain_world import Call, World, make_brain, play, zero3_step
+from benchmarks.lib.tight_world import OutOfMemory, TightWorld
+from zerotune.agent.nccl import cost_model, library
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -26,8 +25,9 @@ from store.records import (
     size_class,
     size_class_range,
 )
-from tuner.policy import ahead
-from tuner.policy.memory import MemoryGate
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.learning.policy import ahead
+from zerotune.tuner.learning.policy.memory import MemoryGate
 
 MIB = 1 << 20
 KIB = 1 << 10

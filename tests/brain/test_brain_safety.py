@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, World, gain_share, make_brain, play
 
-from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, Phase, StepRecord, size_class
-from tuner.brain import BrainSettings
-from tuner.guard import Guard
-from tuner.policy.budget import Budget
-from tuner.policy.evidence import Evidence, radius
+from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase, StepRecord, size_class
+from zerotune.tuner.learning.brain import BrainSettings
+from zerotune.tuner.learning.guard import Guard
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius
+from zerotune.tuner.learning.policy.trials.budget import Budget
 
 
 def _world(name: str = "ethernet_boxes", n_ranks: int = 16, **changes: object) -> World:

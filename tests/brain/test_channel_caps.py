@@ -6,16 +6,16 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, OverlappedWorld, World, decided, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
-from tuner.brain import Brain
-from tuner.policy.channel_caps import CapSearch, Fallback, least_cost
-from tuner.policy.step_trial import GroupChange, Outcome, Variant, audits, group_of
-from tuner.policy.training_cost import Change, TrainingCost
+from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.steps.channel_caps import CapSearch, Fallback, least_cost
+from zerotune.tuner.learning.policy.steps.step_trial import GroupChange, Outcome, Variant, audits, group_of
+from zerotune.tuner.learning.policy.trials.training_cost import Change, TrainingCost
 
 KINDS = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
 

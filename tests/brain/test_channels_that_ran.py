@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from agent.nccl import fabric
-from agent.nccl.cost_model import channels_used
-from store.records import (
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.agent.nccl.cost_model import channels_used
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -20,8 +20,8 @@ from store.records import (
     Protocol,
     size_class,
 )
-from tuner.features import CostPrior
-from tuner.knowledge import Knowledge
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.features import CostPrior
 
 MESSAGE_BYTES = 75_000
 ASKED, RAN = (Candidate(Algorithm.ring, Protocol.simple, n_channels) for n_channels in (8, 5))

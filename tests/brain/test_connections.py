@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from store.measurements import MEASUREMENT
-from store.records import (
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -21,14 +20,15 @@ from store.records import (
     Protocol,
     StepRecord,
 )
-from tuner.policy.budget import Budget
-from tuner.policy.connections import Connections
-from tuner.policy.evidence import Evidence
-from tuner.policy.intake import Intake
-from tuner.policy.memory import MemoryGate
-from tuner.policy.overdrawn import pays_back
-from tuner.policy.trial import KeyState
-from tuner.policy.turns import Turns
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.learning.policy.evidence.connections import Connections
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.intake import Intake
+from zerotune.tuner.learning.policy.memory import MemoryGate
+from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.trials.overdrawn import pays_back
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.turns import Turns
 
 RING, TREE = (Candidate(algorithm, Protocol.simple, 4) for algorithm in (Algorithm.ring, Algorithm.tree))
 PLACE = CommunicatorClass(8, 1)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import cost_model, fabric
-from store.records import Algorithm, Candidate, Collective, Protocol, size_class
-from tuner import trainer
-from tuner.features import NO_CELL, CostPrior, channels_filled
-from tuner.model.baked import Baked
-from tuner.model.estimators import Kriging
-from tuner.model.training_set import TrainingSet, build
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from data_sets import fabric_problems, sweep_block
-from prediction_held_out import ran_besides
+from benchmarks.lib.data_sets import fabric_problems, sweep_block
+from benchmarks.modeling.prediction_held_out import ran_besides
+from zerotune.agent.nccl import cost_model, fabric
+from zerotune.store.records import Algorithm, Candidate, Collective, Protocol, size_class
+from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling.correction.baked import Baked
+from zerotune.tuner.modeling.correction.estimators import Kriging
+from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
+from zerotune.tuner.modeling.features import NO_CELL, CostPrior, channels_filled
 
 LARGE, SMALL = 64 << 20, 32 << 10
 """Bytes for more channels than there are, and for two."""

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brain_world import Call, OverlappedWorld, World, make_brain, play
 from rich.console import Console
 
-from agent.nccl import fabric
-from store.database import Store
-from store.decided import proven_decisions, settled_decisions
-from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
-from tuner import explanations, explanations_shown
-from tuner.brain import Brain
-from tuner.policy.choice import Event
-from tuner.report.before_after import NOTICED_WITHIN_STEPS
+from benchmarks.lib.brain_world import Call, OverlappedWorld, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.decided import proven_decisions, settled_decisions
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.choice import Event
+from zerotune.tuner.offline import explanations, explanations_shown
+from zerotune.tuner.offline.report.before_after import NOTICED_WITHIN_STEPS
 
 
 @pytest.fixture(scope="module")

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agent.nccl import fabric
-from store.records import Algorithm, Candidate, Collective, Protocol, size_class
-from tuner import trainer
-from tuner.features import CostPrior, Floats
-from tuner.model.baked import UNKNOWN_STD, Baked
-from tuner.model.estimators import Kriging
-from tuner.model.training_set import TrainingSet, build
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from data_sets import fabric_problems, sweep_block
-from generated_grids import generated_grids
+from benchmarks.lib.data_sets import fabric_problems, sweep_block
+from benchmarks.lib.generated_grids import generated_grids
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import Algorithm, Candidate, Collective, Protocol, size_class
+from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Baked
+from zerotune.tuner.modeling.correction.estimators import Kriging
+from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
+from zerotune.tuner.modeling.features import CostPrior, Floats
 
 MACHINE = fabric.load("h100_ib_16")
 FACTS = MACHINE.describe()

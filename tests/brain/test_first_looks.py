@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from brain_world import Call, World, gain_share, make_brain, play
 
-from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, Phase, Plan, turn_interval
-from tuner.brain import Brain
-from tuner.policy.withdrawal import FIRST_LOOK_STEPS, Withdrawal
+from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, turn_interval
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.trials.withdrawal import FIRST_LOOK_STEPS, Withdrawal
 
 LATENCY_STEPS = 8
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
-from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from brain_safety import least_steps
-from data_sets import DataSet
-from prediction_held_out import floors
-from regret_policies import Problem
+from benchmarks.lib.data_sets import DataSet
+from benchmarks.modeling.prediction_held_out import floors
+from benchmarks.policy.brain_safety import least_steps
+from benchmarks.policy.regret_policies import Problem
+from zerotune.store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+)
 
 OTHER = Candidate(Algorithm.ring, Protocol.ll, 0)
 

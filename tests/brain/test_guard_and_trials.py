@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from store.records import Algorithm, Candidate, Collective, Phase, Plan, Protocol, StepRecord
-from tuner.brain import Brain, BrainSettings
-from tuner.guard import LEAST_KNOWN_STEPS, MOST_KNOWN_STEPS, Guard, steps_to_know
-from tuner.policy.oversight import REST_STEPS
-from tuner.policy.plans import PlanInForce
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import Algorithm, Candidate, Collective, Phase, Plan, Protocol, StepRecord
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.guard import LEAST_KNOWN_STEPS, MOST_KNOWN_STEPS, Guard, steps_to_know
+from zerotune.tuner.learning.policy.oversight import REST_STEPS
+from zerotune.tuner.learning.policy.plans import PlanInForce
 
 PROMOTED = Candidate(Algorithm.ring, Protocol.simple, 4)
 TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Matern
 
-from agent.nccl import cost_model, fabric
-from store.measurements import MEASUREMENT
-from store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
-from tuner import trainer
-from tuner.features import CostPrior, key_code, key_codes, key_of, size_classes
-from tuner.knowledge import Knowledge
-from tuner.model.baked import RUNGS, UNKNOWN_STD, Baked
-from tuner.model.estimators import MODELS, WINNER, Kriging
-from tuner.model.surfaces import Surface
-from tuner.model.training_set import MAX_POINTS, build, candidate_at
+from zerotune.agent.nccl import cost_model, fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling.correction.baked import RUNGS, UNKNOWN_STD, Baked
+from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER, Kriging
+from zerotune.tuner.modeling.correction.surfaces import Surface
+from zerotune.tuner.modeling.correction.training_set import MAX_POINTS, build, candidate_at
+from zerotune.tuner.modeling.features import CostPrior, key_code, key_codes, key_of, size_classes
 
 PLACE = CommunicatorClass(16, 16)
 EXPONENTS = range(12, 27, 2)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
-from tuner.features import CostPrior
-from tuner.policy.admission import Option
-from tuner.policy.evidence import Evidence
-from tuner.policy.exposed import ExposedShare
-from tuner.policy.keys import LEAST_IDLE_STEPS, KeyTable
-from tuner.policy.trial import KeyState
-from tuner.policy.untold import Untold
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+)
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.keys import LEAST_IDLE_STEPS, KeyTable
+from zerotune.tuner.learning.policy.steps.exposed import ExposedShare
+from zerotune.tuner.learning.policy.trials.admission import Option
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.trials.untold import Untold
+from zerotune.tuner.modeling.features import CostPrior
 
 NODE = CommunicatorClass(8, 1)
 LL = Candidate(Algorithm.ring, Protocol.ll, 4)

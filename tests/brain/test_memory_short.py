@@ -8,12 +8,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import pytest
-from brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play, zero3_step
-from tight_world import TightWorld
 
-from agent.nccl import fabric
-from store.measurements import MEASUREMENT
-from store.records import (
+from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play, zero3_step
+from benchmarks.lib.tight_world import TightWorld
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -24,11 +23,12 @@ from store.records import (
     Protocol,
     size_class,
 )
-from tuner.knowledge import Knowledge
-from tuner.policy import memory
-from tuner.policy.admission import Option
-from tuner.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate
-from tuner.policy.step_trial import Variant
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy import memory
+from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate
+from zerotune.tuner.learning.policy.steps.step_trial import Variant
+from zerotune.tuner.learning.policy.trials.admission import Option
 
 MIB = 1 << 20
 BOXES = CommunicatorClass(16, 16)
@@ -221,7 +221,7 @@ def test_fewer_channels_are_found_to_train_faster_while_memory_is_short_too() ->
         world = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0, memory_pressure=pressure)
         brain = make_brain(world)
         play(world, brain, 500)
-        world.chosen = decided(brain)
+        world.fixed = decided(brain)
         found.append(float(np.median([world.run_step()[1].duration_us for _ in range(20)])))
     assert found[1] < 1.01 * found[0]
 

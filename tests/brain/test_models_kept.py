@@ -8,13 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from store.database import Store
-from store.errors import UserError
-from store.measurements import MEASUREMENT
-from store.records import ModelRecord
-from tuner import models, trainer
-from tuner.knowledge import Knowledge
-from tuner.model.baked import RUNGS, Baked
+from zerotune.store.errors import UserError
+from zerotune.store.records import ModelRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling import kept_models as models
+from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling.correction.baked import RUNGS, Baked
 
 FABRIC = "fabric"
 

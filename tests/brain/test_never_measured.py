@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agent.nccl.catalog import legal_cells
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
-from tuner import trainer
-from tuner.features import CostPrior
-from tuner.model.baked import UNKNOWN_STD
-from tuner.model.estimators import MODELS, WINNER, Kriging
-from tuner.model.training_set import TrainingSet, build
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from data_sets import sweep_block
-from generated_grids import generated_grids
+from benchmarks.lib.data_sets import sweep_block
+from benchmarks.lib.generated_grids import generated_grids
+from zerotune.agent.nccl.catalog import legal_cells
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
+from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
+from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER, Kriging
+from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
+from zerotune.tuner.modeling.features import CostPrior
 
 PLACE = CommunicatorClass(8, 8)
 LL = Candidate(Algorithm.ring, Protocol.ll, 0)

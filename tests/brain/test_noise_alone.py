@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from store.records import (
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -14,9 +14,9 @@ from store.records import (
     Phase,
     Protocol,
 )
-from tuner.policy.evidence import Evidence, radius_of_pairs
-from tuner.policy.serial_noise import DEPTH, NONE, NoiseModel, SharedNoise
-from tuner.policy.trial import KeyState, Verdict, compare, judge_lead, level
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius_of_pairs
+from zerotune.tuner.learning.policy.evidence.serial_noise import DEPTH, NONE, NoiseModel, SharedNoise
+from zerotune.tuner.learning.policy.trials.trial import KeyState, Verdict, compare, judge_lead, level
 
 KEY = DecisionKey(CommunicatorClass(8, 1), int(Collective.all_gather), Phase.forward_gather, 20)
 LUCKY, NEXT = (Candidate(Algorithm.ring, protocol, 4) for protocol in (Protocol.ll, Protocol.simple))

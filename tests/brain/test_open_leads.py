@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from brain_world import Call, World, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, Protocol, size_class
-from tuner.brain import Brain
-from tuner.knowledge import Knowledge, OpenLead
-from tuner.policy.trial import KeyState
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import (
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+    size_class,
+)
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
+from zerotune.tuner.learning.policy.trials.trial import KeyState
 
 PLACE = CommunicatorClass(16, 2)
 KEY = DecisionKey(PLACE, Collective.all_gather, Phase.forward_gather, size_class(1 << 20))

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, World, decided, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from store.records import BASELINE, Collective, Phase
-from tuner.policy.pace import MEMORY_STEPS, MOST_IN_DOUBT, N_DIFFERENT, N_IN_A_ROW, Pace
+from benchmarks.lib.brain_world import Call, World, decided, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Collective, Phase
+from zerotune.tuner.learning.policy.trials.pace import MEMORY_STEPS, MOST_IN_DOUBT, N_DIFFERENT, N_IN_A_ROW, Pace
 
 KINDS = (
     (Collective.all_gather, Phase.forward_gather),

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from brain_world import World, make_brain, play, zero3_step
 from msgspec.structs import replace
 
-from agent.nccl import fabric
-from store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
-from tuner.policy.admission import Room, Stakes, best_option, unpaid_odds, unpaid_steps
-from tuner.policy.budget import Budget
-from tuner.policy.settings import PolicySettings
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import policy_regret
-from data_sets import DataSet, fabric_problems
+from benchmarks.lib.brain_world import World, make_brain, play, zero3_step
+from benchmarks.lib.data_sets import DataSet, fabric_problems
+from benchmarks.policy import policy_regret
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
+from zerotune.tuner.learning.policy.settings import PolicySettings
+from zerotune.tuner.learning.policy.trials.admission import Room, Stakes, best_option, unpaid_odds, unpaid_steps
+from zerotune.tuner.learning.policy.trials.budget import Budget
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from brain_world import Call, World, gain_share, make_brain, play
 
-from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, Phase, StepRecord
-from tuner.policy.step_trial import MAX_UNITS, StepTrials, Variant
+from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase, StepRecord
+from zerotune.tuner.learning.policy.steps.step_trial import MAX_UNITS, StepTrials, Variant
 
 VARIANT = Variant("at most 8 channels", {0: Candidate()}, 8)
 

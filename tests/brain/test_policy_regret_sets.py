@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import generated_csvs
-import policy_regret
-
-from agent.nccl import fabric
+from benchmarks.lib import generated_csvs
+from benchmarks.policy import policy_regret
+from zerotune.agent.nccl import fabric
 
 
 def test_a_name_that_no_data_set_has_is_answered_with_the_names_there_are(

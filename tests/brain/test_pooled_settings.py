@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from store.measurements import MEASUREMENT
-from store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from data_sets import block_problems
+from benchmarks.lib.data_sets import block_problems
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
+from zerotune.store.sqlite.measurements import MEASUREMENT
 
 LITTLE, MUCH = 16 << 10, 16 << 20
 """Bytes that fill one channel of 16 KiB, and more channels than anybody has."""

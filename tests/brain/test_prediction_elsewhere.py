@@ -9,26 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
-from tuner import trainer
-from tuner.features import CostPrior
-from tuner.knowledge import LEVEL_STD, Knowledge
-from tuner.model.baked import UNKNOWN_STD, Baked
-from tuner.model.estimators import Kriging
-from tuner.model.training_set import build
-from tuner.policy.field import FieldBook
-from tuner.policy.outlook import COMMON_DOUBT
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import generated_csvs
-import prediction_held_out
-import prediction_warm_start
-from data_sets import DataSet, of_folder, sweep_block
-from prediction_first_step import after_the_first_step, as_a_job_begins
-from prediction_verdicts import looked_up
-
-from agent.nccl import fabric
+from benchmarks.lib import generated_csvs
+from benchmarks.lib.data_sets import DataSet, of_folder, sweep_block
+from benchmarks.modeling import prediction_held_out, prediction_warm_start
+from benchmarks.modeling.prediction_first_step import after_the_first_step, as_a_job_begins
+from benchmarks.modeling.prediction_verdicts import looked_up
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
+from zerotune.tuner.learning.knowledge import LEVEL_STD, Knowledge
+from zerotune.tuner.learning.policy.evidence.field import FieldBook
+from zerotune.tuner.learning.policy.evidence.outlook import COMMON_DOUBT
+from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Baked
+from zerotune.tuner.modeling.correction.estimators import Kriging
+from zerotune.tuner.modeling.correction.training_set import build
+from zerotune.tuner.modeling.features import CostPrior
 
 RING = Candidate(Algorithm.ring, Protocol.simple, 8)
 

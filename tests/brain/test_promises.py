@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from agent.nccl import fabric
-from store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
-from store.wire import OBSERVATION_FIELDS
-from tuner.brain import Brain, BrainSettings
-from tuner.knowledge import Knowledge
-from tuner.policy.trial import KeyState
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.trials.trial import KeyState
 
 GATHER = Call(Collective.all_gather, Phase.forward_gather, 1 << 17)
 SCATTER = Call(Collective.reduce_scatter, Phase.gradient_scatter, 1 << 17)

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from agent.nccl import fabric
-from store.measurements import MEASUREMENT
-from store.records import (
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -31,10 +30,11 @@ from store.records import (
     size_class,
     size_class_range,
 )
-from store.wire import COST_FIELDS
-from tuner.brain import Brain, BrainSettings
-from tuner.features import cell_of
-from tuner.knowledge import Knowledge
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.wire import COST_FIELDS
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.features import cell_of
 
 PHASES = {
     Collective.all_gather: (Phase.forward_gather, Phase.backward_gather, Phase.post_step_gather, Phase.other),

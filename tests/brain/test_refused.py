@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, Phase, Protocol
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Protocol
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from brain_world import Call, Unsteady, World, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
-from tuner.policy.choice import MAX_REGIMES
-from tuner.policy.evidence import Evidence
-from tuner.regime import ChangeDetector, StepMeans
+from benchmarks.lib.brain_world import Call, Unsteady, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.tuner.learning.policy.choice import MAX_REGIMES
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.regime import ChangeDetector, StepMeans
 
 
 def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:

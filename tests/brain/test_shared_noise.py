@@ -6,12 +6,20 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, Unsteady, make_brain, play, zero3_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.records import Collective, CommunicatorClass, Phase
-from tuner.policy.serial_noise import CHANGING, DEPTH, NONE, UNKNOWN, NoiseModel, SharedNoise, UnitHistory
+from benchmarks.lib.brain_world import Call, Unsteady, make_brain, play, zero3_step
+from zerotune.store.records import Collective, CommunicatorClass, Phase
+from zerotune.tuner.learning.policy.evidence.serial_noise import (
+    CHANGING,
+    DEPTH,
+    NONE,
+    UNKNOWN,
+    NoiseModel,
+    SharedNoise,
+    UnitHistory,
+)
 
 NODE = CommunicatorClass(8, 1)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from brain_world import Call, SlowForATime, World, make_brain, play
 
-from agent.nccl import fabric
-from store.database import Store
-from store.records import BASELINE, Collective, DecisionKey, Phase, size_class
-from tuner import trainer
-from tuner.knowledge import Knowledge
+from benchmarks.lib.brain_world import Call, SlowForATime, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Collective, DecisionKey, Phase, size_class
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling import trainer
 
 KINDS = (
     (Collective.all_gather, Phase.forward_gather),

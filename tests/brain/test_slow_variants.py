@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, Phase
-from tuner.brain import Brain
-from tuner.policy.step_trial import StepTrials, Variant
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.steps.step_trial import StepTrials, Variant
 
 CALLS = [Call(kind, Phase.other, 1 << 22) for kind in (Collective.all_gather, Collective.reduce_scatter)]
 

@@ -6,14 +6,20 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from store.records import Collective, Phase
-from tuner.policy.step_gains import SIDE_EFFECT, StepGains, steps_worth
-from tuner.policy.step_trial import AUDIT_EVERY_STEPS, CAP_EVERY_STEPS, Outcome, StepTrials, Variant
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import Collective, Phase
+from zerotune.tuner.learning.policy.steps.step_gains import SIDE_EFFECT, StepGains, steps_worth
+from zerotune.tuner.learning.policy.steps.step_trial import (
+    AUDIT_EVERY_STEPS,
+    CAP_EVERY_STEPS,
+    Outcome,
+    StepTrials,
+    Variant,
+)
 
 
 def _worth(gain: float, doubt: float, n_steps: int) -> float:

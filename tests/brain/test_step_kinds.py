@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, Varying, make_brain, play
 
-from agent.nccl import fabric
-from store.records import BASELINE, Collective, Phase
-from tuner.brain import Brain
-from tuner.guard import Guard
-from tuner.policy.step_gains import StepGains
-from tuner.policy.step_kinds import ENOUGH, StepKinds
-from tuner.policy.step_trial import StepTrials, Variant
+from benchmarks.lib.brain_world import Call, Varying, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Collective, Phase
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.guard import Guard
+from zerotune.tuner.learning.policy.steps.step_gains import StepGains
+from zerotune.tuner.learning.policy.steps.step_kinds import ENOUGH, StepKinds
+from zerotune.tuner.learning.policy.steps.step_trial import StepTrials, Variant
 
 KINDS = (
     (Collective.all_gather, Phase.forward_gather),

@@ -7,12 +7,21 @@ import math
 import numpy as np
 import pytest
 
-from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
-from tuner.policy.budget import Budget
-from tuner.policy.evidence import Evidence
-from tuner.policy.intake import ABSURD, Intake
-from tuner.policy.step_trial import StepTrials, Variant
-from tuner.policy.trial import KeyState
+from zerotune.store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+)
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.intake import ABSURD, Intake
+from zerotune.tuner.learning.policy.steps.step_trial import StepTrials, Variant
+from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.trials.trial import KeyState
 
 TRIED = Candidate(Algorithm.tree, Protocol.ll, 4)
 USED = Candidate(Algorithm.tree, Protocol.simple, 8)

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from brain_world import Call, OverlappedWorld, World, decided, make_brain, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from store.records import Collective, Phase
-from tuner.policy.call_savings import CallSavings
-from tuner.policy.training_cost import EXPOSURE, OWN_TOLL, SHARED_TOLL, Change, TrainingCost
+from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import Collective, Phase
+from zerotune.tuner.learning.policy.evidence.call_savings import CallSavings
+from zerotune.tuner.learning.policy.trials.training_cost import EXPOSURE, OWN_TOLL, SHARED_TOLL, Change, TrainingCost
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
 shares = st.floats(-0.5, 0.5)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.policy.turns import LEAD_SHARE, LEAST_SHARE, MOST_SHARE, TRUSTED_SHARE, Turns
+from zerotune.tuner.learning.policy.turns import LEAD_SHARE, LEAST_SHARE, MOST_SHARE, TRUSTED_SHARE, Turns
 
 N_WINDOWS = 60
 RICH_US = 1e9

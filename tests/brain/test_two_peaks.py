@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from brain_world import Call, World, gain_share, make_brain, play
-
-from agent.nccl import fabric
-from store.records import BASELINE, Candidate, Collective, Phase
+from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase
 
 NEAR, FAR = 16, 2
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from brain_world import Call, World, play
 
-from agent.nccl import fabric
-from store.records import Algorithm, Candidate, Collective, Phase, Protocol
-from tuner.brain import Brain, BrainSettings
-from tuner.features import CostPrior, cell_of
-from tuner.knowledge import Knowledge
-from tuner.policy.field import FieldBook
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import generated_csvs
-from data_sets import of_folder
-from prediction_first_step import after_the_first_step
+from benchmarks.lib import generated_csvs
+from benchmarks.lib.brain_world import Call, World, play
+from benchmarks.lib.data_sets import of_folder
+from benchmarks.modeling.prediction_first_step import after_the_first_step
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.evidence.field import FieldBook
+from zerotune.tuner.modeling.features import CostPrior, cell_of
 
 
 def _pull(*, is_described: bool) -> float:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
 
-from tuner.policy.exploration_watch import ExplorationWatch, Slow
+from benchmarks.lib.brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
+from zerotune.tuner.learning.policy.exploration_watch import ExplorationWatch, Slow
 
 
 @pytest.mark.parametrize(("slow", "most_steps", "most_lost"), [(0.5, 20, 0.008), (0.1, 25, 0.003), (0.03, 150, 0.004)])

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from brain_world import Call, World, make_brain, play
 
-from agent.nccl import fabric
-from store.records import Collective, Phase
-from tuner.policy.posterior import Guess, Kinship, Known, Settings, condition, covariance, variance_of
+from benchmarks.lib.brain_world import Call, World, make_brain, play
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import Collective, Phase
+from zerotune.tuner.learning.policy.evidence.posterior import (
+    Guess,
+    Kinship,
+    Known,
+    Settings,
+    condition,
+    covariance,
+    variance_of,
+)
 
 OCTAVES_OF_ALL = 5.0
 """32 channels."""

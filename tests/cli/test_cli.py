@@ -6,12 +6,16 @@ import time
 
 import pytest
 
-from store.database import Store
+from zerotune.store.sqlite.database import Store
 
 
 def zerotune(*words, cwd=None):
     return subprocess.run(
-        [sys.executable, "-m", "tuner.cli", *map(str, words)], capture_output=True, text=True, timeout=60, cwd=cwd
+        [sys.executable, "-m", "zerotune.tuner.cli", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
     )
 
 

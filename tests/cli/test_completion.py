@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from store.database import Store
-from tuner import cli
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner import cli
 
 
 def completed(monkeypatch, capsys, *words: str) -> list[str]:

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from store.database import Store
-from store.wire import DaemonOptions
-from tuner import cli, daemon
-from tuner.brain import Brain, BrainSettings
-from tuner.unconnected import Unconnected
+from zerotune.store.sqlite.database import Store
+from zerotune.store.wire import DaemonOptions
+from zerotune.tuner import cli
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.service import daemon
+from zerotune.tuner.service.absent_jobs import Unconnected
 
 
 class Served(Exception):
@@ -43,8 +44,8 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
             told.append(self._describe(0, 0).options)
             raise Served
 
-    monkeypatch.setattr("tuner.daemon.Service", service)
-    monkeypatch.setattr("tuner.daemon.Daemon", Daemon)
+    monkeypatch.setattr("zerotune.tuner.service.daemon.Service", service)
+    monkeypatch.setattr("zerotune.tuner.service.daemon.Daemon", Daemon)
     endpoint = f"ipc://{tmp_path}/d.sock"
     monkeypatch.setattr(
         sys, "argv", ["zerotune", "daemon", "--endpoint", endpoint, "--store", str(tmp_path / "s.db"), *words]

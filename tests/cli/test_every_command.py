@@ -13,10 +13,10 @@ from unittest.mock import Mock
 import pytest
 from typer.main import get_command
 
-from store.database import Store
-from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
-from tuner import cli
-from tuner.cli.app import app
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner import cli
+from zerotune.tuner.cli.app import app
 
 NO_JSON = {"daemon", "launch", "demo"}
 """Commands that run something."""
@@ -202,8 +202,8 @@ def places(tmp_path_factory) -> dict[str, str]:
 def _sweep():
     import numpy as np
 
-    from store.database import MEASUREMENT
-    from store.records import Source
+    from zerotune.store.records import Source
+    from zerotune.store.sqlite.database import MEASUREMENT
 
     block = np.zeros(12, MEASUREMENT)
     block["n_ranks"], block["n_nodes"], block["message_bytes"], block["collective"] = 2, 1, 4096, 2
@@ -256,10 +256,10 @@ def test_mistakes_are_one_line_and_exit_code_2(name, words, places, monkeypatch,
 @pytest.mark.parametrize("name", AS_JSON)
 def test_json_is_json(name, places, monkeypatch, capsys):
     if name == "status":
-        from store.wire import StatusReply
+        from zerotune.store.wire import StatusReply
 
         reply = StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0)
-        monkeypatch.setattr("tuner.status.fetch_status", lambda *_, **__: reply)
+        monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: reply)
         places = {**places, "daemon": "ipc://x"}
     code, text, error = run(monkeypatch, capsys, *name.split(), *filled(AS_JSON[name], places), "--json")
     assert code == 0, error
@@ -329,11 +329,13 @@ def test_damaged_stores_and_interrupts(monkeypatch, capsys):
         (sqlite3.OperationalError("database is\nlocked"), "the store cannot be used (database is locked); look"),
     ):
         failing = Mock(side_effect=failure)
-        monkeypatch.setattr("tuner.explanations.explain", failing)
+        monkeypatch.setattr("zerotune.tuner.offline.explanations.explain", failing)
         code, _, error = run(monkeypatch, capsys, "explain")
         assert (code, error.count("\n")) == (2, 1)
         assert words in error
-    monkeypatch.setattr("tuner.explanations.explain", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "zerotune.tuner.offline.explanations.explain", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     code, _, error = run(monkeypatch, capsys, "explain")
     assert code == 130
     assert "Traceback" not in error

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from store.database import MEASUREMENT, Store
-from store.records import (
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -27,11 +26,13 @@ from store.records import (
     StepRecord,
     size_class,
 )
-from tuner import cli, explanations
-from tuner.comparison import compare
-from tuner.explain import why_tried
-from tuner.medians import medians
-from tuner.report.facts import gather
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner import cli
+from zerotune.tuner.learning.decision_records import why_tried
+from zerotune.tuner.modeling.medians import medians
+from zerotune.tuner.offline import explanations
+from zerotune.tuner.offline.comparison import compare
+from zerotune.tuner.offline.report.facts import gather
 
 PLACE = CommunicatorClass(2, 1)
 KEY = DecisionKey(PLACE, Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -245,7 +246,7 @@ def test_keys_of_which_nothing_was_decided_yet_show_what_is_known_and_expected(t
 
 
 def test_a_damaged_model_does_not_keep_explain_from_reading(tmp_path: Path, monkeypatch, capsys):
-    from tuner.trainer import versions
+    from zerotune.tuner.modeling.trainer import versions
 
     path = written(tmp_path / "s.db", block=measured(3, is_default=True))
     with Store.open(path) as opened:

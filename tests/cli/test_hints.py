@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from agent.trace_log import TraceLog
-from store.database import Store
-from store.paths import default_store_path
-from store.records import (
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.paths import default_store_path
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -27,11 +26,14 @@ from store.records import (
     Phase,
     Protocol,
 )
-from store.wire import OBSERVATION_FIELDS
-from tuner import cli, demo, demo_progress
-from tuner.endpoint import temporary_folder_note
-from tuner.medians import Measured
-from tuner.stage.weights import record, shipped_blob
+from zerotune.store.sqlite.database import Store
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner import cli
+from zerotune.tuner.demo import demo
+from zerotune.tuner.demo import progress as demo_progress
+from zerotune.tuner.fingerprint.encoding.weights import record, shipped_blob
+from zerotune.tuner.modeling.medians import Measured
+from zerotune.tuner.service.endpoint import temporary_folder_note
 
 
 def said(monkeypatch, capsys, *words: object) -> str:

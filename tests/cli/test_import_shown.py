@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.trace_log import TraceLog
-from store.records import Algorithm
-from store.wire import OBSERVATION_FIELDS
-from tuner import cli
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.records import Algorithm
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner import cli
 
 TIMED = 2
 

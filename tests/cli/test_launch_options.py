@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.summary import RunSummary
-from store.records import StepRecord
-from tuner import cli
+from zerotune.agent.steps.summary import RunSummary
+from zerotune.store.records import StepRecord
+from zerotune.tuner import cli
 
 
 class Launched(Exception):
@@ -24,8 +24,8 @@ def launch(monkeypatch, capsys, *words: object) -> tuple[int, str]:
         raise Launched
 
     monkeypatch.setattr(os, "execvpe", run)
-    monkeypatch.setattr("tuner.status.fetch_status", lambda *_, **__: None)
-    monkeypatch.setattr("agent.launch.library.build", lambda: None)
+    monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: None)
+    monkeypatch.setattr("zerotune.agent.launch.library.build", lambda: None)
     monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", "true"])
     try:
         with pytest.raises(SystemExit) as left:
@@ -153,7 +153,8 @@ def test_a_command_without_the_two_dashes_is_told_of_them(monkeypatch, capsys):
 def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
-        "tuner.background.start_in_background", lambda *_, options, **__: asked.append(options) or Started
+        "zerotune.tuner.client.background_daemon.start_in_background",
+        lambda *_, options, **__: asked.append(options) or Started,
     )
     for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore",), ()):
         code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *words)

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from store.database import MEASUREMENT, Store
-from store.errors import StoreError, UserError
-from store.records import ModelRecord
-from tuner import cli, models, trainer
-from tuner.model.baked import RUNGS, Baked
+from zerotune.store.errors import StoreError, UserError
+from zerotune.store.records import ModelRecord
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner import cli
+from zerotune.tuner.modeling import kept_models as models
+from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling.correction.baked import RUNGS, Baked
 
 FABRIC = "fabric"
 

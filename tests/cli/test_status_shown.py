@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from store import wire
-from store.records import Stage
-from store.wire import DaemonOptions, EndedJob, JobStatus, NoSteps, StatusReply, StoreState
-from tuner.status import render_status, workload
+from zerotune.store import wire
+from zerotune.store.records import Stage
+from zerotune.store.wire import DaemonOptions, EndedJob, JobStatus, NoSteps, StatusReply, StoreState
+from zerotune.tuner.client.status import render_status, workload
 
 
 def test_health_and_silence_are_whole_on_80_columns():

@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 from service_stubs import FABRIC, FakeStore, ScriptedBrain
 
-from store.wire import FLAG_TIMED, DaemonMessage, Hello, Welcome
-from tuner.join import OBSERVATION
-from tuner.learning import Request
-from tuner.service import Service
+from zerotune.store.wire import FLAG_TIMED, DaemonMessage, Hello, Welcome
+from zerotune.tuner.join import OBSERVATION
+from zerotune.tuner.modeling.requests import Request
+from zerotune.tuner.service.service import Service
 
 
 class Bench:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, Plan, Stage, StepRecord
+from zerotune.store.records import (
+    BASELINE,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    DecisionKey,
+    Phase,
+    Plan,
+    Stage,
+    StepRecord,
+)
 
 FABRIC = {"emulated": "one_node"}
 KEY = DecisionKey(CommunicatorClass(4, 1), Collective.all_gather, Phase.forward_gather, 80)

@@ -21,22 +21,22 @@ import pytest
 import zmq
 import zmq.auth
 
-from agent.keys import use_client_keys
-from store import wire
-from store.database import Store
-from store.errors import StoreLockedError, UserError
-from store.records import Stage, StepRecord
-from tuner.cli.launch import launch as launch_command
-from tuner.cli.status import status as status_command
-from tuner.daemon import run_daemon
-from tuner.endpoint import make_keys
-from tuner.service import SILENCE_S
-from tuner.status import fetch_status, holder_of, render_status
+from zerotune.agent.daemon_link.keys import use_client_keys
+from zerotune.store import wire
+from zerotune.store.errors import StoreLockedError, UserError
+from zerotune.store.records import Stage, StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.cli.live.launch import launch as launch_command
+from zerotune.tuner.cli.live.status import status as status_command
+from zerotune.tuner.client.status import fetch_status, holder_of, render_status
+from zerotune.tuner.service.daemon import run_daemon
+from zerotune.tuner.service.endpoint import make_keys
+from zerotune.tuner.service.service import SILENCE_S
 
 SERVE = """
 import sys
 from tuner import service
-from tuner.daemon import run_daemon
+from zerotune.tuner.service.daemon import run_daemon
 service.SILENCE_S = float(sys.argv[4])
 code = run_daemon(sys.argv[1], sys.argv[2], idle_exit_s=float(sys.argv[3]) if sys.argv[3] else None)
 assert not {"sklearn", "torch", "scipy"} & set(sys.modules), "the daemon stays light"
@@ -66,10 +66,10 @@ class Daemon:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("loaded", ["typer", "store.database", "tuner.daemon"])
+@pytest.mark.parametrize("loaded", ["typer", "zerotune.store.sqlite.database", "zerotune.tuner.service.daemon"])
 def test_a_daemon_that_is_told_to_end_while_it_begins_ends_in_good_order(private_path, number, loaded):
     process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", "tuner.cli", "daemon",
+        [sys.executable, "-X", "importtime", "-m", "zerotune.tuner.cli", "daemon",
          "--store", str(private_path / "store.db"), "--endpoint", f"ipc://{private_path}/d.sock"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -337,7 +337,7 @@ def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
 
 
 def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_path, monkeypatch, capsys):
-    monkeypatch.setattr("tuner.cli.status.PATIENCE_S", 0.1)
+    monkeypatch.setattr("zerotune.tuner.cli.live.status.PATIENCE_S", 0.1)
     daemon.process.send_signal(signal.SIGSTOP)
     pid = daemon.process.pid
     with pytest.raises(UserError, match=rf"\(pid {pid}\) is stopped, while training goes on; `kill -CONT {pid}`"):
@@ -417,7 +417,7 @@ def test_tcp_serves_known_keys_only(curve_dir, private_path, connect):
         free.bind(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     code = f"""
-import sys; from pathlib import Path; from tuner.daemon import run_daemon
+import sys; from pathlib import Path; from zerotune.tuner.service.daemon import run_daemon
 sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path({str(curve_dir)!r})))
 """
     process = subprocess.Popen([sys.executable, "-c", code])

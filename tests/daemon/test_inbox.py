@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.inbox import MAX_WAITING_BYTES, MAX_WAITING_MESSAGES, Inbox
+from zerotune.tuner.service.inbox import MAX_WAITING_BYTES, MAX_WAITING_MESSAGES, Inbox
 
 STEPS = [b"header", b"steps"]
 RECORDS = [b"header", b"observations", b"records"]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.records import TimingSource
-from store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED
-from tuner import join
-from tuner.join import JOIN_TIMEOUT_S, OBSERVATION, UNKNOWN_EPOCH, measurements_of
+from zerotune.store.records import TimingSource
+from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED
+from zerotune.tuner import join
+from zerotune.tuner.join import JOIN_TIMEOUT_S, OBSERVATION, UNKNOWN_EPOCH, measurements_of
 
 
 class Joiner(join.Joiner):

@@ -14,11 +14,11 @@ import threading
 import numpy as np
 import pytest
 
-from store.database import MEASUREMENT, Store
-from store.records import ModelRecord
-from tuner import learner as learner_module
-from tuner.learner import Learner
-from tuner.learning import Request, RequestKind
+from zerotune.store.records import ModelRecord
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner.modeling import learner as learner_module
+from zerotune.tuner.modeling.learner import Learner
+from zerotune.tuner.modeling.requests import Request, RequestKind
 
 MODEL = ModelRecord("correction", "f", b"blob", {"features": "1"}, "hash", 0.1, 1.0)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from service_stubs import FABRIC, FakeStore, ScriptedBrain
 
-from agent.leader import LeaderAddress, from_here
-from store import wire
-from store.records import Plan, StepRecord
-from tuner.job import GREETED_S
-from tuner.join import OBSERVATION
-from tuner.nodes import UPLINK_SILENCE_S
-from tuner.service import SILENCE_S, Service
+from zerotune.agent.daemon_link.leader import LeaderAddress, from_here
+from zerotune.store import wire
+from zerotune.store.records import Plan, StepRecord
+from zerotune.tuner.join import OBSERVATION
+from zerotune.tuner.service.job import GREETED_S
+from zerotune.tuner.service.nodes import UPLINK_SILENCE_S
+from zerotune.tuner.service.service import SILENCE_S, Service
 
 LEADER = "tcp://first:5577"
 

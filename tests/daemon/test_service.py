@@ -7,12 +7,12 @@ import logging
 import numpy as np
 import pytest
 
-from store import wire
-from store.records import Plan, Stage, StepRecord
-from tuner import service as service_module
-from tuner.job import GREETED_S
-from tuner.learning import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
-from tuner.service import SILENCE_S
+from zerotune.store import wire
+from zerotune.store.records import Plan, Stage, StepRecord
+from zerotune.tuner.modeling.requests import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
+from zerotune.tuner.service import service as service_module
+from zerotune.tuner.service.job import GREETED_S
+from zerotune.tuner.service.service import SILENCE_S
 
 COST = np.dtype(wire.COST_FIELDS)
 
@@ -489,7 +489,7 @@ def test_what_was_joined_when_the_daemon_stops_is_recorded(bench, records):
 
 
 def test_jobs_without_steps_are_told_of_until_they_are_silent_or_greet(bench, monkeypatch):
-    monkeypatch.setattr("tuner.unconnected.MAX_SENDERS", 3)
+    monkeypatch.setattr("zerotune.tuner.service.absent_jobs.MAX_SENDERS", 3)
 
     def without_steps():
         return bench.service.unconnected.without_steps(bench.service.job_ids)

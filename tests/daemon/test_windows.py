@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tuner.windows import BUSY_STEPS, QUIET_PERIOD_STEPS, WINDOW_STEPS, ObservationWindows
+from zerotune.tuner.service.observation_windows import BUSY_STEPS, QUIET_PERIOD_STEPS, WINDOW_STEPS, ObservationWindows
 
 
 def observed(windows: ObservationWindows, steps: range) -> list[int]:

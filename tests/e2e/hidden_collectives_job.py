@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import zero_runtime
-from agent.nccl.emulated import clock
+from zerotune import zero_runtime
+from zerotune.agent.nccl.emulated.device import clock
 
 N_LAYERS = 4
 WIDTH = 1024

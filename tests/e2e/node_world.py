@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from tuner.status import fetch_status
+from zerotune.tuner.client.status import fetch_status
 
-ZEROTUNE = [sys.executable, "-m", "tuner.cli"]
+ZEROTUNE = [sys.executable, "-m", "zerotune.tuner.cli"]
 FABRIC = "ethernet_boxes"
 MARK = "ZEROTUNE_TEST_WORLD"
 SMALL = ("--batch", 1, "--layers", 2, "--width", 32)
@@ -78,7 +78,7 @@ class World:
             *ZEROTUNE, "launch", "--fabric", fabric, "--endpoint", self.endpoint,
             "--agent" if agent else "--no-agent", *launch, "--",
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}",
-            *torchrun, "-m", "zero_runtime.examples.train", "--stage", "3", *SMALL, "--losses", path, *words,
+            *torchrun, "-m", "zerotune.zero_runtime.examples.train", "--stage", "3", *SMALL, "--losses", path, *words,
         )  # fmt: skip
         return process, path
 

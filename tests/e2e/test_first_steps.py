@@ -7,7 +7,7 @@ import sys
 import pytest
 from node_world import FABRIC, ZEROTUNE
 
-from tuner.traces.own import read_own, trace_files
+from zerotune.tuner.traces.own.reader import read_own, trace_files
 
 N_RANKS = 2
 

@@ -22,7 +22,7 @@ def test_channels_that_slow_hidden_computation_down_are_given_back(world):
     world.start_daemon()
     summary = world.folder / "summary.json"
     training = world.start(
-        sys.executable, "-m", "tuner.cli", "launch", "--fabric", "few_sms_node", "--endpoint", world.endpoint,
+        sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", "few_sms_node", "--endpoint", world.endpoint,
         "--summary", summary, "--", sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node=2", JOB, N_STEPS,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zmq
 
-from store import wire
+from zerotune.store import wire
 
 
 class Listener:

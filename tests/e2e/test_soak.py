@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,10 @@ SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 )
 def test_plans_change_at_every_boundary(n_collectives, n_ranks):
     done = subprocess.run(
-        [sys.executable, SOAK, "--collectives", str(n_collectives), "--ranks", str(n_ranks)],
+        [sys.executable, "-m", "benchmarks", "soak", "--collectives", str(n_collectives), "--ranks", str(n_ranks)],
         capture_output=True,
         text=True,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "n_disagreements" in done.stdout

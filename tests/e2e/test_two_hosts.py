@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_world import FABRIC, ZEROTUNE, losses_of
 
-from tuner.status import fetch_status
+from zerotune.tuner.client.status import fetch_status
 
 STEPS = 400
 NAMES = ("zt-a", "zt-b")
@@ -72,7 +72,7 @@ class Node:
             *self.prefix, *ZEROTUNE, "launch", "--fabric", FABRIC, "--endpoint", self.endpoint, *options, "--",
             sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={self.number}",
             "--nproc-per-node=1", "--master-addr=10.71.0.1", "--master-port=29555",
-            "-m", "zero_runtime.examples.train", "--stage", "3", "--steps", STEPS, "--losses", self.losses,
+            "-m", "zerotune.zero_runtime.examples.train", "--stage", "3", "--steps", STEPS, "--losses", self.losses,
         )  # fmt: skip
 
     @property

@@ -29,7 +29,8 @@ def test_a_script_without_an_optimizer_is_told_which_call_is_missing(world, word
     script.write_text(SCRIPT)
     world.start_daemon()
     training = world.start(
-        sys.executable, "-m", "tuner.cli", "launch", "--fabric", "ethernet_boxes", "--endpoint", world.endpoint,
+        sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", "ethernet_boxes",
+        "--endpoint", world.endpoint,
         "--summary", summary, "--", sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node=2", script, word,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 from emulated_pair import Pair
 from emulated_world import World
 
-from agent.nccl import library
+from zerotune.agent.nccl import library
 
 
 @pytest.fixture(scope="session")

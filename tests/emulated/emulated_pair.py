@@ -10,14 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.nccl import fabric as fabrics
-from agent.nccl import library
-from agent.nccl.emulated import communicator, grouping, plugin_host, tasks
-from agent.nccl.emulated.calls import Call, Task
-from agent.nccl.emulated.communicator import Communicator
-from agent.nccl.emulated.reduction import AVERAGE, SUM, Operator
-from agent.nccl.emulated.settings import Emulation
-from store.records import Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl import library
+from zerotune.agent.nccl.emulated.host import communicator, grouping, plugin_host
+from zerotune.agent.nccl.emulated.host.calls import Call, Task
+from zerotune.agent.nccl.emulated.host.communicator import Communicator
+from zerotune.agent.nccl.emulated.settings import Emulation
+from zerotune.agent.nccl.emulated.torch_backend import tasks
+from zerotune.agent.nccl.emulated.torch_backend.reduction import AVERAGE, SUM, Operator
+from zerotune.store.records import Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
 
 MIB = 1 << 20
 VARIABLES = (

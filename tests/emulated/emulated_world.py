@@ -61,7 +61,7 @@ class World:
 def _serve(pipe: Connection, rank: int, n_ranks: int, folder: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
-    import agent.nccl.emulated  # noqa: F401 - registers the backend
+    import zerotune.agent.nccl.emulated  # noqa: F401 - registers the backend
 
     join(folder, rank, n_ranks, "first")
     while True:

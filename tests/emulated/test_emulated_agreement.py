@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from emulated_world import World
 
-from agent.nccl import library
-from agent.nccl.emulated import (
+from zerotune.agent.nccl import library
+from zerotune.agent.nccl.emulated import (
     CallMismatch,
     CollectiveTimeout,
     DeviceOutOfMemory,
@@ -20,8 +20,8 @@ from agent.nccl.emulated import (
     faults,
     journal,
 )
-from agent.nccl.emulated.memory import device
-from store.errors import RankDisagreement
+from zerotune.agent.nccl.emulated.device.memory import device
+from zerotune.store.errors import RankDisagreement
 
 _broken: list[Any] = []
 

@@ -14,16 +14,18 @@ import torch
 import torch.distributed as dist
 from emulated_pair import MIB, Pair, issue
 
-from agent.nccl import cost_model, library
-from agent.nccl import fabric as fabrics
-from agent.nccl.emulated import EmulatedNcclError, journal, plugin_host, tasks
-from agent.nccl.emulated.communicator import Communicator
-from agent.nccl.emulated.errors import DeviceOutOfMemory
-from agent.nccl.emulated.memory import CommunicatorMemory, device
-from agent.nccl.emulated.reduction import SUM
-from agent.nccl.emulated.settings import Emulation
-from store.errors import UserError
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.agent.nccl import cost_model, library
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl.emulated import EmulatedNcclError, journal
+from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory, device
+from zerotune.agent.nccl.emulated.errors import DeviceOutOfMemory
+from zerotune.agent.nccl.emulated.host import plugin_host
+from zerotune.agent.nccl.emulated.host.communicator import Communicator
+from zerotune.agent.nccl.emulated.settings import Emulation
+from zerotune.agent.nccl.emulated.torch_backend import tasks
+from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
 SHAPE = CommunicatorClass(2, 2)
 FABRIC = "ethernet_boxes"

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric
-from agent.nccl.emulated import clock
-from agent.nccl.emulated.compute import OPTIMIZER_PASSES, ComputeModel
+from zerotune.agent.nccl import fabric
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulated.device.compute import OPTIMIZER_PASSES, ComputeModel
 
 
 def _slowdown(n_channels: int) -> float:

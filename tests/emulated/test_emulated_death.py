@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from emulated_world import World
 
-from agent.nccl.emulated import PeerLost
+from zerotune.agent.nccl.emulated import PeerLost
 
 
 def _reduce(rank: int) -> Any:

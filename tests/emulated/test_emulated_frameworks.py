@@ -10,8 +10,8 @@ import torch.distributed as dist
 from emulated_world import World
 from torch import nn
 
-from agent.nccl.emulated import journal
-from store.records import Collective
+from zerotune.agent.nccl.emulated import journal
+from zerotune.store.records import Collective
 
 
 def _model() -> nn.Module:

@@ -10,9 +10,10 @@ import torch.distributed as dist
 from emulated_pair import adopt
 from emulated_world import World
 
-from agent.nccl import library
-from agent.nccl.emulated import EmulatedNcclError, Graph, clock, journal
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from zerotune.agent.nccl import library
+from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph, journal
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 
 SHAPE = CommunicatorClass(4, 4)
 FIRST = Candidate(Algorithm.ring, Protocol.ll, 2)

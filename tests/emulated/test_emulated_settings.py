@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 from emulated_pair import MIB, Pair, issue
 
-from agent.nccl.emulated import clock, settings
-from agent.nccl.emulated.errors import DeviceOutOfMemory
-from agent.nccl.emulated.memory import device
-from store.errors import UserError
-from store.records import Collective
+from zerotune.agent.nccl.emulated import settings
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulated.device.memory import device
+from zerotune.agent.nccl.emulated.errors import DeviceOutOfMemory
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective
 
 
 @pytest.fixture

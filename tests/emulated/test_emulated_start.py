@@ -12,7 +12,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from agent.nccl.emulated import EmulatedNcclError, start
+from zerotune.agent.nccl.emulated import EmulatedNcclError
+from zerotune.agent.nccl.emulated.transport import start
 
 KEY = "emulated_nccl/start/0"
 TIMEOUT = timedelta(seconds=20)

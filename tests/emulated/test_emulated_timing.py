@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from emulated_world import World, join
 
-from agent.nccl import fabric as fabrics
-from agent.nccl import library
-from agent.nccl.emulated import clock, communicator, journal, settings
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl import library
+from zerotune.agent.nccl.emulated import journal, settings
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulated.host import communicator
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
 MIB = 1 << 20
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from emulated_pair import MIB, Pair, adopt, deferred, group, issue, plugin_with
 
-from agent.nccl import cost_model, library
-from agent.nccl import fabric as fabrics
-from agent.nccl.emulated import EmulatedNcclError, Graph, SettingDisagreement, grouping, journal
-from agent.nccl.emulated.reduction import SUM
-from store.errors import UserError
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, TimingSource
-from store.wire import FLAG_CAPTURED, FLAG_FUSED, FLAG_MATCHED, FLAG_REGISTERED, FLAG_TIMED
+from zerotune.agent.nccl import cost_model, library
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph, SettingDisagreement, journal
+from zerotune.agent.nccl.emulated.host import grouping
+from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, TimingSource
+from zerotune.store.wire import FLAG_CAPTURED, FLAG_FUSED, FLAG_MATCHED, FLAG_REGISTERED, FLAG_TIMED
 
 BOXES = CommunicatorClass(2, 2)
 NODE = CommunicatorClass(2, 1)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from store.records import Collective, Phase
-from tuner.background import start_in_background
-from tuner.traces.own import OwnTrace, read_own, trace_files
+from zerotune.store.records import Collective, Phase
+from zerotune.tuner.client.background_daemon import start_in_background
+from zerotune.tuner.traces.own.reader import OwnTrace, read_own, trace_files
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -72,7 +72,11 @@ class Job:
         """`launch` None runs the plain command; `ranks` starts one process per rank instead of a launcher."""
         self._folder = folder
         (folder / "witness").mkdir(parents=True)
-        prefix = [] if launch is None else [sys.executable, "-m", "tuner.cli", "launch", "--fabric", FABRIC, *launch]
+        prefix = (
+            []
+            if launch is None
+            else [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", FABRIC, *launch]
+        )
         if launch is not None and "--no-agent" not in launch:
             prefix += ["--log-trace", str(folder / "trace")]
         prefix += [] if launch is None else ["--"]

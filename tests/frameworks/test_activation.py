@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from agent.hooks import StepHooks
-from agent.session import Session
-from agent.settings import AgentSettings
+from zerotune.agent.session import Session
+from zerotune.agent.settings import AgentSettings
+from zerotune.agent.steps.hooks import StepHooks
 
 
 @pytest.mark.parametrize("name", ["is_available", "current_device", "device_count", "mem_get_info"])

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from agent import emulation
+from zerotune.agent import emulation
 
 
 @pytest.fixture

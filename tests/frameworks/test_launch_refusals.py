@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from store.errors import UserError
-from tuner.cli.launch import launch
-from tuner.daemon import run_daemon
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli.live.launch import launch
+from zerotune.tuner.service.daemon import run_daemon
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,8 @@ def test_a_file_that_the_system_cannot_run(tmp_path):
 
 
 def test_no_daemon_is_started_for_a_command_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("tuner.background.start_in_background", lambda *_, **__: pytest.fail("started a daemon"))
+    monkeypatch.setattr(
+        "zerotune.tuner.client.background_daemon.start_in_background", lambda *_, **__: pytest.fail("started a daemon")
+    )
     endpoint = f"ipc://{os.path.relpath(tmp_path)}/d"[:100]
     assert "not found" in refusal(lambda: launch(["no-such-program"], endpoint=endpoint, start_daemon=True))

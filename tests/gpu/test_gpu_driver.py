@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import run as driver
-import steps
-import training
-from ranks import Machine, Ranks, RanksFailed
-from results import Outcome, Record
+
+import benchmarks.gpu.run as driver
+from benchmarks.gpu import steps, training
+from benchmarks.gpu.ranks import Machine, Ranks, RanksFailed
+from benchmarks.gpu.results import Outcome, Record
 
 RUN = Path(driver.__file__)
 IDENTITY = {"identity": {"gpu": "H200", "nccl": "2.28.9", "driver": "570", "fabric": None}}
@@ -280,7 +280,7 @@ def test_losses_are_compared_to_the_last_bit():
 def test_the_whole_programme_on_the_emulated_nccl(tmp_path):
     """The very same scripts, so that a lent GPU's minutes are not spent on their mistakes."""
     words = ["--ranks", "2", "--collectives", "400", "--steps", "20", "--pairs", "1", "--budget-s", "1200"]
-    command = [sys.executable, str(RUN), "--fabric", "ethernet_boxes", "--out", str(tmp_path), *words]
+    command = [sys.executable, "-m", "benchmarks.gpu.run", "--fabric", "ethernet_boxes", "--out", str(tmp_path), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

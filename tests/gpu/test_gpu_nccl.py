@@ -6,8 +6,9 @@ These have never run yet: no machine with a GPU was at hand when they were writt
 import json
 
 import pytest
-import run as driver
 import torch
+
+import benchmarks.gpu.run as driver
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from store.database import MEASUREMENT, Store
-from store.errors import UserError
-from store.records import Collective, Phase, Stage
-from store.wire import JobStatus, StatusReply
-from tuner.metrics import Collector, collector, dashboard, server
-from tuner.metrics.child import metrics_process
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective, Phase, Stage
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.store.wire import JobStatus, StatusReply
+from zerotune.tuner.metrics import Collector, collector, dashboard, server
+from zerotune.tuner.metrics.child import metrics_process
 
 JOB = JobStatus("job", "fabric", Stage.zero3, 4, 4, 7, 120, 9000, 1, 16, 800.0, 72_000.0, 0.4)
 STATUS = StatusReply(1, "0.1", "ipc://x", "s.db", 12.0, 5 << 20, 0, (JOB,), 2)

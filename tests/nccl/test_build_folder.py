@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.nccl.build_folder import may_hold_builds
-from agent.nccl.emulated import build as emulated
+from zerotune.agent.nccl.build_folder import may_hold_builds
+from zerotune.agent.nccl.emulated import build as emulated
 
 
 @pytest.mark.parametrize(("parts", "may"), [("checkout/agent", True), ("lib/python3.11/site-packages/agent", False)])

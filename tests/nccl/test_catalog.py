@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import catalog
-from store.errors import UserError
-from store.records import BASELINE, Algorithm, Collective, CommunicatorClass, Protocol
+from zerotune.agent.nccl import catalog
+from zerotune.store.errors import UserError
+from zerotune.store.records import BASELINE, Algorithm, Collective, CommunicatorClass, Protocol
 
 RING = {(Algorithm.ring, protocol) for protocol in Protocol}
 PAT = (Algorithm.pat, Protocol.simple)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import catalog, cost_model
-from agent.nccl.cost_model import IGNORE, Topology
-from store.records import Algorithm, Collective, Protocol
+from zerotune.agent.nccl import catalog, cost_model
+from zerotune.agent.nccl.cost_model import IGNORE, Topology
+from zerotune.store.records import Algorithm, Collective, Protocol
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden" / "nccl-2.28.9-cost.csv.gz"
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.nccl import catalog, cost_model, fabric
-from agent.nccl.fabric import Fabric
-from agent.nccl.truth import channel_factor, wire_share
-from store.errors import FabricError
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from zerotune.agent.nccl import catalog, cost_model, fabric
+from zerotune.agent.nccl.fabric import Fabric
+from zerotune.agent.nccl.truth import channel_factor, wire_share
+from zerotune.store.errors import FabricError
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 
 GATHERS = (Collective.all_gather, Collective.reduce_scatter)
 SIZES = [1 << shift for shift in range(8, 31)]

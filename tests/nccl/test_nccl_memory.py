@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent import launch
-from agent.nccl import memory
-from store.records import Algorithm, CommunicatorClass
+from zerotune.agent import launch
+from zerotune.agent.nccl import memory
+from zerotune.store.records import Algorithm, CommunicatorClass
 
 NODE = CommunicatorClass(8, 1)
 BOXES = CommunicatorClass(16, 16)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.launch import LaunchRequest, check
-from agent.nccl.pinning import unserved
-from store.errors import UserError
+from zerotune.agent.launch import LaunchRequest, check
+from zerotune.agent.nccl.pinning import unserved
+from zerotune.store.errors import UserError
 
 
 @pytest.mark.parametrize(

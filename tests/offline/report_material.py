@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.nccl import fabric as fabrics
-from store.database import MEASUREMENT, Store
-from store.records import (
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -25,6 +24,7 @@ from store.records import (
     TimingSource,
     size_class,
 )
+from zerotune.store.sqlite.database import MEASUREMENT, Store
 
 FABRIC = "ethernet_boxes"
 N_STEPS = 200

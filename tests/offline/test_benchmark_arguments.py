@@ -12,14 +12,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import generated_csvs
-from data_sets import check_sources, of_folder, of_store
-
-from store.database import Store
-from tuner.export import export_measurements
-from tuner.importing import import_measurements
+from benchmarks.lib import generated_csvs
+from benchmarks.lib.data_sets import check_sources, of_folder, of_store
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.export import export_measurements
+from zerotune.tuner.offline.importing.command import import_measurements
 
 HUGE = "9" * 5000
 MISTAKES = {

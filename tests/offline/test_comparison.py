@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from store.database import MEASUREMENT, Store
-from store.records import (
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -21,10 +20,11 @@ from store.records import (
     Protocol,
     size_class,
 )
-from tuner.comparison import compare
-from tuner.explanations import explain
-from tuner.medians import medians
-from tuner.plots import Winner
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner.modeling.medians import medians
+from zerotune.tuner.offline.comparison import compare
+from zerotune.tuner.offline.explanations import explain
+from zerotune.tuner.offline.plots import Winner
 
 KEY = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.other, 80)
 FAST = Candidate(Algorithm.ring, Protocol.ll, 2)

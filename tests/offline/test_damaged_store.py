@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from report_material import make_store
 
-from store.database import Store
-from store.records import ModelRecord
-from store.sound_rows import CELLS
-from tuner import cli
+from zerotune.store.records import ModelRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.sound_rows import CELLS
+from zerotune.tuner import cli
 
 COMMANDS = (
     ["models", "list"],

@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_material import FAST, N_STEPS, make_store
 
-from store.database import Store
-from store.errors import PlanError, UserError
-from store.plan_file import PlanFile, read_plan, write_plan
-from store.records import (
+from zerotune.store.errors import PlanError, UserError
+from zerotune.store.plan_file import PlanFile, read_plan, write_plan
+from zerotune.store.records import (
     Algorithm,
     Candidate,
     Collective,
@@ -32,7 +31,8 @@ from store.records import (
     StepRecord,
     size_class_range,
 )
-from tuner.export import (
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.export import (
     check_suffix,
     export_measurements,
     export_nvidia_csv,
@@ -42,7 +42,7 @@ from tuner.export import (
     without_phases,
     write_nvidia_csv,
 )
-from tuner.importing import import_measurements
+from zerotune.tuner.offline.importing.command import import_measurements
 
 TWO = CommunicatorClass(2, 2)
 

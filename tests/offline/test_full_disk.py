@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from report_material import make_store
 
-from agent.session import Session
-from agent.settings import AgentSettings
-from agent.summary import RunSummary
-from store.database import Store
-from store.errors import UserError
-from store.records import StepRecord
-from store.whole_file import in_one_piece
-from tuner import plots
-from tuner.endpoint import make_keys
-from tuner.export import export_measurements, export_nvidia_csv, export_plan
-from tuner.report import gather, write_page
+from zerotune.agent.session import Session
+from zerotune.agent.settings import AgentSettings
+from zerotune.agent.steps.summary import RunSummary
+from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.errors import UserError
+from zerotune.store.records import StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline import plots
+from zerotune.tuner.offline.export import export_measurements, export_nvidia_csv, export_plan
+from zerotune.tuner.offline.report import gather, write_page
+from zerotune.tuner.service.endpoint import make_keys
 
 ROOM_BYTES = 16
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from agent.nccl import fabric as fabrics
-from agent.trace_log import TraceLog
-from store.errors import TraceError, UserError
-from store.records import (
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.errors import TraceError, UserError
+from zerotune.store.records import (
     Algorithm,
     Candidate,
     CandidateStatistics,
@@ -26,14 +26,14 @@ from store.records import (
     StepRecord,
     size_class,
 )
-from store.wire import OBSERVATION_FIELDS
-from tuner.replay import policies, render, replay, replay_table
-from tuner.replay.engine import judge
-from tuner.replay.evidence import Evidence, Grade
-from tuner.replay.loading import load_table
-from tuner.replay.policies import Context
-from tuner.replay.table import CollectiveTable, Shape, from_own
-from tuner.traces.own import read_own
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.replay import policies, render, replay, replay_table
+from zerotune.tuner.offline.replay.engine import judge
+from zerotune.tuner.offline.replay.evidence import Evidence, Grade
+from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.offline.replay.policies import Context
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape, from_own
+from zerotune.tuner.traces.own.reader import read_own
 
 FABRIC = "ethernet_boxes"
 RING_SIMPLE_8 = Candidate(Algorithm.ring, Protocol.simple, 8)

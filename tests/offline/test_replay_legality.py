@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_replay import FABRIC, RING_LL_4, records, table_of, verdict_of
 
-from agent.nccl import cost_model
-from agent.nccl import fabric as fabrics
-from store.records import (
+from zerotune.agent.nccl import cost_model
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -25,13 +25,13 @@ from store.records import (
     Protocol,
     size_class,
 )
-from tuner.features import CostPrior
-from tuner.knowledge import Knowledge, Prior
-from tuner.replay import replay_table
-from tuner.replay.evidence import Evidence, Grade
-from tuner.replay.legality import SUMS_ONLY, in_effect, without_refused
-from tuner.replay.policies import Context, model
-from tuner.replay.table import Shape
+from zerotune.tuner.learning.knowledge import Knowledge, Prior
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.replay import replay_table
+from zerotune.tuner.offline.replay.evidence import Evidence, Grade
+from zerotune.tuner.offline.replay.legality import SUMS_ONLY, in_effect, without_refused
+from zerotune.tuner.offline.replay.policies import Context, model
+from zerotune.tuner.offline.replay.table import Shape
 
 PAIR = CommunicatorClass(2, 2)
 SMALL = 10_280

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from store.errors import FabricError
-from tuner.replay import load_table, render, replay
-from tuner.replay.policies import POLICIES
-from tuner.traces import read_trace
+from zerotune.store.errors import FabricError
+from zerotune.tuner.offline.replay import load_table, render, replay
+from zerotune.tuner.offline.replay.policies import POLICIES
+from zerotune.tuner.traces import read_trace
 
 HEADER = (
     "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,"

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.nccl import fabric as fabrics
-from agent.trace_log import TraceLog
-from store.database import MEASUREMENT, Store
-from store.records import Algorithm, Candidate, Collective, Phase, Protocol
-from store.wire import OBSERVATION_FIELDS
-from tuner.replay import replay
-from tuner.replay.result import ReplayResult
-from tuner.trainer import keep, train
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.records import Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.modeling.trainer import keep, train
+from zerotune.tuner.offline.replay import replay
+from zerotune.tuner.offline.replay.result import ReplayResult
 
 FABRIC = fabrics.load("ethernet_boxes")
 MIB = 1 << 20
@@ -104,5 +104,5 @@ def test_a_model_fitted_before_the_job_began_is_used_as_it_is(tmp_path: Path, tr
         record(store, "earlier", 60.0)
         fit(store)
         record(store, "mine", 150.0)
-    monkeypatch.setattr("tuner.replay.worlds.train", lambda *_, **__: pytest.fail("it is fitted anew"))
+    monkeypatch.setattr("zerotune.tuner.offline.replay.worlds.train", lambda *_, **__: pytest.fail("it is fitted anew"))
     assert settings(replay(trace, POLICIES, path)) == {policy: {str(WINNER)} for policy in POLICIES}

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import fabric as fabrics
-from store.errors import UserError
-from store.records import Algorithm, Candidate, Collective, Phase, Protocol
-from store.trace_format import STEP_FIELDS
-from store.wire import OBSERVATION_FIELDS
-from tuner.replay import Change, replay_table
-from tuner.replay.program import Call, Op, OpKind, Program, run, steady_step, undisturbed
-from tuner.replay.reshape import stage_of, with_buckets, with_ranks, with_stage
-from tuner.replay.schedule import StepModel, infer, latest_run
-from tuner.replay.steps import correction, step_facts
-from tuner.replay.table import CollectiveTable, Shape
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.store.trace_format import STEP_FIELDS
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.replay import Change, replay_table
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from zerotune.tuner.offline.replay.timeline.program import Call, Op, OpKind, Program, run, steady_step, undisturbed
+from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer, latest_run
+from zerotune.tuner.offline.replay.timeline.steps import correction, step_facts
+from zerotune.tuner.offline.replay.whatif.reshape import stage_of, with_buckets, with_ranks, with_stage
 
 FABRIC = "ethernet_boxes"
 MIB = 1 << 20

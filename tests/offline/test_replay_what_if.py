@@ -11,16 +11,16 @@ import pytest
 from test_replay import records, write_trace
 from test_replay_steps import GATHER, MIB, SCATTER, call, compute, ddp, issue, log_of, wait, zero3
 
-from agent.nccl import fabric as fabrics
-from store.errors import UserError
-from store.records import Phase, Protocol
-from tuner import cli
-from tuner.replay import Change, replay_table
-from tuner.replay.loading import load_table
-from tuner.replay.program import Program, steady_step
-from tuner.replay.reshape import with_buckets
-from tuner.replay.table import CollectiveTable
-from tuner.replay.whatif import STAGE_DOUBT, WhatIf
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.errors import UserError
+from zerotune.store.records import Phase, Protocol
+from zerotune.tuner import cli
+from zerotune.tuner.offline.replay import Change, replay_table
+from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.offline.replay.table import CollectiveTable
+from zerotune.tuner.offline.replay.timeline.program import Program, steady_step
+from zerotune.tuner.offline.replay.whatif.reshape import with_buckets
+from zerotune.tuner.offline.replay.whatif.whatif import STAGE_DOUBT, WhatIf
 
 N_UNTUNED = 10
 

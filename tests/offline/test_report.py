@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from report_material import FABRIC, N_STEPS, make_store, make_summaries
 
-from agent.trace_log import TraceLog
-from store.database import MEASUREMENT, Store
-from store.errors import UserError
-from store.records import Algorithm, Collective, Protocol, Source, StepRecord
-from store.wire import OBSERVATION_FIELDS
-from tuner import plots
-from tuner.cli import main
-from tuner.explanations import explain
-from tuner.report import gather, write_report
-from tuner.report.facts import trust
-from tuner.report.page import pictures, regret_by_step
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Collective, Protocol, Source, StepRecord
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.cli import main
+from zerotune.tuner.offline import plots
+from zerotune.tuner.offline.explanations import explain
+from zerotune.tuner.offline.report import gather, write_report
+from zerotune.tuner.offline.report.facts import trust
+from zerotune.tuner.offline.report.page import pictures, regret_by_step
 
 VOID = {"meta", "br", "link", "hr", "img", "input"}
 

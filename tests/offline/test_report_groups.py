@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.report.groups import groups_of
+from zerotune.tuner.offline.report.equal_rows import groups_of
 
 ROW = [("a", "u1"), ("b", "i8"), ("c", "f4")]
 rows = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([-(2**62), 0, 2**62]), st.sampled_from([0.5, 2.0])))

@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 from report_material import make_store
 
-from agent.trace_log import TraceLog
-from store.database import Store
-from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord, size_class
-from store.wire import OBSERVATION_FIELDS
-from tuner.report import gather, write_report
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.records import (
+    BASELINE,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    DecisionKey,
+    Phase,
+    StepRecord,
+    size_class,
+)
+from zerotune.store.sqlite.database import Store
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.report import gather, write_report
 
 KEY = DecisionKey(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, size_class(16 << 10))
 PACE = "training's own pace changed: steps take 2.00 times as long with the same settings"

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from store.records import Collective, Phase
-from store.trace_format import STEP_FIELDS
-from store.wire import OBSERVATION_FIELDS
-from tuner.replay.program import Call, Op, OpKind, Program
-from tuner.replay.schedule import StepModel
-from tuner.replay.table import CollectiveTable, Shape
-from tuner.report.step_timeline import lanes_of, played, timelines
+from zerotune.store.records import Collective, Phase
+from zerotune.store.trace_format import STEP_FIELDS
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from zerotune.tuner.offline.replay.timeline.program import Call, Op, OpKind, Program
+from zerotune.tuner.offline.replay.timeline.schedule import StepModel
+from zerotune.tuner.offline.report.step_timeline import lanes_of, played, timelines
 
 GATHER = Shape(2, 2, Collective.all_gather, Phase.forward_gather, 1 << 20)
 SCATTER = Shape(2, 2, Collective.reduce_scatter, Phase.gradient_scatter, 1 << 20)

@@ -14,13 +14,13 @@ import psutil
 import pytest
 from rich.console import Console
 
-from store.database import Store
-from store.errors import UserError
-from store.records import Algorithm, Candidate, Collective, Outcome, Protocol, Source
-from tuner.sweep import SweepRequest, SweepResult, render, run_sweep
-from tuner.sweep.protocol import Measure
-from tuner.sweep.run import _emulated
-from tuner.sweep.workers import WorkerGroup
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Candidate, Collective, Outcome, Protocol, Source
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.sweep import SweepRequest, SweepResult, render, run_sweep
+from zerotune.tuner.offline.sweep.protocol import Measure
+from zerotune.tuner.offline.sweep.run import _emulated
+from zerotune.tuner.offline.sweep.workers import WorkerGroup
 
 REQUEST = SweepRequest(
     fabric="ethernet_boxes", n_ranks=2, collectives=("all_gather",), min_bytes=65536, max_bytes=131072
@@ -41,7 +41,7 @@ def n_workers() -> int:
     alive = 0
     for child in psutil.Process().children(recursive=True):
         try:
-            alive += "tuner.sweep_worker" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE
+            alive += "zerotune.tuner.offline.sweep.worker" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             continue
     return alive
@@ -165,7 +165,7 @@ def test_a_setting_that_keeps_failing_is_not_tried_at_every_size(tmp_path: Path,
 
 def test_too_many_failures_end_it_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ZEROTUNE_FAULTS", "fail:ring/ll/4")
-    monkeypatch.setattr("tuner.sweep.run.MAX_STARTS", 1)
+    monkeypatch.setattr("zerotune.tuner.offline.sweep.run.MAX_STARTS", 1)
     request = SweepRequest(
         fabric="ethernet_boxes", collectives=("all_gather",), min_bytes=4096, max_bytes=65536, full=True,
         max_repeats=1, check=False,
@@ -184,7 +184,7 @@ def sweep_process(path: Path) -> subprocess.Popen[str]:
     script = (
         # Where the tests run in a shell's background, they ignore Ctrl-C, and what they start does too.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from pathlib import Path; from tuner.sweep import *\n"
+        "from pathlib import Path; from zerotune.tuner.offline.sweep import *\n"
         "request = SweepRequest(fabric='ethernet_boxes', full=True, min_bytes=64, max_bytes=4 << 20)\n"
         f"result = run_sweep(request, Path({str(path)!r}), lambda done, total, words: print(words, flush=True))\n"
         "print('interrupted', result.interrupted, result.n_samples, flush=True)\n"

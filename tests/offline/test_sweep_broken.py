@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from store.records import BASELINE, Algorithm, Candidate, Collective, Outcome, Protocol
-from tuner.sweep.broken import leave_out
-from tuner.sweep.cells import Cell, Place
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Outcome, Protocol
+from zerotune.tuner.offline.sweep.broken import leave_out
+from zerotune.tuner.offline.sweep.cells import Cell, Place
 
 RING_1, RING_2, RING_4 = (Candidate(Algorithm.ring, Protocol.simple, n) for n in (1, 2, 4))
 LL_1 = Candidate(Algorithm.ring, Protocol.ll, 1)

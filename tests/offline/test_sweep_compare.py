@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from store.database import MEASUREMENT, Store
-from store.errors import UserError
-from store.records import Algorithm, Candidate, Protocol, Source
-from tuner.sweep.compare import compare, render_comparison
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Candidate, Protocol, Source
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner.offline.sweep.compare import compare, render_comparison
 
 LL, SIMPLE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.ring, Protocol.simple, 4)
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from store.database import Store
-from store.errors import StoreError, UserError
-from store.records import BASELINE, Algorithm, Candidate, Collective, Outcome, Protocol
-from tuner.scratch import ScratchFolder
-from tuner.sweep import SweepResult, compare, render
-from tuner.sweep.cells import Cell, Place
-from tuner.sweep.result import rows_of
+from zerotune.store.errors import StoreError, UserError
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Outcome, Protocol
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.scratch import ScratchFolder
+from zerotune.tuner.offline.sweep import SweepResult, compare, render
+from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.result import rows_of
 
 PLACE = Place(Collective.all_gather, 1 << 20)
 OTHER = Place(Collective.all_gather, 1 << 21)
@@ -67,7 +67,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     script = (
-        "import time; from tuner.scratch import ScratchFolder; folder = ScratchFolder('zt-')\n"
+        "import time; from zerotune.tuner.offline.scratch import ScratchFolder; folder = ScratchFolder('zt-')\n"
         "(folder.path / 'log').write_text('x'); print(folder.path, flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -103,7 +103,17 @@ def n_measured(path: Path) -> int:
 
 def test_sigterm_ends_a_sweep_as_ctrl_c_does(tmp_path: Path):
     path = tmp_path / "s.db"
-    command = [sys.executable, "-m", "tuner.cli", "sweep", "--full", "--fabric", "as_believed", "--store", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "zerotune.tuner.cli",
+        "sweep",
+        "--full",
+        "--fabric",
+        "as_believed",
+        "--store",
+        str(path),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     deadline_s = time.monotonic() + 60
     while not n_measured(path) and time.monotonic() < deadline_s:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Outcome, Protocol
-from tuner.features import CostPrior
-from tuner.sweep import outliers
-from tuner.sweep.cells import Cell, Place
-from tuner.sweep.strategy import BUDGET, Active
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Outcome, Protocol
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.sweep import outliers
+from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.strategy import BUDGET, Active
 
 SIMPLE = Candidate(Algorithm.ring, Protocol.simple)
 LL = Candidate(Algorithm.ring, Protocol.ll)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nccl import cost_model, fabric
-from store.database import MEASUREMENT
-from store.records import (
+from zerotune.agent.nccl import cost_model, fabric
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -21,11 +20,12 @@ from store.records import (
     Protocol,
     Source,
 )
-from tuner.features import CostPrior
-from tuner.sweep.cells import Cell, Place, make_cells, message_sizes, restore, samples_below
-from tuner.sweep.result import bus_factor, rows_of
-from tuner.sweep.strategy import BUDGET, LOOK_REPEATS, Active, Choice, FullGrid
-from tuner.sweep.surrogate import Surrogate
+from zerotune.store.sqlite.database import MEASUREMENT
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.sweep.cells import Cell, Place, make_cells, message_sizes, restore, samples_below
+from zerotune.tuner.offline.sweep.result import bus_factor, rows_of
+from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, Choice, FullGrid
+from zerotune.tuner.offline.sweep.surrogate import Surrogate
 
 PLACE = Place(Collective.all_gather, 1 << 20)
 FAR = Candidate(Algorithm.ring, Protocol.ll, 4)

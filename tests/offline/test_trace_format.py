@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.trace_log import MAX_BLOCK_RECORDS, TraceLog
-from store.errors import TraceError
-from store.records import StepRecord
-from store.trace_format import MAX_MEMBER_BYTES, RecordBlock, TraceHeader, pack_member
-from store.wire import OBSERVATION_FIELDS
-from tuner.traces.own import RECORD_DTYPE, is_own_trace, iter_members, read_own, trace_files
+from zerotune.agent.observing.trace_log import MAX_BLOCK_RECORDS, TraceLog
+from zerotune.store.errors import TraceError
+from zerotune.store.records import StepRecord
+from zerotune.store.trace_format import MAX_MEMBER_BYTES, RecordBlock, TraceHeader, pack_member
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.traces.own.reader import RECORD_DTYPE, is_own_trace, iter_members, read_own, trace_files
 
 HEADER = TraceHeader("zerotune-trace", 1, "job", 0, 2, "f", {"emulated": "x"}, "emulated", 1.0, "zerotune 0")
 
@@ -281,8 +281,8 @@ def test_kill_9_keeps_what_was_flushed(tmp_path: Path):
     script = f"""
 import numpy as np, sys
 from pathlib import Path
-from agent.trace_log import TraceLog
-from store.wire import OBSERVATION_FIELDS
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.wire import OBSERVATION_FIELDS
 log = TraceLog(Path({str(tmp_path)!r}), job_id="j", rank=0, n_ranks=1, fabric_id="", fabric={{}}, version="0")
 log.record(np.zeros(1000, OBSERVATION_FIELDS)); log.flush()
 print("ready", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.nccl import library
+from zerotune.agent.nccl import library
 
 PLUGIN = Path(library.__file__).parent / "plugin"
 HARNESS = Path(__file__).parent / "harness"

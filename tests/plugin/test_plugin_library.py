@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.nccl import library
-from store.errors import PlanError, PluginError
-from store.records import (
+from zerotune.agent.nccl import library
+from zerotune.store.errors import PlanError, PluginError
+from zerotune.store.records import (
     Algorithm,
     Candidate,
     Collective,
@@ -316,7 +316,7 @@ def test_nowhere_to_write_is_said(sources, tmp_path, monkeypatch):
 
 def test_processes_may_build_at_once(sources):
     script = (
-        "import sys; from pathlib import Path; from agent.nccl import library;"
+        "import sys; from pathlib import Path; from zerotune.agent.nccl import library;"
         "library._SOURCES = Path(sys.argv[1]); print(library.Plugin(library.build()).active_epoch())"
     )
     command = [sys.executable, "-c", script, str(sources)]

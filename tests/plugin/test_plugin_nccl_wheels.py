@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.nccl import library
+from zerotune.agent.nccl import library
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

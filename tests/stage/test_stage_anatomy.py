@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from store.records import Collective
-from tuner.stage.anatomy import GATHER, REDUCE, Step, encode
-from tuner.stage.dataset import SETTLED_STEP, generated, recorded
-from tuner.stage.features import _same_pieces, _Sizes, micro_steps_shown, summary
+from zerotune.store.records import Collective
+from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, generated, recorded
+from zerotune.tuner.fingerprint.encoding.features import _same_pieces, _Sizes, micro_steps_shown, summary
+from zerotune.tuner.fingerprint.steps.anatomy import GATHER, REDUCE, Step, encode
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 Calls = list[tuple[Collective, int]]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.records import Collective, Stage
-from tuner.stage.anatomy import Step, encode
-from tuner.stage.encoders import decide
-from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
+from zerotune.store.records import Collective, Stage
+from zerotune.tuner.fingerprint.encoding.encoders import decide
+from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
+from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 SCORES = st.lists(st.floats(-50, 50), min_size=N_OUTPUTS, max_size=N_OUTPUTS).map(np.array)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,21 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.records import Collective, Stage
-from tuner.stage import generator
-from tuner.stage.dataset import RECORDINGS, SETTLED_STEP
-from tuner.stage.deepspeed import Gathering, gathers
+from zerotune.store.records import Collective, Stage
+from zerotune.tuner.fingerprint.corpus import generator
+from zerotune.tuner.fingerprint.corpus.dataset import RECORDINGS, SETTLED_STEP
+from zerotune.tuner.fingerprint.corpus.deepspeed import Gathering, gathers
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 ELEMENT_BYTES = 4
 PERSISTENCE, ALL = 1000, 1 << 40
-"""As benchmarks/stage_recordings.py sets them; by default everything stays in models so small."""
+"""As benchmarks/fingerprint/stage_recordings.py sets them; by default everything stays in models so small."""
 
 
 def test_gathers_are_those_recorded() -> None:
-    from stage_models import MODELS
+    from benchmarks.fingerprint.stage_models import MODELS
 
     with gzip.open(RECORDINGS, "rt") as lines:
         runs = [run for run in map(json.loads, lines) if run["framework"] == "deepspeed" and run["stage"] == "zero3"]

@@ -8,17 +8,17 @@ import sys
 import numpy as np
 import pytest
 
-from store.records import Collective, Stage
-from store.wire import OBSERVATION_FIELDS
-from tuner.stage import StageFingerprint, rules
-from tuner.stage.anatomy import Step, encode
-from tuner.stage.dataset import Sequence, recorded
-from tuner.stage.encoders import Encoder, encoder_from_bytes
-from tuner.stage.evaluation import changes_noticed, feed, middle, recognised
-from tuner.stage.features import frames, summary
-from tuner.stage.held_out import total
-from tuner.stage.labels import UNKNOWN, Shown
-from tuner.stage.weights import KINDS, shipped_blob
+from zerotune.store.records import Collective, Stage
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.fingerprint import StageFingerprint, rules
+from zerotune.tuner.fingerprint.corpus.dataset import Sequence, recorded
+from zerotune.tuner.fingerprint.encoding.encoders import Encoder, encoder_from_bytes
+from zerotune.tuner.fingerprint.encoding.features import frames, summary
+from zerotune.tuner.fingerprint.encoding.weights import KINDS, shipped_blob
+from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
+from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
+from zerotune.tuner.fingerprint.training.evaluation import changes_noticed, feed, middle, recognised
+from zerotune.tuner.fingerprint.training.held_out import total
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 
@@ -158,9 +158,9 @@ def test_without_weights_rules_remain() -> None:
 
 def test_the_daemon_needs_no_torch_to_recognise() -> None:
     code = (
-        "import sys, numpy as np; from tuner.stage import StageFingerprint; f = StageFingerprint();"
+        "import sys, numpy as np; from zerotune.tuner.fingerprint import StageFingerprint; f = StageFingerprint();"
         "f.add(np.tile([2, 2, 3], 9), np.tile([1 << 20, 1 << 21, 1 << 20], 9), np.zeros(27));"
-        "assert f.calls_per_step == 3; import tuner.daemon, tuner.brain;"
+        "assert f.calls_per_step == 3; import zerotune.tuner.service.daemon, zerotune.tuner.learning.brain;"
         "print(*({'torch', 'sklearn', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

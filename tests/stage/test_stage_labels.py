@@ -7,11 +7,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from store.records import Collective, Stage
-from tuner.stage.ambiguity import told
-from tuner.stage.anatomy import TINY_BYTES, encode
-from tuner.stage.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
-from tuner.stage.labels import UNKNOWN, Shown, Training, visible
+from zerotune.store.records import Collective, Stage
+from zerotune.tuner.fingerprint.ambiguity import told
+from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
+from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown, Training, visible
+from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, encode
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.stage.steps import MAX_CALLS, StepCutter, find_period
+from zerotune.tuner.fingerprint.steps.cutting import MAX_CALLS, StepCutter, find_period
 
 
 def feed(cutter: StepCutter, codes: list[int], block: int = 7) -> int:

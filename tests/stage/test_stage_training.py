@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.errors import UserError
-from store.records import Collective, Stage
-from tuner.stage import grammar, no_training
-from tuner.stage.dataset import Sequence, disturbed, generated, hypothetical, one_step, recorded
-from tuner.stage.generator import FRAMEWORKS
-from tuner.stage.others import OTHERS
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective, Stage
+from zerotune.tuner.fingerprint.corpus import grammar, no_training
+from zerotune.tuner.fingerprint.corpus.dataset import Sequence, disturbed, generated, hypothetical, one_step, recorded
+from zerotune.tuner.fingerprint.corpus.generator import FRAMEWORKS
+from zerotune.tuner.fingerprint.corpus.others import OTHERS
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +118,10 @@ def test_one_step_is_the_primitive_period(sequences: list[Sequence]) -> None:
 def test_what_is_left_out_is_not_learned(sequences: list[Sequence], monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the framework's sequences nor the family's, in any fold; hypothetical ones always are."""
     pytest.importorskip("torch")
-    from tuner.stage import held_out
-    from tuner.stage.encoders import LstmEncoder, encoder_from_bytes
-    from tuner.stage.training import Examples
-    from tuner.stage.weights import shipped_blob
+    from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder, encoder_from_bytes
+    from zerotune.tuner.fingerprint.encoding.weights import shipped_blob
+    from zerotune.tuner.fingerprint.training import held_out
+    from zerotune.tuner.fingerprint.training.train import Examples
 
     groups: dict[int, tuple[str, str]] = {}
     learned: list[set[int]] = []
@@ -154,7 +154,7 @@ def test_what_is_left_out_is_not_learned(sequences: list[Sequence], monkeypatch:
 
 
 def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
-    from tuner.stage.command import train
+    from zerotune.tuner.offline.stage_command import train
 
     (tmp_path / "file").write_bytes(b"no database, and no folder" * 300)
     with pytest.raises(UserError, match="cannot write to"):
@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_training_command_makes_weights_that_load(tmp_path: Path) -> None:
-    from tuner.stage.command import train, weights_known
+    from zerotune.tuner.offline.stage_command import train, weights_known
 
     written = train(tmp_path / "weights", tmp_path / "store.db", 50, 2, 1, 0)
     assert [kind for kind, _, _ in written] == ["lstm", "ngram"]
@@ -177,9 +177,9 @@ def test_the_training_command_makes_weights_that_load(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_frameworks_never_seen_are_recognised() -> None:
     """All of them at once: the encoder learned hypothetical runs only, and fewer than the shipped one."""
-    from tuner.stage.evaluation import recognised
-    from tuner.stage.held_out import total
-    from tuner.stage.training import examples, train_lstm
+    from zerotune.tuner.fingerprint.training.evaluation import recognised
+    from zerotune.tuner.fingerprint.training.held_out import total
+    from zerotune.tuner.fingerprint.training.train import examples, train_lstm
 
     encoder = train_lstm(examples(hypothetical(10_000, 3), 3), 0)
     tally = total(recognised(encoder, recorded(), 1))

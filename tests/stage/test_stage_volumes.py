@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from store.records import Collective, Stage
-from tuner.stage.anatomy import TINY, Step, encode
-from tuner.stage.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
-from tuner.stage.encoders import decide
-from tuner.stage.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
-from tuner.stage.volumes import Proven, proven
+from zerotune.store.records import Collective, Stage
+from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
+from zerotune.tuner.fingerprint.encoding.encoders import decide
+from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
+from zerotune.tuner.fingerprint.steps.anatomy import TINY, Step, encode
+from zerotune.tuner.fingerprint.steps.volumes import Proven, proven
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 FLAG = (AR, 4)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.stage.dataset import disturbed, recorded
-from tuner.stage.encoders import encoder_from_bytes
-from tuner.stage.evaluation import recognised
-from tuner.stage.held_out import total
-from tuner.stage.steps import StepCutter
-from tuner.stage.voting import Ints, find_step, voted, walk
-from tuner.stage.weights import shipped_blob
+from zerotune.tuner.fingerprint.corpus.dataset import disturbed, recorded
+from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
+from zerotune.tuner.fingerprint.encoding.weights import shipped_blob
+from zerotune.tuner.fingerprint.steps.cutting import StepCutter
+from zerotune.tuner.fingerprint.steps.voting import Ints, find_step, voted, walk
+from zerotune.tuner.fingerprint.training.evaluation import recognised
+from zerotune.tuner.fingerprint.training.held_out import total
 
 STEP = np.array([1, *range(10, 70), *[2] * 20, *range(10, 70), 3, *[4, 5] * 15], np.int64)
 MICRO = np.array([7, 8, 8, 9, 7, 6, 6, 6, 5, 4], np.int64)

@@ -16,14 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from store.database import Store
-from tuner.stage import arrays, weights
-from tuner.stage.anatomy import Step, encode
-from tuner.stage.command import weights_known
-from tuner.stage.encoders import MAX_DEVIATION, LstmEncoder, encoder_from_bytes
-from tuner.stage.features import FEATURES_VERSION
-from tuner.stage.labels import N_OUTPUTS
-from tuner.stage.weights import DAMAGED, FABRIC, KINDS, load_encoder, model_name, record, shipped_blob
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.fingerprint.encoding import arrays, weights
+from zerotune.tuner.fingerprint.encoding.encoders import MAX_DEVIATION, LstmEncoder, encoder_from_bytes
+from zerotune.tuner.fingerprint.encoding.features import FEATURES_VERSION
+from zerotune.tuner.fingerprint.encoding.weights import (
+    DAMAGED,
+    FABRIC,
+    KINDS,
+    load_encoder,
+    model_name,
+    record,
+    shipped_blob,
+)
+from zerotune.tuner.fingerprint.labels import N_OUTPUTS
+from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
+from zerotune.tuner.offline.stage_command import weights_known
 
 STEP = Step(encode(np.array([2, 2, 3, 4]), np.array([1 << 20, 1 << 21, 1 << 20, 4])), np.zeros(4))
 
@@ -179,7 +187,7 @@ def shipped_blob_of(kind: str) -> bytes:
 
 def test_numpy_computes_what_torch_does() -> None:
     torch = pytest.importorskip("torch")
-    from tuner.stage.features import N_FRAME, frames, summary
+    from zerotune.tuner.fingerprint.encoding.features import N_FRAME, frames, summary
 
     encoder = encoder_from_bytes(shipped_blob("lstm"))
     _, values = arrays.from_bytes(shipped_blob("lstm"), FEATURES_VERSION)
@@ -201,7 +209,7 @@ def test_numpy_computes_what_torch_does() -> None:
 
 
 def test_the_command_names_weights_and_reads_a_trace() -> None:
-    from tuner.cli.stage import stage
+    from zerotune.tuner.cli.offline.stage import stage
 
     shown = CliRunner().invoke(stage, ["show"], env={"COLUMNS": "160"})
     assert shown.exit_code == 0, shown.output

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from store.database import MEASUREMENT, Store
+from zerotune.store.sqlite.database import MEASUREMENT, Store
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.database import Store
-from store.errors import StoreError
-from store.migrations import columns_without
-from store.records import (
+from zerotune.store.errors import StoreError
+from zerotune.store.records import (
     BASELINE,
     Candidate,
     Collective,
@@ -24,7 +22,9 @@ from store.records import (
     Phase,
     StepRecord,
 )
-from store.sound_rows import CELLS
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.migrations import columns_without
+from zerotune.store.sqlite.sound_rows import CELLS
 
 COLUMNS = [(table, column) for table, cells in CELLS.items() for column in cells]
 DAMAGE = {"text": "'{nope'", "negative": "-1e300", "bytes": "x'fffe'", "null": "NULL"}

@@ -8,9 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from store.database import MEASUREMENT, ModelRecord, Retention, Store
-from store.errors import StoreError
-from store.records import (
+from zerotune.store.errors import StoreError
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -25,6 +24,7 @@ from store.records import (
     StepRecord,
     size_class,
 )
+from zerotune.store.sqlite.database import MEASUREMENT, ModelRecord, Retention, Store
 
 FABRIC = {"gpu": "H100", "n_gpus": 8, "emulated": "one_node", "nvlink": True, "bus_gbs": 1.5}
 KEY = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -216,8 +216,8 @@ def test_a_limit_of_rows_holds_while_a_job_runs(path, block):
 
 
 def test_a_full_queue_drops_and_counts(store, block, monkeypatch):
-    monkeypatch.setattr("store.writer.MAX_PENDING_ROWS", 100)
-    monkeypatch.setattr("store.writer.LINGER_S", 30.0)
+    monkeypatch.setattr("zerotune.store.sqlite.writer.MAX_PENDING_ROWS", 100)
+    monkeypatch.setattr("zerotune.store.sqlite.writer.LINGER_S", 30.0)
     for _ in range(5):
         store.record_measurements("f", "j", block(40))
     store.flush()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from store.database import Store
-from store.records import CandidateStatistics
+from zerotune.store.records import CandidateStatistics
+from zerotune.store.sqlite.database import Store
 
 Maker = Callable[..., NDArray[np.void]]
 USUAL_US = 100.0

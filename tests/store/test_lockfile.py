@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from store.lockfile import LockFile, LockHeld
+from zerotune.store.lockfile import LockFile, LockHeld
 
 
 def test_the_loser_learns_who_won(tmp_path):

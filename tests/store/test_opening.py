@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from sqlite_utils import Database
 
-from store.database import Store
-from store.errors import StoreError, StoreLockedError, StoreVersionError
-from store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
+from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
+from zerotune.store.sqlite.database import Store
 
 WRITE_UNTIL_KILLED = """
 import sys
 import numpy as np
-from store.database import MEASUREMENT, Store
+from zerotune.store.sqlite.database import MEASUREMENT, Store
 
 store = Store.open(sys.argv[1])
 block = np.zeros(200, MEASUREMENT)
@@ -157,7 +157,7 @@ def test_an_older_schema_needs_a_writer_once(path, monkeypatch):
     database.execute("ALTER TABLE decisions DROP COLUMN step")
     database["_sqlite_migrations"].delete_where("name = ?", ["m002_step_of_decisions"])
     database.close()
-    monkeypatch.setattr("store.opening.READABLE_WITHOUT", ())
+    monkeypatch.setattr("zerotune.store.sqlite.opening.READABLE_WITHOUT", ())
     with pytest.raises(StoreError, match="older zerotune"):
         Store.open(path, read_only=True)
 

@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from store.database import Store
-from store.errors import StoreError
-from store.records import Stage
-from tuner.importing import import_measurements
+from zerotune.store.errors import StoreError
+from zerotune.store.records import Stage
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.importing.command import import_measurements
 
 
 def fill_disk(store: Store) -> None:
@@ -79,7 +79,7 @@ def test_an_import_that_finds_no_room_says_so_and_goes_on_later(tmp_path, monkey
 
 
 def test_what_finds_no_room_in_memory_either_is_lost_but_for_what_is_written_once(store, block, monkeypatch, caplog):
-    monkeypatch.setattr("store.writer.MAX_PENDING_ROWS", 3000)
+    monkeypatch.setattr("zerotune.store.sqlite.writer.MAX_PENDING_ROWS", 3000)
     with full_disk(store):
         store.record_measurements("f", "j", block(3000))
         store.flush()

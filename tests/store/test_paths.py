@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from store import paths
+from zerotune.store import paths
 
 
 def test_the_environment_overrides_every_place(monkeypatch, tmp_path):

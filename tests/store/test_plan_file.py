@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.errors import PlanError
-from store.plan_file import PlanFile, read_plan, write_plan
-from store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.store.errors import PlanError
+from zerotune.store.plan_file import PlanFile, read_plan, write_plan
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
 candidates = st.builds(
     Candidate, st.sampled_from(Algorithm), st.sampled_from(Protocol), st.integers(0, 64)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.records import (
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,

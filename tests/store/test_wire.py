@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import wire
-from store.errors import WireError
-from store.records import (
+from zerotune.store import wire
+from zerotune.store.errors import WireError
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,

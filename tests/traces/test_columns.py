@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tuner.traces import nccl_debug_lines, nccl_tests, read_trace, tuner_csv
-from tuner.traces.columns import MAX_TEXT_BYTES, Fields
-from tuner.traces.nccl_debug_lines import Lines
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.columns import MAX_TEXT_BYTES, Fields
+from zerotune.tuner.traces.nccl import nccl_debug_lines, nccl_tests, tuner_csv
+from zerotune.tuner.traces.nccl.nccl_debug_lines import Lines
 
 WORDS = st.one_of(
     st.integers(0, 10**17).map(str),

@@ -12,8 +12,8 @@ import trace_samples as samples
 from test_import_command import HEADER, ROWS, command
 from test_import_impossible import old_store
 
-from tuner.export import export_measurements
-from tuner.traces import csv_rows, read_trace
+from zerotune.tuner.offline.export import export_measurements
+from zerotune.tuner.traces import csv_rows, read_trace
 
 ROW = ROWS.format(4096, 20)
 OWN = "n_ranks,n_nodes,message_bytes,duration_us,collective,algorithm,protocol\n8,1,4096,1.5,all_gather,ring,ll\n"
@@ -42,7 +42,7 @@ def test_quoted_rows_are_read_as_the_others(text: str, tmp_path: Path):
 
 
 def test_a_quoted_line_break_may_stand_where_the_file_is_cut_into_pieces(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("tuner.traces.files.CHUNK_BYTES", 150)
+    monkeypatch.setattr("zerotune.tuner.traces.files.CHUNK_BYTES", 150)
     text = HEADER + "".join(ROWS.format(4096 * at, 20 + at) for at in range(1, 40))
     path = tmp_path / "quoted.csv"
     path.write_text(quoted(text + ROW.replace("ring", "rnig")), newline="")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from trace_samples import DATA, NCCL_TESTS_JSON
 
-from store.errors import TraceError
-from store.records import Algorithm, Collective, Observation, Protocol
-from tuner.traces import read_trace
-from tuner.traces.nccl_tests import CPU_TIMES, GROUPED
-from tuner.traces.records import Summary
+from zerotune.store.errors import TraceError
+from zerotune.store.records import Algorithm, Collective, Observation, Protocol
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.nccl.nccl_tests import CPU_TIMES, GROUPED
+from zerotune.tuner.traces.records import Summary
 
 P = "node1:100:101 [0] NCCL INFO "
 SHAPE = P + "comm 0x55a0 rank 0 nRanks 8 nNodes 2 localRanks 4 localRank 0 MNNVL 0\n"

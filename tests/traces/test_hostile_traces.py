@@ -16,11 +16,11 @@ import trace_samples as samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.errors import TraceError
-from tuner.traces import read_trace
-from tuner.traces.formats import by_name
-from tuner.traces.plain_pickle import load_plain
-from tuner.traces.records import Block, Summary
+from zerotune.store.errors import TraceError
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.formats import by_name
+from zerotune.tuner.traces.pytorch.plain_pickle import load_plain
+from zerotune.tuner.traces.records import Block, Summary
 
 
 def contents(name: str) -> bytes:

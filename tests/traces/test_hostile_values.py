@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import trace_samples as samples
 
-from store.errors import TraceError
-from tuner.traces import read_trace
-from tuner.traces.records import MAX_BYTES, MAX_REMARKS
+from zerotune.store.errors import TraceError
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.records import MAX_BYTES, MAX_REMARKS
 
 HOSTILE = (
     10**400, -(10**400), 2**64, 2**63, -1, 0, 1.5, 1e308, float("nan"), float("inf"), True, None, "", "x" * 300,

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import trace_samples as samples
 
-from store.database import Store
-from store.errors import TraceError
-from tuner import importing
-from tuner.cli import main
-from tuner.traces import trace as trace_module
+from zerotune.store.errors import TraceError
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.cli import main
+from zerotune.tuner.offline.importing import command as importing
+from zerotune.tuner.traces import trace as trace_module
 
 ROWS = "allgather,{},ring,ll128,8,2,16,1,0,0.5,10.2,{}.5\n"
 HEADER = (

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from trace_samples import INSPECTOR, TUNER_CSV
 
-from agent.trace_log import TraceLog
-from store.database import Store
-from store.errors import TraceError
-from store.measurements import MEASUREMENT
-from store.records import Algorithm, Collective, Phase, Protocol, Source
-from store.wire import OBSERVATION_FIELDS
-from tuner.export import export_measurements, write_nvidia_csv
-from tuner.replay.loading import load_table
-from tuner.traces import read_trace
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.errors import TraceError
+from zerotune.store.records import Algorithm, Collective, Phase, Protocol, Source
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.export import export_measurements, write_nvidia_csv
+from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.traces import read_trace
 
 OLD_NCCL_TESTS = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 536870912 step: 2(factor) warmup iters: 5 iters: 20
 #   Rank  0 Pid  14830 on       gpu9 device  0 [0x3d] GeForce RTX 2080 Ti
@@ -170,7 +170,7 @@ def test_rows_read_in_one_go_are_those_read_line_by_line(tmp_path: Path):
 def test_the_command_line_says_what_it_found(tmp_path: Path):
     path = tmp_path / "100g.txt"
     path.write_text(OLD_NCCL_TESTS)
-    command = [sys.executable, "-m", "tuner.cli", "import", str(path), "--dry-run", "--json", "--default"]
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "import", str(path), "--dry-run", "--json", "--default"]
     told = subprocess.run([*command, "--collective", "allreduce"], capture_output=True, text=True, check=True)
     document = json.loads(told.stdout)
     assert (document["n_measurements"], document["recorded"], document["left_out"]) == (4, False, {})
@@ -225,7 +225,7 @@ def test_a_file_of_150_mb_is_read_within_40_mb(tmp_path: Path, name: str):
                 file.write(body)
             file.write(end)
     script = (
-        "import sys, resource; from tuner.traces import read_trace\n"
+        "import sys, resource; from zerotune.tuner.traces import read_trace\n"
         "n = sum(len(block) for block in read_trace(sys.argv[1]).blocks())\n"
         "print(n, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

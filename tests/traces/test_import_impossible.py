@@ -6,25 +6,22 @@ import itertools
 import json
 import logging
 import sqlite3
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_import_command import command
 
-from agent.nccl.catalog import legal_cells
-from store.database import Store
-from store.measurements import MEASUREMENT
-from store.records import Algorithm, Collective, Protocol, Source
-from store.runnable import RUNNABLE_SQL, can_run, runnable
-from tuner.export import export_measurements
-from tuner.replay import load_table, replay_table
-from tuner.traces import read_trace
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from data_sets import of_folder, of_store
-from recorded_grids import Grid
+from benchmarks.lib.data_sets import of_folder, of_store
+from benchmarks.lib.recorded_grids import Grid
+from zerotune.agent.nccl.catalog import legal_cells
+from zerotune.store.records import Algorithm, Collective, Protocol, Source
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.runnable import RUNNABLE_SQL, can_run, runnable
+from zerotune.tuner.offline.export import export_measurements
+from zerotune.tuner.offline.replay import load_table, replay_table
+from zerotune.tuner.traces import read_trace
 
 HEADER = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,latency_us\n"
 SIZES = (4096, 65536, 1048576)

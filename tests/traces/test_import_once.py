@@ -12,10 +12,10 @@ import pytest
 import trace_samples as samples
 from test_import_command import HEADER, ROWS, command, stored, table
 
-from agent.trace_log import TraceLog
-from store.database import Store
-from store.wire import OBSERVATION_FIELDS
-from tuner.export import export_measurements
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.sqlite.database import Store
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.export import export_measurements
 
 GATHERS = samples.REAL["nccl_tests"]
 

@@ -11,15 +11,15 @@ import trace_samples as samples
 from test_import_command import HEADER, ROWS, command
 from test_import_edges import OLD_NCCL_TESTS
 
-from store.database import Store
-from store.records import Algorithm, Candidate, Collective, Protocol
-from tuner.importing import parse_setting
-from tuner.traces import read_trace
-from tuner.traces.csv_rows import UNKNOWN_NAME
-from tuner.traces.measuring import Said, measured
-from tuner.traces.own import RECORD_DTYPE
-from tuner.traces.records import UNKNOWN_U1, Summary
-from tuner.traces.tuner_csv import IMPOSSIBLE_TIME
+from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.importing.command import parse_setting
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME
+from zerotune.tuner.traces.measuring import Said, measured
+from zerotune.tuner.traces.nccl.tuner_csv import IMPOSSIBLE_TIME
+from zerotune.tuner.traces.own.reader import RECORD_DTYPE
+from zerotune.tuner.traces.records import UNKNOWN_U1, Summary
 
 GATHERS = samples.REAL["nccl_tests"]
 """nccl-tests of all_gather; its header names 1 host."""

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.database import MEASUREMENT, UNKNOWN, Store
-from store.errors import UserError
-from store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
-from store.runnable import runnable
-from tuner.export import export_measurements
-from tuner.importing import import_measurements
-from tuner.traces import Trace
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
+from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
+from zerotune.store.sqlite.runnable import runnable
+from zerotune.tuner.offline.export import export_measurements
+from zerotune.tuner.offline.importing.command import import_measurements
+from zerotune.tuner.traces import Trace
 
 UNSAID = {"fabric_id": None, "setting": None, "is_default": False, "n_nodes": None, "dry_run": False}
 OWNERS = [("sweep-a", "boxes"), ("sweep-b", "boxes, altered"), ("sweep-a", "third")]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import trace_samples as samples
 
-from store.errors import TraceError
-from store.measurements import MEASUREMENT
-from store.records import Algorithm, Candidate, Collective, Observation, Protocol, Source, TimingSource
-from tuner.traces import read_trace
-from tuner.traces.formats import FORMATS
-from tuner.traces.records import UNKNOWN_U4, empty_block, from_observations, to_observations, total_bytes
+from zerotune.store.errors import TraceError
+from zerotune.store.records import Algorithm, Candidate, Collective, Observation, Protocol, Source, TimingSource
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.formats import FORMATS
+from zerotune.tuner.traces.records import UNKNOWN_U4, empty_block, from_observations, to_observations, total_bytes
 
 MIB = 1 << 20
 

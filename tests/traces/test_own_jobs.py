@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from agent.trace_log import TraceLog
-from store.errors import TraceError, UserError
-from store.wire import OBSERVATION_FIELDS
-from tuner.cli.app import app
-from tuner.replay.loading import load_table
-from tuner.stage import command
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.errors import TraceError, UserError
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.cli.app import app
+from zerotune.tuner.offline import stage_command
+from zerotune.tuner.offline.replay.loading import load_table
 
 N_CALLS = 60
 
@@ -57,13 +57,13 @@ def test_a_copied_file_is_no_other_rank(folder: Path):
     table = load_table(folder)
     assert table.n_files == 1
     assert "Files of 1 of 2 ranks" in table.notes[1]
-    assert command.read(folder).n_calls == N_CALLS
+    assert stage_command.read(folder).n_calls == N_CALLS
 
 
 def test_of_several_jobs_one_is_named(folder: Path):
     for rank in range(2):
         log(folder, rank, 20, job_id="job-2")
-    for read in (load_table, command.read):
+    for read in (load_table, stage_command.read):
         with pytest.raises(TraceError, match=r"of 2 jobs \(job-1, job-2\); name one with --job"):
             read(folder)
         with pytest.raises(UserError, match="no trace there is of job job-3; use one of job-1, job-2"):
@@ -89,9 +89,9 @@ def test_a_restarted_job_is_replayed_by_its_longest_start(folder: Path):
 def test_ranks_are_the_jobs_not_a_communicators(tmp_path: Path):
     log(tmp_path, 0, 30)
     log(tmp_path, 1, 40)
-    assert [command.read(tmp_path, rank).n_calls for rank in (None, 0, 1)] == [30, 30, 40]
+    assert [stage_command.read(tmp_path, rank).n_calls for rank in (None, 0, 1)] == [30, 30, 40]
     with pytest.raises(UserError, match="holds nothing of rank 2; use one of 0, 1"):
-        command.read(tmp_path, 2)
+        stage_command.read(tmp_path, 2)
 
 
 def test_other_formats_do_not_tell_jobs_apart():
@@ -99,7 +99,7 @@ def test_other_formats_do_not_tell_jobs_apart():
     with pytest.raises(UserError, match=r"--job x: .* does not tell jobs apart; leave it out"):
         load_table(trace, job_id="x")
     with pytest.raises(UserError, match=r"--job x: .* does not tell jobs apart; leave it out"):
-        command.read(trace, job_id="x")
+        stage_command.read(trace, job_id="x")
 
 
 def test_a_damaged_file_among_others_is_told_of(folder: Path):

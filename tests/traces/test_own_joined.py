@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.trace_log import TraceLog
-from store.database import Store
-from store.errors import TraceError
-from store.wire import OBSERVATION_FIELDS
-from tuner.importing import import_measurements
-from tuner.importing_shown import left_out
-from tuner.replay.loading import load_table
-from tuner.traces import Trace, own_joined, read_trace
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.errors import TraceError
+from zerotune.store.sqlite.database import Store
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.importing.command import import_measurements
+from zerotune.tuner.offline.importing.messages import left_out
+from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.traces import Trace, read_trace
+from zerotune.tuner.traces.own import joined as own_joined
 
 MATCHED, TIMED = 1, 2
 N_CALLS = 500

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import trace_samples as samples
 
-from tuner.traces import read_trace
-from tuner.traces.rank_joining import joined
-from tuner.traces.records import UNKNOWN_U4, Summary, empty_block
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.rank_joining import joined
+from zerotune.tuner.traces.records import UNKNOWN_U4, Summary, empty_block
 
 
 def timed(calls: list[tuple[int, int, int, float]], n_ranks: int = 4) -> np.ndarray:

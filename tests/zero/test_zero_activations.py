@@ -11,14 +11,14 @@ from torch import Tensor
 from zero_models import TINY, gpt_batch, make_gpt
 from zero_world import World, group_of
 
-import zero_runtime
-from zero_runtime import fragmentation
-from zero_runtime.activations import PartitionedActivations
-from zero_runtime.buffers import Arena
-from zero_runtime.examples import contiguous_buffers
-from zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
-from zero_runtime.groups import hybrid_groups
-from zero_runtime.presets import preset
+from zerotune import zero_runtime
+from zerotune.zero_runtime.examples import contiguous_buffers
+from zerotune.zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
+from zerotune.zero_runtime.layout import fragmentation
+from zerotune.zero_runtime.layout.contiguous_buffers import Arena
+from zerotune.zero_runtime.layout.groups import hybrid_groups
+from zerotune.zero_runtime.presets import preset
+from zerotune.zero_runtime.stages.activations import PartitionedActivations
 
 Result = dict[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from agent.nccl import fabric
-from store.errors import UserError
-from tuner import overlap_report
-from zero_runtime import analysis
+from zerotune.agent.nccl import fabric
+from zerotune.store.errors import UserError
+from zerotune.tuner.offline import overlap_report
+from zerotune.zero_runtime import analysis
 
 TABLE_1 = """
 1 120 120 120 2048 2048 2048 16000 16000 16000

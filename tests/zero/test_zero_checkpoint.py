@@ -15,9 +15,9 @@ from torch import Tensor
 from zero_models import MODELS
 from zero_world import World, group_of
 
-import zero_runtime
-from zero_runtime import checkpoint
-from zero_runtime.rectangles import boxes
+from zerotune import zero_runtime
+from zerotune.zero_runtime import checkpoint
+from zerotune.zero_runtime.layout.rectangles import boxes
 
 
 @given(st.lists(st.integers(1, 5), max_size=4).map(tuple), st.data())

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from zero_world import World, group_of
 
-from zero_runtime import collectives
-from zero_runtime.collectives import EXCHANGED, PLAIN
-from zero_runtime.gradients import Flights, InFlight
+from zerotune.zero_runtime import collectives
+from zerotune.zero_runtime.collectives import EXCHANGED, PLAIN
+from zerotune.zero_runtime.stages.gradients import Flights, InFlight
 
 N_ELEMENTS = [1, 7, 4096]
 

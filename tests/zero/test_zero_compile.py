@@ -8,7 +8,7 @@ import torch.distributed as dist
 from zero_models import gpt_batch, make_gpt
 from zero_world import World, group_of
 
-import zero_runtime
+from zerotune import zero_runtime
 
 pytestmark = pytest.mark.slow  # loading the compiler takes longer than all else here
 WAYS = ("layers", "layers, before", "model", "model in place")

@@ -10,9 +10,9 @@ from torch import nn
 from zero_models import gpt_batch, make_gpt, make_odd
 from zero_world import World, group_of
 
-import zero_runtime
-from zero_runtime.lifecycle import LEGAL, Lifecycle, State
-from zero_runtime.rollcall import RollCall
+from zerotune import zero_runtime
+from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.stages.lifecycle import LEGAL, Lifecycle, State
 
 
 def message_of(scene: Callable[[], None]) -> str:

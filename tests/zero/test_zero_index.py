@@ -8,8 +8,8 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from zero_runtime.checkpoint import SafeReader
-from zero_runtime.errors import CheckpointError
+from zerotune.zero_runtime.checkpoint import SafeReader
+from zerotune.zero_runtime.errors import CheckpointError
 
 
 class Call:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zero_runtime.layout import Layout, plan_layout
+from zerotune.zero_runtime.layout.flat_layout import Layout, plan_layout
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=12)
 layouts = st.builds(

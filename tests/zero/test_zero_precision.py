@@ -7,7 +7,7 @@ from torch import Tensor
 from zero_models import gpt_batch, make_gpt
 from zero_world import World, group_of
 
-import zero_runtime
+from zerotune import zero_runtime
 
 
 def scaled_training(n_ranks: int, poison_rank: int | None) -> tuple[dict[str, Tensor], float, int, list[bool]]:

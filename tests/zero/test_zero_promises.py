@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from zero_models import TINY, gpt_batch, make_gpt
 from zero_world import World, group_of
 
-import zero_runtime
-from zero_runtime import analysis, collectives, phases
-from zero_runtime.examples.gpt import GPT
-from zero_runtime.lifecycle import Lifecycle, State
+from zerotune import zero_runtime
+from zerotune.zero_runtime import analysis, collectives, phases
+from zerotune.zero_runtime.examples.gpt import GPT
+from zerotune.zero_runtime.stages.lifecycle import Lifecycle, State
 
 Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
 

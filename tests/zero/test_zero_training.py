@@ -10,7 +10,7 @@ from torch import Tensor
 from zero_models import DTYPES, MODELS, make_gpt, reference, to_dtype
 from zero_world import World, group_of
 
-import zero_runtime
+from zerotune import zero_runtime
 
 ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
 EPS = 1e-2

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zero_models import DTYPES
 from zero_world import World, group_of
 
-import zero_runtime
+from zerotune import zero_runtime
 
 N_STEPS = 2
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zero_runtime.examples.gpt import GPT, GPTShape
+from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
 
 TINY = GPTShape(n_tokens=61, n_context=8, n_layers=3, n_heads=2, width=12)
 

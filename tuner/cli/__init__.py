@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from store.errors import UserError, ZerotuneError
+from zerotune.store.errors import UserError, ZerotuneError
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def _ended_in_good_order() -> Iterator[None]:
 
 def _run() -> None:
     try:
-        from tuner.cli.app import app  # here: Ctrl-C while it is loaded ends no worse than later
+        from zerotune.tuner.cli.app import app  # here: Ctrl-C while it is loaded ends no worse than later
 
         _refuse_empty(sys.argv[1:])
         code = app(prog_name="zerotune", standalone_mode=False)

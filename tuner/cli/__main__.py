@@ -1,5 +1,5 @@
-"""`python -m tuner.cli`."""
+"""`python -m zerotune.tuner.cli`."""
 
-from tuner.cli import main
+from zerotune.tuner.cli import main
 
 main()

@@ -6,23 +6,23 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.daemon import daemon
-from tuner.cli.demo import demo
-from tuner.cli.explain import explain
-from tuner.cli.export import export
-from tuner.cli.fabrics import fabrics
-from tuner.cli.import_ import import_
-from tuner.cli.keys import keys
-from tuner.cli.launch import launch
-from tuner.cli.memory import memory
-from tuner.cli.metrics import metrics
-from tuner.cli.models import models
-from tuner.cli.plot import plot
-from tuner.cli.replay import replay
-from tuner.cli.report import report
-from tuner.cli.stage import stage
-from tuner.cli.status import status
-from tuner.cli.sweep import sweep
+from zerotune.tuner.cli.live.daemon import daemon
+from zerotune.tuner.cli.live.explain import explain
+from zerotune.tuner.cli.live.fabrics import fabrics
+from zerotune.tuner.cli.live.keys import keys
+from zerotune.tuner.cli.live.launch import launch
+from zerotune.tuner.cli.live.metrics import metrics
+from zerotune.tuner.cli.live.models import models
+from zerotune.tuner.cli.live.status import status
+from zerotune.tuner.cli.offline.demo import demo
+from zerotune.tuner.cli.offline.export import export
+from zerotune.tuner.cli.offline.import_ import import_
+from zerotune.tuner.cli.offline.memory import memory
+from zerotune.tuner.cli.offline.plot import plot
+from zerotune.tuner.cli.offline.replay import replay
+from zerotune.tuner.cli.offline.report import report
+from zerotune.tuner.cli.offline.stage import stage
+from zerotune.tuner.cli.offline.sweep import sweep
 
 app = typer.Typer(
     name="zerotune",

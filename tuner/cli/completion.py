@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import typer
 
-from store.errors import ZerotuneError
+from zerotune.store.errors import ZerotuneError
 
 Completion = Callable[[typer.Context, str], list[str]]
 
@@ -29,73 +29,73 @@ def one_of(*values: str) -> Completion:
 
 
 def _fabrics(ctx: typer.Context) -> Iterable[str]:
-    from agent.nccl import fabric
+    from zerotune.agent.nccl import fabric
 
     return fabric.names()
 
 
 def _collectives(ctx: typer.Context) -> Iterable[str]:
-    from store.records import Collective
+    from zerotune.store.records import Collective
 
     return Collective.__members__
 
 
 def _swept(ctx: typer.Context) -> Iterable[str]:
-    from tuner.sweep.run import SWEEPABLE
+    from zerotune.tuner.offline.sweep.run import SWEEPABLE
 
     return [one.name for one in SWEEPABLE]
 
 
 def _phases(ctx: typer.Context) -> Iterable[str]:
-    from store.records import Phase
+    from zerotune.store.records import Phase
 
     return Phase.__members__
 
 
 def _formats(ctx: typer.Context) -> Iterable[str]:
-    from tuner.traces.formats import FORMATS
+    from zerotune.tuner.traces.formats import FORMATS
 
     return [one.name for one in FORMATS]
 
 
 def _optimizers(ctx: typer.Context) -> Iterable[str]:
-    from tuner.memory_report import OPTIMIZERS
+    from zerotune.tuner.offline.memory_report import OPTIMIZERS
 
     return OPTIMIZERS
 
 
 def _precisions(ctx: typer.Context) -> Iterable[str]:
-    from tuner.memory_report import PRECISIONS
+    from zerotune.tuner.offline.memory_report import PRECISIONS
 
     return PRECISIONS
 
 
 def _policies(ctx: typer.Context) -> Iterable[str]:
-    from tuner.replay.policies import POLICIES
+    from zerotune.tuner.offline.replay.policies import POLICIES
 
     return POLICIES
 
 
 def _jobs(ctx: typer.Context) -> Iterable[str]:
-    from store.database import Store
-    from tuner.cli.options import store_path
+    from zerotune.store.sqlite.database import Store
+    from zerotune.tuner.cli.options import store_path
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
         return [job.job_id for job in reversed(store.jobs())]
 
 
 def _fabric_ids(ctx: typer.Context) -> Iterable[str]:
-    from store.database import Store
-    from tuner.cli.options import store_path
+    from zerotune.store.sqlite.database import Store
+    from zerotune.tuner.cli.options import store_path
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
         return list(store.fabrics())
 
 
 def _models(ctx: typer.Context) -> Iterable[str]:
-    from store.database import Store
-    from tuner import models
-    from tuner.cli.options import store_path
+    from zerotune.store.sqlite.database import Store
+    from zerotune.tuner.cli.options import store_path
+    from zerotune.tuner.modeling import kept_models as models
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
         return [line.model_id for line in models.listed(store)]

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from store.errors import UserError
-from store.whole_file import in_one_piece
-from tuner.cli import completion
+from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli import completion
 
 
 def _existing_keys(context: typer.Context, folder: Path | None) -> Path | None:
@@ -78,7 +78,7 @@ def output_file(path: Path) -> Path:
 
 def store_path(path: Path | None) -> Path:
     """The given store file or the default one; UserError when it is a folder."""
-    from store.paths import default_store_path
+    from zerotune.store.paths import default_store_path
 
     chosen = path or default_store_path()
     if chosen.is_dir():
@@ -88,8 +88,8 @@ def store_path(path: Path | None) -> Path:
 
 def endpoint_or_default(endpoint: str | None) -> str:
     """The given endpoint or this user's default one; UserError when no daemon could ever be there."""
-    from store.endpoints import check_endpoint
-    from store.paths import default_endpoint
+    from zerotune.store.endpoints import check_endpoint
+    from zerotune.store.paths import default_endpoint
 
     chosen = endpoint or default_endpoint()
     check_endpoint(chosen)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from store.errors import UserError
+from zerotune.store.errors import UserError
 
 if TYPE_CHECKING:
-    from tuner.brain import BrainSettings
+    from zerotune.tuner.learning.brain import BrainSettings
 
 BudgetPercent = Annotated[
     float | None,
@@ -38,7 +38,7 @@ def brain_settings(budget_percent: float | None, memory_threshold: float | None,
     Raises:
         UserError: a value is out of its range, or they contradict each other.
     """
-    from tuner.brain import BrainSettings
+    from zerotune.tuner.learning.brain import BrainSettings
 
     usual = BrainSettings()
     if budget_percent is not None and not 0.0 < budget_percent <= 100.0:

@@ -4,8 +4,8 @@ A scraper, however slow or hostile, has this process only: it asks the daemon fo
 and reads the store as any other reader does.
 """
 
-from tuner.metrics.collector import Collector
-from tuner.metrics.dashboard import dashboard
-from tuner.metrics.server import serve
+from zerotune.tuner.metrics.collector import Collector
+from zerotune.tuner.metrics.dashboard import dashboard
+from zerotune.tuner.metrics.server import serve
 
 __all__ = ["Collector", "dashboard", "serve"]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from store.errors import UserError
-from tuner.metrics.server import parse_address
+from zerotune.store.errors import UserError
+from zerotune.tuner.metrics.server import parse_address
 
 _PR_SET_PDEATHSIG: Final = 1
 READY: Final = "metrics at "
@@ -26,7 +26,7 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
         UserError: the address is none, or cannot be had.
     """
     parse_address(address)
-    command = [sys.executable, "-m", "tuner.cli", "metrics", "--serve", address, "--endpoint", endpoint]
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "metrics", "--serve", address, "--endpoint", endpoint]
     command += ["--store", str(store_path), *(["--curve-keys", str(curve_dir)] if curve_dir is not None else [])]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -17,12 +17,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector as Base
 
-from store.database import UNKNOWN
-from store.errors import StoreError
-from store.records import Algorithm, Collective, Phase, Protocol
-from store.tally import Taken, Tally
-from store.wire import StatusReply
-from tuner.status import fetch_status
+from zerotune.store.errors import StoreError
+from zerotune.store.records import Algorithm, Collective, Phase, Protocol
+from zerotune.store.sqlite.database import UNKNOWN
+from zerotune.store.sqlite.tally import Taken, Tally
+from zerotune.store.wire import StatusReply
+from zerotune.tuner.client.status import fetch_status
 
 COLLECTIVE_LABELS: Final = ("job", "collective", "phase", "algorithm", "protocol")
 BUCKETS_US: Final = tuple(round(10 * 2 ** (step / 2), 1) for step in range(37))

@@ -9,8 +9,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from store.errors import UserError
-from tuner.metrics.collector import Collector
+from zerotune.store.errors import UserError
+from zerotune.tuner.metrics.collector import Collector
 
 MAX_CONNECTIONS: Final = 8
 CONNECTION_TIMEOUT_S: Final = 5.0

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from store.errors import TraceError
-from tuner.traces.files import MAX_LINE_BYTES, line_chunks
-from tuner.traces.records import Summary
+from zerotune.store.errors import TraceError
+from zerotune.tuner.traces.files import MAX_LINE_BYTES, line_chunks
+from zerotune.tuner.traces.records import Summary
 
 UNKNOWN_NAME: Final = "row with an unknown name or number"
 _MAX_SHOWN: Final = 60

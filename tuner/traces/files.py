@@ -13,8 +13,8 @@ from typing import IO, Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from store.errors import TraceError
-from tuner.traces.records import Summary
+from zerotune.store.errors import TraceError
+from zerotune.tuner.traces.records import Summary
 
 CHUNK_BYTES: Final = 1 << 19
 MAX_LINE_BYTES: Final = 16 << 20

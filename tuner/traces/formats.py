@@ -7,27 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from store.errors import TraceError
-from tuner.traces import (
+from zerotune.store.errors import TraceError
+from zerotune.tuner.traces.files import head
+from zerotune.tuner.traces.nccl import inspector, nccl_debug, nccl_tests, nccl_tests_json, profiler_events, tuner_csv
+from zerotune.tuner.traces.near_misses import near_miss
+from zerotune.tuner.traces.own import blocks as own_blocks
+from zerotune.tuner.traces.own import measurements_csv
+from zerotune.tuner.traces.pytorch import (
     chakra,
     execution_trace,
     flight_recorder,
     flight_recorder_pickle,
-    inspector,
     kineto,
-    measurements_csv,
-    nccl_debug,
-    nccl_tests,
-    nccl_tests_json,
-    own_blocks,
     param_comms,
-    profiler_events,
-    tuner_csv,
 )
-from tuner.traces.files import head
-from tuner.traces.near_misses import near_miss
-from tuner.traces.records import Block, Summary
-from tuner.traces.refused import refusal
+from zerotune.tuner.traces.records import Block, Summary
+from zerotune.tuner.traces.refused import refusal
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from store.errors import UserError
-from store.measurements import MEASUREMENT, candidate_of
-from store.records import Candidate, Collective, Source
-from store.runnable import runnable, runnable_cells
-from tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
+from zerotune.store.errors import UserError
+from zerotune.store.records import Candidate, Collective, Source
+from zerotune.store.sqlite.measurements import MEASUREMENT, candidate_of
+from zerotune.store.sqlite.runnable import runnable, runnable_cells
+from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
 
 _SAME_FIELDS: Final = (
     "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "memory_pressure", "collective", "phase",
@@ -47,7 +47,7 @@ class Portion:
     """Measurements of one job on one fabric."""
 
     rows: Block
-    """store.measurements.MEASUREMENT [n]."""
+    """zerotune.store.sqlite.measurements.MEASUREMENT [n]."""
     job_id: str | None = None
     """None where the file does not tell; likewise the fabric."""
     fabric_id: str | None = None

@@ -6,9 +6,9 @@ import codecs
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from agent.nccl.catalog import find_collective
-from tuner.traces.csv_rows import cells_of
-from tuner.traces.refused import Refusal
+from zerotune.agent.nccl.catalog import find_collective
+from zerotune.tuner.traces.csv_rows import cells_of
+from zerotune.tuner.traces.refused import Refusal
 
 TUNER_COLUMNS: Final = (
     "collective", "size_bytes", "algorithm", "protocol", "channels", "nodes", "ranks", "pipeOps", "regBuff",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.traces.records import BLOCK_ROWS, Block, Summary
+from zerotune.tuner.traces.records import BLOCK_ROWS, Block, Summary
 
 
 def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:

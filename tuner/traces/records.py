@@ -1,6 +1,6 @@
 """What every importer produces: blocks of observations, and a summary of what a file told.
 
-Blocks are numpy arrays of `store.wire.OBSERVATION_FIELDS`, the same 64 bytes that the plugin records.
+Blocks are numpy arrays of `zerotune.store.wire.OBSERVATION_FIELDS`, the same 64 bytes that the plugin records.
 Unknown values: n_ranks, n_nodes, n_channels and start_ns 0; rank and step all ones; duration_us negative;
 algorithm, protocol and datatype 255; memory_pressure NaN. Nothing is ever filled in by guessing.
 """
@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
-from store.wire import FLAG_TIMED, OBSERVATION_FIELDS
+from zerotune.store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
+from zerotune.store.wire import FLAG_TIMED, OBSERVATION_FIELDS
 
 Block = NDArray[np.void]
 

@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from store.errors import TraceError
-from store.records import Candidate, Collective, Observation
-from tuner.traces import measurements_csv, own_joined
-from tuner.traces.files import CHUNK_BYTES, opened, read_some
-from tuner.traces.formats import Format, by_name, detect
-from tuner.traces.measuring import Portion, Said, measured, without_impossible
-from tuner.traces.rank_joining import joined
-from tuner.traces.records import MAX_BYTES, Block, Summary, to_observations
+from zerotune.store.errors import TraceError
+from zerotune.store.records import Candidate, Collective, Observation
+from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
+from zerotune.tuner.traces.formats import Format, by_name, detect
+from zerotune.tuner.traces.measuring import Portion, Said, measured, without_impossible
+from zerotune.tuner.traces.own import joined as own_joined
+from zerotune.tuner.traces.own import measurements_csv
+from zerotune.tuner.traces.rank_joining import joined
+from zerotune.tuner.traces.records import MAX_BYTES, Block, Summary, to_observations
 
 Read = TypeVar("Read")
 NOTHING_SAID: Final = Said()
@@ -195,7 +196,7 @@ class Trace:
     def measurements(
         self, setting: Candidate | None = None, *, is_default: bool = False, n_nodes: int | None = None
     ) -> Iterator[Block]:
-        """The rows of `portions`: blocks of `store.measurements.MEASUREMENT`."""
+        """The rows of `portions`: blocks of `zerotune.store.sqlite.measurements.MEASUREMENT`."""
         for portion in self.portions(Said(setting, is_default, n_nodes)):
             yield portion.rows
 

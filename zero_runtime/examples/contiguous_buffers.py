@@ -1,6 +1,6 @@
 """Draws what M_D does: a recorded training step, with and without contiguous buffers, replayed into a heap.
 
-python -m zero_runtime.examples.contiguous_buffers
+python -m zerotune.zero_runtime.examples.contiguous_buffers
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-import zero_runtime
-from zero_runtime import fragmentation
-from zero_runtime.activations import PartitionedActivations
-from zero_runtime.buffers import Arena
-from zero_runtime.examples.gpt import GPTShape
-from zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
+from zerotune import zero_runtime
+from zerotune.zero_runtime.examples.gpt import GPTShape
+from zerotune.zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
+from zerotune.zero_runtime.layout import fragmentation
+from zerotune.zero_runtime.layout.contiguous_buffers import Arena
+from zerotune.zero_runtime.stages.activations import PartitionedActivations
 
 SHAPE = GPTShape(n_layers=8, width=128, n_context=64)
 N_BATCH = 4

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zero_runtime.examples.gpt import GPT, Block, GPTShape
+from zerotune.zero_runtime.examples.gpt import GPT, Block, GPTShape
 
 
 class _CopyToRanks(torch.autograd.Function):

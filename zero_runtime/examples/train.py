@@ -13,8 +13,8 @@ import pydoc_data.topics
 import torch
 import torch.distributed as dist
 
-import zero_runtime
-from zero_runtime.examples.gpt import GPT, GPTShape
+from zerotune import zero_runtime
+from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from agent.nccl.emulated.capture import Graph
-from agent.nccl.emulated.errors import (
+from zerotune.agent.nccl.emulated.device.memory import memory_pressure
+from zerotune.agent.nccl.emulated.errors import (
     CallMismatch,
     CollectiveTimeout,
     DeviceOutOfMemory,
@@ -16,9 +16,9 @@ from agent.nccl.emulated.errors import (
     PeerLost,
     SettingDisagreement,
 )
-from agent.nccl.emulated.journal import Journal, JournalCall, journal
-from agent.nccl.emulated.memory import memory_pressure
-from agent.nccl.emulated.process_group import BACKEND, EmulatedProcessGroup, create
+from zerotune.agent.nccl.emulated.journal import Journal, JournalCall, journal
+from zerotune.agent.nccl.emulated.torch_backend.capture import Graph
+from zerotune.agent.nccl.emulated.torch_backend.process_group import BACKEND, EmulatedProcessGroup, create
 
 __all__ = [
     "BACKEND",

@@ -11,10 +11,10 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
-from agent.nccl.build_folder import may_hold_builds
-from store.errors import PluginError
+from zerotune.agent.nccl.build_folder import may_hold_builds
+from zerotune.store.errors import PluginError
 
-SOURCES: Final = ("rendezvous.c", "host.c")
+SOURCES: Final = ("transport/rendezvous.c", "host/host.c")
 INCLUDED: Final = "../plugin/nccl_abi.h"
 FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from store.errors import RankDisagreement, ZerotuneError
+from zerotune.store.errors import RankDisagreement, ZerotuneError
 
 
 class EmulatedNcclError(ZerotuneError, RuntimeError):

@@ -10,12 +10,12 @@ from typing import Final
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from agent.nccl import fabric as fabrics
-from agent.nccl.emulated import clock
-from agent.nccl.emulated.compute import ComputeModel
-from agent.nccl.emulated.memory import device
-from agent.nccl.emulation_settings import EmulationSettings
-from agent.nccl.fabric import Fabric
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulated.device.compute import ComputeModel
+from zerotune.agent.nccl.emulated.device.memory import device
+from zerotune.agent.nccl.emulation_settings import EmulationSettings
+from zerotune.agent.nccl.fabric import Fabric
 
 DEFAULT_FABRIC: Final = "ethernet_boxes"
 

@@ -1,4 +1,4 @@
-/* store.records.size_class: quarter octaves, exact at powers of two. */
+/* zerotune.store.records.size_class: quarter octaves, exact at powers of two. */
 #ifndef ZEROTUNE_SIZE_CLASS_H
 #define ZEROTUNE_SIZE_CLASS_H
 

@@ -142,7 +142,7 @@ uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
  * ranks in lockstep. */
 uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 uint32_t zerotune_tuner_abi(void); /* version NCCL initialised a communicator's tuner by; 0 = none yet */
-uint32_t zerotune_size_class(uint64_t message_bytes); /* store.records.size_class */
+uint32_t zerotune_size_class(uint64_t message_bytes); /* zerotune.store.records.size_class */
 
 size_t zerotune_drain(zt_record *out, size_t max_records);
 size_t zerotune_drain_costs(zt_cost_record *out, size_t max_records);

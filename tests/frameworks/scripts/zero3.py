@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 import toy
 
-import zero_runtime
+from zerotune import zero_runtime
 
 options = toy.parser().parse_args()
 dist.init_process_group()

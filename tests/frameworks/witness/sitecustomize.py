@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-JOURNAL = "agent.nccl.emulated.journal"
+JOURNAL = "zerotune.agent.nccl.emulated.journal"
 
 
 class _KeepCalls:
@@ -44,8 +44,8 @@ def _testify():
     if os.environ["ZEROTUNE_AGENT"] == "1":
         from dataclasses import asdict
 
-        from agent.activate import installed
-        from agent.nccl import library
+        from zerotune.agent.activate import installed
+        from zerotune.agent.nccl import library
 
         document["counters"] = asdict(library.load().counters())
         document["n_errors"] = installed.session.n_errors

@@ -1,0 +1,127 @@
+"""Before anything else: which start of the job is this, and are all its ranks here, alike, and ready to
+stop where the first turn is?
+
+A restarted job may find the store that its last start left behind, and launchers number starts differently
+on different nodes. So rank 0 numbers them in the store: an *incarnation* is one start of rank 0, and all
+further keys lie below its number. A rank may read an old number before rank 0 has written the new one;
+then it must find out, and never mistake the dead ranks' keys for its peers'.
+
+No rank may wait at a boundary for ranks that never installed the agent, so it happens in steps, all in
+the background and none of them bounded in time:
+
+1. Each rank counts itself in the incarnation, under its fingerprint and in all. Only rank 0 says that
+   all are here, and whether every rank had the same fingerprint. In an old incarnation it is dead: there,
+   either nobody ever says it, or it had been said and the count is full, which a newcomer sees.
+2. Each rank that reads "alike" promises a boundary that it will not cross without knowing the first
+   turn. By now all ranks are known to be there, so that this wait ends.
+3. Rank 0 collects the promises and writes the first turn, at the furthest of them.
+
+With a rank missing, step 1 never ends, and training runs untuned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from zerotune.agent.agreement.exchange import Exchange
+from zerotune.agent.agreement.protocol import Turn, decode_turn
+
+N_INCARNATIONS_KEY = "n_incarnations"
+INCARNATION_KEY = "incarnation"
+FIRST_TURN_KEY = "turn/first"
+ALIKE = b"alike"
+DIFFERENT = b"different"
+
+
+def found_incarnation(exchange: Exchange) -> int:
+    """Rank 0: begin a new incarnation; further keys of `exchange` are its own."""
+    number = exchange.add(N_INCARNATIONS_KEY)
+    exchange.set(INCARNATION_KEY, str(number).encode())
+    exchange.set(_begun_key(number), b"1")
+    exchange.enter(str(number))
+    return number
+
+
+def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
+    """Step 1 of rank 0, after `found_incarnation`: True when all ranks came with this `fingerprint`."""
+    exchange.add(member_key(fingerprint))
+    exchange.add(all_key(world_size))
+    exchange.wait_until(lambda: exchange.add(all_key(world_size), 0) >= world_size)
+    is_alike = exchange.add(member_key(fingerprint), 0) == world_size
+    exchange.set(verdict_key(world_size), ALIKE if is_alike else DIFFERENT)
+    return is_alike
+
+
+def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bool]:
+    """Step 1 of the others: the incarnation, and whether all ranks of it came with this `fingerprint`."""
+    number = 0
+    while True:
+        number = _read_number(exchange, above=number)
+        exchange.enter(str(number))
+        exchange.add(member_key(fingerprint))
+        is_full = exchange.add(all_key(world_size)) > world_size
+        verdict = None if is_full else _await_verdict(exchange, world_size, number)
+        if verdict is not None:
+            return number, verdict == ALIKE
+
+
+def announce_promise(exchange: Exchange, rank: int, boundary: int) -> None:
+    """Step 2, after `Follower.promise`."""
+    exchange.set(promise_key(rank), str(boundary).encode())
+
+
+def write_first_turn(exchange: Exchange, world_size: int, first_turn: Callable[[list[int]], bytes]) -> None:
+    """Step 3, on rank 0: `first_turn` makes the value from all promises."""
+    promises = []
+    for rank in range(world_size):
+        promises.append(int(exchange.poll(promise_key(rank))))
+    exchange.set(FIRST_TURN_KEY, first_turn(promises))
+    for rank in range(world_size):
+        exchange.delete(promise_key(rank))
+
+
+def read_first_turn(exchange: Exchange) -> Turn:
+    """The first turn, on every rank."""
+    return decode_turn(exchange.poll(FIRST_TURN_KEY))
+
+
+def all_key(world_size: int) -> str:
+    """Where ranks are counted; a job that restarts with another number of ranks counts elsewhere."""
+    return f"muster/{world_size}/all"
+
+
+def verdict_key(world_size: int) -> str:
+    """Where rank 0 says whether all are alike."""
+    return f"muster/{world_size}/verdict"
+
+
+def member_key(fingerprint: str) -> str:
+    """Where the ranks of one fingerprint are counted."""
+    return "muster/" + hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+
+
+def promise_key(rank: int) -> str:
+    """Where a rank's promise is written."""
+    return f"muster/promise/{rank}"
+
+
+def _begun_key(number: int) -> str:
+    return f"incarnation/{number}"
+
+
+def _read_number(exchange: Exchange, above: int) -> int:
+    """The newest incarnation, once there is one after `above`."""
+    exchange.enter("")
+    exchange.wait_until(lambda: exchange.has(_begun_key(above + 1)))
+    return int(exchange.get(INCARNATION_KEY))  # written before the key that was waited for
+
+
+def _await_verdict(exchange: Exchange, world_size: int, number: int) -> bytes | None:
+    """Rank 0's verdict; None when a newer incarnation has begun instead."""
+
+    def is_over() -> bool:
+        return exchange.has(_begun_key(number + 1), everywhere=True)
+
+    exchange.wait_until(lambda: exchange.has(verdict_key(world_size)) or is_over())
+    return None if is_over() else exchange.get(verdict_key(world_size))

@@ -1,0 +1,179 @@
+"""The agent's line to the daemon: a DEALER socket on its own thread.
+
+Nothing here can hold training up: sends never wait, what cannot be sent is counted and dropped, a
+daemon that dies is noticed by its silence and greeted again when one answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import zmq
+
+from zerotune.agent.daemon_link.keys import connect
+from zerotune.store import wire
+from zerotune.store.errors import UserError, WireError
+
+logger = logging.getLogger("zerotune.agent")
+
+HELLO_EVERY_S = 1.0
+COINCIDE_S = 0.3
+"""A greeting is sent so much early when the thread is awake anyway."""
+SILENCE_S = 3.5
+SEND_QUEUE_MESSAGES = 256
+FLUSH_AT_EXIT_MS = 200
+
+
+class Outbox(Protocol):
+    """What the channel's thread asks at each tick for messages to send."""
+
+    def tick_s(self) -> float:
+        """How long until it wants to be asked again."""
+
+    def collect(self) -> Sequence[tuple[wire.AgentMessage, Any]]:
+        """Messages and their records frames (or None)."""
+
+
+class Channel:
+    """Owns the socket and the thread.
+
+    Args:
+        endpoint: ZeroMQ endpoint of the daemon; None: there is none, the thread only empties the outbox.
+        hello: builds the greeting, or None while it cannot yet; called on the channel's thread.
+        outbox: asked at each tick for what is to be sent.
+        on_message: called on the channel's thread with each message of the daemon.
+        on_alive: called with True when a daemon answers, with False when it has gone silent.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None,
+        hello: Callable[[], wire.Hello | None],
+        outbox: Outbox,
+        on_message: Callable[[wire.DaemonMessage], None],
+        on_alive: Callable[[bool], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._hello = hello
+        self._outbox = outbox
+        self._on_message = on_message
+        self._on_alive = on_alive
+        self._farewells: deque[wire.AgentMessage] = deque()
+        self._is_stopping = False
+        self._wake_fds = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="zerotune-channel", daemon=True)
+        self.n_unsent = 0
+        self.alive = False
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def close(self, farewell: wire.AgentMessage | None = None) -> None:
+        """Send what is left, say goodbye, stop; waits for at most a second."""
+        if self._is_stopping:
+            return
+        if farewell is not None:
+            self._farewells.append(farewell)
+        self._is_stopping = True
+        os.write(self._wake_fds[1], b"x")
+        self._thread.join(timeout=1.0)
+        if not self._thread.is_alive():
+            for fd in self._wake_fds:
+                os.close(fd)
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, FLUSH_AT_EXIT_MS)
+        socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY_BYTES)
+        # Without a daemon nothing is queued: a daemon that returns gets fresh news, not old.
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        try:
+            self._connect(socket)
+            self._loop(socket)
+        except Exception:
+            logger.exception("the agent's channel stopped; training goes on untuned")
+        finally:
+            self._set_alive(False)
+            socket.close()
+            context.term()
+
+    def _connect(self, socket: zmq.Socket[bytes]) -> None:
+        if self._endpoint is None:
+            return
+        try:
+            connect(socket, self._endpoint)
+        except UserError as error:
+            logger.warning("zerotune: %s; training goes on untuned", error)
+
+    def _loop(self, socket: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake_fds[0], zmq.POLLIN)
+        heard_at = time.monotonic()
+        greet_at = tick_at = heard_at
+        has_greeted = False
+        while not self._is_stopping:
+            # What is heard wakes this thread at once; what there is to tell waits for the tick.
+            pause_s = min(greet_at, tick_at) - time.monotonic()
+            if poller.poll(max(0, math.ceil(1000 * pause_s))) and not self._is_stopping:
+                heard_at = time.monotonic()
+                self._receive(socket)
+            now = time.monotonic()
+            tick_at = min(tick_at, now + self._outbox.tick_s())
+            if now < min(greet_at, tick_at):
+                continue
+            if self.alive and now - heard_at > SILENCE_S:
+                self._set_alive(False)
+            if greet_at - now <= COINCIDE_S:
+                hello = self._hello()
+                if hello is not None:
+                    has_greeted = True
+                    self._send(socket, hello, None)
+                greet_at = now + (HELLO_EVERY_S if hello is not None else self._outbox.tick_s())
+            for message, records in self._outbox.collect():
+                self._send(socket, message, records)
+            tick_at = now + self._outbox.tick_s()
+        # A short job may know its name only now.
+        if not has_greeted and (hello := self._hello()) is not None:
+            self._send(socket, hello, None)
+        for message, records in self._outbox.collect():
+            self._send(socket, message, records)
+        while self._farewells:
+            self._send(socket, self._farewells.popleft(), None)
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = wire.decode_daemon(frames)
+            except WireError as error:
+                logger.warning("ignored a frame from the daemon: %s", error)
+                continue
+            self._set_alive(True)
+            self._on_message(message)
+
+    def _send(self, socket: zmq.Socket[bytes], message: wire.AgentMessage, records: Any) -> None:
+        try:
+            socket.send_multipart(wire.encode(message, records), zmq.NOBLOCK)
+        except zmq.Again:
+            self.n_unsent += 1
+
+    def _set_alive(self, alive: bool) -> None:
+        if alive != self.alive:
+            self.alive = alive
+            self._on_alive(alive)

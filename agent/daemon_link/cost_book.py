@@ -1,0 +1,50 @@
+"""The cost tables that NCCL has shown to this rank, kept for every daemon that may come to lead the job.
+
+NCCL shows a table once per question, and a daemon that knows none takes for granted that everything is offered. So what
+was shown is kept: the newest table of each question, of so many questions at most.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.wire import COST_FIELDS
+
+MAX_QUESTIONS: Final = 512
+"""60 kB. Of more than so many, the one that was asked longest ago is given up."""
+
+Question = tuple[int, ...]
+"""(ranks, nodes, collective, message bytes): what a daemon files a table under."""
+
+
+class CostBook:
+    """Used by the channel's thread alone."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Question, NDArray[np.void]] = {}
+        self._untold: dict[Question, None] = {}
+
+    def add(self, tables: NDArray[np.void]) -> None:
+        """NCCL has shown these, an array of COST_FIELDS."""
+        for table in tables:
+            question = tuple(int(table[name]) for name in ("n_ranks", "n_nodes", "collective", "message_bytes"))
+            self._tables.pop(question, None)  # so that the newest stand last
+            self._tables[question] = table.copy()
+            self._untold[question] = None
+            if len(self._tables) > MAX_QUESTIONS:
+                oldest = next(iter(self._tables))
+                del self._tables[oldest]
+                self._untold.pop(oldest, None)
+
+    def tell_again(self) -> None:
+        """Whoever listens now may know nothing yet."""
+        self._untold = dict.fromkeys(self._tables)
+
+    def untold(self) -> NDArray[np.void]:
+        """What is to be told now, as an array of COST_FIELDS; it counts as told from here on."""
+        block = np.array([self._tables[question] for question in self._untold], COST_FIELDS)
+        self._untold = {}
+        return block

@@ -1,0 +1,64 @@
+"""The client's side of an encrypted connection to a daemon at `tcp://`.
+
+Keys are ZeroMQ certificates in one folder, see `zerotune.tuner.service.endpoint`; `zerotune keys` makes them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.auth
+
+from zerotune.agent.settings import ENV_CURVE_KEYS
+from zerotune.store.errors import UserError
+
+
+def keys_dir() -> Path | None:
+    """The folder that `ZEROTUNE_CURVE_KEYS` names."""
+    value = os.environ.get(ENV_CURVE_KEYS)
+    return Path(value) if value else None
+
+
+def connect(socket: zmq.Socket[Any], endpoint: str, folder: Path | None = None) -> None:
+    """Connect `socket` to a daemon, with the keys of `folder` (default: `keys_dir()`) where it needs them.
+
+    Raises:
+        UserError: the endpoint needs keys and none can be read.
+    """
+    if endpoint.startswith("tcp://"):
+        use_client_keys(socket, folder or keys_dir())
+    socket.connect(endpoint)
+
+
+def use_client_keys(socket: zmq.Socket[Any], folder: Path | None) -> None:
+    """Make `socket` a CURVE client of the daemon whose public key is in `folder`.
+
+    Raises:
+        UserError: there is no folder, or a key is missing or malformed.
+    """
+    if folder is None:
+        raise UserError("a daemon at tcp:// wants keys", f"give --curve-keys or {ENV_CURVE_KEYS}")
+    public_key, secret_key = load_key_pair(folder / "client.key_secret")
+    try:
+        server_key, _ = zmq.auth.load_certificate(folder / "server.key")
+    except (OSError, ValueError) as error:
+        raise UserError(f"key {folder / 'server.key'} cannot be read: {error}", "copy it from the daemon") from error
+    socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = public_key, secret_key, server_key
+
+
+def load_key_pair(path: Path) -> tuple[bytes, bytes]:
+    """Public and secret key in `path`.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    try:
+        public_key, secret_key = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"key {path} cannot be read: {error}", "make keys with `zerotune keys`") from error
+    if secret_key is None:
+        raise UserError(f"key {path} has no secret half", "make keys with `zerotune keys`")
+    return public_key, secret_key

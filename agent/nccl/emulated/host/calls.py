@@ -1,0 +1,95 @@
+"""What is issued: tasks, runs of tasks that share one decision, and calls on their way through a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM, Operator
+from zerotune.store.records import BASELINE, Candidate, Collective
+
+if TYPE_CHECKING:
+    from zerotune.agent.nccl.emulated.host.communicator import Communicator
+    from zerotune.agent.nccl.emulated.transport.rendezvous import Rendezvous
+
+TUNED: Final = frozenset(
+    {Collective.broadcast, Collective.reduce, Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce}
+)
+"""Collectives that NCCL chooses a setting for; the others are made of sends and receives."""
+
+Finish = Callable[["Call", int], None]
+
+
+class Path(IntEnum):
+    """How NCCL carries a collective out; only the first asks the tuner."""
+
+    kernel = 0
+    symmetric = 1
+    """A kernel over registered windows."""
+    copy_engine = 2
+    """No kernel at all."""
+
+
+@dataclass(slots=True)
+class Task:
+    """One collective of a group: what this rank sends, and what to do with what all ranks sent."""
+
+    piece: torch.Tensor | None
+    """Contiguous CPU tensor, copied at issue; None = nothing to send."""
+    message_bytes: int
+    """Total, NCCL's nBytes."""
+    count: int
+    """NCCL's count argument."""
+    finish: Finish | None
+    """Called with the call and this task's piece number once every rank's data is there."""
+    output: torch.Tensor | None = None
+    """The tensor that the caller sees filled."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Tasks of one kind that NCCL fuses: one decision for all of them."""
+
+    collective: Collective
+    tasks: Sequence[Task]
+    dtype: torch.dtype
+    op: Operator = SUM
+    root: int = -1
+    even: bool = True
+    path: Path = Path.kernel
+
+    @property
+    def message_bytes(self) -> int:
+        """Of all tasks together, as the tuner is told."""
+        return sum(task.message_bytes for task in self.tasks)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A run that was issued."""
+
+    communicator: Communicator
+    index: int
+    run: Run
+    message_bytes: int
+    own_arrival_us: float
+    candidate: Candidate = BASELINE
+    duration_us: float = 0.0
+    """Alone on the links, with noise; alike on all ranks."""
+    n_channels: int = 0
+    """Channels of the device that the kernel holds."""
+    wants_events: bool = False
+    """Whether the profiler asked for it when it was called."""
+    events: list[int] = field(default_factory=list)
+    """The profiler's handles of events that wait for the kernel."""
+    end_us: float | None = None
+    error: BaseException | None = None
+
+    @property
+    def rendezvous(self) -> Rendezvous:
+        """Where all ranks' payloads are while the call completes."""
+        return self.communicator.rendezvous

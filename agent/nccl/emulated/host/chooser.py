@@ -1,0 +1,145 @@
+"""Which setting a collective runs with: NCCL's model, NCCL_ALGO and NCCL_PROTO, the tuner plugin, the clamps."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from zerotune.agent.nccl import cost_model, pinning
+from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+from zerotune.agent.nccl.emulated.host.plugin_host import CommunicatorPlugins, plugin_host
+from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+
+IGNORE: Final = cost_model.IGNORE
+_N_CELLS: Final = cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS
+_TABLE_BYTES: Final = _N_CELLS * 4
+_Costs = Any  # ctypes.Array[c_float]: not subscriptable at run time, nor do its items read as float
+_NEVER_WINS: Final = 3.6e9
+"""NCCL before 2.29 starts its search for the smallest cost here."""
+_NO_FALLBACK_SINCE: Final = (2, 24)
+"""Older releases ran ring/simple when nothing was left to choose from."""
+_ASKS_FOR_SYMMETRIC_SINCE: Final = (2, 29)
+_EVERY_CELL: Final = frozenset((a, p) for a in Algorithm for p in Protocol)
+_BEYOND_RCCL: Final = [a for a in Algorithm if a not in (Algorithm.tree, Algorithm.ring)]
+_PIVOT: Final = 8
+_PIVOT_SINCE_BYTES: Final = 744 << 10
+
+
+class Chooser:
+    """One communicator's decisions.
+
+    Raises:
+        FabricError: the communicator does not fit on the fabric.
+        UserError: NCCL_ALGO or NCCL_PROTO name what does not exist.
+    """
+
+    def __init__(
+        self, fabric: Fabric, communicator: CommunicatorClass, plugins: CommunicatorPlugins | None, n_channels: int
+    ) -> None:
+        self._communicator = communicator
+        topology = fabric.topology(communicator)
+        self._topology = msgspec.structs.replace(
+            topology, comm_channels=n_channels, nvls_channels=min(topology.nvls_channels, n_channels)
+        )
+        self._release = plugin_host().release
+        self._plugins = plugins if plugins is not None and plugins.has_tuner else None
+        self._forbidden = {
+            collective: _EVERY_CELL - pinning.allowed_cells(os.environ, collective) for collective in Collective
+        }
+        self._limit = _NEVER_WINS if self._release.version < (2, 29) else float("inf")
+        self._costs: dict[tuple[Collective, int, bool, int], _Costs] = {}
+        self._table: _Costs = (ctypes.c_float * _N_CELLS)()
+        self._table_address = ctypes.addressof(self._table)
+        self._candidates: dict[tuple[Collective, int, int, int], Candidate] = {}
+
+    def choose(
+        self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
+    ) -> Candidate:
+        """The setting of one collective of `message_bytes` (total, of the whole fused run).
+
+        Raises:
+            EmulatedNcclError: the plugin failed, or nothing is left to choose from.
+        """
+        key = (collective, message_bytes, average, n_pipe_ops)
+        costs = self._costs.get(key)
+        if costs is None:
+            if len(self._costs) > 4096:
+                self._costs.clear()
+            costs = self._costs[key] = self._filled(*key)
+        if self._plugins is None:
+            return self._cheapest(collective, message_bytes, costs, 0)
+        ctypes.memmove(self._table_address, costs, _TABLE_BYTES)
+        asked = self._ask(int(collective), message_bytes, n_pipe_ops, captured)
+        if asked is None:
+            return self._cheapest(collective, message_bytes, costs, 0)
+        return self._cheapest(collective, message_bytes, self._table, asked)
+
+    def mention_symmetric(
+        self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
+    ) -> None:
+        """What the symmetric scheduler of 2.29 and newer does: asks what a kernel would run, and goes its own way."""
+        if self._release.version >= _ASKS_FOR_SYMMETRIC_SINCE:
+            self.choose(collective, message_bytes, average, n_pipe_ops, captured)
+
+    def mention_all_to_all(self, message_bytes: int) -> None:
+        """RCCL asks its tuner for the "pivot" all_to_all, under a function number that NCCL has for another."""
+        is_pivot = self._release.is_rccl and message_bytes >= _PIVOT_SINCE_BYTES * self._communicator.n_ranks
+        if is_pivot and self._plugins is not None:
+            self._table[:] = [IGNORE] * _N_CELLS
+            self._ask(_PIVOT, message_bytes, 1, False)
+
+    def _ask(self, function: int, message_bytes: int, n_pipe_ops: int, captured: bool) -> int | None:
+        """Channels that the plugin asks for; None when it failed and that does not matter, as in RCCL."""
+        assert self._plugins is not None
+        nvls = self._topology.nvls_gbs > 0
+        try:
+            return self._plugins.ask(function, message_bytes, n_pipe_ops, self._table_address, nvls, captured)
+        except EmulatedNcclError:
+            if self._release.is_rccl:
+                return None
+            raise
+
+    def _filled(self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int) -> _Costs:
+        """The table as NCCL fills it before the plugin sees it."""
+        table = np.array(cost_model.cost_table(self._topology, collective, message_bytes, n_pipe_ops), np.float32)
+        if collective is Collective.reduce_scatter and average:
+            table[[Algorithm.pat, Algorithm.nvls]] = IGNORE
+        table[self._release.n_algorithms :] = IGNORE
+        if self._release.is_rccl:
+            table[_BEYOND_RCCL] = IGNORE
+        for algorithm, protocol in self._forbidden[collective]:
+            table[algorithm, protocol] = IGNORE
+        return (ctypes.c_float * _N_CELLS)(*table.ravel().tolist())
+
+    def _cheapest(self, collective: Collective, message_bytes: int, costs: _Costs, asked: int) -> Candidate:
+        winner = plugin_host().calls.cheapest(ctypes.addressof(costs), _N_CELLS, self._limit)
+        key = (collective, message_bytes, winner, asked)
+        known = self._candidates.get(key)
+        if known is None:
+            if winner < 0 and self._release.version < _NO_FALLBACK_SINCE:
+                winner = Algorithm.ring * cost_model.N_PROTOCOLS + Protocol.simple
+            elif winner < 0:
+                reason = (
+                    "NCCL_ALGO and NCCL_PROTO leave none" if self._forbidden[collective] else "every cell is IGNORE"
+                )
+                raise EmulatedNcclError(f"no algorithm for {collective.name} of {message_bytes} bytes: {reason}")
+            if len(self._candidates) > 8192:
+                self._candidates.clear()
+            known = self._candidates[key] = self._with_channels(collective, message_bytes, winner, asked)
+        return known
+
+    def _with_channels(self, collective: Collective, message_bytes: int, winner: int, asked: int) -> Candidate:
+        algorithm, protocol = Algorithm(winner // cost_model.N_PROTOCOLS), Protocol(winner % cost_model.N_PROTOCOLS)
+        if asked <= 0:
+            n_channels = cost_model.default_channels(self._topology, collective, algorithm, protocol, message_bytes)
+        else:
+            most = self._topology.comm_channels
+            if algorithm is Algorithm.nvls and self._communicator.n_nodes == 1:
+                most = max(1, self._topology.nvls_channels)
+            n_channels = cost_model.channels_used(collective, protocol, message_bytes, min(asked, most))
+        return Candidate(algorithm, protocol, max(1, n_channels))

@@ -1,0 +1,292 @@
+"""One emulated communicator on one rank: decides, publishes, joins, and keeps the virtual stream.
+
+A call is *issued* without waiting for anybody: the setting is chosen, the plugin consulted, a header and the
+payload published. It is *completed*, in order, at a synchronising point: all headers are awaited and compared,
+the virtual start and end follow from them alike on all ranks, and the results are copied out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from zerotune.agent.nccl.channel_limit import channel_limit
+from zerotune.agent.nccl.emulated import faults
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory
+from zerotune.agent.nccl.emulated.errors import CallMismatch, EmulatedNcclError, SettingDisagreement
+from zerotune.agent.nccl.emulated.host.calls import TUNED, Call, Path, Run
+from zerotune.agent.nccl.emulated.host.chooser import Chooser
+from zerotune.agent.nccl.emulated.host.events import BYTES, DATATYPES, NO_SETTING, ProfilerEvents
+from zerotune.agent.nccl.emulated.host.plugin_host import CommunicatorPlugins, plugin_host
+from zerotune.agent.nccl.emulated.host.registered_buffers import Windows
+from zerotune.agent.nccl.emulated.journal import JournalCall, journal
+from zerotune.agent.nccl.emulated.settings import Emulation
+from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
+
+
+class Communicator:
+    """See the module. Blocks in the constructor until the first rank has made the meeting place.
+
+    Raises:
+        FabricError, EmulatedNcclError: it cannot be made.
+    """
+
+    def __init__(
+        self, emulation: Emulation, store: dist.Store, name: str, rank: int, ranks: Sequence[int], timeout: timedelta
+    ) -> None:
+        fabric = emulation.fabric
+        self.rank, self.n_ranks = rank, len(ranks)
+        self._global_rank = ranks[rank]
+        self.timeout_us = int(timeout.total_seconds() * 1e6)
+        self._emulation = emulation
+        self._fabric = fabric
+        self._shape = fabric.communicator(ranks)
+        incarnation = _incarnations[name]
+        _incarnations[name] += 1
+        label = f"{name}/{incarnation}/{','.join(map(str, ranks))}"
+        self.comm_id = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little") or 1
+        self.rendezvous = Rendezvous(store, f"emulated_nccl/{incarnation}", rank, self.n_ranks, timeout)
+        self._plugins = CommunicatorPlugins(self.comm_id, rank, self.n_ranks, self._shape.n_nodes, name)
+        self._n_channels = channel_limit(os.environ, fabric.max_channels(self._shape))
+        self._chooser = Chooser(fabric, self._shape, self._plugins, self._n_channels) if self.n_ranks > 1 else None
+        self._memory = CommunicatorMemory(fabric, self._shape, self._n_channels)
+        self._header = Header()
+        self.events = ProfilerEvents(self._plugins, self.comm_id, rank)
+        self.windows = Windows(plugin_host().release, self._shape)
+        self._pending: deque[Call] = deque()
+        self._issuing, self._completing = threading.RLock(), threading.RLock()
+        self._stream_end_us = 0.0
+        self._own_end_us = 0.0
+        self._n_issued = 0
+        self._truths: dict[tuple[Collective, int, Candidate], float] = {}
+        self._failure: BaseException | None = None
+        if self.n_ranks > 1 and not plugin_host().release.connects_at_first_use:
+            for algorithm in (Algorithm.ring, Algorithm.tree):
+                self._memory.connect(algorithm, self._n_channels)
+        _communicators.append(self)
+
+    def issue(self, run: Run, *, n_tasks: int = 1, decided: Candidate | None = None) -> Call:
+        """Publish one collective, or one fused run of several of a kind; does not wait for other ranks.
+
+        `decided` is what a captured graph was given, in place of a decision; `n_tasks` are the group's.
+
+        Raises:
+            EmulatedNcclError: the communicator has failed, the plugin failed the call, or it cannot be run.
+        """
+        with self._issuing:
+            if self._failure is not None:
+                raise EmulatedNcclError(f"this communicator has failed: {self._failure}") from self._failure
+            current = clock.current()
+            index = self._n_issued
+            self._n_issued += 1
+            arrival_us = current.arrival_us() + self._fabric.noise.skew_us(
+                self._emulation.seed, self.comm_id, index, self.rank
+            )
+            call = Call(self, index, run, run.message_bytes, arrival_us)
+            call.wants_events = self._chooser is not None and self.events.are_wanted
+            error: Exception | None = None
+            try:
+                call.candidate = self.decide(run, n_tasks, captured=False) if decided is None else decided
+            except (EmulatedNcclError, RuntimeError) as failure:
+                error = failure
+            call.n_channels = self._n_channels if run.path is Path.symmetric else call.candidate.n_channels
+            call.duration_us = self._duration_us(call)
+            self._publish(call, error is not None)
+            if error is not None:
+                self._failure = error
+                raise error
+            self._pending.append(call)
+            current.skip_cpu()
+            return call
+
+    def decide(self, run: Run, n_tasks: int, *, captured: bool) -> Candidate:
+        """The setting that a run gets now, with its algorithm connected; the baseline where NCCL chooses none.
+
+        Raises:
+            EmulatedNcclError: the plugin failed the call, or the device has no memory left.
+        """
+        if self._chooser is None or run.message_bytes == 0:
+            return BASELINE
+        if run.collective not in TUNED:
+            if run.collective is Collective.all_to_all:
+                self._chooser.mention_all_to_all(run.message_bytes)
+            return BASELINE
+        asked = run.collective, run.message_bytes, run.op.is_scaled, -(-n_tasks // self._n_channels), captured
+        if run.path is not Path.kernel:
+            if run.path is Path.symmetric:
+                self._chooser.mention_symmetric(*asked)
+            return BASELINE
+        candidate = faults.forced(self._chooser.choose(*asked), self._global_rank)
+        faults.check(candidate)
+        self._memory.connect(candidate.algorithm, candidate.n_channels)
+        return candidate
+
+    def _duration_us(self, call: Call) -> float:
+        candidate, collective = call.candidate, call.run.collective
+        key = (collective, call.message_bytes, candidate)
+        truth_us = self._truths.get(key)
+        if truth_us is None:
+            truth_us = self._truths[key] = self._fabric.truth_us(
+                self._shape, collective, candidate.algorithm, candidate.protocol, max(1, candidate.n_channels),
+                call.message_bytes,
+            )  # fmt: skip
+        algorithm, protocol = candidate.algorithm, candidate.protocol
+        return truth_us * self._fabric.noise.factor(
+            self._emulation.seed, self.comm_id, call.index,
+            -1 if algorithm is None else int(algorithm), -1 if protocol is None else int(protocol),
+            candidate.n_channels,
+        )  # fmt: skip
+
+    def _publish(self, call: Call, failed: bool) -> None:
+        candidate, header, run = call.candidate, self._header, call.run
+        start_us = max(call.own_arrival_us, self._own_end_us)
+        overlap_us = max(
+            (
+                min(other._own_end_us - start_us, call.duration_us)
+                for other in _communicators
+                if other.comm_id != self.comm_id
+            ),
+            default=0.0,
+        )
+        contention = 0.0
+        if overlap_us > 0:
+            contention = (self._fabric.sharing_slowdown(2) - 1.0) * overlap_us / call.duration_us
+        self._own_end_us = start_us + call.duration_us * (1.0 + contention)
+        clock.current().hold(start_us, self._own_end_us, call.n_channels)
+        header.message_bytes = call.message_bytes
+        header.n_elements = run.tasks[0].count
+        header.arrival_us, header.contention = call.own_arrival_us, contention
+        header.root, header.collective = run.root if len(run.tasks) == 1 else -1, run.collective
+        header.datatype, header.redop = DATATYPES.get(run.dtype, BYTES)[0], run.op.code
+        header.algorithm = NO_SETTING if candidate.algorithm is None else candidate.algorithm
+        header.protocol = NO_SETTING if candidate.protocol is None else candidate.protocol
+        header.n_channels, header.failed, header.even = candidate.n_channels, failed, run.even
+        pieces = [_EMPTY if task.piece is None else task.piece for task in run.tasks]
+        while True:
+            if self.rendezvous.publish(header, pieces) >= 0:
+                return
+            # The ring or the arena is full: finish own calls, then wait for the slowest rank to do so.
+            if self._pending:
+                oldest = self._pending[0]
+                self.complete(self._pending[len(self._pending) // 2])
+                self.rendezvous.wait_consumed(oldest.index, self.timeout_us)
+            else:
+                self.rendezvous.wait_consumed(call.index - 1, self.timeout_us)
+
+    def complete(self, call: Call, timeout_us: int | None = None) -> float:
+        """Finish everything up to `call`; its virtual end. May block; any thread.
+
+        Raises:
+            SettingDisagreement, CallMismatch, PeerLost, CollectiveTimeout, EmulatedNcclError: as they say,
+                on every rank that still runs.
+        """
+        if call.end_us is None:
+            with self._completing:
+                while call.end_us is None and call.error is None:
+                    self._complete_oldest(self._pending[0], self.timeout_us if timeout_us is None else timeout_us)
+        if call.error is not None:
+            raise call.error
+        assert call.end_us is not None
+        return call.end_us
+
+    def is_ready(self, call: Call) -> bool:
+        """Whether `complete` would not block."""
+        return call.end_us is not None or call.error is not None or self.rendezvous.is_ready(call.index)
+
+    def _complete_oldest(self, call: Call, timeout_us: int) -> None:
+        try:
+            if self._failure is not None:
+                raise EmulatedNcclError(f"this communicator has failed: {self._failure}") from self._failure
+            self.rendezvous.wait(call.index, timeout_us)
+            joined = self.rendezvous.join(call.index)
+            if joined.failed_rank >= 0 or joined.call_rank >= 0 or joined.setting_rank >= 0:
+                raise self._explain(call.index, joined.failed_rank, joined.call_rank, joined.setting_rank)
+            if faults.hangs(call.candidate):
+                self.rendezvous.wait(call.index + 10**9, timeout_us)
+            previous_end_us = self._stream_end_us
+            start_us = max(joined.arrival_us, previous_end_us)
+            if joined.message_bytes != call.message_bytes:  # uneven all_to_all: the largest share counts
+                call.message_bytes = joined.message_bytes
+                call.duration_us = self._duration_us(call)
+            self._stream_end_us = end_us = start_us + call.duration_us * (1.0 + joined.contention)
+            for piece, task in enumerate(call.run.tasks):
+                if task.finish is not None:
+                    task.finish(call, piece)
+            self.rendezvous.consume(call.index)
+            began_us = max(call.own_arrival_us, previous_end_us)
+            self.events.ran(call, began_us, end_us)
+            self._record(call, start_us, end_us)
+            call.end_us = end_us
+        except BaseException as error:
+            call.error = error
+            self._failure = self._failure or error
+            raise
+        finally:
+            self._pending.popleft()
+
+    def _explain(self, index: int, failed_rank: int, call_rank: int, setting_rank: int) -> EmulatedNcclError:
+        """The error that all ranks raise."""
+        if failed_rank >= 0:
+            return EmulatedNcclError(f"rank {failed_rank} failed collective {index} of this communicator")
+        if call_rank >= 0:
+            first, other = (_describe_call(self.rendezvous.peek(index, rank)) for rank in (0, call_rank))
+            return CallMismatch(f"collective {index}: rank 0 called {first}, rank {call_rank} called {other}")
+        journal().n_disagreements += 1
+        first, other = (_describe_setting(self.rendezvous.peek(index, rank)) for rank in (0, setting_rank))
+        header = self.rendezvous.peek(index, 0)
+        return SettingDisagreement(
+            f"collective {index} ({_describe_call(header)}): rank 0 runs {first}, rank {setting_rank} runs {other}; "
+            "the real NCCL would hang"
+        )
+
+    def _record(self, call: Call, start_us: float, end_us: float) -> None:
+        record = journal()
+        record.n_calls += 1
+        collective = call.run.collective
+        if call.candidate is not BASELINE:
+            record.counts[collective, call.message_bytes, call.candidate] += 1
+        if record.keep_calls:
+            record.calls.append(
+                JournalCall(self.comm_id, call.index, collective, call.message_bytes, call.candidate, start_us, end_us)
+            )
+
+    def close(self) -> None:
+        """Destroy the communicator."""
+        if self in _communicators:
+            _communicators.remove(self)
+            self._plugins.finalize()
+            self._memory.release()
+            self.rendezvous.abort()
+            with self._issuing, self._completing:  # whoever waits is woken by the abort
+                self.rendezvous.close()
+
+
+def close_all() -> None:
+    """Destroy what an earlier world has left: older torch does not say that it has destroyed a group."""
+    for left in list(_communicators):
+        left.close()
+
+
+def _describe_call(header: Header) -> str:
+    return f"{Collective(header.collective).name} of {header.message_bytes} bytes, {header.n_elements} per rank"
+
+
+def _describe_setting(header: Header) -> str:
+    if header.algorithm == NO_SETTING:
+        return "no setting"
+    return str(Candidate(Algorithm(header.algorithm), Protocol(header.protocol), header.n_channels))
+
+
+_EMPTY: Final = torch.empty(0, dtype=torch.uint8)
+_communicators: list[Communicator] = []
+_incarnations: Counter[str] = Counter()

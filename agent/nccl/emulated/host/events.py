@@ -1,0 +1,118 @@
+"""What the profiler is told of one communicator's collectives, in NCCL's words and order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from zerotune.agent.nccl.emulated.host.calls import TUNED, Call, Path, Run, Task
+from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
+from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
+
+NO_SETTING: Final = 255
+_COLLECTIVES: Final = {
+    Collective.broadcast: b"Broadcast",
+    Collective.reduce: b"Reduce",
+    Collective.all_gather: b"AllGather",
+    Collective.reduce_scatter: b"ReduceScatter",
+    Collective.all_reduce: b"AllReduce",
+}
+_ALGORITHMS: Final = {
+    Algorithm.tree: b"TREE",
+    Algorithm.ring: b"RING",
+    Algorithm.collnet_direct: b"COLLNET_DIRECT",
+    Algorithm.collnet_chain: b"COLLNET_CHAIN",
+    Algorithm.nvls: b"NVLS",
+    Algorithm.nvls_tree: b"NVLS_TREE",
+    Algorithm.pat: b"PAT",
+}
+_PROTOCOLS: Final = {Protocol.ll: b"LL", Protocol.ll128: b"LL128", Protocol.simple: b"SIMPLE"}
+_NO_NAME: Final = b"Unknown"
+
+# ncclDataType_t; NCCL has no more than these.
+DATATYPES: Final = {
+    torch.int8: (0, b"ncclInt8"),
+    torch.uint8: (1, b"ncclUint8"),
+    torch.bool: (1, b"ncclUint8"),
+    torch.int32: (2, b"ncclInt32"),
+    torch.int64: (4, b"ncclInt64"),
+    torch.float16: (6, b"ncclFloat16"),
+    torch.float32: (7, b"ncclFloat32"),
+    torch.float64: (8, b"ncclFloat64"),
+    torch.bfloat16: (9, b"ncclBfloat16"),
+}
+BYTES: Final = (NO_SETTING, b"ncclInt8")
+
+
+class ProfilerEvents:
+    """One communicator's events."""
+
+    def __init__(self, plugins: CommunicatorPlugins, comm_id: int, rank: int) -> None:
+        self._plugins = plugins
+        self._comm_id, self._rank = comm_id, rank
+        self._event = self._new_event()
+        self._sequences = dict.fromkeys(_COLLECTIVES, 0)
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the profiler asks for collectives just now."""
+        return self._plugins.wants_events
+
+    def enqueued(self, calls: Sequence[Call], captured: CapturedGroup | None = None) -> None:
+        """One group is on its way: to be called once for its calls, together.
+
+        Calls are numbered whether the profiler wants them or not. Those of a replayed graph only count when it
+        does, which was settled when the graph was captured (`captured`).
+        """
+        kernels = [call for call in calls if call.run.collective in TUNED and call.run.path is not Path.copy_engine]
+        tasks = [(call, task) for call in kernels if call.message_bytes for task in call.run.tasks]
+        if not tasks or not (kernels[0].wants_events or captured is not None):
+            for call, _ in tasks:
+                self._sequences[call.run.collective] += 1
+            return
+        events = []
+        for call, task in tasks:
+            event = self._event if len(tasks) == 1 else self._new_event()
+            self._fill(event, call.run, task, call.candidate)
+            events.append(event)
+            self._sequences[call.run.collective] += 1
+        for (call, _), handle in zip(tasks, self._plugins.enqueued(events, captured), strict=True):
+            if handle is not None:
+                call.events.append(handle)
+
+    def begin_capture(self, runs: Sequence[tuple[Run, Candidate]]) -> CapturedGroup | None:
+        """A graph captures one group; None when the profiler does not care now, nor will at replays."""
+        kernels = [each for each in runs if each[0].collective in TUNED and each[0].path is not Path.copy_engine]
+        tasks = [(run, task, candidate) for run, candidate in kernels if run.message_bytes for task in run.tasks]
+        if not tasks or not self.are_wanted:
+            return None
+        events = []
+        for run, task, candidate in tasks:
+            event = self._new_event()
+            self._fill(event, run, task, candidate)
+            events.append(event)
+        return self._plugins.begin_capture(events)
+
+    def ran(self, call: Call, start_us: float, end_us: float) -> None:
+        """The call's kernel ran, in virtual microseconds."""
+        for handle in call.events:
+            self._plugins.ran(handle, call.candidate.n_channels, start_us, end_us)
+
+    def _new_event(self) -> CollectiveEvent:
+        return CollectiveEvent(rank=self._rank, comm_id=self._comm_id, n_warps=16)
+
+    def _fill(self, event: CollectiveEvent, run: Run, task: Task, candidate: Candidate) -> None:
+        algorithm, protocol = candidate.algorithm, candidate.protocol
+        event.collective, event.function = _COLLECTIVES[run.collective], run.collective
+        event.datatype_code, event.datatype = DATATYPES.get(run.dtype, BYTES)
+        if algorithm is None or protocol is None:
+            event.algorithm_code, event.algorithm = NO_SETTING, _NO_NAME
+            event.protocol_code, event.protocol = NO_SETTING, _NO_NAME
+        else:
+            event.algorithm_code, event.algorithm = algorithm, _ALGORITHMS[algorithm]
+            event.protocol_code, event.protocol = protocol, _PROTOCOLS[protocol]
+        event.root, event.n_channels = max(run.root, 0), candidate.n_channels
+        event.sequence = self._sequences[run.collective]
+        event.count, event.traffic_bytes = task.count, task.message_bytes

@@ -1,0 +1,261 @@
+"""Loads tuner and profiler plugins as NCCL does, and speaks to them through host.c.
+
+Which ABI versions are looked for, and in which order, depends on the release that is emulated. Plugins are
+loaded once per process, at the first communicator; their `init` and `finalize` run once per communicator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from zerotune.agent.nccl.emulated.build import build
+from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+from zerotune.agent.nccl.release import release
+from zerotune.store.records import TimingSource
+
+_log = logging.getLogger(__name__)
+
+
+class CollectiveEvent(ctypes.Structure):
+    """What a profiler is told of one collective; mirrors `host_coll`."""
+
+    _fields_ = (
+        ("collective", ctypes.c_char_p),
+        ("datatype", ctypes.c_char_p),
+        ("algorithm", ctypes.c_char_p),
+        ("protocol", ctypes.c_char_p),
+        ("sequence", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("traffic_bytes", ctypes.c_uint64),
+        ("comm_id", ctypes.c_uint64),
+        ("root", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("function", ctypes.c_uint8),
+        ("datatype_code", ctypes.c_uint8),
+        ("algorithm_code", ctypes.c_uint8),
+        ("protocol_code", ctypes.c_uint8),
+        ("n_channels", ctypes.c_uint8),
+        ("n_warps", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8 * 2),
+    )
+
+
+EVENT_COLLECTIVE: Final = 2
+_ASKED_FOR_WHAT_IS_NOT_THERE: Final = -2
+_SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
+CapturedGroup = Any
+"""ctypes array of the profiler's handles of captured API calls."""
+
+
+class _Host:
+    """host.c's functions."""
+
+    def __init__(self) -> None:
+        library = ctypes.PyDLL(str(build()))
+        pointer, u64, integer = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+
+        def function(name: str, result: Any, *arguments: Any) -> Any:
+            entry = getattr(library, name)
+            entry.restype, entry.argtypes = result, arguments
+            return entry
+
+        self.tuner_init = function("host_tuner_init", integer, pointer, integer, pointer, u64, u64, u64)
+        self.tuner_ask = function(
+            "host_tuner_ask", integer, pointer, integer, pointer, integer, u64, integer, pointer, integer,
+            integer, integer, pointer,
+        )  # fmt: skip
+        self.cheapest = function("host_cheapest", integer, pointer, integer, ctypes.c_double)
+        self.tuner_finalize = function("host_tuner_finalize", integer, pointer, integer, pointer)
+        self.profiler_init = function(
+            "host_profiler_init", integer, pointer, integer, pointer, pointer, ctypes.c_char_p, u64, integer,
+            integer, integer,
+        )  # fmt: skip
+        self.profiler_finalize = function("host_profiler_finalize", integer, pointer, integer, pointer)
+        self.enqueue = function("host_enqueue", None, pointer, integer, pointer, pointer, integer, pointer)
+        self.capture = function("host_capture", None, pointer, integer, pointer, pointer, integer, pointer)
+        self.launch = function("host_launch", None, pointer, integer, pointer, pointer, pointer, integer, pointer)
+        self.run_channels = function("host_run_channels", None, pointer, integer, pointer, pointer, integer, u64, u64)
+
+
+class LoadedPlugin(NamedTuple):
+    """A plugin's struct in memory and the ABI version under which it was found."""
+
+    address: int
+    abi: int
+    library: ctypes.CDLL
+    path: str
+
+
+class PluginHost:
+    """The process's plugins; `tuner` and `profiler` are None when there is none."""
+
+    def __init__(self) -> None:
+        self.release = release(os.environ)
+        self.version = self.release.version
+        self.n_algorithms = self.release.n_algorithms
+        self.event_mask = ctypes.c_int(0)
+        """NCCL's one mask of profiler events; the plugin keeps its address."""
+        self.calls = _Host()
+        self.tuner = _load("NCCL_TUNER_PLUGIN", "ncclTunerPlugin", "libnccl-tuner", self.release.tuner_abi, 2)
+        self.profiler = _load(
+            "NCCL_PROFILER_PLUGIN", "ncclProfiler", self.release.profiler_prefix, self.release.profiler_abi, 1
+        )
+        if self.profiler is not None and hasattr(self.profiler.library, _SAY_WHOSE_CLOCK):
+            # Our own plugin: its records must never pass for measurements on a GPU.
+            getattr(self.profiler.library, _SAY_WHOSE_CLOCK)(ctypes.c_uint32(TimingSource.emulated))
+
+
+_host: PluginHost | None = None
+
+
+def plugin_host() -> PluginHost:
+    """The process's only host; the first call loads the plugins."""
+    global _host
+    if _host is None:
+        _host = PluginHost()
+    return _host
+
+
+def _load(variable: str, symbol: str, prefix: str, newest: int, oldest: int) -> LoadedPlugin | None:
+    """What the environment names; a plugin that cannot be loaded is reported and left out, as NCCL does."""
+    name = os.environ.get(variable, "")
+    if not name or name == "none" or newest < oldest:
+        return None
+    library = _open(name, prefix)
+    if library is None:
+        _log.warning("emulated NCCL: %s=%s cannot be loaded; running without it", variable, name)
+        return None
+    for abi in range(newest, oldest - 1, -1):
+        try:
+            struct = ctypes.c_char.in_dll(library, f"{symbol}_v{abi}")
+        except ValueError:
+            continue
+        return LoadedPlugin(ctypes.addressof(struct), abi, library, name)
+    _log.warning("emulated NCCL: %s has no %s_v%d or older; running without it", name, symbol, newest)
+    return None
+
+
+def _open(name: str, prefix: str) -> ctypes.CDLL | None:
+    if name == "STATIC_PLUGIN":
+        return ctypes.CDLL(None)
+    is_file = "/" in name or name.endswith(".so")
+    for candidate in (name,) if is_file else (name, f"{prefix}-{name}.so"):
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    return None
+
+
+class CommunicatorPlugins:
+    """One communicator's plugin contexts.
+
+    Raises:
+        EmulatedNcclError: a plugin's `init` failed, which fails the communicator.
+    """
+
+    def __init__(self, comm_id: int, rank: int, n_ranks: int, n_nodes: int, name: str) -> None:
+        self._host = host = plugin_host()
+        self._calls = host.calls
+        self._tuner_context, self._profiler_context = ctypes.c_void_p(), ctypes.c_void_p()
+        self._n_channels = ctypes.c_int(0)
+        self._n_channels_address = ctypes.addressof(self._n_channels)
+        self.has_tuner = self.has_profiler = False
+        profiled = comm_id, rank, n_ranks, n_nodes, name
+        if host.version < (2, 28):
+            self._init_profiler(*profiled)
+        if host.tuner is not None:
+            context = ctypes.addressof(self._tuner_context)
+            result = self._calls.tuner_init(host.tuner.address, host.tuner.abi, context, comm_id, n_ranks, n_nodes)
+            if result != 0:
+                raise EmulatedNcclError(f"the tuner plugin refused the communicator (error {result})")
+            self.has_tuner = True
+        if host.version >= (2, 28):
+            self._init_profiler(*profiled)
+
+    def _init_profiler(self, comm_id: int, rank: int, n_ranks: int, n_nodes: int, name: str) -> None:
+        profiler = self._host.profiler
+        if profiler is None:
+            return
+        result = self._calls.profiler_init(
+            profiler.address, profiler.abi, ctypes.addressof(self._profiler_context),
+            ctypes.addressof(self._host.event_mask), name.encode(), comm_id, n_nodes, n_ranks, rank,
+        )  # fmt: skip
+        self.has_profiler = result == 0  # a profiler's refusal does no harm
+
+    def ask(self, collective: int, message_bytes: int, n_pipe_ops: int, table: int, nvls: bool, captured: bool) -> int:
+        """Let the tuner edit the cost table at address `table`; the channels it wants (0 = no opinion).
+
+        Raises:
+            EmulatedNcclError: the tuner returned an error, which fails the collective.
+        """
+        tuner = self._host.tuner
+        assert tuner is not None
+        self._n_channels.value = 0
+        result = self._calls.tuner_ask(
+            tuner.address, tuner.abi, self._tuner_context, collective, message_bytes, n_pipe_ops, table,
+            self._host.n_algorithms, captured, nvls, self._n_channels_address,
+        )  # fmt: skip
+        if result == _ASKED_FOR_WHAT_IS_NOT_THERE and not self._host.release.checks_tuner:
+            raise EmulatedNcclError("the tuner plugin asked for what is not there; NCCL 2.21 would run it unchecked")
+        if result not in (0, _ASKED_FOR_WHAT_IS_NOT_THERE):
+            raise EmulatedNcclError(f"the tuner plugin failed the collective (error {result})")
+        return self._n_channels.value
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether the profiler asks for collectives just now."""
+        return self.has_profiler and bool(self._host.event_mask.value & EVENT_COLLECTIVE)
+
+    def enqueued(self, events: Sequence[CollectiveEvent], captured: CapturedGroup | None = None) -> list[int | None]:
+        """Tell the profiler of one group's kernel; a handle for each collective in it.
+
+        `captured` is what `begin_capture` made of the same collectives, when a graph is replayed.
+        """
+        profiler = self._host.profiler
+        assert profiler is not None
+        where = profiler.address, profiler.abi, self._profiler_context
+        n_events = len(events)
+        colls = events[0] if n_events == 1 else (CollectiveEvent * n_events)(*events)
+        handles = (ctypes.c_void_p * n_events)()
+        if captured is None:
+            self._calls.enqueue(*where, ctypes.addressof(colls), n_events, ctypes.addressof(handles))
+        else:
+            announced = ctypes.addressof(captured)
+            self._calls.launch(*where, ctypes.addressof(colls), announced, n_events, ctypes.addressof(handles))
+        return list(handles)
+
+    def begin_capture(self, events: Sequence[CollectiveEvent]) -> CapturedGroup:
+        """Tell the profiler of one group that a graph captures: its kernels will run when that is replayed."""
+        profiler = self._host.profiler
+        assert profiler is not None
+        colls = (CollectiveEvent * len(events))(*events)
+        captured = (ctypes.c_void_p * len(events))()
+        self._calls.capture(
+            profiler.address, profiler.abi, self._profiler_context, ctypes.addressof(colls), len(events),
+            ctypes.addressof(captured),
+        )  # fmt: skip
+        return captured
+
+    def ran(self, handle: int, n_channels: int, start_us: float, end_us: float) -> None:
+        """Tell the profiler when the collective's kernel ran, in virtual microseconds."""
+        profiler = self._host.profiler
+        assert profiler is not None
+        self._calls.run_channels(
+            profiler.address, profiler.abi, self._profiler_context, handle, n_channels,
+            round(start_us * 1000), round(end_us * 1000),
+        )  # fmt: skip
+
+    def finalize(self) -> None:
+        """The communicator is destroyed or aborted."""
+        host = self._host
+        if host.profiler is not None and self.has_profiler:
+            self._calls.profiler_finalize(host.profiler.address, host.profiler.abi, self._profiler_context)
+            self.has_profiler = False
+        if host.tuner is not None and self.has_tuner:
+            self._calls.tuner_finalize(host.tuner.address, host.tuner.abi, self._tuner_context)
+            self.has_tuner = False

@@ -1,0 +1,65 @@
+"""Buffers registered with a communicator, and the collectives that NCCL thereby takes past the tuner."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import torch
+
+from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+from zerotune.agent.nccl.emulated.host.calls import Path, Task
+from zerotune.agent.nccl.emulated.torch_backend.reduction import Operator
+from zerotune.agent.nccl.release import Release
+from zerotune.store.records import Collective, CommunicatorClass
+
+_SYMMETRIC: Final = frozenset({Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce})
+_SUM: Final = 0
+_NO_KERNELS: Final = frozenset({"2", "zero"})
+"""What NCCL_CTA_POLICY says so that all_gather takes no multiprocessors."""
+
+
+class Windows:
+    """One communicator's; ncclCommWindowRegister is collective, and so are these calls."""
+
+    def __init__(self, release: Release, communicator: CommunicatorClass) -> None:
+        self._release = release
+        self._reachable = communicator.n_nodes == 1  # symmetric kernels load and store: one NVLink domain
+        self._tensors: dict[int, torch.Tensor] = {}
+        """By address; held here, so that no other tensor can come to lie in a window."""
+
+    def register(self, tensor: torch.Tensor) -> None:
+        """From now on collectives between registered buffers are symmetric.
+
+        Raises:
+            EmulatedNcclError: this release has no windows.
+        """
+        if not self._release.has_symmetric_kernels:
+            raise EmulatedNcclError("windows need NCCL 2.27 or newer (ZEROTUNE_NCCL_VERSION)")
+        self._tensors[tensor.data_ptr()] = tensor
+
+    def deregister(self, tensor: torch.Tensor) -> None:
+        """Forget a buffer."""
+        self._tensors.pop(tensor.data_ptr(), None)
+
+    def path(self, collective: Collective, op: Operator, tasks: list[Task]) -> Path:
+        """How NCCL carries these tasks out."""
+        if not self._tensors or not self._reachable or collective not in _SYMMETRIC or op.code != _SUM:
+            return Path.kernel
+        if not all(self._holds(task.piece) and self._holds(task.output) for task in tasks):
+            return Path.kernel
+        saves_kernels = os.environ.get("NCCL_CTA_POLICY", "").strip().lower() in _NO_KERNELS
+        if saves_kernels and collective is Collective.all_gather and self._release.has_copy_engines:
+            return Path.copy_engine
+        return Path.symmetric
+
+    def _holds(self, tensor: torch.Tensor | None) -> bool:
+        if tensor is None:
+            return False
+        first, last = _range(tensor)
+        return any(start <= first and last <= end for start, end in map(_range, self._tensors.values()))
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    first = tensor.data_ptr()
+    return first, first + tensor.numel() * tensor.element_size()

@@ -1,0 +1,141 @@
+"""CUDA graphs, as far as NCCL notices them: capture decides, replay repeats.
+
+    graph = Graph()
+    with graph.capture():
+        dist.all_reduce(tensor)       # the tuner is asked and the setting kept; nothing runs
+    graph.replay()                    # runs with that setting, whatever the plan says by now
+
+The profiler's mask is read at capture too: a graph captured while nobody watched is never timed, one
+captured inside a window is timed at every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from zerotune.agent.nccl.emulated.host.calls import Call, Run
+    from zerotune.agent.nccl.emulated.host.communicator import Communicator
+    from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup
+    from zerotune.store.records import Candidate
+
+_capturing: Graph | None = None
+
+
+def current() -> Graph | None:
+    """The graph that is being captured."""
+    return _capturing
+
+
+def forbid(what: str) -> None:
+    """Refuse `what` under capture; EmulatedNcclError."""
+    if _capturing is not None:
+        raise EmulatedNcclError(f"the emulated NCCL cannot capture {what} in a graph")
+
+
+@dataclass
+class _Group:
+    communicator: Communicator
+    runs: list[tuple[Run, Candidate]]
+    events: CapturedGroup | None
+
+    def issue(self) -> list[Call]:
+        calls = [self.communicator.issue(run, decided=candidate) for run, candidate in self.runs]
+        if self.events is not None:
+            self.communicator.events.enqueued(calls, self.events)
+        return calls
+
+
+class Graph:
+    """Collectives, waits and computation in the order in which they were captured."""
+
+    def __init__(self) -> None:
+        self._nodes: list[_Group | int | float] = []
+        """A group to issue, the number of a group to wait for, or microseconds of computation."""
+        self._n_groups = 0
+
+    @contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """What is issued inside becomes part of the graph and does not run."""
+        global _capturing
+        forbid("a graph")
+        timeline = clock.current()
+        _capturing, timeline.recorder = self, self._nodes.append
+        try:
+            yield self
+        finally:
+            _capturing, timeline.recorder = None, None
+
+    def add(
+        self, communicator: Communicator, runs: Sequence[Run], n_tasks: int, outputs: Sequence[torch.Tensor]
+    ) -> CapturedWork:
+        """Decide one group's settings for good."""
+        decided = [(run, communicator.decide(run, n_tasks, captured=True)) for run in runs]
+        self._nodes.append(_Group(communicator, decided, communicator.events.begin_capture(decided)))
+        self._n_groups += 1
+        return CapturedWork(self, self._n_groups - 1, outputs)
+
+    def wait(self, group: int) -> None:
+        """The captured stream waits for a group."""
+        self._nodes.append(group)
+
+    def replay(self) -> None:
+        """Run everything once more; returns when the compute stream has joined all collectives."""
+        forbid("a replay")
+        timeline = clock.current()
+        groups: list[list[Call]] = []
+        for node in self._nodes:
+            if isinstance(node, _Group):
+                groups.append(node.issue())
+            elif isinstance(node, int):
+                _join(timeline, groups[node])
+            else:
+                timeline.advance(node)
+        for calls in groups:
+            _join(timeline, calls)
+
+
+class CapturedWork(Work):
+    """Handle of a captured group: waiting for it becomes part of the graph."""
+
+    def __init__(self, graph: Graph, group: int, outputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._graph, self._group, self._outputs = graph, group, outputs
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """The captured compute stream waits here; after the capture, nothing is left to wait for."""
+        if _capturing is self._graph:
+            self._graph.wait(self._group)
+        return True
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Never: nothing has run."""
+        return False
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that replays fill."""
+        return list(self._outputs)
+
+    def get_future(self) -> NoReturn:
+        """Not under capture."""
+        raise EmulatedNcclError("a captured collective has no future")
+
+
+def _join(timeline: clock.Clock, calls: Sequence[Any]) -> None:
+    for call in calls:
+        timeline.wait_until(call.communicator.complete(call))

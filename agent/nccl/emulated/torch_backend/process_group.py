@@ -1,0 +1,289 @@
+"""The `emulated_nccl` backend: torch.distributed's collectives as calls on an emulated communicator.
+
+Payloads of collectives travel through the communicator's shared memory; an inner gloo group carries
+point-to-point messages and whatever torch asks a plain backend for. The communicator is made at the first
+collective, as ProcessGroupNCCL does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work
+
+from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+from zerotune.agent.nccl.emulated.host import grouping
+from zerotune.agent.nccl.emulated.host.calls import Task
+from zerotune.agent.nccl.emulated.host.communicator import Communicator, close_all
+from zerotune.agent.nccl.emulated.settings import announce, emulation
+from zerotune.agent.nccl.emulated.torch_backend import capture, tasks
+from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM, Operator, operator
+from zerotune.agent.nccl.emulated.torch_backend.work import EmulatedWork
+from zerotune.agent.nccl.emulated.transport.start import name_start
+from zerotune.store.records import Collective
+
+BACKEND: Final = "emulated_nccl"
+_HANDLES_DIE_IN_CPP: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
+"""Older torch drops the Python side of a work that C++ asked for; what C++ then waits for never ends."""
+_RECENT_WORKS: Final = 64
+"""So many works are kept alive there: more than DDP has under way."""
+Tensors = Sequence[torch.Tensor]
+
+
+# torch's stubs give one class several incompatible signatures, and leave out the constructor it has for Python.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+# torch's stubs give its base class other signatures than the ones it is called with (hence Any).
+class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group whose collectives run on the emulated NCCL."""
+
+    def __init__(
+        self, store: dist.Store, rank: int, n_ranks: int, timeout: timedelta, name: str, ranks: Sequence[int]
+    ) -> None:
+        super().__init__(rank, n_ranks)
+        emulation()  # a fabric file with nonsense is reported here, not at the first collective
+        if not ranks:  # the default group: there is one at a time
+            close_all()
+            if rank == 0:
+                announce()
+        store = dist.PrefixStore(name_start(store, name, rank, timeout), store)
+        self._store, self._rank, self._n_ranks = store, rank, n_ranks
+        self._timeout, self._name = timeout, name
+        self._ranks = list(ranks) or list(range(n_ranks))
+        self._communicator: Communicator | None = None
+        self._coalesced: list[grouping.Deferred] | None = None
+        self._closed = False
+        self._recent: deque[Work] = deque(maxlen=_RECENT_WORKS)
+        gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, n_ranks, timeout=timeout)
+        self._gloo = gloo
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+    def getBackendName(self) -> str:
+        """The backend's name."""
+        return BACKEND
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator, made now if need be; raises EmulatedNcclError after `shutdown`."""
+        if self._communicator is None:
+            if self._closed:
+                raise EmulatedNcclError("this process group has been destroyed")
+            self._communicator = Communicator(
+                emulation(), self._store, self._name, self._rank, self._ranks, self._timeout
+            )
+        return self._communicator
+
+    def register_window(self, tensor: torch.Tensor) -> None:
+        """Make `tensor` a window of the communicator, as `ncclCommWindowRegister` does; all ranks must call it."""
+        self.communicator.windows.register(tensor)
+
+    def deregister_window(self, tensor: torch.Tensor) -> None:
+        """Undo `register_window`."""
+        self.communicator.windows.deregister(tensor)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For collectives issued or waited for from now on."""
+        self._timeout = timeout
+        if self._communicator is not None:
+            self._communicator.timeout_us = int(timeout.total_seconds() * 1e6)
+
+    def shutdown(self) -> None:
+        """Destroy the communicator."""
+        self._closed = True
+        if self._communicator is not None:
+            communicator, self._communicator = self._communicator, None
+            communicator.close()
+
+    def abort(self) -> None:
+        """The same: nothing of the emulation can be stuck on a device."""
+        self.shutdown()
+
+    # Collectives that NCCL chooses a setting for.
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        """Reduce `tensors` in place over all ranks."""
+        op = _operator(opts)
+        return self._launch(Collective.all_reduce, [tasks.all_reduce(t, op) for t in _list(tensors)], op=op)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Several all-reduces in one group."""
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        """Overwrite `tensors` with the root's."""
+        root = opts if isinstance(opts, int) else opts.rootRank
+        todo = [tasks.broadcast(tensor, root, self._rank) for tensor in _list(tensors)]
+        return self._launch(Collective.broadcast, todo, root=root)
+
+    def reduce(self, tensors: Any, opts: Any = None, *_arguments: Any) -> Work:
+        """Reduce to the root."""
+        root, op = opts.rootRank, operator(opts.reduceOp)
+        todo = [tasks.reduce(tensor, op, root, self._rank) for tensor in _list(tensors)]
+        return self._launch(Collective.reduce, todo, op=op, root=root)
+
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+        """Fill `output` with every rank's `source`, in rank order."""
+        return self._launch(Collective.all_gather, [tasks.all_gather(output, source, self._n_ranks)])
+
+    def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
+        """Several gathers in one group."""
+        todo = [
+            tasks.all_gather(output, source, self._n_ranks) for output, source in zip(outputs, sources, strict=True)
+        ]
+        return self._launch(Collective.all_gather, todo)
+
+    def allgather(self, output_lists: Any, sources: Any, opts: Any = None) -> Work:
+        """Fill each list with every rank's tensor; shapes may differ by rank, which NCCL does by broadcasts."""
+        if isinstance(sources, torch.Tensor):
+            output_lists, sources = [output_lists], [sources]
+        outputs, source = output_lists[0], sources[0]
+        if any(output.numel() != source.numel() for output in outputs):
+            todo = [tasks.broadcast(output, root, self._rank, source) for root, output in enumerate(outputs)]
+            return self._launch(Collective.broadcast, todo, root=-1)
+        return self._launch(Collective.all_gather, [tasks.all_gather_list(outputs, source)])
+
+    def allgather_coalesced(self, output_lists: Any, sources: Tensors, opts: Any = None) -> Work:
+        """Several gathers into lists in one group; `output_lists` is by tensor, then by rank."""
+        todo = [tasks.all_gather_list(outputs, source) for outputs, source in zip(output_lists, sources, strict=True)]
+        return self._launch(Collective.all_gather, todo)
+
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+        """Reduce, and keep this rank's part."""
+        op = _operator(opts)
+        return self._launch(
+            Collective.reduce_scatter, [tasks.reduce_scatter(output, source, op, self._rank, self._n_ranks)], op=op
+        )
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
+        """Several scatters in one group."""
+        op = _operator(opts)
+        todo = [
+            tasks.reduce_scatter(output, source, op, self._rank, self._n_ranks)
+            for output, source in zip(outputs, sources, strict=True)
+        ]
+        return self._launch(Collective.reduce_scatter, todo, op=op)
+
+    def reduce_scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> Work:
+        """The same from lists; shapes may differ by rank, which NCCL does by reductions."""
+        if isinstance(outputs, torch.Tensor):
+            outputs, source_lists = [outputs], [source_lists]
+        op, output, sources = _operator(opts), outputs[0], source_lists[0]
+        if any(source.numel() != output.numel() for source in sources):
+            todo = [tasks.reduce(source, op, root, self._rank, output) for root, source in enumerate(sources)]
+            return self._launch(Collective.reduce, todo, op=op, root=-1)
+        capture.forbid("reduce_scatter from a list")
+        flat = torch.cat([source.reshape(-1) for source in sources])
+        return self._launch(
+            Collective.reduce_scatter, [tasks.reduce_scatter(output, flat, op, self._rank, self._n_ranks)], op=op
+        )
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        """As ProcessGroupNCCL: an all-reduce of one element."""
+        return self._launch(Collective.all_reduce, [tasks.BARRIER], dtype=torch.float32)
+
+    # Collectives without a setting: NCCL makes them of sends and receives.
+
+    def gather(self, output_lists: Any, sources: Any, opts: Any = None, *_arguments: Any) -> Work:
+        """The root collects every rank's tensor."""
+        root = opts.rootRank
+        outputs = output_lists[0] if self._rank == root else []
+        task = tasks.gather(outputs, _list(sources)[0], self._n_ranks)
+        return self._launch(Collective.gather, [task], root=root, outputs=outputs, even=False)
+
+    def scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> Work:
+        """The root hands each rank its tensor."""
+        root, output = opts.rootRank, _list(outputs)[0]
+        sources = source_lists[0] if self._rank == root else None
+        return self._launch(
+            Collective.scatter, [tasks.scatter(output, sources, root, self._rank, self._n_ranks)], root=root
+        )
+
+    def all_to_all_single(
+        self, output: torch.Tensor, source: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Work:  # fmt: skip
+        """Rank i's part j becomes rank j's part i; splits are row counts, empty = even."""
+        outputs = torch.split(output, list(output_splits) or output.shape[0] // self._n_ranks)
+        sources = torch.split(source, list(input_splits) or source.shape[0] // self._n_ranks)
+        return self._all_to_all(outputs, sources, [output])
+
+    def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
+        """The same from and to lists."""
+        return self._all_to_all(outputs, sources, outputs)
+
+    # Point to point: gloo, on no timeline.
+
+    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
+        """Send to a rank of the group."""
+        capture.forbid("point-to-point messages")
+        return self._gloo.send(_list(tensors), destination, tag)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        """Receive from a rank of the group."""
+        return self._gloo.recv(_list(tensors), source, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        """Receive from whoever sends first."""
+        return self._gloo.recv_anysource(_list(tensors), tag)
+
+    # Groups.
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        deferred, self._coalesced = self._coalesced or [], None
+        return grouping.launch(self.communicator, deferred)
+
+    # Torch before 2.13 knows these under other names.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _all_to_all(self, outputs: Tensors, sources: Tensors, results: Tensors) -> Work:
+        todo = tasks.all_to_all(outputs, sources, self._rank)
+        return self._launch(Collective.all_to_all, todo, outputs=results, even=False)
+
+    def _launch(
+        self, collective: Collective, todo: list[Task], *, op: Operator = SUM, root: int = -1,
+        outputs: Tensors | None = None, dtype: torch.dtype | None = None, even: bool = True,
+    ) -> Work:  # fmt: skip
+        if outputs is None:
+            outputs = [task.output for task in todo if task.output is not None]
+        if dtype is None:
+            dtype = outputs[0].dtype if outputs else torch.uint8
+        deferred = grouping.Deferred(collective, todo, outputs, dtype, op, root, even)
+        if self._coalesced is not None:
+            self._coalesced.append(deferred)
+            return EmulatedWork((), outputs)
+        work = grouping.launch(self.communicator, [deferred])
+        if _HANDLES_DIE_IN_CPP:
+            self._recent.append(work)
+        return work
+
+
+def create(options: Any, _backend_options: Any = None) -> EmulatedProcessGroup:
+    """What torch calls to make a group of the backend."""
+    return EmulatedProcessGroup(
+        options.store, options.group_rank, options.group_size, options.timeout, str(options.group_id),
+        options.global_ranks_in_group,
+    )  # fmt: skip
+
+
+def _list(tensors: Any) -> Any:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _operator(opts: Any) -> Operator:
+    if opts is None:
+        return SUM
+    return operator(getattr(opts, "reduceOp", opts))

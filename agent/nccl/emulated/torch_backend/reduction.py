@@ -1,0 +1,85 @@
+"""Reductions over all ranks' payloads, in rank order, so that every rank computes the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+from zerotune.agent.nccl.emulated.transport.rendezvous import Rendezvous
+
+_Accumulate = Callable[[torch.Tensor, torch.Tensor], object]
+
+_OPERATORS: Final[dict[int, _Accumulate]] = {
+    0: torch.Tensor.add_,
+    1: torch.Tensor.add_,
+    2: torch.Tensor.mul_,
+    3: lambda total, other: torch.minimum(total, other, out=total),
+    4: lambda total, other: torch.maximum(total, other, out=total),
+    5: torch.Tensor.bitwise_and_,
+    6: torch.Tensor.bitwise_or_,
+    7: torch.Tensor.bitwise_xor_,
+    8: torch.Tensor.add_,
+}
+AVERAGE: Final = 1
+PREMULTIPLIED_SUM: Final = 8
+
+
+class Operator(NamedTuple):
+    """A reduction: torch's `ReduceOp` code, and the factor of a premultiplied sum."""
+
+    code: int
+    factor: float | torch.Tensor | None = None
+
+    @property
+    def is_scaled(self) -> bool:
+        """Averages and premultiplied sums: NCCL leaves some algorithms out for these."""
+        return self.code in (AVERAGE, PREMULTIPLIED_SUM)
+
+
+SUM: Final = Operator(0)
+_PLAIN: Final = {code: Operator(code) for code in range(8)}
+
+
+def operator(redop: dist.ReduceOp) -> Operator:
+    """What torch asks for."""
+    state: Any = redop.__getstate__()  # the only way to a premultiplied sum's factor
+    code = int(state[0])
+    return Operator(code, state[1]) if code == PREMULTIPLIED_SUM else _PLAIN[code]
+
+
+def reduce_into(
+    out: torch.Tensor, rendezvous: Rendezvous, index: int, piece: int, op: Operator, first_element: int = 0
+) -> None:
+    """Fill `out` (any layout) with the reduction of `out.numel()` elements of every rank's piece.
+
+    Raises:
+        EmulatedNcclError: a rank sent too little, or torch knows no such operator.
+    """
+    accumulate = _OPERATORS.get(op.code)
+    if accumulate is None:
+        raise EmulatedNcclError(f"reduction {op.code} is not supported")
+    n_elements = out.numel()
+    total = out.view(-1) if out.is_contiguous() else torch.empty(n_elements, dtype=out.dtype)
+    for rank in range(rendezvous.n_ranks):
+        view = rendezvous.view(index, rank, piece, out.dtype)
+        if first_element or view.numel() != n_elements:
+            view = view[first_element : first_element + n_elements]
+        if view.numel() != n_elements:
+            raise EmulatedNcclError(f"rank {rank} sent {view.numel()} elements, not {n_elements}")
+        if rank == 0:
+            total.copy_(view)
+        else:
+            accumulate(total, view)
+    if op.code == AVERAGE:
+        if total.is_floating_point() or total.is_complex():
+            total.div_(rendezvous.n_ranks)
+        else:
+            total.div_(rendezvous.n_ranks, rounding_mode="trunc")
+    elif op.factor is not None:
+        total.mul_(op.factor)
+    if not out.is_contiguous():
+        out.copy_(total.view(out.shape))

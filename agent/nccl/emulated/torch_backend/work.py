@@ -1,0 +1,138 @@
+"""Handles of issued collectives, as torch.distributed hands them out."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulated.host.calls import Call
+
+_NO_TIMEOUT = timedelta(0)
+LAST_WORKS_S = 1.0
+"""How long the end of the process waits for works under way, and then for their thread to notice the abort."""
+
+
+class EmulatedWork(Work):
+    """One or more issued calls and the tensors they fill."""
+
+    def __init__(self, calls: Sequence[Call], outputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._calls = calls
+        self._outputs = outputs
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Finish the calls and let this rank's compute stream wait for their virtual end."""
+        current = clock.current()
+        current.arrival_us()
+        current.wait_until(self._complete(timeout))
+        current.skip_cpu()
+        return True
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether all ranks have issued the calls; what is ready is finished, the clock does not move."""
+        if not all(call.communicator.is_ready(call) for call in self._calls):
+            return False
+        try:
+            self._complete(_NO_TIMEOUT)
+        except Exception:
+            return True  # as torch: completed, not successful
+        return True
+
+    def is_success(self) -> bool:
+        """Whether the calls are finished without error."""
+        return all(call.end_us is not None and call.error is None for call in self._calls)
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, if anything."""
+        return next((call.error for call in self._calls if call.error is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that the calls fill."""
+        return list(self._outputs)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Completed by a thread of the process; the virtual clock catches up where a script must have waited."""
+        if self._future is None:
+            done: torch.futures.Future[Any] = torch.futures.Future()
+            # An error set from Python looks like a value to C++, which then takes it for tensors; one raised here
+            # does not.
+            self._future = done.then(_value)
+            clock.current().owe(lambda: self._complete(_NO_TIMEOUT))
+            _progress.submit(self, done)
+        return self._future
+
+    def abort(self) -> None:
+        """Wakes whoever waits for the calls, with an error."""
+        for call in self._calls:
+            call.communicator.rendezvous.abort()
+
+    def _complete(self, timeout: timedelta) -> float:
+        timeout_us = int(timeout.total_seconds() * 1e6)
+        end_us = 0.0
+        for call in self._calls:
+            end_us = max(end_us, call.communicator.complete(call, timeout_us or None))
+        return end_us
+
+    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
+        try:
+            self._complete(_NO_TIMEOUT)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(list(self._outputs))
+
+
+def _value(future: torch.futures.Future[Any]) -> Any:
+    return future.value()
+
+
+class _Progress:
+    """Completes works whose future somebody may wait for in C++, where we do not see the wait."""
+
+    def __init__(self) -> None:
+        self._works: queue.SimpleQueue[tuple[EmulatedWork, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._current: EmulatedWork | None = None
+
+    def submit(self, work: EmulatedWork, future: torch.futures.Future[Any]) -> None:
+        if self._thread is None or not self._thread.is_alive():  # a forked child has no thread
+            self._thread = threading.Thread(target=self._run, name="emulated-nccl", daemon=True)
+            self._thread.start()
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+        self._works.put((work, future))
+
+    def close(self) -> None:
+        """At exit: a thread that comes back from C++ while the interpreter ends takes the process down."""
+        self._works.put(None)
+        thread, work = self._thread, self._current
+        if thread is None:
+            return
+        thread.join(LAST_WORKS_S)
+        if thread.is_alive() and work is not None:
+            work.abort()
+            thread.join(LAST_WORKS_S)
+
+    def _run(self) -> None:
+        while (item := self._works.get()) is not None:
+            work, future = item
+            self._current = work
+            work._fulfil(future)
+            self._current = None
+            del work, future, item
+
+
+_progress = _Progress()

@@ -1,0 +1,249 @@
+"""Python's side of rendezvous.c: one `Rendezvous` per communicator and rank.
+
+All ranks live on one machine. The creator (the group's first rank) makes an anonymous memory file and
+tells the others through the c10d store where to open it: `/proc/<pid>/fd/<fd>`. Nothing is ever named in
+a file system, so killing every rank leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from zerotune.agent.nccl.emulated.build import build
+from zerotune.agent.nccl.emulated.errors import CollectiveTimeout, EmulatedNcclError, PeerLost
+
+N_SLOTS: Final = 1024
+ARENA_BYTES: Final = 4 << 30
+"""Virtual bytes per rank for payloads of calls in flight; only what is touched costs memory."""
+MAX_RANKS: Final = 64
+
+_FULL: Final = -2
+_TOO_LARGE: Final = -3
+_TIMEOUT: Final = -1
+_DEAD: Final = -100
+
+
+class Header(ctypes.Structure):
+    """One rank's announcement of one call; mirrors `rv_header`."""
+
+    _fields_ = (
+        ("message_bytes", ctypes.c_uint64),
+        ("n_elements", ctypes.c_uint64),
+        ("arrival_us", ctypes.c_double),
+        ("contention", ctypes.c_double),
+        ("payload", ctypes.c_uint64),
+        ("root", ctypes.c_int32),
+        ("n_pieces", ctypes.c_uint32),
+        ("collective", ctypes.c_uint8),
+        ("datatype", ctypes.c_uint8),
+        ("redop", ctypes.c_uint8),
+        ("algorithm", ctypes.c_uint8),
+        ("protocol", ctypes.c_uint8),
+        ("n_channels", ctypes.c_uint8),
+        ("failed", ctypes.c_uint8),
+        ("even", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8 * 8),
+        ("index", ctypes.c_uint64),
+        ("padding", ctypes.c_uint8 * 56),
+    )
+
+
+class Joined(ctypes.Structure):
+    """What all ranks' headers of one call say together; mirrors `rv_joined`."""
+
+    _fields_ = (
+        ("arrival_us", ctypes.c_double),
+        ("contention", ctypes.c_double),
+        ("message_bytes", ctypes.c_uint64),
+        ("failed_rank", ctypes.c_int32),
+        ("call_rank", ctypes.c_int32),
+        ("setting_rank", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    )
+
+
+class _Library:
+    """Quick functions keep the interpreter's lock, those that may block drop it."""
+
+    def __init__(self) -> None:
+        path = str(build())
+        quick, blocking = ctypes.PyDLL(path), ctypes.CDLL(path)
+        pointer, u64, u32, i64 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int64
+
+        def function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+            entry = getattr(library, name)
+            entry.restype, entry.argtypes = result, arguments
+            return entry
+
+        self.create = function(quick, "rv_create", ctypes.c_int, u32, u32, u64, u64)
+        self.open = function(quick, "rv_open", pointer, ctypes.c_int, u32, u64)
+        self.close = function(quick, "rv_close", None, pointer)
+        self.abort = function(quick, "rv_abort", None, pointer)
+        self.publish = function(quick, "rv_publish", ctypes.c_int, pointer, pointer, pointer, pointer)
+        self.publish_large = function(blocking, "rv_publish", ctypes.c_int, pointer, pointer, pointer, pointer)
+        self.wait = function(blocking, "rv_wait", ctypes.c_int, pointer, u64, i64)
+        self.wait_consumed = function(blocking, "rv_wait_consumed", ctypes.c_int, pointer, u64, i64)
+        self.is_ready = function(quick, "rv_is_ready", ctypes.c_int, pointer, u64)
+        self.join = function(quick, "rv_join", None, pointer, u64, pointer)
+        self.peek = function(quick, "rv_peek", ctypes.POINTER(Header), pointer, u64, u32)
+        self.piece = function(quick, "rv_piece", pointer, pointer, u64, u32, u32, pointer)
+        self.copy = function(blocking, "rv_copy", ctypes.c_int, pointer, u64, u32, u32, u64, pointer, u64)
+        self.gather = function(blocking, "rv_gather", ctypes.c_int, pointer, u64, u32, pointer, u64)
+        self.consume = function(quick, "rv_consume", None, pointer, u64)
+
+
+_library: _Library | None = None
+
+
+def library() -> _Library:
+    """The compiled helper, built and loaded once per process."""
+    global _library
+    if _library is None:
+        _library = _Library()
+    return _library
+
+
+def _open_memory(store: dist.Store, key: str, rank: int) -> tuple[int, int]:
+    """File and nonce of the creator's memory."""
+    pid, number, nonce = map(int, store.get(key).split())
+    try:
+        return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC), nonce
+    except OSError as error:
+        raise EmulatedNcclError(
+            f"rank {rank} cannot reach rank 0's memory ({error}): all ranks of the emulated NCCL must run on one "
+            "machine, in one container and as one user"
+        ) from error
+
+
+class Rendezvous:
+    """The meeting place of one communicator, as one of its ranks sees it."""
+
+    def __init__(self, store: dist.Store, key: str, rank: int, n_ranks: int, timeout: timedelta) -> None:
+        if n_ranks > MAX_RANKS:
+            raise EmulatedNcclError(f"{n_ranks} ranks: the emulated NCCL carries at most {MAX_RANKS}")
+        self._library = library()
+        self.rank, self.n_ranks = rank, n_ranks
+        if rank == 0:
+            nonce = secrets.randbits(63)
+            fd = self._library.create(n_ranks, N_SLOTS, ARENA_BYTES, nonce)
+            if fd < 0:
+                raise EmulatedNcclError("cannot make an anonymous shared memory file")
+            store.set(key, f"{os.getpid()} {fd} {nonce}")
+        else:
+            store.wait([key], timeout)
+            fd, nonce = _open_memory(store, key, rank)
+        handle = self._library.open(fd, rank, nonce)
+        if not handle:
+            raise EmulatedNcclError("the meeting place of this group belongs to somebody else")
+        self._handle: int | None = handle
+        self._joined = Joined()
+        self._joined_address = ctypes.addressof(self._joined)
+        self._length = ctypes.c_uint64()
+        self._length_address = ctypes.addressof(self._length)
+
+    @property
+    def handle(self) -> int:
+        """The C handle; raises EmulatedNcclError after `close`."""
+        if self._handle is None:
+            raise EmulatedNcclError("this communicator has been destroyed")
+        return self._handle
+
+    def publish(self, header: Header, pieces: list[torch.Tensor]) -> int:
+        """Announce the next call with copies of `pieces` (contiguous, on the CPU); its index, or -1 = full.
+
+        Raises:
+            EmulatedNcclError: the payload is larger than the arena.
+        """
+        n_pieces = len(pieces)
+        header.n_pieces = n_pieces
+        total = 0
+        pointers, lengths = (ctypes.c_uint64 * n_pieces)(), (ctypes.c_uint64 * n_pieces)()
+        for i, piece in enumerate(pieces):
+            n_bytes = piece.numel() * piece.element_size()
+            pointers[i], lengths[i] = piece.data_ptr(), n_bytes
+            total += n_bytes
+        publish = self._library.publish_large if total > 1 << 20 else self._library.publish
+        result = publish(self.handle, ctypes.addressof(header), ctypes.addressof(pointers), ctypes.addressof(lengths))
+        if result == _FULL:
+            return -1
+        if result == _TOO_LARGE:
+            raise EmulatedNcclError(f"a payload of {total} bytes is over the emulated NCCL's {ARENA_BYTES}")
+        return int(header.index)
+
+    def wait(self, index: int, timeout_us: int) -> None:
+        """Until every rank has published call `index`.
+
+        Raises:
+            PeerLost, CollectiveTimeout, EmulatedNcclError: it will not come, or not in time.
+        """
+        self._check(self._library.wait(self.handle, index, timeout_us), "join the collective", timeout_us)
+
+    def wait_consumed(self, index: int, timeout_us: int) -> None:
+        """Until every rank has finished with call `index`; raises as `wait` does."""
+        result = self._library.wait_consumed(self.handle, index, timeout_us)
+        self._check(result, "finish earlier collectives", timeout_us)
+
+    def _check(self, result: int, purpose: str, timeout_us: int) -> None:
+        if result == 0:
+            return
+        if result == _TIMEOUT:
+            raise CollectiveTimeout(f"not every rank came to {purpose} within {timeout_us / 1e6:.1f} s")
+        if result <= _DEAD:
+            raise PeerLost(f"rank {_DEAD - result} of {self.n_ranks} ended before it could {purpose}")
+        raise EmulatedNcclError("the communicator was aborted")
+
+    def is_ready(self, index: int) -> bool:
+        """Whether every rank has published call `index`."""
+        return bool(self._library.is_ready(self.handle, index))
+
+    def join(self, index: int) -> Joined:
+        """All ranks' headers compared; valid until the next `join`."""
+        self._library.join(self.handle, index, self._joined_address)
+        return self._joined
+
+    def peek(self, index: int, rank: int) -> Header:
+        """One rank's header of a call that `wait` has seen."""
+        header: Header = self._library.peek(self.handle, index, rank).contents
+        return header
+
+    def view(self, index: int, rank: int, piece: int, dtype: torch.dtype) -> torch.Tensor:
+        """One rank's piece as a flat tensor over the shared memory; valid until `consume`."""
+        address = self._library.piece(self.handle, index, rank, piece, self._length_address)
+        n_bytes = self._length.value if address else 0
+        if n_bytes == 0:
+            return torch.empty(0, dtype=dtype)
+        memory = (ctypes.c_char * n_bytes).from_address(address)
+        return torch.frombuffer(memory, dtype=dtype)
+
+    def copy(self, index: int, rank: int, piece: int, to: torch.Tensor, offset_bytes: int = 0) -> None:
+        """Fill the contiguous tensor `to` from a piece; raises EmulatedNcclError when it is too short."""
+        n_bytes = to.numel() * to.element_size()
+        if self._library.copy(self.handle, index, rank, piece, offset_bytes, to.data_ptr(), n_bytes) != 0:
+            raise EmulatedNcclError(f"rank {rank} sent fewer than the {n_bytes} bytes expected of it")
+
+    def gather(self, index: int, piece: int, to: torch.Tensor, bytes_per_rank: int) -> None:
+        """Fill the contiguous tensor `to` with the same piece of every rank, in rank order."""
+        if self._library.gather(self.handle, index, piece, to.data_ptr(), bytes_per_rank) != 0:
+            raise EmulatedNcclError(f"a rank sent fewer than the {bytes_per_rank} bytes expected of it")
+
+    def consume(self, index: int) -> None:
+        """Say that this rank needs call `index`, and all before it, no more."""
+        self._library.consume(self.handle, index)
+
+    def abort(self) -> None:
+        """Wake whoever waits on this rank, with an error."""
+        if self._handle is not None:
+            self._library.abort(self._handle)
+
+    def close(self) -> None:
+        """Leave; the memory goes with the last rank."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            self._library.close(handle)

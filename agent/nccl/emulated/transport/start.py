@@ -1,0 +1,64 @@
+"""A name for one start of a group, under which nothing of an earlier start is found.
+
+torchrun's restarts share one store, and a new rank may read what a dead one has left there before its successor
+replaces it; how often the job was restarted, launchers tell differently on different nodes. So the group's first rank
+makes up a name and says which process it is, and the others take the name of a process that lives. As in
+`zerotune.agent.agreement.job_start`, every rank of the old start must be dead before the first of the new one lives.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import Final
+
+import psutil
+import torch.distributed as dist
+
+from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+
+STALE_NAME_S: Final = 30.0
+"""How long the first rank of a restarted group may take to replace the name of its dead predecessor."""
+POLL_S: Final = 0.01
+
+_n_started: Counter[str] = Counter()
+
+
+def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> str:
+    """The name of this start of `group`, the same on all its ranks.
+
+    Raises:
+        EmulatedNcclError: the first rank's process cannot be seen from here.
+    """
+    # A process may destroy a group and make it again: then its first rank lives, and has said something before.
+    key = f"emulated_nccl/start/{_n_started[group]}"
+    _n_started[group] += 1
+    if rank == 0:
+        name = secrets.token_hex(8)
+        store.set(key, f"{name} {os.getpid()} {psutil.Process().create_time()}")
+        return name
+    store.wait([key], timeout)
+    deadline_s = time.monotonic() + STALE_NAME_S
+    while True:
+        name, pid, began_s = store.get(key).decode().split()
+        if _lives(int(pid), float(began_s)):
+            return name
+        if time.monotonic() > deadline_s:
+            raise EmulatedNcclError(
+                f"rank {rank} does not see rank 0's process {pid}: all ranks of the emulated NCCL must run on one "
+                "machine and in one container"
+            )
+        time.sleep(POLL_S)
+
+
+def _lives(pid: int, began_s: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        # Another process may have got the number since; the clock behind these times may be set by less.
+        is_same = abs(float(process.create_time()) - began_s) < 1.0
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,99 @@
+"""From the plugin's rings to messages for the daemon, in blocks; runs on the channel's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.agent.daemon_link.cost_book import CostBook
+from zerotune.agent.nccl.library import COST_RING_RECORDS, RING_RECORDS
+from zerotune.agent.steps.step_queue import StepQueue
+from zerotune.store import wire
+from zerotune.store.records import StepRecord
+from zerotune.store.wire import FLAG_TIMED
+
+UNKNOWN_RANK = 0xFFFFFFFF
+
+Message = tuple[wire.AgentMessage, Any]
+
+
+class Rings(Protocol):
+    """The part of zerotune.agent.nccl.library.Plugin that is read here."""
+
+    def drain(self, max_records: int) -> NDArray[np.void]:
+        """Take finished records out of the ring."""
+
+    def drain_costs(self, max_records: int) -> NDArray[np.void]:
+        """Take live cost tables out of their ring."""
+
+    def n_dropped(self) -> int:
+        """Records lost to a full ring so far."""
+
+
+class BlockLog(Protocol):
+    """The part of zerotune.agent.observing.trace_log.TraceLog that is written to here."""
+
+    def record(self, block: NDArray[np.void], *, n_dropped: int = 0) -> None:
+        """Log a block of records."""
+
+    def steps(self, steps: Sequence[StepRecord]) -> None:
+        """Log finished steps."""
+
+
+class RecordDrain:
+    """Collects what one rank has to tell.
+
+    Rank 0 sends every record, since the daemon reads the stage fingerprint off its sequence of
+    decisions; the others send timed records only. `log`, if given, sees every record and step.
+    What was in rings and queue before there was anybody to collect it comes with the first collection.
+    """
+
+    def __init__(
+        self,
+        rings: Rings,
+        job_id: str,
+        rank: int,
+        queue: StepQueue,
+        log: BlockLog | None = None,
+    ) -> None:
+        self._rings = rings
+        self._job_id = job_id
+        self._rank = rank
+        self._log = log
+        self._queue = queue
+        self.costs = CostBook()
+
+    def collect(self) -> list[Message]:
+        """Everything new since the last call, oldest first."""
+        messages: list[Message] = []
+        block = self._rings.drain(RING_RECORDS)
+        n_dropped = self._rings.n_dropped() + self._queue.n_lost
+        if len(block):
+            block["rank"][block["rank"] == UNKNOWN_RANK] = self._rank
+            if self._log is not None:
+                self._log.record(block, n_dropped=n_dropped)
+            if self._rank != 0:
+                block = block[(block["flags"] & FLAG_TIMED) != 0]
+        # NCCL shows a table before its call is recorded: read in this order, none of these calls lacks its table. It is
+        # told ahead of them, so that nothing is tried on them that NCCL does not offer.
+        shown = self._rings.drain_costs(COST_RING_RECORDS)
+        if self._rank == 0:
+            self.costs.add(shown)
+            costs = self.costs.untold()
+            if len(costs):
+                messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))
+        if len(block):
+            head = wire.Observations(self._job_id, self._rank, len(block), n_dropped)
+            messages.append((head, block.tobytes()))
+        # The daemon learns of an epoch before it reads of the steps that ran under it.
+        for epoch, step in self._queue.take_adopted():
+            messages.append((wire.Adopted(self._job_id, epoch, step), None))
+        steps = self._queue.take_steps()
+        if steps:
+            if self._log is not None:
+                self._log.steps(steps)
+            messages.append((wire.Steps(self._job_id, self._rank, tuple(steps)), None))
+        return messages

@@ -1,0 +1,1 @@
+"""Where training steps begin and end, and what is kept of each."""

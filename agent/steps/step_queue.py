@@ -1,0 +1,51 @@
+"""What the training thread leaves for the channel's: steps that ended, plans that came into force.
+
+It fills from the first step on, while the ranks still meet. Bounded, and what finds no room is counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, TypeVar
+
+from zerotune.store.records import StepRecord
+
+Item = TypeVar("Item")
+
+MAX_QUEUED: Final = 4096
+"""Of more than so many steps, the oldest are given up."""
+
+
+class StepQueue:
+    """One thread adds, another one takes."""
+
+    def __init__(self) -> None:
+        self._steps: deque[StepRecord] = deque(maxlen=MAX_QUEUED)
+        self._adopted: deque[tuple[int, int]] = deque(maxlen=MAX_QUEUED)
+        self.n_lost = 0
+        """Steps that were given up."""
+
+    def add(self, step: StepRecord) -> None:
+        """A step has ended."""
+        if len(self._steps) == MAX_QUEUED:
+            self.n_lost += 1
+        self._steps.append(step)
+
+    def adopt(self, epoch: int, step: int) -> None:
+        """`epoch` is in force from `step` on."""
+        self._adopted.append((epoch, step))
+
+    def take_steps(self) -> list[StepRecord]:
+        """Those that ended since the last call, oldest first."""
+        return _taken(self._steps)
+
+    def take_adopted(self) -> list[tuple[int, int]]:
+        """(epoch, step) of the plans that came into force since the last call, oldest first."""
+        return _taken(self._adopted)
+
+
+def _taken(queue: deque[Item]) -> list[Item]:
+    taken = []
+    while queue:
+        taken.append(queue.popleft())
+    return taken

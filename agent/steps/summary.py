@@ -1,0 +1,64 @@
+"""The run summary: one JSON file by rank 0 with every step's time, for before-and-after reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.records import StepRecord
+
+
+class RunSummary:
+    """Collects steps in memory and writes `path` once, at the end of the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._steps: list[StepRecord] = []
+        self._fabric: str | None = None
+        self._n_ranks = 0
+        self._rank = 0
+
+    def describe(self, fabric: str | None, n_ranks: int, rank: int = 0) -> None:
+        """Say what the run runs on; `fabric` names the emulated fabric, None the real NCCL.
+
+        `rank` is the process group's: in processes of `mp.spawn` the environment says none.
+        """
+        self._fabric = fabric
+        self._n_ranks = n_ranks
+        self._rank = rank
+
+    def add(self, step: StepRecord) -> None:
+        """One finished step."""
+        self._steps.append(step)
+
+    def write(self, job_id: str = "") -> None:
+        """Write the file, on rank 0 only; a process that never joined a job (torchrun itself) writes none.
+
+        `job_id` is the daemon's name for the run; none where it was not told of it.
+
+        Raises:
+            OSError: the path cannot be written.
+        """
+        if self._n_ranks == 0 or self._rank != 0:
+            return
+        summary: dict[str, Any] = {
+            "job_id": job_id,
+            "emulated": self._fabric is not None,
+            "fabric": self._fabric,
+            "n_ranks": self._n_ranks,
+            "n_disagreements": _n_disagreements() if self._fabric is not None else None,
+            "steps": [
+                {"step": s.step, "epoch": s.epoch, "duration_us": s.duration_us, "exposed_us": s.exposed_us}
+                for s in self._steps
+            ],
+        }
+        with in_one_piece(self._path) as partial:
+            partial.write_text(json.dumps(summary))
+
+
+def _n_disagreements() -> int:
+    from zerotune.agent.nccl.emulated import journal
+
+    return int(journal().n_disagreements)

@@ -1,0 +1,41 @@
+"""`python -m benchmarks` lists the benchmarks, `python -m benchmarks NAME [OPTIONS]` runs one."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def programs() -> dict[str, Path]:
+    """Every benchmark by its name: the files that can be run, but for those that others start."""
+    return {
+        path.stem: path
+        for path in sorted(HERE.glob("[!_]*/[!_]*.py"))
+        if "__main__" in path.read_text() and not path.stem.endswith("_worker") and path.stem != "rank"
+    }
+
+
+def main() -> None:
+    """Run the benchmark that the first word names, with the words that follow."""
+    known = programs()
+    if len(sys.argv) > 1 and sys.argv[1] in known:
+        name = sys.argv[1]
+        sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
+        runpy.run_module(f"benchmarks.{known[name].parent.name}.{name}", run_name="__main__", alter_sys=True)
+        return
+    if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
+        raise SystemExit(f"no benchmark is called {sys.argv[1]!r}; `python -m benchmarks` lists them")
+    for area in sorted({path.parent for path in known.values()}):
+        print(f"{area.name}/")
+        for name, path in known.items():
+            if path.parent == area:
+                summary = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
+                print(f"  {name:24s} {summary}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the agent adds to a training process."""

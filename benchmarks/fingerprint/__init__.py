@@ -1,0 +1,1 @@
+"""How often training is recognised."""

@@ -1,0 +1,1 @@
+"""The whole product on a machine with a GPU."""

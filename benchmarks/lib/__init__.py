@@ -1,0 +1,1 @@
+"""What several benchmarks and tests share: reporting, data sets, simulated jobs."""

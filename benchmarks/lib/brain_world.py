@@ -1,0 +1,397 @@
+"""A training job on a fabric's truth, played against a Brain; one process, no sleeping, seeded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from zerotune.agent.nccl import cost_model, fabric
+from zerotune.store.records import (
+    BASELINE,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    Plan,
+    Protocol,
+    StepRecord,
+    TimingSource,
+    size_class,
+)
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.join import OBSERVATION
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class Call:
+    collective: Collective
+    phase: Phase
+    message_bytes: int
+
+
+def zero3_step(n_layers: int = 4, shard_bytes: int = 1 << 20, n_ranks: int = 16) -> list[Call]:
+    total = shard_bytes * n_ranks
+    forward = [Call(Collective.all_gather, Phase.forward_gather, total)] * n_layers
+    backward = [
+        call
+        for _ in range(n_layers)
+        for call in (
+            Call(Collective.all_gather, Phase.backward_gather, total),
+            Call(Collective.reduce_scatter, Phase.gradient_scatter, total),
+        )
+    ]
+    return [*forward, *backward]
+
+
+@dataclass
+class World:
+    fabric_name: str
+    communicator: CommunicatorClass
+    calls: list[Call]
+    noise: float = 0.02
+    step_noise: float = 0.005
+    compute_us: float = 20_000.0
+    seed: int = 0
+    flat: bool = False
+    """All settings cost the same: nothing to gain."""
+    slowdown: dict[str, float] = field(default_factory=dict)
+    on_its_way: list[tuple[int, Plan]] = field(default_factory=list)
+    """Plans that were proposed, with the step at which they are adopted."""
+    """Factor by collective name: what congestion does."""
+    contention: float = 0.0
+    memory_pressure: float = 0.3
+    fixed: Callable[[Call], Candidate] | None = None
+    """Runs these settings instead of the plan's."""
+
+    def __post_init__(self) -> None:
+        self.fabric = fabric.load(self.fabric_name)
+        self.topology = self.fabric.topology(self.communicator)
+        self.rng = np.random.default_rng(self.seed)
+        self.step = 0
+        self.plan = Plan(0)
+        self.adopted_at = 0
+        self.n_calls = 0
+        self._truth: dict[tuple[Call, Candidate], tuple[float, Candidate]] = {}
+
+    def setting(self, call: Call, candidate: Candidate) -> Candidate:
+        if candidate.algorithm is None or candidate.protocol is None:
+            return cost_model.default_choice(self.topology, call.collective, call.message_bytes)
+        used = cost_model.channels_used(
+            call.collective, candidate.protocol, call.message_bytes, candidate.n_channels or 64
+        )
+        return Candidate(candidate.algorithm, candidate.protocol, min(used, self.topology.comm_channels))
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        known = self._truth.get((call, candidate))
+        if known is None:
+            ran = self.setting(call, candidate)
+            shown = self.setting(call, BASELINE) if self.flat else ran
+            assert shown.algorithm is not None
+            assert shown.protocol is not None
+            us = self.fabric.truth_us(
+                self.communicator,
+                call.collective,
+                shown.algorithm,
+                shown.protocol,
+                shown.n_channels,
+                call.message_bytes,
+            )
+            known = self._truth[call, candidate] = (us, ran)
+        return known[0] * self.slowdown.get(call.collective.name, 1.0), known[1]
+
+    def chosen(self, call: Call) -> Candidate:
+        if self.fixed is not None:
+            return self.fixed(call)
+        for row in self.plan.rows:
+            if (
+                row.collective is call.collective
+                and row.phase is call.phase
+                and row.min_bytes <= call.message_bytes <= row.max_bytes
+            ):
+                return row.candidate
+        return BASELINE
+
+    def best(self, call: Call, candidates: tuple[Candidate, ...]) -> float:
+        return min(self.truth(call, candidate)[0] for candidate in candidates)
+
+    def follow(self, plan: Plan | None, brain: Brain) -> None:
+        """All ranks run `plan` from the next step on; without a new one, a first look ends by itself."""
+        later = plan or self.plan.at(self.step - self.adopted_at)
+        if later is not self.plan:
+            self.plan, self.adopted_at = later, self.step
+            brain.adopted(later.epoch, self.step)
+
+    def tell(self, brain: Brain, block: np.ndarray) -> None:
+        """What the ranks report of a step before its end is told."""
+        brain.observe(block)
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block = np.zeros(len(self.calls), MEASUREMENT)
+        of_step = math.exp(self.rng.normal(0.0, self.step_noise))
+        total_us, channels = 0.0, 0
+        for row, call in zip(block, self.calls, strict=True):
+            candidate = self.chosen(call)
+            us, ran = self.truth(call, candidate)
+            us *= of_step * math.exp(self.rng.normal(0.0, self.noise))
+            total_us += us
+            channels = max(channels, ran.n_channels)
+            row["n_ranks"], row["n_nodes"] = self.communicator.n_ranks, self.communicator.n_nodes
+            row["message_bytes"], row["duration_us"] = call.message_bytes, us
+            row["epoch"], row["step"] = self.plan.epoch, self.step
+            row["memory_pressure"] = self.memory_pressure
+            row["collective"], row["phase"] = call.collective, call.phase
+            assert ran.algorithm is not None
+            assert ran.protocol is not None
+            row["algorithm"], row["protocol"], row["n_channels"] = ran.algorithm, ran.protocol, ran.n_channels
+            row["is_default"] = candidate.is_baseline
+            row["timing_source"] = TimingSource.emulated
+        self.n_calls += len(self.calls)
+        compute_us = self.compute_us * (1.0 + self.contention * channels)
+        duration = compute_us * math.exp(self.rng.normal(0.0, self.step_noise)) + total_us
+        record = StepRecord(self.step, self.plan.epoch, duration, total_us, self.memory_pressure)
+        self.step += 1
+        return block, record
+
+
+@dataclass
+class Unsteady(World):
+    """Calls of a step that suffer together: one step in fifty takes half as long again, a network load that comes and
+    goes over ten steps (2.3 %) or over twenty (5 %), a neighbour's bursts (5 %, twenty steps of sixty), or times that
+    grow by a twentieth of a percent with each step.
+    """
+
+    kind: str = ""
+    _load: float = 0.0
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        factor = 1.0
+        if self.kind == "slow_steps":
+            factor = 1.5 if self.rng.random() < 0.02 else 1.0
+        elif self.kind == "weather":
+            self._load = 0.9 * self._load + self.rng.normal(0.0, 0.01)
+            factor = math.exp(self._load)
+        elif self.kind == "congestion":
+            self._load = 0.95 * self._load + self.rng.normal(0.0, 0.0156)
+            factor = math.exp(self._load)
+        elif self.kind == "bursts":
+            self._load = 0.05 * (self.rng.random() < (0.95 if self._load else 0.025))
+            factor = 1.0 + self._load
+        elif self.kind == "drift":
+            factor = math.exp(0.0005 * self.step)
+        block["duration_us"] *= factor
+        return block, record
+
+
+@dataclass
+class Varying(World):
+    """Steps that differ by training's own doing: batches of five lengths, which move as much less; computation that
+    takes once or two and a half times as long, or scatters by 30 %; ten steps of each hundred that only validate; a
+    checkpoint, twenty times as long, in each hundredth.
+    """
+
+    kind: str = "steady"
+    whole: list[Call] = field(default_factory=list)
+    """The calls of a training step with the longest batch."""
+
+    def now(self) -> tuple[list[Call], float]:
+        """What the next step calls, and how long it computes (a share of `compute_us`)."""
+        chance, place = np.random.default_rng((self.seed, self.step)), self.step % 100
+        if self.kind == "batches":
+            share = chance.choice([1.0, 1.0, 0.7, 0.5, 0.25])
+            return [replace(one, message_bytes=int(one.message_bytes * share)) for one in self.whole], 1.0
+        if self.kind == "validation" and place >= 90:
+            return [one for one in self.whole if one.phase is Phase.forward_gather], 0.35
+        computes = {
+            "two_lengths": chance.choice([1.0, 2.5]),
+            "scattered": math.exp(chance.normal(0.0, 0.3)),
+            "checkpoints": 20.0 if place == 99 else 1.0,
+        }
+        return self.whole, computes.get(self.kind, 1.0)
+
+    def tell(self, brain: Brain, block: np.ndarray) -> None:
+        self.enqueue(brain, block)
+        brain.observe(block)
+
+    def enqueue(self, brain: Brain, block: np.ndarray) -> None:
+        """Rank 0's decisions."""
+        decisions = np.zeros(len(block), OBSERVATION)
+        for name in ("collective", "message_bytes", "n_ranks", "step"):
+            decisions[name] = block[name]
+        brain.sequence(decisions)
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        usual_us = self.compute_us
+        self.calls, share = self.now()
+        self.compute_us *= share
+        found = super().run_step()
+        self.compute_us = usual_us
+        return found
+
+
+@dataclass
+class NothingToGain(Unsteady):
+    """Every setting but NCCL's own choice takes 2 % longer."""
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        usual_us, usual = super().truth(call, BASELINE)
+        ran = self.setting(call, candidate)
+        return (usual_us if ran == usual else 1.02 * usual_us), ran
+
+
+@dataclass
+class SlowForATime(World):
+    """Its network is `level` times as slow in the steps of `slow`; may keep what it measured."""
+
+    level: float = 1.0
+    slow: range = range(0)
+    kind: str = "all"
+    store: Store | None = None
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        us, ran = super().truth(call, candidate)
+        suffers = {"all": True, "large": call.message_bytes > 1 << 20, "simple": ran.protocol is Protocol.simple}
+        return us * (self.level if self.step in self.slow and suffers[self.kind] else 1.0), ran
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        if self.store is not None:
+            self.store.record_measurements(self.fabric.fabric_id, "first", block)
+        return block, record
+
+
+@dataclass
+class OverlappedWorld(World):
+    """Collectives hide behind computation, each behind an equal part of it, which its channels slow down while they
+    are held. What outlasts its part is waited for, and so are whole phases that are `waited_for`.
+    """
+
+    waited_for: frozenset[Phase] = frozenset()
+
+    def hides_us(self) -> float:
+        """How much of a collective can hide."""
+        return self.compute_us / max(1, sum(call.phase not in self.waited_for for call in self.calls))
+
+    def training_us(self, phase: Phase, duration_us: float, n_channels: int) -> tuple[float, float]:
+        """What a collective costs training: what is waited for, and by how much it slows computation down."""
+        if phase in self.waited_for:
+            return duration_us, 0.0
+        hidden_us = min(duration_us, self.hides_us())
+        return duration_us - hidden_us, hidden_us * (self.fabric.sms_slowdown(n_channels) - 1.0)
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        costs = [
+            self.training_us(Phase(int(row["phase"])), float(row["duration_us"]), int(row["n_channels"]))
+            for row in block
+        ]
+        exposed_us, slowed_us = sum(exposed for exposed, _ in costs), sum(slowed for _, slowed in costs)
+        computed_us = (self.compute_us + slowed_us) * math.exp(self.rng.normal(0.0, self.step_noise))
+        return block, StepRecord(record.step, record.epoch, computed_us + exposed_us, exposed_us, self.memory_pressure)
+
+
+@dataclass
+class SlowInSecret(World):
+    """What NCCL would not choose takes 1 % less in calls, and slows whole steps down where all calls run it."""
+
+    slow: float = 0.0
+    n_slow: int = 0
+    lost: float = 0.0
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        _, ran = super().truth(call, candidate)
+        return 300.0 * (1.0 if ran == self.setting(call, BASELINE) else 0.99), ran
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        share = np.mean([self.truth(call, self.chosen(call))[0] < 300.0 for call in self.calls])
+        block, record = super().run_step()
+        self.n_slow += bool(share)
+        self.lost += self.slow * float(share)
+        return block, msgspec.structs.replace(record, duration_us=record.duration_us * (1.0 + self.slow * float(share)))
+
+
+ALONE = [Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 23)] * 4
+NINE = [
+    Call(collective, phase, n_bytes)
+    for collective, phase in (
+        (Collective.all_gather, Phase.forward_gather),
+        (Collective.all_gather, Phase.backward_gather),
+        (Collective.reduce_scatter, Phase.gradient_scatter),
+    )
+    for n_bytes in (1 << 19, 3 << 20, 1 << 23)
+    for _ in range(2)
+]
+"""Calls of a step with one key, and with nine."""
+
+
+def secretly_slow_job(calls: list[Call], slow: float, seed: int) -> SlowInSecret:
+    """What is the fastest by its calls is the slowest for training."""
+    place = fabric.load("h100_node").communicator(range(8))
+    compute_us = 250.0 * len(calls)
+    return SlowInSecret("h100_node", place, calls, noise=0.05, compute_us=compute_us, seed=seed, slow=slow)
+
+
+def make_brain(world: World, knowledge: Knowledge | None = None, settings: BrainSettings | None = None) -> Brain:
+    return Brain(
+        "job",
+        world.fabric.fabric_id,
+        {**world.fabric.describe(), "emulated": world.fabric_name},
+        knowledge or Knowledge.empty(),
+        settings or BrainSettings(),
+        clock=lambda: 0.0,
+    )
+
+
+def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1, looks_every: int = 1) -> list[Plan]:
+    """Runs the loop; a proposed plan is adopted `latency_steps` boundaries later.
+
+    The daemon asks for one after every `looks_every`th step: where steps are short, several pass in between.
+    """
+    plans: list[Plan] = []
+    on_its_way = world.on_its_way
+    for _ in range(n_steps):
+        block, record = world.run_step()
+        world.tell(brain, block)
+        brain.step_finished(record)
+        plan = brain.propose() if world.step % looks_every == 0 else None
+        if plan is not None:
+            plans.append(plan)
+            on_its_way.append((world.step + latency_steps - 1, plan))
+        due = None
+        while on_its_way and on_its_way[0][0] <= world.step:
+            due = on_its_way.pop(0)[1]
+        world.follow(due, brain)
+    return plans
+
+
+def decided(brain: Brain) -> Callable[[Call], Candidate]:
+    """What the brain has settled on, whatever is on trial at this moment."""
+    incumbents = {(s.key.collective, s.key.phase, s.key.size_class): s.incumbent for s in brain._states}
+    return lambda call: incumbents[call.collective, call.phase, size_class(call.message_bytes)]
+
+
+def gain_share(world: World, brain: Brain) -> dict[Call, tuple[float, float, float]]:
+    """Per distinct call: (baseline, best, chosen incumbents) in noise-free microseconds."""
+    found = {}
+    for call in dict.fromkeys(world.calls):
+        candidates = brain._costs.candidates(world.communicator, call.collective)
+        state = next(
+            s
+            for s in brain._states
+            if s.key.collective is call.collective
+            and s.key.phase is call.phase
+            and s.key.size_class == size_class(call.message_bytes)
+        )
+        found[call] = (
+            world.truth(call, BASELINE)[0],
+            world.best(call, candidates),
+            world.truth(call, state.incumbent)[0],
+        )
+    return found

@@ -1,0 +1,84 @@
+"""What a job believes of a fabric never measured, before its first step and after it. Part of `prediction_held_out`.
+
+Nothing is ever decided before NCCL's own choice has run: a decision key is made by its first call. So what a job
+believes after one call per key is what its first trials are judged by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from benchmarks.lib.data_sets import DataSet, Measured, sweep_block
+from benchmarks.lib.reporting import Result
+from benchmarks.modeling.prediction_verdicts import places, summed_up, truth_of, verdicts
+from zerotune.store.records import BASELINE, Collective
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.field import FieldBook
+from zerotune.tuner.learning.policy.evidence.keys import KeyTable
+from zerotune.tuner.learning.policy.evidence.outlook import COMMON_DOUBT, Outlook
+from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
+from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
+from zerotune.tuner.modeling.features import CostPrior, Floats
+
+Z_90 = 1.645
+COVERAGE, AIM = "interval_coverage_90@", "85 to 95"
+BEGINS, AFTER = "as_a_job_begins", "after_the_first_step"
+
+
+def beginnings(data: DataSet) -> Iterator[Result]:
+    """Of one fabric: coverage of all settings before the first step, and of those not yet tried after it."""
+    points = build(sweep_block(data.problems), CostPrior(data.facts))
+    opinion, everywhere = as_a_job_begins(points, CostPrior(data.facts)), np.arange(len(points))
+    name = f"fabric:{data.name}:{BEGINS}"
+    yield from summed_up(verdicts(name, points, opinion, everywhere, data.facts, truth_of(data.problems)))
+    scores = after_the_first_step(data)
+    if len(scores):
+        name = f"fabric:{data.name}:{AFTER}"
+        yield Result(f"{COVERAGE}{name}", 100 * float(np.mean(np.abs(scores) <= Z_90)), "%", AIM)
+        yield Result(f"slower_than_interval@{name}", 100 * float(np.mean(scores > Z_90)), "%")
+
+
+def on_average(found: Sequence[Result]) -> Iterator[Result]:
+    """Coverages among `found`, the mean over fabrics: errors of a cell are alike, so one fabric says little."""
+    for when in (BEGINS, AFTER):
+        of_each = [one.value for one in found if one.metric.startswith(COVERAGE) and one.metric.endswith(f":{when}")]
+        if len(of_each) > 1:
+            yield Result(f"mean_of_{len(of_each)}:{COVERAGE}fabric:{when}", float(np.mean(of_each)), "%", AIM)
+
+
+def as_a_job_begins(points: TrainingSet, costs: CostPrior) -> tuple[Floats, Floats]:
+    """What the daemon believes on a fabric never measured: NCCL's cost, with all the doubt about it."""
+    fields, doubt = FieldBook(costs), np.zeros(len(points))
+    for place, collective, _, rows in places(points):
+        is_guesswork = fields.is_guesswork((place, Collective(collective)))
+        doubt[rows] = np.hypot(UNKNOWN_STD, COMMON_DOUBT if is_guesswork else 0.0)
+    return np.zeros(len(points)), doubt
+
+
+def after_the_first_step(data: DataSet) -> Floats:
+    """By how many of its standard deviations each setting that was not tried is slower than the posterior says, once
+    every key has made one call with NCCL's own choice.
+    """
+    costs = Measured(data.facts, data.problems)
+    outlook, evidence = Outlook(costs), Evidence()
+    keys = KeyTable(outlook.fields.register)
+    block = sweep_block(data.problems, n_each=1)
+    block = block[block["is_default"] > 0]
+    called = keys.indices(block, costs)
+    keys.learn_defaults(block, called, costs)
+    slots = np.array([evidence.slot(key, BASELINE) for key in called.tolist()])
+    evidence.add(evidence.calls(slots, keys.logs(block, called)), np.zeros(len(block), np.int64))
+    for _ in {state.key.communicator for state in keys.states}:  # one is asked at a time
+        outlook.retune(keys.states, evidence)
+    problems, scores = {problem.key: problem for problem in data.problems}, []
+    for state in keys.states:
+        problem = problems[state.key]
+        true_us = dict(zip(problem.candidates, problem.truth_us, strict=True))
+        mean, std = outlook.posterior(state, keys.states, evidence)
+        for at, option in enumerate(outlook.fields.of(state).options):
+            if not option.is_baseline and option in true_us and math.isfinite(mean[at]):
+                scores.append((math.log(true_us[option]) - float(mean[at])) / float(std[at]))
+    return np.array(scores)

@@ -1,0 +1,126 @@
+"""What a model's opinion of some points is worth: regrets of the choices that follow from it, and coverage.
+
+Part of `prediction_held_out`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+from benchmarks.lib.data_sets import Facts
+from benchmarks.lib.reporting import Result
+from benchmarks.policy.regret_policies import Problem
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.trials.admission import RISK_QUANTILE
+from zerotune.tuner.modeling.correction.baked import Baked
+from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER
+from zerotune.tuner.modeling.correction.training_set import TrainingSet, candidate_at
+from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
+from zerotune.tuner.offline.replay.policies import DOUBT_Z, MIN_GAIN
+
+Truth = dict[tuple[CommunicatorClass, int, int], dict[Candidate, float]]
+"""True us by candidate, at each communicator, collective and bytes."""
+
+
+def truth_of(problems: Sequence[Problem]) -> Truth:
+    return {
+        (p.key.communicator, int(p.key.collective), p.message_bytes): dict(zip(p.candidates, p.truth_us, strict=True))
+        for p in problems
+    }
+
+
+def places(points: TrainingSet) -> Iterator[tuple[CommunicatorClass, int, int, Ints]]:
+    """(communicator, collective, bytes, rows) of each place with points."""
+    nbytes = np.round(2.0**points.log2_bytes).astype(np.int64)
+    table = np.stack([points.n_ranks, points.n_nodes, points.collective, nbytes], axis=1)
+    names, inverse = np.unique(table, axis=0, return_inverse=True)
+    for at, (n_ranks, n_nodes, collective, size) in enumerate(names.tolist()):
+        yield CommunicatorClass(n_ranks, n_nodes), collective, size, np.flatnonzero(inverse.reshape(-1) == at)
+
+
+def asked(points: TrainingSet, row: int, known: Collection[Candidate]) -> Candidate:
+    """What was measured at a row; in points, no opinion on channels reads as the highest rung."""
+    found = candidate_at(int(points.algorithm[row]), int(points.protocol[row]), int(points.n_channels[row]))
+    if found is None or found in known:
+        return found or BASELINE
+    return Candidate(found.algorithm, found.protocol, 0)
+
+
+def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: Facts, truth: Truth) -> list[Result]:
+    """Regrets at the places of `test` and coverage of its points, for one fold."""
+    opinion = MODELS[model]().fit(train).predict(test)
+    return verdicts(f"{name}:{model}", test, opinion, np.arange(len(test)), facts, truth)
+
+
+def verdicts(
+    name: str, test: TrainingSet, opinion: tuple[Floats, Floats], left_out: Ints, facts: Facts, truth: Truth
+) -> list[Result]:
+    """Regrets of `opinion`, mean and spread of every point, at the places of `test`; coverage of those left out."""
+    costs = CostPrior(facts)
+    mean, std = opinion
+    inside = np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)
+    regrets, bounded, careful, defaults = [], [], [], []
+    for place, collective, nbytes, rows in places(test):
+        known = truth.get((place, collective, nbytes), {})
+        options = [asked(test, row, known) for row in rows]
+        true = [known.get(one, math.nan) for one in options]
+        if BASELINE in options and not np.isnan(true).any():
+            predicted = mean[rows] + costs.log_cost(place, Collective(collective), options, nbytes)[0]
+            baseline = options.index(BASELINE)
+            sure = predicted[baseline] - predicted > np.maximum(DOUBT_Z * std[rows], MIN_GAIN)
+            sure[baseline] = True
+            regrets.append(true[int(np.argmin(predicted))] / min(true) - 1)
+            bounded.append(true[int(np.argmin(predicted + RISK_QUANTILE * std[rows]))] / min(true) - 1)
+            careful.append(true[int(np.argmin(np.where(sure, predicted, np.inf)))] / min(true) - 1)
+            defaults.append(true[baseline] / min(true) - 1)
+    return [
+        Result(name, one, kind)
+        for kind, values in (
+            ("regret", regrets),
+            ("bounded", bounded),
+            ("careful", careful),
+            ("default", defaults),
+            ("inside", inside[left_out].tolist()),
+        )
+        for one in values
+    ]
+
+
+def summed_up(found: Sequence[Result]) -> Iterator[Result]:
+    """Mean and worst regret, and coverage, by name."""
+    for name in dict.fromkeys(one.metric for one in found):
+        values = {
+            kind: [100 * one.value for one in found if one.metric == name and one.unit == kind]
+            for kind in ("regret", "bounded", "careful", "default", "inside")
+        }
+        wins = name.endswith(WINNER)
+        aimed = wins and name.startswith("size:")
+        if values["regret"]:
+            yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if aimed else "")
+            yield Result(f"regret_worst@{name}", max(values["regret"]), "%", "<= 10" if aimed else "")
+            yield Result(f"bounded_regret_mean@{name}", float(np.mean(values["bounded"])), "%")
+            yield Result(f"bounded_regret_worst@{name}", max(values["bounded"]), "%")
+            yield Result(f"careful_regret_mean@{name}", float(np.mean(values["careful"])), "%")
+            yield Result(f"careful_regret_worst@{name}", max(values["careful"]), "%")
+            yield Result(f"nccl_regret_mean@{name}", float(np.mean(values["default"])), "%")
+        if values["inside"]:
+            coverage = float(np.mean(values["inside"]))
+            yield Result(f"interval_coverage_90@{name}", coverage, "%", "85 to 95" if wins else "")
+
+
+def looked_up(baked: Baked, points: TrainingSet, costs: CostPrior) -> tuple[Floats, Floats]:
+    """Mean and spread of every point, as the daemon finds them."""
+    mean, std = np.zeros(len(points)), np.zeros(len(points))
+    classes, known = points.size_class, Knowledge((), baked)
+    for place, collective, nbytes, rows in places(points):
+        settings = zip(points.algorithm[rows], points.protocol[rows], points.n_channels[rows], strict=True)
+        options = [candidate_at(int(a), int(p), int(n)) or BASELINE for a, p, n in settings]
+        asked = place, Collective(collective), options, np.array([float(nbytes)])
+        found = known.guess(*asked, classes[rows[:1]], costs)
+        mean[rows] = found[0][0] - costs.log_cost(*asked, described_only=True)[0]
+        std[rows] = found[1][0]
+    return mean, std

@@ -1,0 +1,1 @@
+"""What the plugin and the emulation cost per collective."""

@@ -1,0 +1,78 @@
+"""What the plugin costs NCCL per call: lookup, lookup with a record, the tail at 8 threads, a plan flip.
+
+Measured in C (plugin_lookup_driver.c, compiled here) through the symbol NCCL calls, with a realistic
+plan: one row per quarter octave for the five (collective, phase) pairs of ZeRO training. Every figure is
+the median over rounds, each a fresh process; the clock's own cost is subtracted. The peer of the lookup
+is a scan over the same rows, that of the flip a bare atomic exchange.
+
+Run: python -m benchmarks plugin_lookup [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from benchmarks.lib.reporting import Result, report
+from zerotune.agent.nccl import library
+
+DRIVER = Path(__file__).with_name("plugin_lookup_driver.c")
+PLUGIN = Path(library.__file__).parent / "plugin"
+
+
+def compile_driver(folder: Path) -> Path:
+    driver = folder / "driver"
+    flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", f"-I{PLUGIN}", "-o", str(driver)]
+    subprocess.run(["cc", *flags, str(DRIVER), "-ldl"], check=True)
+    return driver
+
+
+def one_round(driver: Path, plugin: Path) -> dict[str, float]:
+    done = subprocess.run([str(driver), str(plugin)], capture_output=True, text=True, check=True)
+    return {name: float(value) for name, value in (line.split() for line in done.stdout.splitlines())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="ends within 60 s")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    arguments = parser.parse_args()
+    plugin = library.build()
+    rounds = []
+    with tempfile.TemporaryDirectory() as name:
+        driver = compile_driver(Path(name))
+        for number in range(7 if arguments.quick else 41):
+            rounds.append(one_round(driver, plugin))
+            print(f"round {number + 1} done", file=sys.stderr)
+
+    def middle(metric: str) -> float:
+        return median(each[metric] for each in rounds)
+
+    growth = median(each["lookup_1000"] / each["lookup_10"] for each in rounds)
+    growth_4000 = median(each["lookup_4000"] / each["lookup_10"] for each in rounds)
+    scan_growth = median(each["scan_1000"] / each["scan_10"] for each in rounds)
+    scan_ratio = middle("lookup_1000") / middle("scan_1000")
+    flip_ratio = middle("flip") / middle("exchange")
+    report(
+        "plugin_lookup",
+        [
+            Result("lookup_p50_ns_1000_rows", middle("lookup_1000"), "ns", "<= 100", "scan", scan_ratio),
+            Result("lookup_growth_10_to_1000", growth, "ratio", "<= 1.5", "scan", growth / scan_growth),
+            Result("lookup_growth_10_to_4000", growth_4000, "ratio"),
+            Result("lookup_record_p50_ns", middle("lookup_record"), "ns", "<= 150"),
+            Result("lookup_record_p50_ns_8_threads", middle("threads_p50"), "ns"),
+            Result("lookup_record_p999_ns_8_threads", middle("threads_p999"), "ns", "<= 1000"),
+            Result("dropped_percent_8_threads", middle("dropped"), "%"),
+            Result("plan_flip_p50_ns", middle("flip"), "ns", "<= 1000", "atomic exchange", flip_ratio),
+            Result("clock_ns", middle("clock"), "ns"),
+        ],
+        as_json=arguments.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

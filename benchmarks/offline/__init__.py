@@ -1,0 +1,1 @@
+"""Sweeps, imports and replay."""

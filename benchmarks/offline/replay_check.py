@@ -1,0 +1,220 @@
+"""Does replay foretell what a plan will do? Part of `replay_speed.py`, which prints the figures.
+
+For each world (fabric and training script): one run is logged, a sweep measures the settings, and plans are
+made: the best measured settings, and settings drawn at random, good and bad. Replay says from the log and the
+sweep what the step time will be under each plan; then the same script really runs under `launch --plan`.
+
+`worlds(0)` are the ones that replay was written against; any other seed draws new ones (fabric, framework, ranks,
+model, bucket size, plans), which are the honest test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.plan_file import PlanFile, write_plan
+from zerotune.store.records import BASELINE, Plan, PlanRow
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.offline.replay import load_table, replay_table
+from zerotune.tuner.offline.replay.evidence import Evidence
+from zerotune.tuner.offline.replay.policies import Context, oracle
+from zerotune.tuner.offline.replay.result import ReplayResult
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+
+N_STEPS = 16
+WORKER = Path(__file__).parent / "replay_worker.py"
+PLANS = ("best", "random 1", "random 2", "random 3")
+
+
+@dataclass(frozen=True)
+class World:
+    """A script on a fabric; the defaults are those of the worlds that replay was written against."""
+
+    fabric: str
+    kind: str
+    n_ranks: int = 2
+    n_layers: int = 4
+    width: int = 192
+    n_context: int = 64
+    bucket_kb: int | None = None
+    """Of DDP's and ZeRO's buckets; None: 1 MiB, and ZeRO's own."""
+    seed: int = 0
+    """Of the random plans."""
+
+    def __str__(self) -> str:
+        bucket = f", {self.bucket_kb} KiB buckets" if self.bucket_kb is not None else ""
+        model = f"{self.n_layers} x {self.width}, context {self.n_context}"
+        return f"{self.fabric} {self.kind}, {self.n_ranks} ranks, {model}{bucket}"
+
+    def script(self, n_steps: int) -> tuple[object, ...]:
+        """The training script and its arguments."""
+        model = {
+            "n_layers": self.n_layers, "width": self.width, "n_context": self.n_context, "bucket_kb": self.bucket_kb,
+        }  # fmt: skip
+        return WORKER, self.kind, self.n_ranks, n_steps, json.dumps(model)
+
+
+WORLDS = (
+    World("ethernet_boxes", "zero3"),
+    World("few_sms_node", "ddp"),
+    World("rtx5090_loopback", "fsdp2"),
+    World("h100_node", "zero2"),
+    World("h100_ib_2", "zero3"),
+)
+KINDS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+
+
+def worlds(seed: int) -> tuple[World, ...]:
+    """WORLDS for seed 0; else as many that are drawn: each kind of script once, on different fabrics."""
+    if seed == 0:
+        return WORLDS
+    draw = random.Random(seed)
+    return tuple(
+        World(
+            fabric,
+            kind,
+            n_ranks=draw.choice((2, 3, 4)),
+            n_layers=draw.randint(2, 6),
+            width=draw.choice((96, 128, 160, 192, 256)),
+            n_context=draw.choice((32, 64, 96)),
+            bucket_kb=draw.choice((256, 512, 1024, 2048)) if kind != "fsdp2" else None,
+            seed=seed,
+        )
+        for fabric, kind in zip(draw.sample(fabrics.names(), len(KINDS)), KINDS, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan in one world; step times in us."""
+
+    world: World
+    plan: str
+    baseline_us: float
+    predicted_us: float
+    low_us: float
+    high_us: float
+    measured_us: float
+    first_order_us: float
+
+    @property
+    def error_percent(self) -> float:
+        """By how much the predicted speed-up (baseline over plan) misses the measured one."""
+        return 100 * abs(self.measured_us / self.predicted_us - 1)
+
+    @property
+    def first_order_error_percent(self) -> float:
+        """The same for the estimate that keeps the exposed share of communication."""
+        return 100 * abs(self.measured_us / self.first_order_us - 1)
+
+    @property
+    def change_percent(self) -> float:
+        """What predicting no change would miss."""
+        return 100 * abs(self.measured_us / self.baseline_us - 1)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the interval holds what was measured."""
+        return self.low_us <= self.measured_us <= self.high_us
+
+
+def cases(folder: Path, chosen: Sequence[World] = WORLDS, plans: Sequence[str] = PLANS) -> Iterator[Case]:
+    """Log, sweep, predict, run. Raises CalledProcessError when a command fails."""
+    for number, world in enumerate(chosen):
+        place = folder / str(number)
+        place.mkdir()
+        run(world, place, "--log-trace", place / "trace")
+        table = load_table(place / "trace")
+        store = place / "store.db"
+        sweep(world, table, store)
+        for name in plans:
+            path = place / f"{name.replace(' ', '_')}.json"
+            result = predicted(table, store, name, path, world.seed)
+            if not result.step_estimates:
+                raise SystemExit(f"{world}: replay refuses to judge {name}: {result.step_refusals}")
+            estimate, facts = result.step_estimates[0], result.steps
+            assert facts is not None
+            total = result.totals[0]
+            share = facts.exposed_share * (total.cost_us / total.baseline_us - 1) * facts.communication_us
+            yield Case(
+                world, name, facts.step_us, estimate.step_us, estimate.low_us, estimate.high_us,
+                run(world, place, "--plan", path), facts.step_us + share,
+            )  # fmt: skip
+
+
+def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> float:
+    """Train under `zerotune launch`; the median step time after the plan, if any, has come into force."""
+    summary = place / "summary.json"
+    zerotune(
+        place, "launch", "--fabric", world.fabric, "--endpoint", f"ipc://{place}/no-daemon", "--summary", summary,
+        *options, "--", sys.executable, *world.script(n_steps),
+    )  # fmt: skip
+    steps = json.loads(summary.read_text())["steps"]
+    last_epoch = steps[-1]["epoch"]
+    assert last_epoch == (1 if "--plan" in options else 0)
+    settled = [step["duration_us"] for step in steps if step["epoch"] == last_epoch][1:]
+    assert len(settled) >= 5, f"the plan came into force too late: {len(settled)} steps"
+    return float(median(settled))
+
+
+def sweep(world: World, table: CollectiveTable, store: Path) -> None:
+    """Measure all settings at octaves around the sizes that the script moves."""
+    tunable = [shape for shape in table.shapes()[0] if shape.message_bytes > 64]
+    sizes = [shape.message_bytes for shape in tunable]
+    collectives = [
+        word for name in sorted({shape.collective.name for shape in tunable}) for word in ("--collective", name)
+    ]
+    low, high = 1 << (min(sizes).bit_length() - 1), 1 << max(sizes).bit_length()
+    zerotune(
+        store.parent, "sweep", "--fabric", world.fabric, "--store", store, "--full", "--n-ranks", world.n_ranks,
+        "--min-bytes", low, "--max-bytes", high, "--json", *collectives,
+    )  # fmt: skip
+
+
+def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: int = 0) -> ReplayResult:
+    """Make the plan called `name`, write it to `path`, and replay it."""
+    with Store.open(store, read_only=True) as opened:
+        statistics = opened.statistics(table.fabric_id)
+        knowledge = Knowledge.from_store(opened, table.fabric_id)
+    shapes, index = table.shapes()
+    context = Context(Evidence(table, shapes, index, statistics))
+    draw = random.Random(f"{table.fabric_id} {name}" + (f" {seed}" if seed else ""))
+    rows = [row for shape in shapes if (row := _row(context, shape, None if name == "best" else draw)) is not None]
+    after_step = any(shape.phase.name == "post_step_gather" for shape in shapes)
+    write_plan(path, PlanFile(Plan(epoch=1, rows=tuple(rows), gathers_after_step=after_step)))
+    return replay_table(table, ["table"], statistics=statistics, knowledge=knowledge, plan=rows)
+
+
+def _row(context: Context, shape: Shape, draw: random.Random | None) -> PlanRow | None:
+    """The oracle's setting, or with `draw` any that was measured."""
+    known = [one for one in context.evidence.measured_candidates(shape) if one.algorithm is not None]
+    if not known or shape.message_bytes <= 64:
+        return None
+    candidate = oracle(context, shape) if draw is None else draw.choice(known)
+    if candidate == BASELINE:
+        return None
+    return PlanRow(
+        shape.communicator, shape.collective, shape.phase, shape.message_bytes, shape.message_bytes, candidate
+    )
+
+
+def zerotune(place: Path, *words: object) -> None:
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_RUNTIME_DIR": str(place), "XDG_DATA_HOME": str(place),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "zerotune.tuner.cli", *map(str, words)],
+        capture_output=True, text=True, env=environment, timeout=600, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"zerotune {' '.join(map(str, words))}\n{done.stderr[-3000:]}")

@@ -1,0 +1,297 @@
+"""How fast a sweep measures settings, and how much of the grid the active one needs.
+
+    python -m benchmarks sweep_speed [--json] [--quick] [--data DIR] [--grids-only]
+
+`settings_per_minute_ratio_relaunch`: settings per minute in one process group by switching plans, over one
+launch per setting as nccl-tests needs it (here: the same workers, started anew for each setting).
+`active_share_of_grid`, `active_regret`: samples that the active sweep takes over those of the full grid at the
+same precision, and what its choices cost in truth over the full grid's, mean over places; without processes. Beside
+it stands the regret of as many samples spread evenly, of a second full sweep, and (`floor`) of a sweep that is told the
+two best settings of every size and what samples are worth there (sweep_floor.py): what so few samples cannot tell.
+Measurements are drawn from the truth of every shipped fabric with its noise and, with `--data`, from the repetitions
+of every grid recorded below that folder (benchmarks/lib/recorded_grids.py) with 3 % noise on top. Of those a single
+sample may decide a whole place, so small ones are drawn more often, and the mean's standard error is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from benchmarks.lib import recorded_grids
+from benchmarks.lib.argument_types import a_folder
+from benchmarks.lib.reporting import Result, report
+from benchmarks.offline import sweep_floor
+from zerotune.agent.nccl import cost_model, fabric
+from zerotune.store.errors import FabricError
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.sweep.cells import MIN_REPEATS, Cell, Place, make_cells
+from zerotune.tuner.offline.sweep.protocol import Measure
+from zerotune.tuner.offline.sweep.strategy import LOOK_REPEATS, Active, FullGrid, Strategy
+from zerotune.tuner.offline.sweep.workers import WorkerGroup
+
+FABRIC = "ethernet_boxes"
+PRECISION, MAX_REPEATS = 0.03, 30
+COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
+SIZES = [1 << exponent for exponent in range(12, 27)]
+RECORDED_SIGMA = 0.03
+RECORDED_CHANNELS = 4
+N_DRAWS = 3
+RECORDED_PLACES = 1600
+"""Of recorded grids so many places are swept in all: the fewer a grid has, the more draws."""
+SHARE_AIM = 0.15
+
+
+@dataclass
+class Outcome:
+    """Active against full sweep on one machine, one seed."""
+
+    name: str
+    n_places: int
+    share: float
+    regrets: list[float]
+    even_regret: float
+    """Mean, of as many samples spread evenly over the cells."""
+    again_regret: float
+    """Mean, of a second full sweep: what the samples of this machine cannot tell."""
+    n_grid: int
+    """Samples of the full sweep."""
+
+
+@dataclass
+class Machine:
+    """A machine to sweep: its cells, what they cost in truth, how samples are drawn."""
+
+    name: str
+    communicator: CommunicatorClass
+    costs: Callable[[], CostPrior]
+    cells: Callable[[], list[Cell]]
+    truth_us: Callable[[Cell], float]
+    sample_us: Callable[[Cell, int, np.random.Generator], np.ndarray]
+    n_draws: int = N_DRAWS
+
+    def compare(self, seed: int) -> Outcome:
+        """Both sweeps."""
+        chance = np.random.default_rng(seed)
+        grid, active = self.cells(), self.cells()
+        self._run(FullGrid(grid, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
+        again = self.cells()
+        self._run(FullGrid(again, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
+        strategy = Active(active, self.communicator, self.costs(), None, PRECISION, MAX_REPEATS)
+        self._run(strategy, LOOK_REPEATS, chance)
+        even = self.cells()
+        n_active = sum(len(cell.duration_us) for cell in active)
+        for cell in even:
+            cell.duration_us += self.sample_us(cell, max(1, round(n_active / len(even))), chance).tolist()
+        best = fastest(grid)
+        by_setting = {(cell.place, cell.candidate): cell for cell in active}
+        regrets = []
+        for place, choice in strategy.choices().items():
+            assert choice.candidate is not None
+            chosen = by_setting[place, choice.candidate]
+            regrets.append(self.truth_us(chosen) / self.truth_us(best[place]) - 1)
+        n_grid = sum(len(cell.duration_us) for cell in grid)
+        even_regret, again_regret = (self._regret(fastest(cells), best) for cells in (even, again))
+        return Outcome(self.name, len(best), n_active / n_grid, regrets, even_regret, again_regret, n_grid)
+
+    def floor(self, n_samples: float) -> float:
+        """What a sweep would lose that is told the two best settings of each place and what samples are worth there."""
+        by_place: dict[Place, list[Cell]] = {}
+        for cell in self.cells():
+            by_place.setdefault(cell.place, []).append(cell)
+        chance = np.random.default_rng(0)
+        curves = []
+        for cells in by_place.values():
+            best, *others = sorted(cells, key=self.truth_us)
+            if not others:
+                curves.append(np.zeros(1))
+                continue
+            size = sweep_floor.N_DRAWS, sweep_floor.MOST_SAMPLES
+            drawn = [self.sample_us(cell, size[0] * size[1], chance).reshape(size) for cell in (best, others[0])]
+            gap = self.truth_us(others[0]) / self.truth_us(best) - 1
+            curves.append(sweep_floor.curve((drawn[0], drawn[1]), gap))
+        return sweep_floor.least_regret(curves, n_samples)
+
+    def _regret(self, chosen: dict[Place, Cell], best: dict[Place, Cell]) -> float:
+        return mean(self.truth_us(chosen[place]) / self.truth_us(cell) - 1 for place, cell in best.items())
+
+    def _run(self, strategy: Strategy, n_repeats: int, chance: np.random.Generator) -> None:
+        while visits := strategy.next_round():
+            for cell in visits:
+                cell.duration_us += self.sample_us(cell, n_repeats, chance).tolist()
+
+
+def fastest(cells: Iterable[Cell]) -> dict[Place, Cell]:
+    """By place, the cell with the least median."""
+    best: dict[Place, Cell] = {}
+    for cell in cells:
+        if cell.place not in best or cell.median_us < best[cell.place].median_us:
+            best[cell.place] = cell
+    return best
+
+
+def emulated(name: str, communicator: CommunicatorClass) -> Machine:
+    """A shipped fabric."""
+    known = fabric.load(name)
+    topology = known.topology(communicator)
+
+    def cells() -> list[Cell]:
+        offered = {
+            collective.name: tuple((int(a), int(p)) for a, p in known.cells(communicator, collective))
+            for collective in COLLECTIVES
+        }
+        return make_cells(COLLECTIVES, SIZES, communicator, known.max_channels(communicator), offered)
+
+    def truth_us(cell: Cell) -> float:
+        place, ran = cell.place, cell.candidate
+        if ran == BASELINE:
+            ran = cost_model.default_choice(topology, place.collective, place.message_bytes)
+        return known.truth_us(
+            communicator, place.collective, ran.algorithm, ran.protocol, ran.n_channels, place.message_bytes
+        )
+
+    def sample_us(cell: Cell, n_samples: int, chance: np.random.Generator) -> np.ndarray:
+        return truth_us(cell) * chance.lognormal(0, known.noise.sigma, n_samples)
+
+    label = f"{name} {communicator.n_ranks}x{communicator.n_nodes}"
+    return Machine(label, communicator, lambda: CostPrior(known.describe()), cells, truth_us, sample_us)
+
+
+def recorded(grid: recorded_grids.Grid) -> Machine:
+    """A grid that somebody published; its truth is the median of the repetitions."""
+    places = grid.places()
+
+    def cells() -> list[Cell]:
+        return [
+            Cell(Place(grid.collective, size), candidate)
+            for size, found in places.items()
+            for candidate in sorted(found, key=lambda one: (one != BASELINE, str(one)))
+        ]
+
+    def recorded_us(cell: Cell) -> list[float]:
+        return sorted(places[cell.place.message_bytes][cell.candidate])
+
+    def truth_us(cell: Cell) -> float:
+        times = recorded_us(cell)
+        return times[(len(times) - 1) // 2]
+
+    def sample_us(cell: Cell, n_samples: int, chance: np.random.Generator) -> np.ndarray:
+        return chance.choice(recorded_us(cell), n_samples) * chance.lognormal(0, RECORDED_SIGMA, n_samples)
+
+    label = f"{grid.name.split('/')[-1]} {grid.collective.name} {grid.n_ranks}x{grid.n_nodes}"
+    communicator = CommunicatorClass(grid.n_ranks, grid.n_nodes)
+    costs = CostPrior({"comm_channels": RECORDED_CHANNELS})
+    return Machine(
+        label, communicator, lambda: costs, cells, truth_us, sample_us, max(10, RECORDED_PLACES // len(places))
+    )
+
+
+def machines(data: Path | None, *, quick: bool) -> Iterator[Machine]:
+    """Every shipped fabric, then every recorded grid."""
+    for name in fabric.names():
+        for communicator in communicators(name, quick=quick):
+            yield emulated(name, communicator)
+    if data is not None:
+        for grid in recorded_grids.load(data):
+            yield recorded(grid)
+
+
+def communicators(name: str, *, quick: bool) -> list[CommunicatorClass]:
+    """The fabric as a whole, and a part of it."""
+    known = fabric.load(name)
+    counts = {known.max_ranks} if quick else {known.max_ranks, min(known.ranks_per_node, known.max_ranks)}
+    found = []
+    for n_ranks in sorted(counts - {1}):
+        communicator = known.communicator(range(n_ranks))
+        try:
+            known.topology(communicator)
+        except FabricError:
+            continue
+        found.append(communicator)
+    return found
+
+
+def settings_per_minute(n_settings: int) -> float:
+    """Visits in one process group, start and end included once."""
+    began = time.perf_counter()
+    with WorkerGroup(2, FABRIC, (Collective.all_gather,)) as group:
+        for number in range(n_settings):
+            group.measure(command(number), 30)
+    return 60 * n_settings / (time.perf_counter() - began)
+
+
+def settings_per_minute_relaunched(n_settings: int) -> float:
+    """One launch per setting."""
+    spent = []
+    for number in range(n_settings):
+        began = time.perf_counter()
+        with WorkerGroup(2, FABRIC, (Collective.all_gather,)) as group:
+            group.measure(command(number), 30)
+        spent.append(time.perf_counter() - began)
+    return 60 / median(spent)
+
+
+def command(number: int) -> Measure:
+    ladder = [Candidate(cell[0], cell[1], n) for cell in fabric_cells() for n in (1, 2, 4, 8)]
+    size_bytes = 65536 << number // len(ladder) % 4
+    return Measure(number + 1, Collective.all_gather, size_bytes, ladder[number % len(ladder)], 1, 6, check=False)
+
+
+def fabric_cells() -> Sequence[tuple[Algorithm, Protocol]]:
+    return fabric.load(FABRIC).cells(CommunicatorClass(2, 2), Collective.all_gather)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="fewer launches, communicators and seeds")
+    parser.add_argument("--data", type=a_folder, help="folder with recorded grids, e.g. published nccl-tests logs")
+    parser.add_argument("--grids-only", action="store_true", help="leave the launches out")
+    arguments = parser.parse_args()
+    results = []
+    if arguments.data is not None and not recorded_grids.load(arguments.data):
+        parser.error(
+            f"--data {arguments.data}: no log or document below it has default and forced settings of enough sizes"
+        )
+    if not arguments.grids_only:
+        one_group = settings_per_minute(100 if arguments.quick else 300)
+        relaunched = settings_per_minute_relaunched(2 if arguments.quick else 5)
+        results += [
+            Result("settings_per_minute", one_group, "1/min"),
+            Result("settings_per_minute_ratio_relaunch", one_group / relaunched, "", ">= 10", "one launch per setting"),
+        ]
+    swept = list(machines(arguments.data, quick=arguments.quick))
+    found = [[one.compare(seed) for seed in range(2 if arguments.quick else one.n_draws)] for one in swept]
+    outcomes = [outcome for of_machine in found for outcome in of_machine]
+    shares = [mean(outcome.share for outcome in of_machine) for of_machine in found]
+    regrets = [mean(mean(outcome.regrets) for outcome in of_machine) for of_machine in found]
+    results += [
+        Result("active_share_of_grid", mean(shares), "", f"<= {SHARE_AIM}"),
+        Result("active_share_of_grid_worst_machine", max(shares), "", f"<= {SHARE_AIM}"),
+        Result("active_regret", mean(regrets), "", "<= 0.02"),
+        Result("active_regret_worst_machine", max(regrets), "", "<= 0.02"),
+        Result("active_regret_worst_place", max(max(outcome.regrets) for outcome in outcomes), ""),
+    ]
+    for machine, of_machine, share, regret in zip(swept, found, shares, regrets, strict=True):
+        worst = max(max(outcome.regrets) for outcome in of_machine)
+        even, again = mean(one.even_regret for one in of_machine), mean(one.again_regret for one in of_machine)
+        floor = machine.floor(SHARE_AIM * mean(one.n_grid for one in of_machine))
+        error = stdev(mean(outcome.regrets) for outcome in of_machine) / len(of_machine) ** 0.5
+        words = f"{of_machine[0].n_places} places, mean regret {regret:.4f} +- {error:.4f}, worst place {worst:.3f}"
+        words += f", spread evenly {even:.4f}, second full sweep {again:.4f}, floor {floor:.4f}"
+        results.append(Result(f"share {of_machine[0].name}", share, "", f"<= {SHARE_AIM}", words))
+    report("sweep_speed", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

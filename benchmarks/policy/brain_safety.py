@@ -1,0 +1,356 @@
+"""What must not go wrong, in figures: guard, regimes, shared noise, budget, warm start, training against isolation.
+
+    python -m benchmarks brain_safety [--quick] [--json]
+
+The brain plays whole jobs on shipped fabrics with seeded noise, no process and no sleeping: the same figures on
+any machine. The guard and the change detector are also fed pure noise, for their false alarms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import NormalDist, median
+
+import numpy as np
+
+from benchmarks.lib.brain_world import (
+    ALONE,
+    NINE,
+    Call,
+    NothingToGain,
+    OverlappedWorld,
+    Unsteady,
+    World,
+    decided,
+    make_brain,
+    play,
+    secretly_slow_job,
+)
+from benchmarks.lib.reporting import Result, report
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Collective, Phase
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.guard import Guard, steps_to_know
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.regime import ChangeDetector
+from zerotune.tuner.modeling import trainer
+
+GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
+
+
+def zero_calls(exponents: tuple[int, ...], n_each: int = 2) -> list[Call]:
+    """A ZeRO-like step: gathers and scatters of these sizes."""
+    return [
+        call
+        for exponent in exponents
+        for call in [Call(GATHER, Phase.forward_gather, 1 << exponent)] * n_each
+        + [Call(SCATTER, Phase.gradient_scatter, 1 << exponent)] * n_each
+    ]
+
+
+STEP_NOISE = 0.01
+WATCH_STEPS = 60
+
+
+def guard(n_runs: int) -> Iterator[Result]:
+    """Steps until a slowdown is noticed, and false alarms over a whole watch, at 1 % noise; beside them what no
+    test can do better.
+    """
+    for n_known, job in ((40, ""), (steps_to_know(STEP_NOISE), "_young_job")):
+        false_alarms = float(np.mean(_steps_to_alarm(n_runs, 10_000, n_known, 1.0) <= WATCH_STEPS))
+        for slowdown in (1.02, 1.05, 1.10) if n_known == 40 else (1.02,):
+            delays = _steps_to_alarm(n_runs, 0, n_known, slowdown)
+            percent = round(100 * (slowdown - 1))
+            for name, power in (("median", 0.5), ("p90", 0.9)):
+                figure = f"guard_steps_to_alarm_{name}_{percent}_percent{job}"
+                target = "<= 10" if percent == 2 else ""
+                floor = least_steps(n_known, math.log(slowdown), false_alarms, power)
+                yield Result(figure, float(np.quantile(delays, power)), "steps", target)
+                yield Result(f"{figure}_floor", floor, "steps at the least, by any test with so many false alarms")
+        yield Result(f"guard_false_alarms_per_watch{job}", 100 * false_alarms, "% of watches")
+
+
+def _steps_to_alarm(n_runs: int, first_seed: int, n_known: int, slowdown: float) -> np.ndarray:
+    delays = []
+    for seed in range(first_seed, first_seed + n_runs):
+        rng = np.random.default_rng(seed)
+        watch = Guard()
+        watch.changed((10_000 * np.exp(rng.normal(0, STEP_NOISE, n_known))).tolist())
+        steps = (watch.step(10_000 * slowdown * math.exp(rng.normal(0, STEP_NOISE))) for _ in range(WATCH_STEPS))
+        delays.append(next((at for at, alarm in enumerate(steps, 1) if alarm), WATCH_STEPS + 1))
+    return np.array(delays)
+
+
+def least_steps(n_known: int, slowdown_log: float, false_alarms: float, power: float) -> float:
+    """Fewest steps within which any test can notice a slowdown with probability `power`; infinite where none can.
+
+    Neyman and Pearson: an alarm within k steps is a test of these k against the known ones. The best one, even if
+    it knows noise and slowdown and only the usual step time must be learned, looks at the difference of means.
+    """
+    z = NormalDist().inv_cdf
+    needed = (z(1.0 - max(false_alarms, 1e-6)) + z(power)) * STEP_NOISE / slowdown_log
+    left = needed**-2 - 1.0 / n_known if needed > 0 else math.inf
+    return math.ceil(1.0 / left) if left > 0 else math.inf
+
+
+def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
+    """Two promotions come together, one of them slows steps down by 2 %: steps until the first withdrawal where
+    none came before it was promoted, slow steps in all (those of its trials, too; withdrawn settings come back one by
+    one), and whether the good one is there in the end.
+    """
+    noise = f"at_{100 * step_noise:g}_percent_noise"
+    delays: list[float] = []
+    kept: list[float] = []
+    good = 0
+    for seed in range(n_runs):
+        world = World(
+            "ethernet_boxes",
+            fabric.load("ethernet_boxes").communicator(range(16)),
+            zero_calls((17,)),
+            seed=seed,
+            step_noise=step_noise,
+            compute_us=100_000.0,
+        )
+        brain = make_brain(world)
+        n_slow, since, delay, base_us = 0, None, None, world.compute_us
+        for step in range(120):
+            promoted = any(s.incumbent != BASELINE for s in brain._states if s.key.collective is GATHER)
+            runs = any(row.collective is GATHER for row in world.plan.rows)
+            world.compute_us = base_us * (1.02 if runs else 1.0)
+            if promoted and runs and since is None:
+                since = step
+            n_slow += runs
+            play(world, brain, 1)
+            if since is not None and delay is None and any("steps became" in d.reason for d in brain.decisions()):
+                delay = step + 1 - since
+        if since is not None:
+            delays.append(120 if delay is None else delay)
+        kept.append(n_slow)
+        good += any(s.incumbent != BASELINE for s in brain._states if s.key.collective is SCATTER)
+    yield Result(f"slow_promotion_withdrawn_after_median_{noise}", median(delays), "steps", "<= 10")
+    yield Result(f"slow_promotion_withdrawn_after_p90_{noise}", float(np.quantile(delays, 0.9)), "steps", "<= 10")
+    yield Result(f"withdrawn_before_it_is_promoted_{noise}", 100 * (1 - len(delays) / n_runs), "% of runs")
+    yield Result(f"slow_steps_in_all_median_{noise}", median(kept), "of 120 steps")
+    yield Result(f"good_promotion_kept_beside_it_{noise}", 100 * good / n_runs, "% of runs")
+
+
+def decided_us(world: World, brain: Brain) -> np.ndarray:
+    """True microseconds of what is decided for each call."""
+    setting_of = decided(brain)
+    return np.array([world.truth(call, setting_of(call))[0] for call in world.calls])
+
+
+def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
+    """Calls per key until a slowdown of the network is noticed; false alarms; the old regime recognised."""
+    for slowdown in (1.05, 1.10, 1.30):
+        delays = []
+        for seed in range(n_runs):
+            world = World(
+                "h100_node",
+                fabric.load("h100_node").communicator(range(8)),
+                zero_calls((18, 21, 24)),
+                seed=seed,
+                noise=0.03,
+                step_noise=0.01,
+            )
+            brain = make_brain(world)
+            play(world, brain, 60)
+            before = brain.regime
+            world.slowdown = {GATHER.name: slowdown, SCATTER.name: slowdown}
+            n_steps = next(
+                (step for step in range(1, 101) if play(world, brain, 1) is not None and brain.regime != before), 101
+            )
+            delays.append(2 * n_steps)  # every key is called twice per step
+        percent = round(100 * (slowdown - 1))
+        for name, quantile in (("", 0.5), ("_p90", 0.9)):
+            figure = f"regime_calls_to_notice_{percent}_percent{name}"
+            yield Result(figure, float(np.quantile(delays, quantile)), "calls per key", "<= 50")
+    detector, rng, n_false = ChangeDetector(), np.random.default_rng(5), 0
+    for _ in range(n_calls // 1000):
+        residuals = rng.standard_normal(1000)
+        if len(detector.update(rng.integers(0, 5, 1000), residuals, residuals, np.zeros(1000))):
+            n_false += 1
+            detector.reset()
+    yield Result("regime_false_alarms_per_100000_calls_noise_only", n_false / (n_calls / 1e5), "alarms", "<= 1")
+    for kind in ("", "slow_steps", "weather", "drift"):
+        n_seen = n_changes = 0
+        for seed in range(max(1, n_runs // 5)):
+            world = Unsteady(
+                "h100_node",
+                fabric.load("h100_node").communicator(range(8)),
+                zero_calls((18, 21, 24), n_each=8),
+                seed=100 + seed,
+                noise=0.03,
+                step_noise=0.01,
+                kind=kind,
+            )
+            brain = make_brain(world)
+            play(world, brain, 250)
+            n_seen, n_changes = n_seen + world.n_calls, n_changes + brain._regimes.n_changes
+        target = "<= 1" if kind in ("", "slow_steps") else ""
+        name = f"regime_false_alarms_per_100000_calls_in_jobs{'_with_' * bool(kind)}{kind}"
+        yield Result(name, n_changes / (n_seen / 1e5), "alarms", target)
+    back = 0
+    for seed in range(n_runs):
+        place = fabric.load("ethernet_boxes").communicator(range(16))
+        world = World("ethernet_boxes", place, zero_calls((17, 20, 23)), seed=seed, compute_us=100_000.0)
+        brain = make_brain(world)
+        play(world, brain, 80)
+        before_us = decided_us(world, brain)
+        world.slowdown = {GATHER.name: 1.6, SCATTER.name: 1.6}
+        play(world, brain, 40)
+        world.slowdown = {}
+        play(world, brain, 12)
+        # What has been found since may have replaced something; nothing may be lost.
+        back += int(brain.regime == 0 and bool(np.all(decided_us(world, brain) <= before_us)))
+    yield Result("old_regime_recognised_within_12_steps", 100 * back / n_runs, "% of runs")
+
+
+def shared_noise(n_runs: int, n_steps: int) -> Iterator[Result]:
+    """Noise that neighbouring steps share: keys that it gets promoted where all settings take the same, and what is
+    lost where all others are slower.
+    """
+    for kind in ("", "weather", "congestion", "bursts"):
+        n_promoted = n_keys = 0
+        lost_us = all_us = 0.0
+        for seed in range(n_runs):
+            place = fabric.load("h100_node").communicator(range(8))
+            calls = zero_calls((18, 21, 24))
+            same = Unsteady("h100_node", place, calls, seed=200 + seed, flat=True, kind=kind)
+            brain = make_brain(same)
+            play(same, brain, n_steps)
+            n_keys += brain.n_keys
+            n_promoted += len({one.key for one in brain.decisions() if one.kind == "promote"})
+            slower = NothingToGain("h100_node", place, calls, seed=200 + seed, kind=kind)
+            usual_us = sum(slower.truth(call, BASELINE)[0] for call in calls)
+            slower.compute_us = 0.5 * usual_us
+            brain = make_brain(slower)
+            for _ in range(n_steps):
+                lost_us += sum(slower.truth(call, slower.chosen(call))[0] for call in calls) - usual_us
+                all_us += slower.compute_us + usual_us
+                play(slower, brain, 1)
+        name = kind or "noise_of_steps_alone"
+        yield Result(f"keys_that_promote_{name}", 100 * n_promoted / n_keys, f"% of {n_keys}", "<= 1")
+        yield Result(f"nothing_to_gain_lost_with_{name}", 100 * lost_us / all_us, "% of steps", "<= 0.5")
+
+
+def in_training(n_steps: int) -> Iterator[Result]:
+    """Step time where the fastest isolated choice is not the best in training (few_sms_node, overlapped)."""
+    machine = fabric.load("few_sms_node")
+    place = machine.communicator(range(machine.ranks_per_node))
+    calls = [
+        call
+        for exponent in (22, 24, 26)
+        for call in [Call(GATHER, Phase.backward_gather, 1 << exponent)] * 3
+        + [Call(SCATTER, Phase.gradient_scatter, 1 << exponent)] * 3
+    ]
+
+    def step_us(world: World) -> float:
+        return float(median(world.run_step()[1].duration_us for _ in range(20)))
+
+    world = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0)
+    default_us = step_us(world)
+    brain = make_brain(world)
+    play(world, brain, n_steps)
+    world.fixed = decided(brain)
+    ours_us = step_us(world)
+    isolated = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0)
+    best = {
+        call: min(brain._costs.candidates(place, call.collective), key=lambda one: isolated.truth(call, one)[0])
+        for call in dict.fromkeys(calls)
+    }
+    isolated.fixed = best.__getitem__
+    isolated_us = step_us(isolated)
+    yield Result("few_sms_step_ms_default", default_us / 1000, "ms (simulated)")
+    yield Result(
+        "few_sms_step_ms_fastest_alone", isolated_us / 1000, "ms (simulated)", "", "default", isolated_us / default_us
+    )
+    yield Result("few_sms_step_ms_ours", ours_us / 1000, "ms (simulated)", "", "fastest alone", ours_us / isolated_us)
+    yield Result("few_sms_budget_spent", brain.spent_percent, "% of step time", "<= 1")
+
+
+def secretly_slow(n_runs: int) -> Iterator[Result]:
+    """Jobs in which everything but NCCL's choice takes 1 % less in calls and makes steps slower: what 1,200 steps lose
+    by that, and how many run slower. With one key, and with nine that add as much in all.
+    """
+    n_steps = 1200
+    for name, calls, slowdowns in (("one_key", ALONE, (0.5, 0.1, 0.03, 0.0)), ("nine_keys", NINE, (0.1, 0.03, 0.0))):
+        for slow in slowdowns:
+            lost, n_slow, n_withdrawn = [], [], 0
+            for seed in range(20, 20 + n_runs):
+                world = secretly_slow_job(calls, slow, seed)
+                brain = make_brain(world)
+                play(world, brain, n_steps)
+                lost.append(100.0 * world.lost / n_steps)
+                n_slow.append(world.n_slow)
+                n_withdrawn += any("compared in turns" in decision.reason for decision in brain.decisions())
+            which = f"{name}_{100 * slow:g}_percent"
+            if not slow:
+                yield Result(f"withdrawn_for_nothing@{which}", 100 * n_withdrawn / n_runs, "% of jobs", "<= 1")
+                continue
+            yield Result(f"lost_in_secret@{which}", float(np.mean(lost)), "% of step time", "<= 0.5")
+            yield Result(f"lost_in_secret_worst@{which}", max(lost), "% of step time", "<= 1")
+            yield Result(f"slow_steps@{which}", median(n_slow), f"of {n_steps} steps")
+
+
+def warm_start() -> Iterator[Result]:
+    """Explored calls of the first, second and third job on one fabric, and what share of the gain each ends with."""
+    for name in ("ethernet_boxes", "h100_node"):
+        machine = fabric.load(name)
+        place = machine.communicator(range(min(16, machine.max_ranks)))
+        with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "s.db") as store:
+            for run in range(1, 4):
+                world = World(name, place, zero_calls((15, 18, 21, 24)), seed=run, compute_us=100_000.0)
+                store.record_job(f"job-{run}", machine.fabric_id, machine.describe(), place.n_ranks)
+                brain = make_brain(world, Knowledge.from_store(store, machine.fabric_id))
+                gained = _play_and_record(world, brain, store, f"job-{run}", n_steps=100)
+                if model := trainer.train(store, machine.fabric_id):
+                    trainer.keep(store, model)
+                    store.flush()
+                yield Result(f"explored_calls_run_{run}@{name}", brain.n_explored, "calls")
+                yield Result(f"share_of_gain_after_20_calls_run_{run}@{name}", gained, "%", ">= 95" if run > 1 else "")
+
+
+def _play_and_record(world: World, brain: Brain, store: Store, job: str, n_steps: int) -> float:
+    """The share of the attainable gain, in percent, that steps 10 to 20 had (20 to 40 calls per key)."""
+    saved = attainable = 0.0
+    for step in range(n_steps):
+        for call in world.calls if 10 <= step < 20 else ():
+            options = brain._costs.candidates(world.communicator, call.collective)
+            saved += world.truth(call, BASELINE)[0] - world.truth(call, world.chosen(call))[0]
+            attainable += world.truth(call, BASELINE)[0] - world.best(call, options)
+        block, record = world.run_step()
+        store.record_measurements(world.fabric.fabric_id, job, block)
+        brain.observe(block)
+        brain.step_finished(record)
+        world.follow(brain.propose(), brain)
+    store.flush()
+    return 100 * saved / attainable
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer runs; ends within 60 s")
+    arguments = parser.parse_args()
+    n_runs = 5 if arguments.quick else 30
+    results = [
+        *guard(100 * n_runs),
+        *guard_in_a_job(3 * n_runs, 0.005),
+        *guard_in_a_job(3 * n_runs, 0.01),
+        *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
+        *shared_noise(2 if arguments.quick else 10, 200 if arguments.quick else 600),
+        *in_training(150 if arguments.quick else 300),
+        *secretly_slow(1 if arguments.quick else 3),
+        *warm_start(),
+    ]
+    report("brain_safety", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""One rank of memory_pressure.py: small messages, then larger ones, on a device that is nearly full, or was."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from zerotune.agent.nccl.emulated import memory_pressure
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulated.device.memory import device
+
+small_bytes, large_bytes, n_small, n_large = map(int, sys.argv[1:5])
+pause_s = float(sys.argv[5])
+"""After each step with small messages: the daemon lives in real time, the steps in virtual time."""
+reserved_mb = float(sys.argv[6])
+"""What training holds while messages are small; it lets go of that some steps before they grow."""
+compute_us = float(sys.argv[7])
+FREE_STEPS = 80
+"""A plan is agreed within two turns, at most 16 steps; in the others the daemon hears of it and thinks."""
+CALLS_PER_STEP = 4
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")  # which `zerotune launch --fabric` makes an emulated one
+weight = torch.nn.Parameter(torch.zeros(8))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+weight.grad = torch.ones(8)
+
+
+def run(n_bytes: int, n_steps: int, pause_s: float) -> list[float]:
+    """Virtual microseconds of each step."""
+    message, durations = torch.ones(n_bytes // 4), []
+    for _ in range(n_steps):
+        before_us = clock.now_us()
+        clock.mark_compute_us(compute_us)
+        for _ in range(CALLS_PER_STEP):
+            dist.all_reduce(message)
+        optimizer.step()
+        durations.append(clock.now_us() - before_us)
+        time.sleep(pause_s)
+    return durations
+
+
+device().reserve_mb = reserved_mb
+run(small_bytes, n_small, pause_s)
+device().reserve_mb = 0.0
+run(small_bytes, FREE_STEPS if reserved_mb else 0, pause_s)
+first_us, *durations = run(large_bytes, n_large, 0.0)
+durations.sort()
+if dist.get_rank() == 0:
+    print(f"step_us {durations[len(durations) // 2]} {first_us - compute_us} pressure {memory_pressure()}", flush=True)
+dist.destroy_process_group()

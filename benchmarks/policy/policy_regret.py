@@ -1,0 +1,376 @@
+"""How much each policy loses against the best setting, on equal terms: same keys, same calls, same noise.
+
+    python -m benchmarks policy_regret [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
+                                       [--draws N] [--calls N] [--looks-every N] [--undescribed] [--ours-only]
+
+Data sets: every shipped fabric, `--generated` random ones, every fabric of a store (`--store`), and everything measured
+below `--data`: tuner CSVs and published nccl-tests grids; each also with nothing to gain (A/A, NCCL best). A training
+step makes one call per key; with NCCL's own choices communication is 30 % of it. Computation takes as long whatever
+the communication takes, but for 1 % noise. Ours is asked for a plan after each step, or `--looks-every` so many, as
+the daemon is where steps are short; it is adopted at the next step. Figures, per data set and policy:
+
+    regret_mean, regret_worst       of the last quarter of the calls, over keys
+    loss_vs_default_worst           of all calls' time against NCCL's default; 0 when there was a gain
+    worst_key_loss                  the same of the key that lost most
+    calls_to_95_percent_gain        per key with more than 1 % to gain, median: from then on nine in ten calls have it
+    calls_to_95_percent_of_all_gain from then on the calls of all keys together have 95 % of what can be saved
+    calls_to_tell_two_settings_apart a floor of the calls per key: those of two settings whose names are known, median
+    loss_where_nccl_is_best         ours, had NCCL's own choice been 3 % faster at every key than anything else
+    budget_spent                    exploration in percent of training time, as the policy accounts for it
+
+Peers and ours meet one draw of noise; `--draws N` plays ours under N others, and tells the mean and the worst of each
+figure. `--curves FILE` writes regret by call of every policy, which `learning_pictures.py` draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.lib.argument_types import a_file_to_write, natural, positive
+from benchmarks.lib.data_sets import (
+    DataSet,
+    Facts,
+    Measured,
+    as_undescribed,
+    check_sources,
+    generated,
+    of_folder,
+    of_store,
+    shipped,
+)
+from benchmarks.lib.reporting import Result, report
+from benchmarks.policy.regret_policies import Default, Problem, peers
+from zerotune.store.records import BASELINE, Candidate, DecisionKey, Plan, StepRecord, TimingSource, size_class
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling.correction.baked import Baked
+
+COMM_SHARE_OF_STEP = 0.3
+COMPUTE_NOISE = 0.01
+ONE_IN_TEN_WRONG = 1.282
+"""Standard deviations (normal, one-sided)."""
+FIRST_GENERATED_SEED = 1000
+"""Generated fabrics below this seed were looked at while the policy was made."""
+BEST_BY = 0.97
+"""What NCCL's own choice takes of the time of the best other setting, where nothing is to be gained."""
+
+
+class Ours(Default):
+    """The brain, fed as the daemon feeds it, asked after every `looks_every`th step; plans are adopted at the next."""
+
+    def __init__(
+        self,
+        name: str,
+        problems: Sequence[Problem],
+        facts: Facts,
+        knowledge: Knowledge,
+        looks_every: int = 1,
+        settings: BrainSettings | None = None,
+    ) -> None:
+        self.name = name
+        self._looks_every = looks_every
+        self.brain = Brain(name, "fabric", facts, knowledge, settings or BrainSettings(), lambda: 0.0)
+        self.brain.restrict(Measured(facts, problems))
+        self._problems = problems
+        self._compute_us = sum(p.truth_us[0] for p in problems) * (1.0 / COMM_SHARE_OF_STEP - 1.0)
+        self._rng = np.random.default_rng(0)
+        self._step = self._adopted_at = 0
+        self._plan = Plan(0)
+        self._settings: dict[DecisionKey, Candidate] = {}
+        self._rows: list[tuple[object, ...]] = []
+        self.measured: list[np.ndarray] = []
+
+    def choose(self, key: int) -> int:
+        problem = self._problems[key]
+        asked = self._settings.get(problem.key, BASELINE)
+        return problem.candidates.index(asked) if asked in problem.candidates else 0
+
+    def learn(self, key: int, arm: int, us: float) -> None:
+        problem = self._problems[key]
+        ran = problem.candidates[arm] if arm else problem.ran_by_default
+        place = problem.key.communicator
+        cell = (255, 255) if ran.algorithm is None else (int(ran.algorithm), int(ran.protocol or 0))
+        self._rows.append(
+            (
+                place.n_ranks,
+                place.n_nodes,
+                problem.message_bytes,
+                us,
+                self._plan.epoch,
+                self._step,
+                math.nan,
+                int(problem.key.collective),
+                int(problem.key.phase),
+                *cell,
+                ran.n_channels,
+                arm == 0,
+                0,
+                0,
+                int(TimingSource.emulated),
+            )
+        )
+
+    def end_of_step(self) -> None:
+        block = np.array(self._rows, MEASUREMENT)
+        self.measured.append(block)
+        self._rows = []
+        self.brain.observe(block)
+        total_us = float(block["duration_us"].sum())
+        compute_us = self._compute_us * math.exp(COMPUTE_NOISE * self._rng.standard_normal())
+        self.brain.step_finished(StepRecord(self._step, self._plan.epoch, compute_us + total_us))
+        self._step += 1
+        proposed = self.brain.propose() if self._step % self._looks_every == 0 else None
+        plan = proposed or self._plan.at(self._step - self._adopted_at)
+        if plan is not self._plan:
+            self._plan, self._adopted_at = plan, self._step
+            self._settings = {
+                DecisionKey(row.communicator, row.collective, row.phase, size_class(row.min_bytes)): row.candidate
+                for row in plan.rows
+            }
+            self.brain.adopted(plan.epoch, self._step)
+
+
+def play(problems: Sequence[Problem], policies: Sequence[Default], n_calls: int, seed: int) -> np.ndarray:
+    """Arms chosen, shape [policies, keys, calls]; every policy meets the same noise."""
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal((len(problems), n_calls))
+    arms = np.zeros((len(policies), len(problems), n_calls), dtype=np.int64)
+    for call in range(n_calls):
+        for at, policy in enumerate(policies):
+            for key, problem in enumerate(problems):
+                arm = arms[at, key, call] = policy.choose(key)
+                policy.learn(key, arm, problem.truth_us[arm] * math.exp(problem.noise * noise[key, call]))
+            policy.end_of_step()
+    return arms
+
+
+def judge(name: str, problems: Sequence[Problem], policies: Sequence[Default], arms: np.ndarray) -> Iterator[Result]:
+    """The figures of every policy on one data set."""
+    n_calls = arms.shape[2]
+    for at, policy in enumerate(policies):
+        late, cost, until = [], [], []
+        total = default_total = attainable = 0.0
+        saved = np.zeros(n_calls)
+        for key, problem in enumerate(problems):
+            truth = np.array(problem.truth_us)
+            us = truth[arms[at, key]]
+            best, default = truth.min(), truth[0]
+            late.append(us[-n_calls // 4 :].mean() / best - 1)
+            cost.append(us.mean() / default - 1)
+            total, default_total = total + us.sum(), default_total + default * n_calls
+            if default / best > 1.01:
+                reached = default - us >= 0.95 * (default - best)
+                # From here on nine in ten calls have the gain (the rest may be exploration elsewhere).
+                share = np.cumsum(reached[::-1])[::-1] / np.arange(n_calls, 0, -1)
+                found = np.flatnonzero((share >= 0.9) & reached)
+                until.append(float(found[0]) if len(found) else float(n_calls))
+            saved += default - us
+            attainable += default - best
+        label = f"{name}:{policy.name}"
+        ours = policy.name.startswith("ours")
+        yield Result(f"regret_mean@{label}", 100 * float(np.mean(late)), "%", "<= 2" if ours else "")
+        yield Result(f"regret_worst@{label}", 100 * float(np.max(late)), "%", "<= 10" if ours else "")
+        yield Result(
+            f"loss_vs_default_worst@{label}",
+            100 * max(0.0, total / default_total - 1),
+            "%",
+            "<= 0.5" if ours else "",
+        )
+        yield Result(f"worst_key_loss@{label}", 100 * max(0.0, float(np.max(cost))), "%")
+        if attainable > 0.01 * default_total / n_calls:
+            from_here_on = np.cumsum(saved[::-1])[::-1] / np.arange(n_calls, 0, -1)
+            there = np.flatnonzero(from_here_on >= 0.95 * attainable)
+            calls = float(there[0]) if len(there) else float(n_calls)
+            yield Result(f"calls_to_95_percent_of_all_gain@{label}", calls, "calls")
+        if until:
+            target = {"ours_warm": "<= 20", "ours_cold": "<= 60"}.get(policy.name, "")
+            yield Result(f"calls_to_95_percent_gain@{label}", float(np.median(until)), "calls", target)
+
+
+def least_calls(data: DataSet) -> Iterator[Result]:
+    """What a test would need that was told which two settings to compare: the best, and the best of those without
+    95 % of the gain; one in ten wrong. Half of the keys with something to gain need no more.
+    """
+    needed = []
+    for problem in data.problems:
+        truth = np.array(problem.truth_us)
+        best, default = truth.min(), truth[0]
+        if default / best > 1.01:
+            too_slow = truth[default - truth < 0.95 * (default - best)].min()
+            needed.append((2 * ONE_IN_TEN_WRONG * problem.noise / math.log(too_slow / best)) ** 2)
+    if needed:
+        yield Result(f"calls_to_tell_two_settings_apart@{data.name}", float(np.median(needed)), "calls")
+
+
+def warm_knowledge(
+    problems: Sequence[Problem], facts: Facts, n_calls: int, seed: int = 1, looks_every: int = 1
+) -> Knowledge:
+    """What an earlier job, of that seed, leaves in the store: its model and its statistics."""
+    first = Ours("earlier", problems, facts, Knowledge.empty(), looks_every)
+    play(problems, [first], n_calls, seed)
+    block = np.concatenate(first.measured)
+    record = trainer.fit(block, "fabric", facts)
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
+        store.record_job("earlier", "fabric", dict(facts), problems[0].key.communicator.n_ranks)
+        store.record_measurements("fabric", "earlier", block)
+        store.flush()
+        statistics = store.statistics("fabric")
+    correction = Baked.from_bytes(record.blob) if record is not None else None
+    model_id = record.training_hash[:8] if record is not None else ""
+    return Knowledge(statistics, correction, model_id, [statistics])
+
+
+def over_draws(data: DataSet, n_calls: int, n_draws: int, looks_every: int) -> Iterator[Result]:
+    """Ours again under other noise, in the earlier job, too: the mean and the worst of what `judge` says of each."""
+    found: dict[str, list[Result]] = {}
+    for seed in range(10, 10 + n_draws):
+        known = warm_knowledge(data.problems, data.facts, n_calls, 100 + seed, looks_every)
+        ours = [
+            Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every),
+            Ours("ours_warm", data.problems, data.facts, known, looks_every),
+        ]
+        judged = judge(data.name, data.problems, ours, play(data.problems, ours, n_calls, seed))
+        for result in chain(judged, loss_where_nccl_is_best(data, n_calls, seed, looks_every)):
+            found.setdefault(result.metric, []).append(result)
+    for metric, results in found.items():
+        values = [result.value for result in results]
+        yield replace(results[0], metric=f"mean_of_{n_draws}:{metric}", value=float(np.mean(values)))
+        yield replace(results[0], metric=f"worst_of_{n_draws}:{metric}", value=max(values))
+
+
+def regret_by_call(
+    problems: Sequence[Problem], policies: Sequence[Default], arms: np.ndarray
+) -> dict[str, list[float]]:
+    """Mean regret over keys at every call, in percent."""
+    found = {}
+    for at, policy in enumerate(policies):
+        regrets = [np.array(p.truth_us)[arms[at, key]] / min(p.truth_us) - 1 for key, p in enumerate(problems)]
+        found[policy.name] = np.round(100 * np.mean(regrets, axis=0), 3).tolist()
+    return found
+
+
+def all_data_sets(arguments: argparse.Namespace) -> Iterator[DataSet]:
+    """What the arguments ask for."""
+    parts = [
+        shipped(0.5 if arguments.quick else 1.0),
+        generated(range(arguments.seed, arguments.seed + arguments.generated)),
+        of_store(arguments.store) if arguments.store is not None else iter(()),
+        of_folder(arguments.data) if arguments.data is not None else iter(()),
+    ]
+    found = (one for one in chain(*parts) if arguments.only in one.name)
+    return (as_undescribed(one) for one in found) if arguments.undescribed else found
+
+
+def check_only(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End with a message (2) that names all data sets where `--only` leaves none."""
+    if next(all_data_sets(arguments), None) is None:
+        everything = argparse.Namespace(**{**vars(arguments), "only": ""})
+        names = ", ".join(one.name for one in all_data_sets(everything))
+        parser.error(f"--only {arguments.only}: no data set's name holds that; there are {names}")
+
+
+def false_promotions(data: DataSet, n_calls: int, n_rounds: int, looks_every: int) -> tuple[int, int]:
+    """(keys, keys promoted) where every candidate costs what NCCL's choice costs."""
+    flat = [
+        Problem(p.key, p.message_bytes, p.candidates, p.ran_by_default, (p.truth_us[0],) * len(p.truth_us), p.noise)
+        for p in data.problems
+    ]
+    n_keys = n_promoted = 0
+    for seed in range(n_rounds):
+        same = Ours("ours_cold", flat, data.facts, Knowledge.empty(), looks_every)
+        play(flat, [same], n_calls, seed=2 + seed)
+        n_keys += len(flat)
+        n_promoted += len({one.key for one in same.brain.decisions() if one.kind == "promote"})
+    return n_keys, n_promoted
+
+
+def where_nccl_is_best(problems: Sequence[Problem]) -> list[Problem]:
+    """The same keys, at which nothing is to be gained: everything takes longer than NCCL's own choice."""
+    return [
+        replace(one, truth_us=(BEST_BY * min(one.truth_us[1:], default=one.truth_us[0]), *one.truth_us[1:]))
+        for one in problems
+    ]
+
+
+def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int, looks_every: int = 1) -> Iterator[Result]:
+    """What exploration costs there, which nothing pays back."""
+    problems = where_nccl_is_best(data.problems)
+    ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), looks_every)
+    arms = play(problems, [ours], n_calls, seed)
+    wanted = {f"loss_vs_default_worst@{data.name}:ours_cold": f"loss_where_nccl_is_best@{data.name}:ours_cold"}
+    for result in judge(data.name, problems, [ours], arms):
+        if result.metric in wanted:
+            yield replace(result, metric=wanted[result.metric])
+    spent = ours.brain.spent_percent
+    yield Result(f"budget_spent_where_nccl_is_best@{data.name}:ours_cold", spent, "% of step time", "<= 1")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and calls; ends within 60 s")
+    parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
+    parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
+    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="judge on N random fabrics, too")
+    parser.add_argument("--seed", type=natural, default=FIRST_GENERATED_SEED, help="of the first of these fabrics")
+    parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
+    parser.add_argument("--undescribed", action="store_true", help="as if nobody had described any of these machines")
+    parser.add_argument(
+        "--draws", type=natural, default=0, metavar="N", help="ours under so many other draws of noise, too"
+    )
+    parser.add_argument("--ours-only", action="store_true", help="no peers, which take most of the time")
+    parser.add_argument("--calls", type=positive, metavar="N", help="of each key (200; with --quick 100)")
+    parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans of ours")
+    parser.add_argument("--curves", type=a_file_to_write, metavar="FILE", help="write regret by call as JSON")
+    arguments = parser.parse_args()
+    check_sources(parser, arguments.store, arguments.data)
+    check_only(parser, arguments)
+    n_calls, looks_every = arguments.calls or (100 if arguments.quick else 200), arguments.looks_every
+    results: list[Result] = []
+    curves: dict[str, dict[str, list[float]]] = {}
+    n_keys = n_promoted = 0
+    started = time.monotonic()
+    for data in all_data_sets(arguments):
+        if arguments.quick and time.monotonic() - started > 45:
+            break
+        print(f"{data.name}: {len(data.problems)} keys", file=sys.stderr, flush=True)
+        known = warm_knowledge(data.problems, data.facts, n_calls, looks_every=looks_every)
+        ours = [
+            Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every),
+            Ours("ours_warm", data.problems, data.facts, known, looks_every),
+        ]
+        policies = [*(() if arguments.ours_only else peers(data.problems, np.random.default_rng(0))), *ours]
+        arms = play(data.problems, policies, n_calls, seed=0)
+        results += judge(data.name, data.problems, policies, arms)
+        for policy in ours:
+            spent = policy.brain.spent_percent
+            results.append(Result(f"budget_spent@{data.name}:{policy.name}", spent, "% of step time", "<= 1"))
+        results += least_calls(data)
+        results += over_draws(data, n_calls, arguments.draws, looks_every) if arguments.draws else ()
+        curves[data.name] = regret_by_call(data.problems, policies, arms)
+        results += loss_where_nccl_is_best(data, n_calls, 5, looks_every)
+        found = false_promotions(data, n_calls, 1 if arguments.quick else 3, looks_every)
+        n_keys, n_promoted = n_keys + found[0], n_promoted + found[1]
+    results.append(Result("aa_keys", n_keys, "keys"))
+    results.append(Result("aa_false_promotion_rate", 100 * n_promoted / max(1, n_keys), "% of keys", "<= 1"))
+    if arguments.curves is not None:
+        arguments.curves.write_text(json.dumps(curves))
+    report("policy_regret", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

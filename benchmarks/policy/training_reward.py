@@ -1,0 +1,136 @@
+"""Are collectives judged by what training feels? Step time of jobs whose communication hides behind computation.
+
+    python -m benchmarks training_reward [--generated N] [--looks-every N] [--steps N] [--quick] [--json]
+
+Forward gathers are waited for; backward gathers, gradient scatters and gathers after the step hide behind
+computation, which their channels slow down while they run. Per fabric the brain plays whole jobs (emulated
+truth, seeded noise, no process, no sleeping); then the settings it ended with are played without noise, beside NCCL's
+own choice, the settings that are fastest alone, and the ones that are best in this training, as the truth tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from statistics import median
+
+from rich.progress import track
+
+from benchmarks.lib.argument_types import natural, positive
+from benchmarks.lib.brain_world import Call, OverlappedWorld, decided, make_brain, play
+from benchmarks.lib.data_sets import GENERATED_BASES
+from benchmarks.lib.generated_fabrics import generate
+from benchmarks.lib.reporting import Result, report
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase
+
+GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
+PHASES = (
+    (GATHER, Phase.forward_gather),
+    (GATHER, Phase.backward_gather),
+    (SCATTER, Phase.gradient_scatter),
+    (GATHER, Phase.post_step_gather),
+)
+WAITED_FOR = frozenset({Phase.forward_gather})
+EXPONENTS = (18, 20, 22, 24, 26)
+N_EACH = 3
+FIRST_SEED = 7000
+"""Of generated fabrics; none of them was looked at while the policy was made."""
+HIDDEN_SHARE = 0.3
+"""How long hidden collectives take by NCCL's own choice, as a share of the computation."""
+
+Choice = Callable[[Call], Candidate]
+
+
+def world_of(path: str, seed: int) -> OverlappedWorld:
+    """One job on a fabric."""
+    machine = fabric.load(path)
+    place = machine.communicator(range(min(16, machine.max_ranks)))
+    calls = [
+        Call(kind, phase, 1 << exponent) for exponent in EXPONENTS for kind, phase in PHASES for _ in range(N_EACH)
+    ]
+    world = OverlappedWorld(path, place, calls, seed=seed, waited_for=WAITED_FOR)
+    world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls if call.phase not in WAITED_FOR)
+    world.compute_us /= HIDDEN_SHARE
+    return world
+
+
+def training_us(world: OverlappedWorld, call: Call, candidate: Candidate) -> float:
+    """What one call costs training."""
+    us, ran = world.truth(call, candidate)
+    exposed_us, slowed_us = world.training_us(call.phase, us, ran.n_channels)
+    return float(exposed_us + slowed_us)
+
+
+def step_us(world: OverlappedWorld, chosen: Choice) -> float:
+    """A step with these settings, without noise."""
+    return float(world.compute_us) + sum(training_us(world, call, chosen(call)) for call in world.calls)
+
+
+def judged(name: str, path: str, n_seeds: int, n_steps: int, looks_every: int) -> Iterator[Result]:
+    """All figures of one fabric."""
+    world = world_of(path, 0)
+    options = {
+        call: make_brain(world)._costs.candidates(world.communicator, call.collective)
+        for call in dict.fromkeys(world.calls)
+    }
+    alone = {call: min(known, key=lambda one: world.truth(call, one)[0]) for call, known in options.items()}
+    best = {call: min(known, key=lambda one: training_us(world, call, one)) for call, known in options.items()}
+    default_us = step_us(world, lambda _: BASELINE)
+    floor_us = step_us(world, best.__getitem__)
+    ours_us, spent, differing = [], [], []
+    for seed in range(n_seeds):
+        played = world_of(path, seed)
+        brain = make_brain(played)
+        play(played, brain, n_steps, looks_every=looks_every)
+        ours = {call: decided(brain)(call) for call in options}
+        ours_us.append(step_us(world, ours.__getitem__))
+        spent.append(brain.spent_percent)
+        forward, after = (
+            [played.setting(call, ours[call]) for call in options if call.phase is phase]
+            for phase in (Phase.forward_gather, Phase.post_step_gather)
+        )
+        differing.append(sum(one != other for one, other in zip(forward, after, strict=True)))
+    percent = 100.0 / default_us
+    alone_us = step_us(world, alone.__getitem__)
+    yield Result(f"fastest_alone@{name}", percent * alone_us, "% of NCCL's step time")
+    yield Result(
+        f"ours@{name}",
+        percent * median(ours_us),
+        "% of NCCL's step time",
+        "",
+        "fastest alone",
+        median(ours_us) / alone_us,
+    )
+    yield Result(f"ours_worst_job@{name}", percent * max(ours_us), "% of NCCL's step time", "<= 100.5")
+    yield Result(f"best_in_training@{name}", percent * floor_us, "% of NCCL's step time")
+    if floor_us < 0.999 * default_us:
+        yield Result(f"share_of_gain@{name}", 100 * (default_us - median(ours_us)) / (default_us - floor_us), "%")
+    yield Result(f"sizes_where_phases_differ@{name}", median(differing), f"of {len(EXPONENTS)} sizes")
+    yield Result(f"budget_spent@{name}", max(spent), "% of step time", "<= 1")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="one job of 300 steps per fabric")
+    parser.add_argument("--only", default="", metavar="TEXT", help="fabrics whose name holds this")
+    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="N random fabrics besides")
+    parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans")
+    parser.add_argument("--steps", type=positive, metavar="N", help="of each job (1,000; with --quick 300)")
+    arguments = parser.parse_args()
+    machines = {name: name for name in fabric.names() if arguments.only in name}
+    for seed in range(FIRST_SEED, FIRST_SEED + arguments.generated):
+        machines[f"generated_{seed}"] = str(generate(seed, GENERATED_BASES[seed % len(GENERATED_BASES)]))
+    if not machines:
+        parser.error(f"--only {arguments.only} is part of no shipped fabric's name: {', '.join(fabric.names())}")
+    n_seeds, n_steps = (1, 300) if arguments.quick else (5, 1000)
+    n_steps = arguments.steps or n_steps
+    results: list[Result] = []
+    for name, path in track(machines.items(), "fabrics", transient=True):
+        results += judged(name, path, n_seeds, n_steps, arguments.looks_every)
+    report("training_reward", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

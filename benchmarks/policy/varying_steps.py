@@ -1,0 +1,99 @@
+"""Jobs whose steps differ by training's own doing: how much of the gain they have, and what exploring costs them.
+
+    python -m benchmarks varying_steps [--json] [--quick] [--fabrics NAME ...] [--kinds NAME ...] [--runs N]
+
+Batches of five lengths, computation of two, computation that scatters by 30 %, validation in ten steps of each hundred,
+checkpoints; `steady` steps are the peer of all. Reported is which share of what the best settings would save a job of
+600 steps has, and its last 120 steps; what exploration cost; and how often the tuner took steps for a lasting change of
+pace, after which nothing is tried for a while. Where nothing is to be gained (as_believed) there is no share. With
+steady steps computation takes as long as communication. Emulated truth, not NCCL.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from statistics import mean
+
+import numpy as np
+
+from benchmarks.lib.argument_types import natural
+from benchmarks.lib.brain_world import Call, Varying, make_brain, play
+from benchmarks.lib.reporting import Result, report
+from benchmarks.policy.brain_safety import zero_calls
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE
+
+KINDS = ("steady", "batches", "two_lengths", "scattered", "validation", "checkpoints")
+N_STEPS, N_LAST = 600, 120
+LEAST_GAIN = 0.002
+"""Share of a step; below, there is nothing to gain."""
+
+
+def played(name: str, kind: str, n_runs: int) -> Iterator[Result]:
+    """One fabric, one kind of steps."""
+    runs = [_job(name, kind, 3000 + seed) for seed in range(n_runs)]
+    saved, attainable, last_saved, last_attainable, extra, spent, n_pace = np.array(runs).T
+    which = f"{name}:{kind}"
+    if attainable.mean() >= LEAST_GAIN:
+        yield Result(f"share_of_gain@{which}", 100.0 * mean(saved / attainable), "%")
+        yield Result(f"share_of_gain_in_the_end@{which}", 100.0 * mean(last_saved / last_attainable), "%")
+    yield Result(f"longer_than_default_worst@{which}", 100.0 * extra.max(), "% of step time", "<= 0.5")
+    yield Result(f"budget_spent_worst@{which}", spent.max(), "% of step time", "<= 1")
+    yield Result(f"changes_of_pace@{which}", n_pace.mean(), "per job")
+
+
+def _job(name: str, kind: str, seed: int) -> tuple[float, ...]:
+    machine = fabric.load(name)
+    calls = zero_calls((15, 18, 21, 24))
+    world = Varying(name, machine.communicator(range(min(16, machine.max_ranks))), calls, seed=seed)
+    world.kind, world.whole = kind, calls
+    world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls)
+    brain = make_brain(world)
+    offered = {call.collective: brain._costs.candidates(world.communicator, call.collective) for call in calls}
+    best_us: dict[Call, float] = {}
+    times_us = np.zeros((3, N_STEPS))
+    steps_us = np.zeros(N_STEPS)
+    for step in range(N_STEPS):
+        now, computes = world.now()
+        for call in now:
+            if call not in best_us:
+                best_us[call] = world.best(call, offered[call.collective])
+            usual_us, ours_us = world.truth(call, BASELINE)[0], world.truth(call, world.chosen(call))[0]
+            times_us[:, step] += usual_us, ours_us, best_us[call]
+        steps_us[step] = computes * world.compute_us + times_us[0, step]
+        play(world, brain, 1)
+    usual, ours, best = times_us / steps_us.sum()
+    last = slice(N_STEPS - N_LAST, None)
+    return (
+        (usual - ours).sum(),
+        (usual - best).sum(),
+        (usual - ours)[last].sum(),
+        (usual - best)[last].sum(),
+        (ours - usual).sum(),
+        brain.spent_percent,
+        sum(one.kind == "pace" for one in brain.decisions()),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="one run of two kinds on one fabric; ends within 60 s")
+    parser.add_argument("--fabrics", nargs="+", default=["h100_ib_2", "ethernet_boxes", "as_believed"])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--runs", type=natural, default=3, help="seeds of each case")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.fabrics, arguments.kinds, arguments.runs = ["h100_ib_2"], ["steady", "two_lengths"], 1
+    results = [
+        result
+        for name in arguments.fabrics
+        for kind in arguments.kinds
+        for result in played(name, kind, arguments.runs)
+    ]
+    report("varying_steps", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The ZeRO runtime beside its peers."""

@@ -1,0 +1,431 @@
+"""The ZeRO runtime against FSDP2, DeepSpeed, ZeroRedundancyOptimizer and DDP: tokens per second and memory.
+
+    python -m benchmarks zero_vs_peers [--json] [--quick] [--only tiny-fp32-2] [--keep results.jsonl]
+
+A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
+processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. Memory is the peak
+resident set over what the process has resident after one forward and backward of plain torch (libraries, their
+kernels and scratch), each contender in a fresh world whose heap gives large freed blocks back to the system: what
+tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a forward and backward of
+plain torch keeps for activations. With `--keep`, cells that are in the file are not run
+again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
+as docs/zero.md says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.argument_types import a_file_to_write
+from benchmarks.lib.reporting import Result, report
+from zerotune.zero_runtime import analysis
+
+Step = Callable[[Any], None]
+OURS = ("ours-1", "ours-2", "ours-3")
+PEERS = ("fsdp2", "fsdp2-r", "zero-redundancy", "ddp")
+PEERS_BF16 = ("fsdp2", "fsdp2-r")  # with fp32 master weights
+DEEPSPEED = ("deepspeed-1", "deepspeed-2", "deepspeed-3")
+DEEPSPEED_BF16 = ("deepspeed-2", "deepspeed-3")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is trained."""
+
+    n_layers: int
+    width: int
+    n_context: int
+    batch: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.n_context
+
+
+LOADS = {
+    "tiny": Load(n_layers=4, width=320, n_context=128, batch=4),  # about 5 million parameters
+    "medium": Load(n_layers=8, width=752, n_context=64, batch=2),  # about 55 million
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is raced: a load, a precision, a number of ranks."""
+
+    load: str
+    precision: str
+    n_ranks: int
+    seconds: float  # of racing
+
+    @property
+    def name(self) -> str:
+        return f"{self.load}-{self.precision}-{self.n_ranks}"
+
+    def contenders(self) -> list[str]:
+        ours = list(OURS) if self.precision == "fp32" else ["ours-2", "ours-3"]
+        peers = [*PEERS] if self.precision == "fp32" else [*PEERS_BF16]
+        if importlib.util.find_spec("deepspeed"):
+            peers += DEEPSPEED if self.precision == "fp32" else DEEPSPEED_BF16
+        return ours + peers
+
+
+CELLS = (
+    Cell("tiny", "fp32", 2, 75.0),
+    Cell("tiny", "bf16", 2, 45.0),
+    Cell("tiny", "fp32", 4, 75.0),
+    Cell("medium", "fp32", 2, 90.0),
+)
+QUICK = (Cell("tiny", "fp32", 2, 12.0),)
+
+
+def build(name: str, load: Load, precision: str = "fp32") -> Step:
+    """One training step of a contender, as a function of (tokens, targets)."""
+    import torch
+    import torch.distributed as dist
+
+    from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
+
+    torch.manual_seed(1)
+    shape = GPTShape(n_context=load.n_context, n_layers=load.n_layers, n_heads=4, width=load.width)
+    model: Any = GPT(shape)
+    kind, _, variant = name.partition("-")
+    if kind == "deepspeed":
+        return _deepspeed(model, int(variant), precision)
+    optimizer: Any
+    if kind == "ours":
+        from zerotune import zero_runtime
+
+        engine = zero_runtime.shard(model, stage=int(variant), precision=None if precision == "fp32" else precision)
+        optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
+    elif kind == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        dtype = None if precision == "fp32" else torch.bfloat16
+        options: Any = {
+            "mesh": init_device_mesh("cpu", (dist.get_world_size(),)),
+            "reshard_after_forward": variant == "r",
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
+        }
+        for block in model.blocks:
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        if kind == "zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(batch: Any) -> None:
+        model(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _deepspeed(model: Any, stage: int, precision: str) -> Step:
+    import deepspeed
+    import torch
+
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": stage},
+            "bf16": {"enabled": precision == "bf16"},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        },
+    )
+
+    def step(batch: Any) -> None:
+        engine.backward(engine(*batch))
+        engine.step()
+
+    return step
+
+
+def _batch(load: Load) -> Any:
+    import torch
+
+    rows = torch.randint(256, (load.batch, load.n_context + 1))
+    return rows[:, :-1], rows[:, 1:]
+
+
+def _join(rank: int, n_ranks: int, port: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(n_ranks))
+    os.environ.update(LOCAL_RANK=str(rank), DS_ACCELERATOR="cpu")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+
+def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
+    """Interleaved steps of every contender; rank 0 reports seconds per step."""
+    import torch.distributed as dist
+
+    _join(rank, n_ranks, port)
+    load, seconds = LOADS[cell.load], cell.seconds
+    steps = {name: build(name, load, cell.precision) for name in cell.contenders()}
+    batch = _batch(load)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    began, n_rounds = time.perf_counter(), 0
+    going = [True]
+    while going[0]:
+        for name, step in steps.items():
+            dist.barrier()
+            start = time.perf_counter()
+            step(batch)
+            dist.barrier()
+            if n_rounds >= 2:
+                times[name].append(time.perf_counter() - start)
+        n_rounds += 1
+        going = [n_rounds < 5 or time.perf_counter() - began < seconds]
+        dist.broadcast_object_list(going, src=0)
+    if rank == 0:
+        out.put(times)
+    dist.destroy_process_group()
+
+
+def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -> None:
+    """Peak resident bytes of one contender over what the process had before."""
+    import torch.distributed as dist
+
+    _join(rank, n_ranks, port)
+    load = LOADS[cell.load]
+    build("ours-1", Load(1, 8, 8, 1))(_batch(Load(1, 8, 8, 1)))  # connections are nobody's, nor are libraries:
+    model = plain_model(load, cell.precision)
+    model(*_batch(load)).backward()
+    del model
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak, proc(5)
+    base = resident_bytes("VmRSS")
+    step = build(name, load, cell.precision)
+    for _ in range(3):
+        step(_batch(load))
+    peak = resident_bytes("VmHWM") - base
+    if rank == 0:
+        out.put(peak)
+    dist.destroy_process_group()
+
+
+def resident_bytes(field: str) -> int:
+    """VmRSS, what this process has resident now, or VmHWM, its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def plain_model(load: Load, precision: str) -> Any:
+    """The model as torch alone would train it."""
+    import torch
+
+    from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
+
+    model = GPT(GPTShape(n_context=load.n_context, n_layers=load.n_layers, n_heads=4, width=load.width))
+    return model.to(torch.float32 if precision == "fp32" else torch.bfloat16)
+
+
+def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
+    """Most bytes alive in a forward and backward of plain torch beside parameters and gradients."""
+    import torch
+
+    from zerotune.zero_runtime.layout.fragmentation import record, replay
+
+    torch.set_num_threads(1)
+    load = LOADS[cell.load]
+    model = plain_model(load, cell.precision)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    batch = _batch(load)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    out.put((replay(record(lambda: model(*batch).backward())).peak, n_parameters))
+
+
+def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:
+    """Percent of a stage-3 step that the runtime's own hooks take, collectives waited for aside.
+
+    Timed on one rank with no peer to wait for, where every wait is immediate.
+    """
+    import cProfile
+
+    import torch.distributed as dist
+
+    _join(rank, n_ranks, port)
+    step, batch = build("ours-3", load), _batch(load)
+    for _ in range(3):
+        step(batch)
+    began, plain = time.perf_counter(), []
+    while time.perf_counter() - began < seconds / 2:
+        start = time.perf_counter()
+        step(batch)
+        plain.append(time.perf_counter() - start)
+    profile = cProfile.Profile()
+    n = 5
+    with profile:
+        for _ in range(n):
+            step(batch)
+    own = 0.0
+    profile.create_stats()
+    for (file, _, _), (_, _, total, _, _) in profile.stats.items():
+        if f"{os.sep}zero_runtime{os.sep}" in file and "examples" not in file:
+            own += total  # own time only: what torch does on our behalf is not Python's
+    out.put(100 * own / n / statistics.median(plain))
+    dist.destroy_process_group()
+
+
+def weigh_all(name: str, cell: Cell) -> Any:
+    """`weigh` in fresh processes whose allocator keeps no freed block of 64 KiB or more (glibc, mallopt(3))."""
+    before = os.environ.copy()
+    os.environ.update(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="131072")
+    try:
+        return spawn(weigh, cell.n_ranks, name, cell)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def spawn(target: Callable[..., None], n_ranks: int, *args: Any) -> Any:
+    """Runs `target(rank, n_ranks, port, *args, queue)` in fresh processes and returns what it put."""
+    import socket
+
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    queue = context.Queue()
+    processes = [context.Process(target=target, args=(r, n_ranks, port, *args, queue)) for r in range(n_ranks)]
+    for process in processes:
+        process.start()
+    found = queue.get(timeout=600)
+    for process in processes:
+        process.join(60)
+    return found
+
+
+def exposed_ratio() -> float | None:
+    """Exposed communication of stage 3 with prefetch over without, on the emulated NCCL's virtual clock."""
+    exposed = []
+    for prefetch in ("1", "0"):
+        done = subprocess.run(
+            [
+                *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+                "-m", "benchmarks.runtime.exposed_worker", prefetch,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            env={**os.environ, "ZEROTUNE_FABRIC": "h100_node", "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith("exposed_us ")]
+        if not lines:
+            return None
+        exposed.append(float(lines[0].split()[1]))
+    return exposed[0] / exposed[1]
+
+
+def run_cell(cell: Cell) -> list[Result]:
+    """Every figure of one cell."""
+    load = LOADS[cell.load]
+    suffix = "" if cell.name == CELLS[0].name else f"_{cell.name}"
+    times = spawn(race, cell.n_ranks, cell)
+    results = [
+        Result(f"tokens_per_s_{name}{suffix}", cell.n_ranks * load.tokens_per_step / statistics.median(t), "tokens/s")
+        for name, t in times.items()
+    ]
+    pairs = [("fsdp2_stage2", "ours-2", "fsdp2"), ("fsdp2_stage3", "ours-3", "fsdp2-r")]
+    pairs += [(f"deepspeed_stage{name[-1]}", f"ours-{name[-1]}", name) for name in times if name in DEEPSPEED]
+    if "ddp" in times:
+        pairs += [("zero_redundancy_stage1", "ours-1", "zero-redundancy"), ("ddp_stage2", "ours-2", "ddp")]
+    for label, ours, peer in pairs:
+        ratio = statistics.median(b / a for a, b in zip(times[ours], times[peer], strict=True))
+        target = "" if peer == "ddp" else ">= 1.0"
+        results.append(Result(f"tokens_ratio_{label}{suffix}", ratio, "", target, peer, ratio))
+    activations, n_parameters = spawn(weigh_activations, 1, cell)
+    for label, ours, peer in pairs[:2]:
+        own, other = (weigh_all(name, cell) for name in (ours, peer))
+        states = analysis.model_states(n_parameters, int(ours[-1]), cell.n_ranks, precision=cell.precision)
+        theory = states.total_bytes + activations
+        peers_mb, theory_mb = f"{peer}: {other / 1e6:.0f} MB", f"theory: {theory / 1e6:.0f} MB"
+        ratio = own / other
+        results.append(Result(f"peak_memory_ratio_{label}{suffix}", ratio, "", "<= 1.0", peers_mb, ratio))
+        ratio = own / theory
+        name = f"peak_memory_ratio_theory_stage{ours[-1]}{suffix}"
+        results.append(Result(name, ratio, "", "<= 1.1", theory_mb, ratio))
+    return results
+
+
+def run_once() -> list[Result]:
+    """What does not depend on the cell."""
+    share = spawn(python_share, 1, LOADS["tiny"], 4.0)
+    results = [Result("python_share_percent", share, "%", "<= 5")]
+    exposed = exposed_ratio()
+    if exposed is None:
+        print("the emulated NCCL did not run: exposed_ratio_prefetch is left out", flush=True)
+    else:
+        results.append(Result("exposed_ratio_prefetch", exposed, "", "<= 0.4 (emulated)", "prefetch 0", exposed))
+    return results
+
+
+def main() -> None:
+    names = [cell.name for cell in CELLS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="the first cell within a minute, wider noise")
+    parser.add_argument("--only", action="append", choices=names, help="a cell; may be given several times")
+    parser.add_argument("--keep", type=a_file_to_write, help="file of cells that are done, read and added to")
+    options = parser.parse_args()
+    if options.quick and options.only and not {cell.name for cell in QUICK} & set(options.only):
+        parser.error(f"--quick runs {', '.join(cell.name for cell in QUICK)} alone; leave out --quick or --only")
+    done: dict[str, list[dict[str, Any]]] = {}
+    if options.keep and options.keep.exists():
+        try:
+            done = {line["cell"]: line["results"] for line in map(json.loads, options.keep.read_text().splitlines())}
+        except (OSError, ValueError, KeyError, TypeError):
+            parser.error(f"--keep {options.keep} holds no cells of this benchmark; name another file")
+    if not importlib.util.find_spec("deepspeed"):
+        print("deepspeed is not installed: its rows are left out (docs/zero.md says how to have them)", flush=True)
+    jobs: dict[str, Callable[[], list[Result]]] = {
+        cell.name: partial(run_cell, cell)
+        for cell in (QUICK if options.quick else CELLS)
+        if not options.only or cell.name in options.only
+    }
+    if not options.only:
+        jobs["once"] = run_once
+    results: list[Result] = []
+    for name, job in jobs.items():
+        began = time.monotonic()
+        if name not in done:
+            print(f"{name} ...", flush=True)
+            done[name] = [asdict(result) for result in job()]
+            print(f"{name} took {time.monotonic() - began:.0f} s", flush=True)
+            if options.keep:
+                with options.keep.open("a") as file:
+                    file.write(json.dumps({"cell": name, "results": done[name]}) + "\n")
+        results += [Result(**fields) for fields in done[name]]
+    report("zero_vs_peers", results, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+"""How much one daemon on one core takes in, and how soon it answers meanwhile.
+
+A daemon pinned to one core serves 64 ranks (8 jobs of 8 ranks, one message of 128 records after the
+other on each connection) with the real brain. Measured:
+
+* observations_per_s: ranks send as fast as the daemon takes it (at most ROUNDS_IN_FLIGHT messages per
+  rank are unread). Counted from the first send until
+  everything is committed in the store. The store holds *joined* measurements: each counts as the 8
+  observations (one per rank) it was joined from; unjoined observations would not count.
+* plan_latency_p99_ms: ranks send 150,000 observations per second; beside them rank 0 of a further
+  job, whose brain proposes a plan at every step, measures from sending a step to receiving the plan.
+* observations_per_cpu_s: the same per second of processor time of the daemon, all its threads: what one
+  core of its own would do; the figure to look at when the machine is shared.
+* raw_pyzmq_ratio: the first figure over what a bare pyzmq ROUTER on the same core receives of the
+  same frames from the same sender.
+
+Run: python -m benchmarks daemon_load [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+import zmq
+
+from benchmarks.lib.reporting import Result, report
+from zerotune.store import wire
+from zerotune.store.records import Plan, Stage, StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.store.wire import FLAG_TIMED
+from zerotune.tuner.client.status import fetch_status
+from zerotune.tuner.join import OBSERVATION
+
+N_JOBS, N_RANKS = 8, 8
+RECORDS_PER_MESSAGE = 128
+LOAD_PER_S = 150_000
+SIZES_BYTES = np.array([1 << 20, 1 << 22, 5 << 20, 1 << 24, 25 << 20, 1 << 26], np.uint64)
+PROBE_EVERY_S = 0.01
+ROUNDS_IN_FLIGHT = 4
+
+
+class EagerBrain:
+    """Proposes a new plan at every step, at once: what is left is the daemon's own latency."""
+
+    knowledge: object = None
+    stage = Stage.unknown
+    n_explored = 0
+    spent_percent = 0.0
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._proposed = 0
+
+    def step_finished(self, step: StepRecord) -> None:
+        self._epoch = step.step
+
+    def propose(self) -> Plan | None:
+        if self._proposed == self._epoch:
+            return None
+        self._proposed = self._epoch
+        return Plan(self._epoch)
+
+    def decisions(self) -> list[Any]:
+        return []
+
+    def ignore(self, *_: object) -> None:
+        pass
+
+    observe = cost_tables = sequence = adopted = ignore
+
+
+def serve(endpoint: str, store_path: str) -> int:
+    """The daemon process: the real brain for every job but the probe."""
+    from zerotune.tuner.learning.brain import Brain, BrainSettings
+    from zerotune.tuner.learning.knowledge import Knowledge
+    from zerotune.tuner.service.daemon import run_daemon
+
+    def brains(job_id: str, fabric_id: str, fabric: Mapping[str, Any], knowledge: object) -> Any:
+        if job_id == "probe":
+            return EagerBrain()
+        return Brain(job_id, fabric_id, fabric, Knowledge.empty(), BrainSettings(), time.time)
+
+    return run_daemon(endpoint, store_path, brains=brains, load_knowledge=lambda *_: object())
+
+
+def serve_raw(endpoint: str) -> int:
+    """The peer: a bare ROUTER that counts what it receives; says when each million has come."""
+    socket = zmq.Context().socket(zmq.ROUTER)
+    socket.setsockopt(zmq.RCVHWM, 64)
+    socket.bind(endpoint)
+    expected, n_received = None, 0
+    while True:
+        frames = socket.recv_multipart()
+        if frames[1] == b"expect":
+            expected, n_received, asker = int(frames[2]), 0, frames[0]
+            socket.send_multipart([asker, b"go"])
+            continue
+        n_received += len(frames[3]) // wire.OBSERVATION_BYTES if len(frames) == 4 else 0
+        if expected is not None and n_received >= expected:
+            socket.send_multipart([asker, b"done"])
+            expected = None
+
+
+class Load:
+    """64 connected ranks in one thread; ranks of a job tell the same collectives."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.sequence = 0
+        self.epochs = [0] * N_JOBS
+        self._rng = np.random.default_rng(0)
+        self._step = 0
+        self.n_unread = [0] * N_JOBS
+        self.sockets = [[context.socket(zmq.DEALER) for _ in range(N_RANKS)] for _ in range(N_JOBS)]
+        for job, ranks in enumerate(self.sockets):
+            for rank, socket in enumerate(ranks):
+                socket.setsockopt(zmq.SNDHWM, 16)
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.connect(endpoint)
+                self.hello(job, rank)
+
+    def hello(self, job: int, rank: int) -> None:
+        facts: dict[str, str | int | float | bool] = {"gpu": "none", "benchmark": "daemon_load"}
+        message = wire.Hello(f"job-{job}", rank, N_RANKS, rank, "node", os.getpid(), f"fabric-{job}", facts, 0, 5)
+        self.sockets[job][rank].send_multipart(wire.encode(message))
+
+    def round(self, duration_s: float = 0.0) -> int:
+        """One message of every rank, jobs spread over `duration_s`; the number of observations in it."""
+        start_s = time.monotonic()
+        n = RECORDS_PER_MESSAGE
+        block = np.zeros(n, OBSERVATION)
+        block["sequence"] = np.arange(self.sequence, self.sequence + n)
+        self.sequence += n
+        self._step += 1
+        block["step"] = self._step
+        block["message_bytes"] = np.tile(SIZES_BYTES, n)[:n]
+        block["collective"] = np.where(np.arange(n) % 3 == 2, 3, 2)
+        block["phase"] = np.where(np.arange(n) % 3 == 2, 3, 1 + np.arange(n) % 2)
+        block["start_ns"] = self._step * 10**7 + np.arange(n) * 10**4
+        block["n_ranks"], block["n_nodes"] = N_RANKS, 1
+        block["algorithm"], block["protocol"], block["n_channels"] = 1, 2, 16
+        block["timing_source"], block["flags"], block["memory_pressure"] = 1, FLAG_TIMED, 0.5
+        for job, ranks in enumerate(self.sockets):
+            block["comm_id"], block["epoch"] = 1000 + job, self.epochs[job]
+            base_us = block["message_bytes"] / 2e5 * self._rng.lognormal(0, 0.03, n)
+            for rank, socket in enumerate(ranks):
+                block["duration_us"] = base_us + self._rng.exponential(5.0, n)
+                block["rank"] = rank
+                message = wire.Observations(f"job-{job}", rank, n)
+                socket.send_multipart(wire.encode(message, block.tobytes()))
+            step = wire.Steps(f"job-{job}", 0, (StepRecord(self._step, self.epochs[job], 1e5),))
+            ranks[0].send_multipart(wire.encode(step))
+            time.sleep(max(0.0, start_s + duration_s * (job + 1) / N_JOBS - time.monotonic()))
+        return n * N_JOBS * N_RANKS
+
+    def answer(self, limit: int = 0) -> None:
+        """Adopt the plans offered and greet again; wait while more than `limit` greetings are unread."""
+        for job, ranks in enumerate(self.sockets):
+            self.hello(job, 0)
+            self.n_unread[job] += 1
+            while ranks[0].poll(-1 if self.n_unread[job] > limit else 0):
+                message = wire.decode_daemon(ranks[0].recv_multipart())
+                if isinstance(message, wire.Welcome):
+                    self.n_unread[job] -= 1
+                elif isinstance(message, wire.PlanOffer):
+                    self.epochs[job] = message.plan.epoch
+                    adopted = wire.Adopted(f"job-{job}", message.plan.epoch, self._step + 1)
+                    ranks[0].send_multipart(wire.encode(adopted))
+
+    def keep_alive(self) -> None:
+        """The other ranks greet too, and discard what they are told."""
+        for job, ranks in enumerate(self.sockets):
+            for rank, socket in enumerate(ranks[1:], start=1):
+                self.hello(job, rank)
+                while socket.poll(0):
+                    socket.recv_multipart()
+
+
+def start(mode: str, *arguments: str, core: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "benchmarks.service.daemon_load", mode, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}), env=environment)
+    atexit.register(process.kill)  # whatever goes wrong here, no daemon is left behind
+    return process
+
+
+def wait_for(endpoint: str) -> None:
+    while fetch_status(endpoint, 0.5) is None:
+        time.sleep(0.05)
+
+
+def n_stored(path: Path) -> int:
+    with Store.open(path, read_only=True) as store:
+        return int(store._reader().execute("SELECT coalesce(max(id), 0) FROM measurements").fetchone()[0])
+
+
+def cpu_s(process: subprocess.Popen[bytes]) -> float:
+    times = psutil.Process(process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def throughput(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int
+) -> tuple[float, float, int]:
+    """Observations per second, per second of CPU, both durable; resident bytes with 64 ranks connected."""
+    endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
+    daemon = start("--serve", endpoint, str(path), core=core)
+    wait_for(endpoint)
+    load = Load(context, endpoint)
+    load.n_unread = [1] * N_JOBS  # for the greeting on connecting
+    load.answer()
+    load.keep_alive()
+    time.sleep(1.5)
+    expected = n_rounds * N_JOBS * RECORDS_PER_MESSAGE
+    start_s, start_cpu_s = time.monotonic(), cpu_s(daemon)
+    for index in range(n_rounds):
+        load.round()
+        load.answer(ROUNDS_IN_FLIGHT)
+        if index % 64 == 0:
+            load.keep_alive()
+    while (found := n_stored(path)) < expected:
+        time.sleep(0.01)
+        if time.monotonic() - start_s > 120:
+            raise SystemExit(f"only {found} of {expected} measurements were stored")
+    elapsed_s = time.monotonic() - start_s
+    used_cpu_s = cpu_s(daemon) - start_cpu_s
+    status = fetch_status(endpoint)
+    if not status or any(job.health != "ok" for job in status.jobs):
+        raise SystemExit(f"the daemon is not well: {status}")
+    finish(daemon, load)
+    return expected * N_RANKS / elapsed_s, expected * N_RANKS / used_cpu_s, status.resident_bytes
+
+
+def raw_throughput(context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int) -> float:
+    endpoint = f"ipc://{folder}/raw.sock"
+    peer = start("--serve-raw", endpoint, core=core)
+    load = Load(context, endpoint)
+    expected = n_rounds * N_JOBS * N_RANKS * RECORDS_PER_MESSAGE
+    asker = context.socket(zmq.DEALER)
+    asker.connect(endpoint)
+    asker.send_multipart([b"expect", str(expected).encode()])
+    asker.recv_multipart()
+    start_s = time.monotonic()
+    for _ in range(n_rounds):
+        load.round()
+    asker.recv_multipart()
+    elapsed_s = time.monotonic() - start_s
+    asker.close(0)
+    finish(peer, load)
+    return expected / elapsed_s
+
+
+def latency(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, duration_s: float
+) -> tuple[list[float], float]:
+    """Milliseconds from a step to its plan, one by one, and the load really sent per second."""
+    endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
+    daemon = start("--serve", endpoint, str(path), core=core)
+    wait_for(endpoint)
+    load = Load(context, endpoint)
+    stop = threading.Event()
+    sent = [0, 0.0]
+
+    def send() -> None:
+        os.nice(5)  # of this thread: what the probe waits for is the daemon, not a turn on this core
+        load.n_unread = [1] * N_JOBS
+        round_s = N_JOBS * N_RANKS * RECORDS_PER_MESSAGE / LOAD_PER_S
+        start_s, n_rounds = time.monotonic(), 0
+        while not stop.is_set():
+            n_rounds += 1
+            sent[0] += load.round(max(0.0, start_s + n_rounds * round_s - time.monotonic()))
+            load.answer(limit=64)
+            if n_rounds % 64 == 0:
+                load.keep_alive()
+            sent[1] = time.monotonic() - start_s
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    waits_ms = subprocess.run(
+        [sys.executable, "-m", "benchmarks.service.daemon_load", "--probe", endpoint, str(duration_s)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    stop.set()
+    thread.join()
+    status = fetch_status(endpoint)
+    if not status or any(job.health != "ok" for job in status.jobs):
+        raise SystemExit(f"the daemon is not well: {status}")
+    finish(daemon, load)
+    return [float(wait) for wait in waits_ms], sent[0] / sent[1]
+
+
+def probe(endpoint: str, duration_s: float) -> int:
+    """Rank 0 of one more job, in a process of its own: prints one latency (ms) per step."""
+    socket = zmq.Context().socket(zmq.DEALER)
+    socket.connect(endpoint)
+    socket.send_multipart(wire.encode(wire.Hello("probe", 0, 1, 0, "node", os.getpid(), "probe", {}, 0, 5)))
+    time.sleep(1.0)
+    end_s, step, waits_ms = time.monotonic() + duration_s, 0, []
+    while time.monotonic() < end_s:
+        step += 1
+        start_s = time.perf_counter()
+        socket.send_multipart(wire.encode(wire.Steps("probe", 0, (StepRecord(step, 0, 1.0),))))
+        while True:
+            message = wire.decode_daemon(socket.recv_multipart())
+            if isinstance(message, wire.PlanOffer) and message.plan.epoch == step:
+                break
+        waits_ms.append((time.perf_counter() - start_s) * 1000)
+        if step % 50 == 0:
+            socket.send_multipart(wire.encode(wire.Hello("probe", 0, 1, 0, "node", os.getpid(), "probe", {}, 0, 5)))
+        time.sleep(PROBE_EVERY_S)
+    print("\n".join(map(str, waits_ms)))
+    return 0
+
+
+def finish(process: subprocess.Popen[bytes], load: Load) -> None:
+    process.terminate()
+    process.wait()
+    for ranks in load.sockets:
+        for socket in ranks:
+            socket.close(0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="ends within 60 s")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    for mode, n_arguments in (("--serve", 2), ("--serve-raw", 1), ("--probe", 2)):
+        parser.add_argument(mode, nargs=n_arguments, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        return serve(*arguments.serve)
+    if arguments.serve_raw:
+        return serve_raw(*arguments.serve_raw)
+    if arguments.probe:
+        return probe(arguments.probe[0], float(arguments.probe[1]))
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[-1]
+    if len(cores) > 1:
+        os.sched_setaffinity(0, set(cores[:-1]))  # the senders keep off the daemon's core
+    n_runs, n_rounds, duration_s = (2, 120, 6.0) if arguments.quick else (5, 300, 20.0)
+    ours, per_cpu, raw, resident, waits_ms, offered = [], [], [], [], [], []
+    with zmq.Context() as context:
+        for run in range(n_runs):
+            with tempfile.TemporaryDirectory() as name:
+                per_s, per_cpu_s, resident_bytes = throughput(context, Path(name), core, n_rounds)
+                ours.append(per_s)
+                per_cpu.append(per_cpu_s)
+                resident.append(resident_bytes)
+                raw.append(raw_throughput(context, Path(name), core, n_rounds))
+            with tempfile.TemporaryDirectory() as name:
+                waits, sent_per_s = latency(context, Path(name), core, duration_s)
+                waits_ms.append(float(np.percentile(waits, 99)))
+                offered.append(sent_per_s)
+            print(
+                f"run {run + 1} of {n_runs}: {ours[-1]:,.0f} stored/s ({per_cpu[-1]:,.0f} per CPU s),"
+                f" raw {raw[-1]:,.0f}/s, plan p99 {waits_ms[-1]:.2f} ms at {offered[-1]:,.0f}/s",
+                file=sys.stderr,
+            )
+    ratio = median(a / b for a, b in zip(ours, raw, strict=True))
+    report(
+        "daemon_load",
+        [
+            Result("observations_per_s", median(ours), "1/s", ">= 150000", "raw pyzmq ROUTER", ratio),
+            Result("observations_per_cpu_s", median(per_cpu), "1/s of CPU", ">= 150000"),
+            Result("plan_latency_p99_ms", median(waits_ms), "ms", "<= 5"),
+            Result("raw_pyzmq_ratio", ratio, "", "", "raw pyzmq ROUTER", ratio),
+            Result("load_during_latency_per_s", median(offered), "1/s", f">= {LOAD_PER_S}"),
+            Result("resident_mib_64_ranks", max(resident) / 2**20, "MiB", "<= 300"),
+        ],
+        as_json=arguments.json,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

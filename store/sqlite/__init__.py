@@ -1,0 +1,1 @@
+"""Records at rest: one SQLite file, one writer."""

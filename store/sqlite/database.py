@@ -1,0 +1,447 @@
+"""The store: one SQLite file, many readers, one writer thread.
+
+`record_*`, `update_job` and `save_model` only queue and never block; reads see what is committed
+(call `flush` first to read what you just wrote). What exceeds the queue (500,000 rows) is dropped and
+counted, so bulk importers call `flush` between blocks. While the disk is full, what is recorded waits in that queue.
+Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.errors import StoreError
+from zerotune.store.lockfile import LockFile
+from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
+from zerotune.store.sqlite import measurements as _measurements
+from zerotune.store.sqlite.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
+from zerotune.store.sqlite.opening import open_for_reading, open_for_writing, reader
+from zerotune.store.sqlite.retention import Retention, retain
+from zerotune.store.sqlite.rows import DECISION_COLUMNS, decision_of, decision_values, fabric_row, job_row
+from zerotune.store.sqlite.writer import Writer
+from zerotune.store.wire import StoreState
+
+__all__ = [
+    "MEASUREMENT",
+    "MEASUREMENT_FIELDS",
+    "UNKNOWN",
+    "CandidateStatistics",
+    "JobRecord",
+    "ModelRecord",
+    "Retention",
+    "Store",
+]
+
+
+class Store:
+    """Every measurement, step, decision and model of this node's jobs. Open with `Store.open`."""
+
+    def __init__(
+        self,
+        path: Path,
+        reading: sqlite3.Connection,
+        writing: sqlite3.Connection | None,
+        lock: LockFile | None,
+        set_aside: Path | None,
+        retention: Retention,
+        clock: Callable[[], float],
+    ) -> None:
+        self.path = path
+        self.set_aside = set_aside
+        """Where a damaged file that stood at `path` was moved to."""
+        self.n_invalid = 0
+        """Measurements refused because a field held a value no record allows."""
+        self._lock = lock
+        self._clock = clock
+        self._retention = retention
+        self._readers = threading.local()
+        self._readers.connection = reading
+        self._connections = [reading]
+        self._writing = writing
+        self._file = os.stat(path)
+        self._series = _measurements.SeriesIds()
+        self._rows_until_retention = 0
+        self._writer = None if writing is None else Writer(writing, self._series.forget)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        read_only: bool = False,
+        may_set_aside: bool = True,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Store:
+        """Open, checking integrity, and bring the schema up to date; a damaged file is set aside, if it may be.
+
+        Rows with damaged cells are said in the log, and not read (`zerotune.store.sqlite.sound_rows`).
+
+        Raises:
+            StoreError: it cannot be opened, is another application's, or (read-only) is missing; or it is damaged
+                and may not be set aside.
+            StoreLockedError: another process has it open for writing; names its command and pid.
+            StoreVersionError: a newer zerotune wrote it.
+        """
+        path = Path(path).absolute()
+        retention = retention or Retention()
+        if read_only:
+            return cls(path, open_for_reading(path), None, None, None, retention, clock)
+        writing, lock, set_aside = open_for_writing(path, may_set_aside=may_set_aside)
+        return cls(path, reader(path), writing, lock, set_aside, retention, clock)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing can be recorded here."""
+        return self._writer is None
+
+    @property
+    def n_dropped(self) -> int:
+        """Rows lost because the queue was full or SQLite could not write them."""
+        return self._writer.n_lost if self._writer else 0
+
+    @property
+    def writing(self) -> StoreState:
+        """Whether what is recorded can be written, and what was lost."""
+        if self._writer is None:
+            return StoreState()
+        return msgspec.structs.replace(self._writer.state, is_gone=self._is_gone())
+
+    @property
+    def n_written(self) -> int:
+        """Rows committed since opening."""
+        return self._writer.n_written if self._writer else 0
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until what was recorded so far is committed; False when that took too long, or cannot be now."""
+        return self._writer.flush(timeout_s) if self._writer else True
+
+    def commit(self, timeout_s: float = 30.0) -> None:
+        """`flush` for whoever has nothing to show for its work otherwise.
+
+        Raises:
+            StoreError: what was recorded is not committed.
+        """
+        if not self.flush(timeout_s):
+            reason = self.writing.error or f"it took longer than {timeout_s:g} s"
+            raise StoreError(f"{self.path} cannot be written: {reason}", "make room there, then run this again")
+
+    def close(self) -> None:
+        """Write what is queued, close the file, free the lock; harmless when done already. What cannot be written
+        now is lost, and said in the log.
+        """
+        if self._writer is not None and self._writing is not None:
+            self._writer.close()
+            for connection in self._connections:
+                connection.close()
+            self._writing.close()  # the last connection: SQLite folds the log into the file
+            self._writing = None
+        for connection in self._connections:
+            connection.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def back_up(self, path: Path | str) -> None:
+        """Copy the store to a new file, consistently, while it is in use.
+
+        Raises:
+            StoreError: `path` exists already or cannot be written.
+        """
+        path = Path(path)
+        if path.exists():
+            raise StoreError(f"{path} exists already", "name a new file")
+        try:
+            target = sqlite3.connect(path)
+            with target:
+                self._reader().backup(target)
+            target.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"backup {path} cannot be written: {error}", "name another file") from error
+
+    # -- recording ----------------------------------------------------------------------------
+
+    def record_job(
+        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int
+    ) -> None:
+        """A job starts (or is heard of again) on a fabric."""
+        now_s, description = self._clock(), msgspec.json.encode(fabric).decode()
+
+        def write(connection: sqlite3.Connection) -> None:
+            row = fabric_row(connection, fabric_id)
+            if fabric:
+                connection.execute("UPDATE fabrics SET description = ? WHERE id = ?", (description, row))
+            connection.execute(
+                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL,"
+                " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END WHERE id = ?",
+                (n_ranks, now_s, job_row(connection, job_id, row)),
+            )
+
+        self._put(write, is_essential=True)
+
+    def update_job(self, job_id: str, *, stage: Stage | None = None, ended_at_s: float | None = None) -> None:
+        """What became known of a job; None leaves a field as it is."""
+        self._put(
+            lambda connection: connection.execute(
+                "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s) WHERE job_id = ?",
+                (stage, ended_at_s, job_id),
+            ),
+            is_essential=True,
+        )
+
+    def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
+        """Queue `block` (MEASUREMENT, shape [n]); malformed rows and a full queue are counted."""
+        good = _measurements.well_formed(block)
+        if not good.all():
+            self.n_invalid += int(len(block) - good.sum())
+            block = block[good]
+        if not len(block):
+            return
+        block, now_s = block.copy(), int(self._clock())
+
+        def write(connection: sqlite3.Connection) -> None:
+            fabric = fabric_row(connection, fabric_id)
+            series = self._series.of_block(connection, fabric, block)
+            _measurements.insert(connection, series, job_row(connection, job_id, fabric), block, now_s)
+            self._rows_until_retention -= len(block)
+            if self._rows_until_retention < 0:
+                self._rows_until_retention = self._retention.every_rows
+                retain(connection, self._retention, now_s)
+
+        self._put(write, len(block))
+
+    def record_steps(self, job_id: str, steps: Sequence[StepRecord]) -> None:
+        """Queue finished steps; a step recorded twice keeps the newer values."""
+        rows = [(s.step, s.epoch, s.duration_us, s.exposed_us, s.memory_pressure) for s in steps]
+
+        def write(connection: sqlite3.Connection) -> None:
+            job = job_row(connection, job_id, None)
+            connection.executemany(
+                "INSERT OR REPLACE INTO steps (job, step, epoch, duration_us, exposed_us, memory_pressure)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                [(job, *row) for row in rows],
+            )
+
+        self._put(write, len(rows))
+
+    def record_decisions(self, decisions: Sequence[Decision]) -> None:
+        """Queue decisions."""
+        decisions = list(decisions)
+
+        def write(connection: sqlite3.Connection) -> None:
+            for decision in decisions:
+                fabric = fabric_row(connection, decision.fabric_id)
+                values = (job_row(connection, decision.job_id, fabric), fabric, *decision_values(decision))
+                columns = ",".join(("job", "fabric", *DECISION_COLUMNS))
+                connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({','.join('?' * len(values))})", values)
+
+        self._put(write, len(decisions), is_essential=True)
+
+    def save_model(self, model: ModelRecord) -> None:
+        """Queue a model; it replaces the one of the same name and fabric."""
+        values = (
+            model.name, model.fabric_id, model.blob, msgspec.json.encode(model.versions).decode(),
+            model.training_hash, model.error, model.created_at_s,
+        )  # fmt: skip
+        self._put(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO models"
+                " (name, fabric_id, blob, versions, training_hash, error, created_at_s)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                values,
+            ),
+            is_essential=True,
+        )
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def measurements(
+        self,
+        fabric_id: str | None = None,
+        job_id: str | None = None,
+        *,
+        source: Source | None = None,
+        since_s: float | None = None,
+        limit: int | None = None,
+    ) -> NDArray[np.void]:
+        """Measurements that match all that is given (MEASUREMENT, shape [n]), oldest first.
+
+        `limit` keeps the newest.
+        """
+        conditions: dict[str, Any] = {
+            "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
+            "m.job = (SELECT id FROM jobs WHERE job_id = ?)": job_id,
+            "s.source = ?": source,
+            "m.measured_at_s >= ?": since_s,
+        }
+        where, parameters = _where(conditions)
+        return _measurements.select(self._reader(), where, parameters, limit)
+
+    def measurements_at_usual_level(
+        self, fabric_id: str, *, limit: int | None = None, without_job: str | None = None
+    ) -> NDArray[np.void]:
+        """The newest `limit` measurements on `fabric_id`, those of one job left out, oldest first, with durations as at
+        the network's usual level: settings that ran while it was slower are no slower for that.
+        """
+        conditions = {
+            "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
+            "m.job IS NOT (SELECT id FROM jobs WHERE job_id = ?)": without_job,
+        }
+        where, parameters = _where(conditions)
+        return _measurements.select_at_usual_level(self._reader(), where, parameters, limit)
+
+    def measured(self) -> dict[tuple[str, str], int]:
+        """How many measurements there are of each job on each fabric, the jobs oldest first."""
+        rows = self._reader().execute(
+            "SELECT j.job_id, f.fabric_id, counted.n_rows FROM"
+            " (SELECT m.job, s.fabric, count(*) AS n_rows FROM measurements m JOIN series s ON s.id = m.series"
+            " GROUP BY m.job, s.fabric) counted"
+            " JOIN jobs j ON j.id = counted.job JOIN fabrics f ON f.id = counted.fabric"
+            " ORDER BY counted.job, counted.fabric"
+        )
+        return {(job_id, fabric_id): n_rows for job_id, fabric_id, n_rows in rows}
+
+    def statistics(
+        self, fabric_id: str, job_id: str | None = None, *, without_job: str | None = None
+    ) -> list[CandidateStatistics]:
+        """Count, median, mean, spread and minimum of successful measurements on `fabric_id`, of one job there, or of
+        all but one.
+
+        Where the network was slower for a time, durations are told as they would have been at its usual level.
+        One entry per (key, candidate, chosen by NCCL or not), sorted by key. Takes time in
+        proportion to the rows kept (two to three seconds per million), most of it outside the GIL.
+        """
+        return _measurements.statistics(self._reader(), fabric_id, job_id, without_job)
+
+    def steps(self, job_id: str) -> list[StepRecord]:
+        """Recorded steps of a job, in order."""
+        rows = self._reader().execute(
+            "SELECT step, epoch, duration_us, exposed_us, memory_pressure FROM steps"
+            " WHERE job = (SELECT id FROM jobs WHERE job_id = ?) ORDER BY step",
+            (job_id,),
+        )
+        return [StepRecord(*row) for row in rows]
+
+    def highest_epoch(self, job_id: str) -> int | None:
+        """Of the plans that steps of a job ran under; 0: none, NCCL's own choice ran. None: no step is recorded."""
+        (found,) = self._reader().execute(
+            "SELECT max(epoch) FROM steps WHERE job = (SELECT id FROM jobs WHERE job_id = ?)", (job_id,)
+        )
+        return None if found[0] is None else int(found[0])
+
+    def decisions(
+        self, job_id: str | None = None, fabric_id: str | None = None, *, limit: int | None = None
+    ) -> list[Decision]:
+        """Decisions that match all that is given, oldest first; `limit` keeps the newest."""
+        where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
+        there = {name for _, name, *_ in self._reader().execute("PRAGMA table_info(decisions)")}
+        columns = ("d." + name if name in there else "NULL" for name in DECISION_COLUMNS)
+        rows = self._reader().execute(
+            f"SELECT j.job_id, f.fabric_id, {','.join(columns)}"
+            f" FROM decisions d JOIN jobs j ON j.id = d.job JOIN fabrics f ON f.id = d.fabric"
+            f" WHERE {where} ORDER BY d.id DESC LIMIT ?",
+            (*parameters, -1 if limit is None else limit),
+        )
+        return [decision_of(row) for row in rows][::-1]
+
+    def fabrics(self) -> dict[str, dict[str, str | int | float | bool]]:
+        """Description of every fabric, by fabric_id."""
+        rows = self._reader().execute("SELECT fabric_id, description FROM fabrics ORDER BY id")
+        return {fabric_id: msgspec.json.decode(description) for fabric_id, description in rows}
+
+    def jobs(self) -> list[JobRecord]:
+        """Every job, oldest first."""
+        rows = self._reader().execute(
+            "SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s"
+            " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
+        )
+        return [JobRecord(job, fabric, n, Stage(stage), start, end) for job, fabric, n, stage, start, end in rows]
+
+    def delete_model(self, name: str, fabric_id: str) -> None:
+        """Queue the end of a model, if there is one of that name for that fabric."""
+        self._put(
+            lambda connection: connection.execute(
+                "DELETE FROM models WHERE name = ? AND fabric_id = ?", (name, fabric_id)
+            ),
+            is_essential=True,
+        )
+
+    def rename_model(self, name: str, fabric_id: str, new_name: str) -> None:
+        """Queue another name for a model, which keeps its cells as they are, damaged ones too; the one of that name
+        goes.
+        """
+        self._put(
+            lambda connection: connection.execute(
+                "UPDATE OR REPLACE models SET name = ? WHERE name = ? AND fabric_id = ?", (new_name, name, fabric_id)
+            ),
+            is_essential=True,
+        )
+
+    def load_model(self, name: str, fabric_id: str) -> ModelRecord | None:
+        """The saved model of that name for that fabric, if any."""
+        found = [one for one in self.models() if (one.name, one.fabric_id) == (name, fabric_id)]
+        return found[0] if found else None
+
+    def models(self) -> list[ModelRecord]:
+        """Every saved model; of one with a damaged cell only the name and the fabric, see `ModelRecord.is_damaged`."""
+        rows = self._reader().execute(
+            "SELECT is_sound, name, fabric_id, blob, versions, training_hash, error, created_at_s FROM models"
+            " ORDER BY name, fabric_id"
+        )
+        return [
+            ModelRecord(name, fabric_id, blob, msgspec.json.decode(versions), training_hash, error, created_at_s)
+            if is_sound
+            else ModelRecord(name, fabric_id, b"", {}, "", None, 0.0, is_damaged=True)
+            for is_sound, name, fabric_id, blob, versions, training_hash, error, created_at_s in rows
+        ]
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _put(
+        self, operation: Callable[[sqlite3.Connection], object], n_rows: int = 1, *, is_essential: bool = False
+    ) -> None:
+        if self._writer is None:
+            raise StoreError(f"store {self.path} is open for reading only", "open it for writing")
+
+        def write(connection: sqlite3.Connection) -> None:
+            operation(connection)
+
+        self._writer.put(write, n_rows, is_essential=is_essential)
+
+    def _is_gone(self) -> bool:
+        """Whether the file that is written is no more to be found at `path`."""
+        try:
+            return not os.path.samestat(os.stat(self.path), self._file)
+        except OSError:
+            return True
+
+    def _reader(self) -> sqlite3.Connection:
+        """This thread's reading connection: SQLite serves any number side by side."""
+        connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
+        if connection is None:
+            connection = self._readers.connection = reader(self.path)
+            self._connections.append(connection)
+        return connection
+
+
+def _where(conditions: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    given = {clause: value for clause, value in conditions.items() if value is not None}
+    return " AND ".join(given) or "1", tuple(given.values())

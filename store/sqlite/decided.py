@@ -1,0 +1,52 @@
+"""What a job's decisions amount to: the last word on every key, what is proven of it, what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zerotune.store.records import Candidate, Decision, DecisionKey
+
+
+def settled_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:
+    """The last word on every key: trials that began, and news of the whole job, are none."""
+    return {one.key: one for one in decisions if _is_word(one)}
+
+
+def proven_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:
+    """By key what made the setting in force what it is; where one only leads, the setting that it leads over."""
+    found: dict[DecisionKey, Decision] = {}
+    leads: dict[DecisionKey, Candidate] = {}
+    for one in filter(_is_word, decisions):
+        is_verdict = one.kind in ("promote", "prior")
+        if one.kind == "lead":
+            leads[one.key] = one.candidate
+        elif is_verdict or one.candidate != leads.get(one.key):
+            leads.pop(one.key, None)
+            if is_verdict or one.key not in found or found[one.key].candidate != one.candidate:
+                found[one.key] = one
+    return found
+
+
+def decisions_that_ran(decisions: Iterable[Decision], highest_epoch: int | None) -> list[Decision]:
+    """Those whose setting some step ran under, `highest_epoch` being the highest that steps have; None: not known.
+
+    A decision has the epoch of the plan to come. What it proves may run already, on trial by an earlier decision's plan
+    or in turns with others: then none has to come.
+    """
+    asked_for: dict[tuple[DecisionKey, Candidate], int] = {}
+    found = []
+    for one in decisions:
+        first_epoch = asked_for.setdefault((one.key, one.candidate), one.epoch)
+        ran = one.candidate.is_baseline or highest_epoch is None or first_epoch <= highest_epoch
+        if ran or (highest_epoch and one.n_measurements):
+            found.append(one)
+    return found
+
+
+def n_tried(decisions: Iterable[Decision], highest_epoch: int | None) -> int:
+    """Trials that some step ran under; `highest_epoch` as in `decisions_that_ran`."""
+    return sum(one.kind == "explore" for one in decisions_that_ran(decisions, highest_epoch))
+
+
+def _is_word(decision: Decision) -> bool:
+    return decision.kind != "explore" and not decision.is_of_job

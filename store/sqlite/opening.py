@@ -1,0 +1,213 @@
+"""Opening a store's file: lock, integrity, version, connection; everything that can be refused."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Final
+
+from sqlite_utils import Database
+
+from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
+from zerotune.store.lockfile import LockFile, LockHeld
+from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
+from zerotune.store.sqlite.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
+
+_log = logging.getLogger("zerotune.store")
+
+BUSY_TIMEOUT_S: Final = 10.0
+_SIDE_FILES: Final = ("", "-wal", "-shm")
+_BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
+_RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _BY_FLAG
+_SQLITE_HEADER: Final = b"SQLite format 3\0"
+_DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
+
+
+class StoreDamage(sqlite3.DatabaseError):
+    """SQLite can read the file, but it is no whole store."""
+
+
+def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Path | None]:
+    """The writer's connection, the lock that goes with it, and where a corrupt file was set aside.
+
+    Raises:
+        StoreError: the directory cannot be written, or the file is another application's; or it is corrupt and may
+            not be set aside.
+        StoreLockedError: another process has the store open for writing.
+        StoreVersionError: a newer zerotune wrote it.
+    """
+    _refuse_foreign(path)
+    lock = _lock(path)
+    is_new = not path.exists()
+    try:
+        set_aside = None
+        try:
+            connection = _checked(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise StoreError(f"store {path} cannot be opened: {_in_one_line(error)}", _BY_FLAG) from error
+            if not may_set_aside:
+                raise StoreError(f"store {path} is damaged: {_in_one_line(error)}", _RESTART) from error
+            set_aside = _set_aside(path, error)
+            connection = _checked(path)
+        return connection, lock, set_aside
+    except BaseException:
+        if is_new:  # on a full disk, say: half a store is of no use
+            for suffix in _SIDE_FILES:
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        lock.release()
+        raise
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A read-only connection; works while another process writes.
+
+    Raises:
+        StoreError: there is no store at `path`, or it is not one, or it is corrupt.
+        StoreVersionError: a newer zerotune wrote it.
+    """
+    if not path.is_file():
+        raise StoreError(f"there is no store at {path}", "start `zerotune daemon` once, or " + _BY_FLAG)
+    if not path.stat().st_size and not path.with_name(path.name + "-wal").exists():
+        raise StoreError(f"store {path} is empty", "start `zerotune daemon` once, or " + _BY_FLAG)
+    try:
+        with contextlib.closing(_read_only(path)) as connection:
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+            _check_origin(connection, path)
+            _check_tables(connection)
+            if any(step.name not in READABLE_WITHOUT for step in MIGRATIONS.pending(Database(connection))):
+                raise StoreError(
+                    f"store {path} was written by an older zerotune",
+                    "start `zerotune daemon` once to bring it up",
+                )
+            warn_of_damage(connection, path, [table for table in CELLS if table != "measurements"])  # may be millions
+        return reader(path)
+    except StoreDamage as error:
+        raise StoreError(f"store {path} is damaged: {error}", _RESTART) from error
+    except sqlite3.DatabaseError as error:
+        remedy = _RESTART if "malformed" in str(error) else _BY_FLAG
+        raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", remedy) from error
+
+
+def reader(path: Path) -> sqlite3.Connection:
+    """A read-only connection that any one thread may use, to the rows that are sound."""
+    connection = _read_only(path)
+    show_sound_rows(connection)
+    return connection
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    # In a directory that cannot be written SQLite can read a WAL store only as an immutable file,
+    # which is safe when no writer has left a log behind.
+    settled = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
+    mode = "immutable=1" if settled else "mode=ro"
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
+    )
+
+
+def _lock(path: Path) -> LockFile:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return LockFile(path.with_name(path.name + ".lock"))
+    except LockHeld as held:
+        raise StoreLockedError(
+            f"store {path} is in use by `{held.command}` (pid {held.pid})", "stop it, or " + _BY_FLAG
+        ) from held
+    except OSError as error:
+        raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", _BY_FLAG) from error
+
+
+def _checked(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
+    try:
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        _check_origin(connection, path)
+        _check_tables(connection)
+        connection.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode NORMAL never corrupts; only a power cut may lose the last transactions.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        database = Database(connection)
+        if MIGRATIONS.pending(database):
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            MIGRATIONS.apply(database)
+        warn_of_damage(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse another application's database and a newer zerotune's."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    applied = _applied(connection)
+    if n_tables and not applied and application_id != APPLICATION_ID:
+        raise StoreError(f"{path} is a database of another application", _BY_FLAG)
+    if unknown := [name for name in applied if name not in all_steps()]:
+        raise StoreVersionError(
+            f"store {path} was written by a newer zerotune (it has schema step {unknown[-1]})",
+            "install that version, or " + _BY_FLAG,
+        )
+
+
+def _applied(connection: sqlite3.Connection) -> list[str]:
+    there = columns_of(connection, MIGRATIONS.migrations_table)
+    if there and (lost := {"migration_set", "name"} - there):
+        raise StoreDamage(f"column {min(lost)} of table {MIGRATIONS.migrations_table} is missing")
+    return [step.name for step in MIGRATIONS.applied(Database(connection))]
+
+
+def _check_tables(connection: sqlite3.Connection) -> None:
+    """Refuse a store that lacks a table or a column that the schema steps it took have made."""
+    pending = all_steps() - {*_applied(connection)}
+    if pending == all_steps():  # a new file, unless tables of ours are there
+        if tables := [table for table in CELLS if columns_of(connection, table)]:
+            raise StoreDamage(f"it has a table {tables[0]}, but none of the schema steps that it took")
+        return
+    for table, columns in columns_without(pending).items():
+        there = columns_of(connection, table)
+        if lost := columns - there:
+            raise StoreDamage(
+                f"column {min(lost)} of table {table} is missing" if there else f"table {table} is missing"
+            )
+
+
+def _in_one_line(error: Exception) -> str:
+    """SQLite quotes statements of several lines."""
+    return " ".join(str(error).split())
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a mistyped path: a file that is no database, by its first bytes and by its name."""
+    if path.is_file() and path.suffix not in _DATABASE_SUFFIXES:
+        with path.open("rb") as file:
+            begin = file.read(len(_SQLITE_HEADER))
+        if begin and begin != _SQLITE_HEADER:
+            raise StoreError(f"{path} is no zerotune store", _BY_FLAG)
+
+
+def _set_aside(path: Path, error: sqlite3.DatabaseError) -> Path:
+    """Rename a corrupt store and its side files to a name that is free; nothing is overwritten."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    names = [f"{path.name}.corrupt-{stamp}"] + [f"{path.name}.corrupt-{stamp}-{n}" for n in range(2, 1000)]
+    aside = next(
+        path.with_name(name)
+        for name in names
+        if not any(path.with_name(name + suffix).exists() for suffix in _SIDE_FILES)
+    )
+    for suffix in _SIDE_FILES:
+        old = path.with_name(path.name + suffix)
+        if old.exists():
+            old.rename(path.with_name(aside.name + suffix))
+    _log.warning("store %s is damaged (%s): set aside as %s, starting a new one", path, _in_one_line(error), aside)
+    return aside

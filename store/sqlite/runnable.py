@@ -1,0 +1,85 @@
+"""Which algorithm and protocol NCCL can run at all for a collective, whatever its release, hardware and options.
+
+NCCL's catalog (`agent/nccl`) says what a job may choose from, which is never more. This says what a row that somebody
+else wrote can be true of: an all-gather by tree is a mistake in a file, however fast it is said to have been.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.records import Algorithm, Collective, Protocol
+from zerotune.store.sqlite.measurements import UNKNOWN
+
+_RING: Final = tuple((Algorithm.ring, protocol) for protocol in Protocol)
+_BOTH_WAYS: Final = tuple((algorithm, Protocol.simple) for algorithm in (Algorithm.collnet_direct, Algorithm.nvls))
+_GATHERS: Final = (*_RING, *_BOTH_WAYS, (Algorithm.pat, Protocol.simple))
+_CELLS: Final = {
+    Collective.all_reduce: (
+        *((Algorithm.tree, protocol) for protocol in Protocol),
+        *_RING,
+        *_BOTH_WAYS,
+        (Algorithm.collnet_chain, Protocol.simple),
+        (Algorithm.nvls_tree, Protocol.simple),
+    ),
+    Collective.all_gather: _GATHERS,
+    Collective.reduce_scatter: _GATHERS,
+    Collective.broadcast: _RING,
+    Collective.reduce: _RING,
+}
+"""Of what is not here, NCCL has nothing to choose."""
+_OF_SEVERAL_NODES: Final = Algorithm.nvls_tree
+
+
+def runnable_cells(collective: Collective, n_nodes: int) -> tuple[tuple[Algorithm, Protocol], ...]:
+    """Every (algorithm, protocol); `n_nodes` 0 = unknown."""
+    cells = _CELLS.get(collective, ())
+    return tuple(cell for cell in cells if cell[0] is not _OF_SEVERAL_NODES or n_nodes != 1)
+
+
+def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, n_nodes: int) -> bool:
+    """Whether NCCL can run it; None says nothing, and that can be."""
+    return algorithm is None or protocol is None or (algorithm, protocol) in runnable_cells(collective, n_nodes)
+
+
+def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows (MEASUREMENT or OBSERVATION, shape [n]) name what NCCL can run, or nothing, shape [n]."""
+    code = np.minimum(rows["algorithm"], _NO_ALGORITHM) << 2 | np.minimum(rows["protocol"], _NO_PROTOCOL)
+    found: NDArray[np.bool_] = _table()[np.minimum(rows["collective"], _NO_COLLECTIVE), code]
+    needs_nodes = rows["algorithm"] == _OF_SEVERAL_NODES
+    if needs_nodes.any():
+        found &= ~needs_nodes | (rows["n_nodes"] != 1) | (rows["protocol"] == UNKNOWN)
+    return found
+
+
+_NO_COLLECTIVE: Final = np.uint8(15)
+_NO_ALGORITHM: Final = np.uint8(7)
+_NO_PROTOCOL: Final = np.uint8(3)
+"""Above those that there are, as UNKNOWN is."""
+
+
+@cache
+def _table() -> NDArray[np.bool_]:
+    """By collective, and by algorithm and protocol in one number."""
+    table = np.zeros((16, 8, 4), np.bool_)
+    for collective, cells in _CELLS.items():
+        for algorithm, protocol in cells:
+            table[collective, algorithm, protocol] = True
+    table[:, _NO_ALGORITHM] = table[..., _NO_PROTOCOL] = True
+    return table.reshape(16, 32)
+
+
+_CODES: Final = [
+    (collective * 256 + algorithm) * 256 + protocol
+    for collective, cells in _CELLS.items()
+    for algorithm, protocol in cells
+]
+RUNNABLE_SQL: Final = (
+    f"(algorithm = {UNKNOWN} OR (collective * 256 + algorithm) * 256 + protocol IN ({','.join(map(str, _CODES))})"
+    f" AND (algorithm <> {int(_OF_SEVERAL_NODES)} OR n_nodes <> 1))"
+)
+"""The same of a series in the store."""

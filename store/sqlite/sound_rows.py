@@ -1,0 +1,202 @@
+"""What each cell of the store must hold, and a view of it that shows sound rows only.
+
+Whoever reads, reads through these views: a row with a damaged cell is as if it were not there, in every query and
+join, so nothing that reads needs to expect one. Nothing is deleted. Only models are shown whatever their cells hold,
+each with the verdict on them: people look for those by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
+from zerotune.store.sqlite.measurements import UNKNOWN, candidate_of
+from zerotune.store.sqlite.runnable import RUNNABLE_SQL
+
+_log = logging.getLogger("zerotune.store")
+
+# Comparisons refuse what is no number, too: to SQLite text and blobs are greater than all numbers, and NULL is neither.
+_ID: Final = "{0} BETWEEN 1 AND 9223372036854775807"
+_COUNT: Final = "{0} BETWEEN 0 AND 4294967295"
+_DURATION_US: Final = "{0} BETWEEN 0 AND 1e300"
+_PREDICTED_US: Final = "{0} BETWEEN 0 AND 9e999"
+"""Infinity is one: a prediction may have no bound."""
+_NUMBER: Final = "{0} BETWEEN -1e15 AND 1e15"
+_TIME_S: Final = "{0} BETWEEN 0 AND 1e11"
+"""Up to the year 5138: what a calendar can show."""
+_TEXT: Final = "typeof({0}) = 'text'"
+
+
+def _one_of(values: Iterable[int]) -> str:
+    return "{0} IN (" + ",".join(str(int(value)) for value in values) + ")"
+
+
+def _or_null(condition: str) -> str:
+    return f"({{0}} IS NULL OR {condition})"
+
+
+def _json(kind: str, *members: str) -> str:
+    """JSON of a kind whose members are of some kinds; CASE, since nothing else may be asked of what is no JSON."""
+    of_members = f"(SELECT 1 FROM json_each({{0}}) WHERE type NOT IN ({','.join(repr(one) for one in members)}))"
+    is_json = "typeof({0}) = 'text' AND json_valid({0})"
+    return f"CASE WHEN {is_json} THEN json_type({{0}}) = '{kind}' AND NOT EXISTS {of_members} ELSE 0 END"
+
+
+CELLS: Final[dict[str, dict[str, str]]] = {
+    "fabrics": {
+        "fabric_id": _TEXT,
+        "description": _json("object", "text", "integer", "real", "true", "false"),
+    },
+    "jobs": {
+        "job_id": _TEXT,
+        "fabric": _or_null(_ID),
+        "n_ranks": _COUNT,
+        "stage": _one_of(Stage),
+        "started_at_s": _TIME_S,
+        "ended_at_s": _or_null(_TIME_S),
+    },
+    "series": {
+        "fabric": _ID,
+        "n_ranks": _COUNT,
+        "n_nodes": _COUNT,
+        "message_bytes": "{0} BETWEEN 1 AND 4611686018427387904",
+        "collective": _one_of(Collective),
+        "phase": _one_of(Phase),
+        "algorithm": _one_of((*Algorithm, UNKNOWN)),
+        "protocol": _one_of((*Protocol, UNKNOWN)) + f" AND ({{0}} = {UNKNOWN}) = (algorithm = {UNKNOWN})",
+        "n_channels": "{0} BETWEEN 0 AND 64",
+        "is_default": _one_of((0, 1)),
+        "source": _one_of(Source),
+        "outcome": _one_of(Outcome),
+        "timing_source": _one_of(TimingSource),
+    },
+    # Not the series and the job that they belong to: a join finds none, and a million rows are a million comparisons.
+    "measurements": {
+        "epoch": _COUNT,
+        "step": _COUNT,
+        "duration_us": _DURATION_US,
+        "memory_pressure": _or_null(_NUMBER),
+        "measured_at_s": _TIME_S,
+    },
+    "steps": {
+        "job": _ID,
+        "step": _COUNT,
+        "epoch": _COUNT,
+        "duration_us": _DURATION_US,
+        "exposed_us": _or_null(_NUMBER),
+        "memory_pressure": _or_null(_NUMBER),
+    },
+    "decisions": {
+        "job": _ID,
+        "fabric": _ID,
+        "n_ranks": _COUNT,
+        "n_nodes": _COUNT,
+        "collective": _one_of(Collective),
+        "phase": _one_of(Phase),
+        "size_class": "{0} BETWEEN 0 AND 250",
+        "algorithm": _or_null(_one_of(Algorithm)),
+        "protocol": _or_null(_one_of(Protocol)) + " AND ({0} IS NULL) = (algorithm IS NULL)",
+        "n_channels": "{0} BETWEEN 0 AND 64",
+        "epoch": _COUNT,
+        "kind": _TEXT,
+        "reason": _TEXT,
+        "predicted_us": _or_null(_PREDICTED_US),
+        "predicted_low_us": _or_null(_PREDICTED_US),
+        "predicted_high_us": _or_null(_PREDICTED_US),
+        "baseline_us": _or_null(_PREDICTED_US),
+        "n_measurements": _COUNT,
+        "model_id": _TEXT,
+        "decided_at_s": _TIME_S,
+        "alternatives": _json("array", "object"),
+        "step": _or_null(_COUNT),
+    },
+    "models": {
+        "name": _TEXT,
+        "fabric_id": _TEXT,
+        "blob": "typeof({0}) = 'blob'",
+        "versions": _json("object", "text"),
+        "training_hash": _TEXT,
+        "error": _or_null(_NUMBER),
+        "created_at_s": _TIME_S,
+    },
+}
+"""By table and column, what a cell must be; a column that an older schema lacks is not asked about."""
+
+_NAMED_BY: Final = {"models": ("name", "fabric_id")}
+"""Tables whose rows are shown if they can be named at all."""
+
+_JOINED: Final = ("fabrics", "jobs", "series")
+"""Small tables whose rows belong to a million others: the damaged ones are looked for once in a query, not at each."""
+
+_CANNOT_RUN: Final = f"source = {int(Source.imported)} AND NOT {RUNNABLE_SQL}"
+"""Of series: what `zerotune import` leaves out, and once did not. What ran here did run."""
+
+_told: set[str] = set()
+
+
+def show_sound_rows(connection: sqlite3.Connection) -> None:
+    """From now on the names of tables mean their sound rows, on this connection."""
+    connection.text_factory = _text
+    for table in CELLS:
+        condition = _condition(connection, table, _NAMED_BY.get(table, tuple(CELLS[table])))
+        if table == "series":
+            condition = f"{condition} AND NOT ({_CANNOT_RUN})"
+        if table in _JOINED:
+            condition = f"id NOT IN (SELECT id FROM main.{table} WHERE NOT ifnull({condition}, 0))"
+        verdict = f", ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0) AS is_sound"
+        connection.execute(
+            f"CREATE TEMP VIEW {table} AS SELECT *{verdict if table in _NAMED_BY else ''} FROM main.{table}"
+            f" WHERE {condition}"
+        )
+
+
+def warn_of_damage(connection: sqlite3.Connection, path: Path, tables: Iterable[str] = tuple(CELLS)) -> None:
+    """Say in one line how many rows are not shown for their damaged cells, and in another which for what cannot have
+    been; the same is said once in a process.
+    """
+    damaged = []
+    for table in tables:
+        condition = _condition(connection, table, _NAMED_BY.get(table, tuple(CELLS[table])))
+        (n_rows,) = connection.execute(f"SELECT count(*) FROM main.{table} WHERE NOT ifnull({condition}, 0)").fetchone()
+        if n_rows:
+            damaged.append(f"{n_rows:,} of {table}")
+    if damaged:
+        _tell(f"store {path} has rows with damaged cells, which are not used: {', '.join(damaged)}")
+    if "series" in tables:
+        _warn_of_series_that_cannot_run(connection, path)
+
+
+def _warn_of_series_that_cannot_run(connection: sqlite3.Connection, path: Path) -> None:
+    sound = _condition(connection, "series", tuple(CELLS["series"]))
+    found = connection.execute(
+        f"SELECT DISTINCT collective, algorithm, protocol FROM main.series WHERE {sound} AND {_CANNOT_RUN}"
+    ).fetchall()
+    if found:
+        collective, algorithm, protocol = found[0]
+        words = f"{len(found):,}, such as {Collective(collective).name} by {candidate_of(algorithm, protocol, 0)}"
+        _tell(f"store {path} has imported measurements of settings that NCCL cannot run ({words}): they are not used")
+
+
+def _tell(words: str) -> None:
+    if words not in _told:
+        _told.add(words)
+        _log.warning("%s", words)
+
+
+def _condition(connection: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> str:
+    there = columns_of(connection, table)
+    return " AND ".join(f"({CELLS[table][name].format(name)})" for name in columns if name in there)
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
+    """The columns that a table has; none if it is not there."""
+    return {name for _, name, *_ in connection.execute(f"PRAGMA main.table_info({table})")}
+
+
+def _text(raw: bytes) -> str:
+    """Damaged bytes of a text are shown as such: SQLite's own decoding would end the whole query."""
+    return raw.decode(errors="replace")

@@ -1,0 +1,201 @@
+"""The store's only writer: a thread that turns queued operations into few large transactions.
+
+While SQLite can write nothing (a full disk, say), what is queued waits in memory and is tried again, in its order;
+it is lost only when the queue is full, or when the store is closed before there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from zerotune.store.wire import StoreState
+
+_log = logging.getLogger("zerotune.store")
+
+Operation = Callable[[sqlite3.Connection], None]
+_Entry = tuple[Operation, int]
+
+MAX_PENDING_ROWS: Final = 500_000
+ESSENTIAL_ROWS: Final = 100_000
+"""Room beyond that for what is written once and for all: jobs, decisions, models."""
+LINGER_S: Final = 0.1
+"""How long a batch is gathered before it is written; kill -9 loses at most this and one transaction."""
+RETRY_S: Final = 1.0
+"""How long after a failure SQLite is tried again."""
+_OUTAGES: Final = (
+    "database or disk is full",
+    "disk I/O error",
+    "attempt to write a readonly database",
+    "database is locked",
+    "unable to open database file",
+)
+"""What SQLite says when it can write nothing for now; anything else is the fault of one operation."""
+
+
+class Writer:
+    """Runs operations in order on its own thread, as many per transaction as have gathered.
+
+    `connection` must be in autocommit mode and is used by this thread alone. `on_rollback` forgets
+    whatever operations remember of a transaction that was undone.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, on_rollback: Callable[[], None]) -> None:
+        self.n_lost = 0
+        """Rows that did not fit into the queue, or that SQLite refused for good."""
+        self.n_written = 0
+        """Rows committed."""
+        self._connection = connection
+        self._on_rollback = on_rollback
+        self._error, self._failed_at_s = "", time.monotonic()
+        self._is_out = False
+        self._n_lost_before = 0
+        """Rows lost before the outage."""
+        self._n_tries = 0
+        """Failed tries to write."""
+        self._pending: deque[_Entry] = deque()
+        self._n_pending_rows = 0
+        self._n_rows_tried = 0
+        """Taken out of the queue, and not written yet."""
+        self._n_put = 0
+        self._n_done = 0
+        self._changed = threading.Condition()
+        self._hurry = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="zerotune-store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> StoreState:
+        """How the writing goes."""
+        with self._changed:
+            n_waiting = self._n_pending_rows + self._n_rows_tried if self._is_out else 0
+            ago_s = time.monotonic() - self._failed_at_s if self._error else 0.0
+            return StoreState(self._is_out, self._error, ago_s, n_waiting, self.n_lost)
+
+    def put(self, operation: Operation, n_rows: int, *, is_essential: bool = False) -> bool:
+        """Queue `operation`; False (and counted) when that would exceed MAX_PENDING_ROWS.
+
+        What is essential may exceed it by ESSENTIAL_ROWS.
+        """
+        room = MAX_PENDING_ROWS + (ESSENTIAL_ROWS if is_essential else 0)
+        with self._changed:
+            if self._closing or self._n_pending_rows + n_rows > room:
+                self._lose(n_rows, "more was recorded than could be written")
+                return False
+            self._pending.append((operation, n_rows))
+            self._n_pending_rows += n_rows
+            self._n_put += 1
+            if len(self._pending) == 1:
+                self._changed.notify_all()
+            return True
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything queued so far is committed; False when that took too long, or SQLite cannot write."""
+        with self._changed:
+            target, n_tries = self._n_put, self._n_tries
+            self._hurry = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._n_done >= target or self._n_tries > n_tries, timeout_s)
+            return self._n_done >= target
+
+    def close(self) -> None:
+        """Write what is queued and end the thread; what cannot be written now is lost."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    # ---- the writer's thread -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            # While nothing can be written one operation shows that; a long queue would be tried over and over.
+            first = len(batch) if not self._is_out else 1
+            left = self._write(batch[:first])
+            left += batch[first:] if left else self._write(batch[first:])
+            if not left and self._is_out:
+                self._say_it_is_over()
+            with self._changed:
+                if left and self._closing:
+                    self._lose(sum(n_rows for _, n_rows in left), self._error)
+                    left = []
+                self._pending.extendleft(reversed(left))
+                self._n_pending_rows += sum(n_rows for _, n_rows in left)
+                self._n_done += len(batch) - len(left)
+                self._n_tries += bool(left)
+                self._n_rows_tried = 0
+                self._changed.notify_all()
+
+    def _next_batch(self) -> list[_Entry]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closing)
+            self._changed.wait_for(lambda: self._hurry or self._closing, RETRY_S if self._is_out else LINGER_S)
+            batch = list(self._pending)
+            self._pending.clear()
+            self._n_rows_tried, self._n_pending_rows = self._n_pending_rows, 0
+            self._hurry = False
+            return batch
+
+    def _write(self, batch: list[_Entry]) -> list[_Entry]:
+        """Commit `batch`, in halves where the whole cannot be written; what is left when SQLite can write no more."""
+        if not batch or (error := self._commit(batch)) is None:
+            return []
+        if len(batch) > 1:
+            half = len(batch) // 2
+            left = self._write(batch[:half])
+            return left + batch[half:] if left else self._write(batch[half:])
+        if any(words in str(error) for words in _OUTAGES) and isinstance(error, sqlite3.OperationalError):
+            self._say_it_began(str(error))
+            return batch
+        with self._changed:
+            self._lose(batch[0][1], str(error))
+        return []
+
+    def _commit(self, batch: list[_Entry]) -> Exception | None:
+        """One transaction; why it was undone, if it was."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for operation, _ in batch:
+                operation(self._connection)
+            self._connection.execute("COMMIT")
+        except Exception as error:  # a value SQLite cannot hold must not end the writer either
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._on_rollback()
+            return error
+        self.n_written += sum(n_rows for _, n_rows in batch)
+        return None
+
+    # ---- what is said of it ------------------------------------------------------------------
+
+    def _lose(self, n_rows: int, why: str) -> None:
+        """Count rows as lost; says so once, and once in each outage."""
+        if not self.n_lost or (self._is_out and self.n_lost == self._n_lost_before):
+            _log.error("the store cannot be written, records are being lost: %s", why)
+        self.n_lost += n_rows
+        if not self._is_out:
+            self._error, self._failed_at_s = why, time.monotonic()
+
+    def _say_it_began(self, error: str) -> None:
+        with self._changed:
+            is_news = not self._is_out
+            self._is_out, self._error = True, error
+            if is_news:
+                self._failed_at_s, self._n_lost_before = time.monotonic(), self.n_lost
+        if is_news:
+            _log.error("the store cannot be written, what is recorded waits in memory: %s", error)
+
+    def _say_it_is_over(self) -> None:
+        with self._changed:
+            self._is_out = False
+            n_lost = self.n_lost - self._n_lost_before
+            if n_lost:
+                self._failed_at_s = time.monotonic()
+        lost = f"{n_lost:,} records are lost" if n_lost else "nothing is lost"
+        _log.warning("the store is written again; %s", lost)

@@ -1,0 +1,85 @@
+"""`zerotune daemon`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number, endpoint_or_default, store_path
+from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings
+
+
+def daemon(
+    endpoint: Endpoint = None,
+    store: StorePath = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Also listen at tcp://HOST:PORT for the daemons of a job's other nodes (* is any host)."),
+    ] = None,
+    idle_exit: Annotated[
+        float | None,
+        typer.Option(help="Leave after this many seconds without a rank; default: never.", min=0.01, callback=a_number),
+    ] = None,
+    curve_keys: CurveKeys = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Serve Prometheus metrics at HOST:PORT, from a process of their own.")
+    ] = None,
+    retention_days: Annotated[
+        float,
+        typer.Option(help="Forget jobs that began longer ago, with their measurements.", min=0.01, callback=a_number),
+    ] = 365.0,
+    retention_rows: Annotated[
+        int, typer.Option(help="Measurements kept of each fabric, the newest.", min=1000)
+    ] = 1_000_000,
+    budget_percent: BudgetPercent = None,
+    memory_threshold: MemoryThreshold = None,
+    no_explore: NoExplore = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
+) -> None:
+    """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
+
+    Example: zerotune daemon --store /var/lib/zerotune/store.db
+
+    On each of several nodes: zerotune daemon --listen tcp://*:5577 --curve-keys keys
+    """
+    import contextlib
+    import logging
+    import os
+    import sys
+
+    from zerotune.store.paths import default_endpoint
+    from zerotune.store.sqlite.database import Retention
+    from zerotune.tuner.service.daemon import run_daemon
+    from zerotune.tuner.service.endpoint import temporary_folder_note
+
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    where, path = endpoint_or_default(endpoint), store_path(store)
+    settings = brain_settings(budget_percent, memory_threshold, no_explore)
+
+    def announce(opened: Path) -> None:
+        note = temporary_folder_note()
+        if note and where == default_endpoint():
+            print(f"zerotune: {note}", file=sys.stderr)
+        there = "" if where == default_endpoint() else f" --endpoint {where}"
+        print(
+            f"zerotune: daemon {os.getpid()} listens at {where}, store {opened}; train with"
+            f" `zerotune launch{there} -- COMMAND`, look with `zerotune status{there}`, end it with Ctrl-C or SIGTERM",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    retention = Retention(max_rows_per_fabric=retention_rows, max_age_s=86400.0 * retention_days)
+    with contextlib.ExitStack() as stack:
+        if metrics is not None:
+            from zerotune.tuner.metrics.child import metrics_process
+
+            stack.enter_context(metrics_process(metrics, where, path, curve_keys))
+        code = run_daemon(
+            where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention,
+            settings=settings, on_ready=announce,
+        )  # fmt: skip
+    raise typer.Exit(code)

@@ -1,0 +1,42 @@
+"""`zerotune explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json, store_path
+
+
+def explain(
+    store: StorePath = None,
+    job: Annotated[
+        str | None, typer.Option(help="Job id; default: the newest job that trained.", autocompletion=completion.jobs)
+    ] = None,
+    collective: Annotated[
+        str | None, typer.Option(help="Only this collective, e.g. all_gather.", autocompletion=completion.collectives)
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="Only this phase, e.g. forward_gather.", autocompletion=completion.phases)
+    ] = None,
+    message_bytes: Annotated[int | None, typer.Option(help="Only the size class of this size.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why each setting is what it is: evidence, prediction, alternatives.
+
+    Example: zerotune explain --collective all_gather --message-bytes 1048576
+    """
+    from zerotune.tuner.offline import explanations, explanations_shown
+
+    path = store_path(store)
+    explained = explanations.explain(path, job, collective, phase, message_bytes)
+    if as_json:
+        print_json(explained)
+        return
+    head = explained[0].job if explained else explanations.head_of(path, job)
+    if not explained and any((collective, phase, message_bytes)):
+        explanations_shown.render_none(explanations.explain(path, job, None, None, None), console(), head)
+        return
+    explanations_shown.render(explained, console(), head)

@@ -1,0 +1,144 @@
+"""`zerotune launch`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_number, output_file, store_path
+from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_words
+
+IDLE_EXIT_S = 1800.0
+"""A daemon that we start leaves after so long without a rank: big models are loaded for minutes before they train."""
+
+
+EXCLUDING = (
+    ("--no-agent", "--plan", "without the agent no plan comes into force"),
+    ("--no-agent", "--log-trace", "without the agent no collective is logged"),
+    ("--no-agent", "--start-daemon", "without the agent nobody speaks to a daemon"),
+    ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
+)
+"""Options of which one makes the other useless, and why."""
+OF_THE_DAEMON = ("--store", "--budget-percent", "--memory-threshold", "--no-explore")
+
+
+def launch(
+    command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
+    fabric: FabricName = None,
+    endpoint: Endpoint = None,
+    curve_keys: CurveKeys = None,
+    start_daemon: Annotated[
+        bool, typer.Option(help="Start a daemon if none answers; it ends 30 minutes after its last job.")
+    ] = False,
+    store: StorePath = None,
+    log_trace: Annotated[
+        Path | None, typer.Option(help="Log every collective into this folder, for `zerotune replay`.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write step times to this JSON file.")] = None,
+    nccl_memory_mb: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Limit channels so that a communicator's ring takes no more memory.", callback=a_number
+        ),
+    ] = None,
+    budget_percent: BudgetPercent = None,
+    memory_threshold: MemoryThreshold = None,
+    no_explore: NoExplore = False,
+    agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
+) -> None:
+    """Run an unmodified training command with its collectives tuned.
+
+    Example: zerotune launch -- torchrun --nproc-per-node 8 train.py --epochs 3
+
+    Without a GPU: zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 train.py
+    """
+    from zerotune.agent import launch as launching
+    from zerotune.store.endpoints import check_endpoint
+    from zerotune.tuner.client.status import fetch_status, holder_of, no_answer
+
+    request = launching.LaunchRequest(
+        command, fabric, endpoint, agent,
+        trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
+        nccl_memory_mb=nccl_memory_mb,
+    )  # fmt: skip
+    # As the shell does: a word with a slash is a path, all others are looked up in PATH.
+    if command and os.sep in command[0] and Path(command[0]).is_dir():
+        raise UserError(f"command {command[0]!r} is a folder", "name the program or script in it")
+    where = launching.endpoint(request)
+    names_store = store is not None and str(store) != os.environ.get("ZEROTUNE_STORE")
+    # Of the daemon alone: what the environment says of it stops no job that starts none.
+    store_file = store_path(store) if start_daemon or names_store else None
+    given = {
+        "--no-agent": not agent,
+        "--plan": plan is not None,
+        "--log-trace": log_trace is not None,
+        "--start-daemon": start_daemon,
+        "--store": names_store,
+        "--budget-percent": budget_percent is not None,
+        "--memory-threshold": memory_threshold is not None,
+        "--no-explore": no_explore,
+        "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
+    }  # what the environment sets holds for other commands, too
+    _refuse_contradictions(given)
+    for_daemon = given_words(budget_percent, memory_threshold, no_explore)
+    if for_daemon:
+        brain_settings(budget_percent, memory_threshold, no_explore)  # now, not in the daemon's log
+    answers, silent = False, None
+    if agent and plan is None:
+        check_endpoint(where)
+        answers = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys) is not None
+        if not answers and (holder := holder_of(where)) is not None:
+            silent = no_answer(where, holder)
+            if start_daemon and holder.is_stopped:
+                raise silent  # none can be started in its place
+    problems = launching.check(request, daemon_answers=answers or start_daemon, silent=silent)
+    launching.refuse_fatal(problems)
+    if summary is not None:
+        launching.check_writable(output_file(summary).parent)
+    if log_trace is not None:
+        launching.make_writable(log_trace)
+    if given["--plan"] and given["--endpoint"]:
+        print(f"zerotune: --endpoint {where} is not used: --plan heeds none; leave one of them out", file=sys.stderr)
+    for problem in problems:
+        print(f"zerotune: {problem}", file=sys.stderr)
+    unused = [*for_daemon, *(("--store", str(store)) if given["--store"] else ())]
+    if answers and unused:
+        print(
+            f"zerotune: {' '.join(unused)} is not used: the daemon that answers at {where} has its own; end it to"
+            " have one started with these",
+            file=sys.stderr,
+        )
+    if agent and plan is None and start_daemon and store_file is not None and not answers:
+        from zerotune.tuner.client.background_daemon import start_in_background
+
+        started = start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
+        print(
+            f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
+            f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank",
+            file=sys.stderr,
+        )
+    sys.stdout.flush()
+    try:
+        os.execvpe(command[0], command, launching.environment(request))
+    except OSError as error:  # say, a script without a #! line
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
+
+
+def _refuse_contradictions(given: Mapping[str, bool]) -> None:
+    for one, other, why in EXCLUDING:
+        if given[one] and given[other]:
+            raise UserError(f"{one} makes {other} useless: {why}", "leave one of them out")
+    for option in OF_THE_DAEMON:
+        if given[option] and not given["--start-daemon"]:
+            raise UserError(
+                f"{option} is useless without --start-daemon: only a daemon that this command starts gets it from here",
+                f"add --start-daemon, or give {option} to `zerotune daemon`",
+            )

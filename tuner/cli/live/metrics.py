@@ -1,0 +1,82 @@
+"""`zerotune metrics`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli.options import (
+    AsJson,
+    CurveKeys,
+    Endpoint,
+    StorePath,
+    endpoint_or_default,
+    output_file,
+    store_path,
+    write_text,
+)
+
+
+def metrics(
+    endpoint: Endpoint = None,
+    store: StorePath = None,
+    serve: Annotated[
+        str | None, typer.Option(help="Serve them over HTTP at HOST:PORT until interrupted, instead of printing once.")
+    ] = None,
+    dashboard: Annotated[
+        Path | None, typer.Option(help="Write the Grafana dashboard to this JSON file, and nothing else.")
+    ] = None,
+    curve_keys: CurveKeys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the daemon's Prometheus metrics, serve them, or write the Grafana dashboard.
+
+    Serving is done by a process of its own, which `zerotune daemon --metrics HOST:PORT` starts and ends with the
+    daemon: a scraper cannot hold the daemon up.
+
+    Example: zerotune metrics --dashboard zerotune-dashboard.json
+    """
+    import json
+
+    from zerotune.store.sqlite.database import Store
+    from zerotune.tuner.metrics import Collector
+    from zerotune.tuner.metrics import dashboard as grafana
+    from zerotune.tuner.metrics.child import READY, end_with_parent
+    from zerotune.tuner.metrics.server import make_server, parse_address
+
+    if dashboard is not None:
+        write_text(output_file(dashboard), json.dumps(grafana(), indent=2) + "\n")
+        print(f"{dashboard}: import it in Grafana and choose your Prometheus")
+        return
+    where, path = endpoint_or_default(endpoint), store_path(store)
+    if serve is not None:
+        end_with_parent()
+        with make_server(Collector(where, path, curve_dir=curve_keys), parse_address(serve)) as server:
+            print(f"{READY}http://{server.server_name}:{server.server_port}/metrics", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):  # how it is told to end
+                server.serve_forever()
+        return
+    if store is not None and not path.exists():
+        raise UserError(f"there is no store at {path}", "name the one that the daemon writes")
+    if store is not None:
+        Store.open(path, read_only=True).close()  # else a file that is none would look like a store without figures
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(where, path, from_start=True, curve_dir=curve_keys))
+    if registry.get_sample_value("zerotune_up") == 0:
+        print(f"zerotune: no daemon answers at {where}; these are the store's measurements alone", file=sys.stderr)
+    if as_json:
+        samples = [
+            {"name": sample.name, "labels": sample.labels, "value": sample.value}
+            for family in registry.collect()
+            for sample in family.samples
+        ]
+        print(json.dumps(samples))
+    else:
+        print(generate_latest(registry).decode(), end="")

@@ -1,0 +1,121 @@
+"""`zerotune models`: the fitted models, and which of them is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json, store_path
+
+if TYPE_CHECKING:
+    from zerotune.store.sqlite.database import Store
+
+models = typer.Typer(
+    help="""Fitted models: list and compare them, pin one, roll back.
+
+    Example: zerotune models list""",
+    no_args_is_help=True,
+)
+
+FabricId = Annotated[
+    str | None, typer.Option("--fabric-id", help="Only this fabric's.", autocompletion=completion.fabric_ids)
+]
+
+
+@models.command(name="list")
+def list_models(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
+    """Every saved model: what it was fitted on, how far off it was, whether it is used.
+
+    Example: zerotune models list
+    """
+    from zerotune.tuner.modeling import kept_models as kept
+
+    with kept.check_fabric(_reading(store), fabric_id) as opened:
+        lines = kept.listed(opened, fabric_id)
+    if as_json:
+        print_json(lines)
+        return
+    kept.render(lines, console())
+
+
+@models.command()
+def compare(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
+    """How well each kept model says what has been measured by now.
+
+    Example: zerotune models compare --fabric-id emulated-h100_node-1f2e3d
+    """
+    from zerotune.tuner.modeling import kept_models as kept
+
+    with kept.check_fabric(_reading(store), fabric_id) as opened:
+        found, lines = kept.compared(opened, fabric_id), kept.listed(opened, fabric_id)
+    if as_json:
+        print_json(found)
+        return
+    kept.render_comparison(found, lines, console())
+
+
+@models.command()
+def pin(
+    model: Annotated[
+        str, typer.Argument(help="Model id, as `zerotune models list` shows it.", autocompletion=completion.model_ids)
+    ],
+    store: StorePath = None,
+    fabric_id: FabricId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Use this model until it is released, whatever is fitted meanwhile. No daemon may have the store open.
+
+    Example: zerotune models pin kriging-1f2e3d4c
+    """
+    from zerotune.tuner.modeling import kept_models as kept
+
+    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
+        line = kept.pin(opened, model, fabric_id)
+    if as_json:
+        print_json(line)
+        return
+    print(f"{line.model_id} is pinned on fabric {line.fabric_id}")
+
+
+@models.command(name="rollback")
+def roll_back(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
+    """Pin the model that was in use before the present one. No daemon may have the store open.
+
+    Example: zerotune models rollback
+    """
+    from zerotune.tuner.modeling import kept_models as kept
+
+    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
+        line = kept.roll_back(opened, fabric_id)
+    if as_json:
+        print_json(line)
+        return
+    print(f"back to {line.model_id} on fabric {line.fabric_id}")
+
+
+@models.command()
+def release(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
+    """Undo `pin` and `rollback`: the newest fit is used again. No daemon may have the store open.
+
+    Example: zerotune models release
+    """
+    from zerotune.tuner.modeling import kept_models as kept
+
+    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
+        freed = kept.release(opened, fabric_id)
+    if as_json:
+        print_json(freed)
+        return
+    print(f"released on {', '.join(freed)}" if freed else "no model is pinned")
+
+
+def _reading(store: StorePath) -> Store:
+    from zerotune.store.sqlite.database import Store
+
+    path = store_path(store)
+    if not path.exists():
+        raise UserError(f"there is no store at {path}", "name one with --store or run a job first")
+    return Store.open(path, read_only=True)

@@ -1,0 +1,104 @@
+"""`zerotune import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.options import AsJson, StorePath, console, store_path
+
+if TYPE_CHECKING:
+    from zerotune.store.records import Collective
+
+FormatName = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="Format by its name in docs/traces.md, where the file's beginning does not tell.",
+        autocompletion=completion.formats,
+    ),
+]
+CollectiveName = Annotated[
+    str | None,
+    typer.Option(
+        "--collective",
+        help="What was run, where the files do not say: all_reduce, all_gather ...",
+        autocompletion=completion.collectives,
+    ),
+]
+
+
+def collective_named(name: str | None) -> Collective | None:
+    """The collective of any usual spelling; UserError when there is none of that name."""
+    from zerotune.agent.nccl.catalog import find_collective
+    from zerotune.store.errors import UserError
+    from zerotune.store.records import Collective
+
+    if name is None:
+        return None
+    found = find_collective(name)
+    if found is None:
+        raise UserError(f"there is no collective {name!r}", f"use one of {', '.join(one.name for one in Collective)}")
+    return found
+
+
+def import_(
+    path: Annotated[Path, typer.Argument(help="A file, or a folder with one file per rank.")],
+    store: StorePath = None,
+    fabric_id: Annotated[
+        str | None,
+        typer.Option(
+            help="Hardware it was measured on, where the file does not say; default: the folder's name.",
+            autocompletion=completion.fabric_ids,
+        ),
+    ] = None,
+    setting: Annotated[
+        str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128 or ring/ll128/8ch.")
+    ] = None,
+    default: Annotated[
+        bool, typer.Option("--default", help="NCCL chose, where the file does not say who did.")
+    ] = False,
+    n_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file does not say.", min=1)] = None,
+    collective: CollectiveName = None,
+    format_name: FormatName = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what was found, and what could not be used and why.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Import measurements of nccl-tests, NVIDIA's tuner CSV and other formats (docs/traces.md).
+
+    Example: zerotune import all_gather.log --default --n-nodes 2 --fabric-id my-cluster
+
+    Look first: zerotune import old.log --collective all_reduce --dry-run
+
+    Options say what the file does not: they never override it. Nothing is recorded twice.
+
+    Exit code 2: the file cannot be read, is of no known format, holds nothing that can be used, or an option cannot
+    be true of it.
+    """
+    from zerotune.tuner.offline.importing import command as importing
+    from zerotune.tuner.offline.importing import messages as importing_shown
+
+    try:
+        trace, n_rows = importing.import_measurements(
+            path,
+            store_path(store),
+            fabric_id=fabric_id,
+            setting=None if setting is None else importing.parse_setting(setting),
+            is_default=default,
+            n_nodes=n_nodes,
+            dry_run=dry_run,
+            format_name=format_name,
+            collective=collective_named(collective),
+        )
+    except KeyboardInterrupt:
+        typer.echo("zerotune: interrupted; what was recorded stays, and the same command goes on from there", err=True)
+        raise
+    if as_json:
+        print(importing_shown.to_json(trace, n_rows, dry_run=dry_run))
+        return
+    importing_shown.render(trace, n_rows, console(), dry_run=dry_run)

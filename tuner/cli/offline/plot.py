@@ -1,0 +1,70 @@
+"""`zerotune plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.offline.report import A_TRACE, Summaries, Traces
+from zerotune.tuner.cli.options import AsJson, StorePath, output_file, store_path
+
+NAMES = ("steps", "exposed", "timeline", "winners", "regret", "memory")
+
+
+def plot(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help=f"{', '.join(NAMES)}; `list` says which of them this job has.",
+            autocompletion=completion.one_of(*NAMES, "list"),
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="A .png or .svg file.")] = Path("plot.png"),
+    store: StorePath = None,
+    job: Annotated[
+        str | None, typer.Option(help="Job id; default: the newest job that trained.", autocompletion=completion.jobs)
+    ] = None,
+    trace: Traces = None,
+    summary: Summaries = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one picture of the report as PNG or SVG.
+
+    Example: zerotune plot winners winners.svg
+    """
+    import json
+
+    from zerotune.tuner.offline.plots import save
+    from zerotune.tuner.offline.report.facts import TRAIN_FIRST, gather, untrained
+    from zerotune.tuner.offline.report.page import missing_timeline, pictures
+
+    facts = gather(store_path(store), job, summary or (), trace or ())
+    found = {picture.name: picture for picture in pictures(facts)}
+    if name == "list":
+        print(json.dumps(list(found)) if as_json else "\n".join(_line(one, found) for one in NAMES))
+    elif name in found:
+        save(found[name].figure, output_file(out))
+        print(json.dumps({"picture": str(out)}) if as_json else out)
+    elif name == "timeline" and not trace:
+        raise UserError("the timeline needs a trace", A_TRACE)
+    elif name == "timeline":
+        raise UserError(f"there is no timeline: {missing_timeline(facts)}", A_TRACE)
+    elif name in NAMES:
+        if not facts.is_of_training:
+            raise untrained(facts)
+        remedy = f"use one of {', '.join(found)}" if found else TRAIN_FIRST
+        raise UserError(f"this job has nothing for the picture {name!r}", remedy)
+    else:
+        raise UserError(f"there is no picture {name!r}", f"use one of {', '.join(NAMES)}")
+
+
+def _line(name: str, found: Container[str]) -> str:
+    if name in found:
+        return name
+    reason = "needs a folder of `launch --log-trace`: --trace" if name == "timeline" else "nothing recorded in this job"
+    return f"{name}  ({reason})"

@@ -1,0 +1,94 @@
+"""`zerotune replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.offline.import_ import CollectiveName, FormatName, collective_named
+from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, store_path
+
+MAX_BUCKET_MB = 1_000_000
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A trace folder of `launch --log-trace`, or another format's file.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="baseline, table, model, oracle (these by default); nearest, ucb, thompson, tuner; several times.",
+            show_default=False,
+            autocompletion=completion.policies,
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="What policy `table` follows: our plan file, NVIDIA's tuner CSV or scitix's table."),
+    ] = None,
+    store: StorePath = None,
+    fabric: Annotated[
+        str | None,
+        typer.Option(
+            help="Fabric the trace ran on, where it does not say: name or file, for predictions.",
+            autocompletion=completion.fabrics,
+        ),
+    ] = None,
+    format_name: FormatName = None,
+    collective: CollectiveName = None,
+    n_ranks: Annotated[
+        int | None, typer.Option("--ranks", help="What if the job had so many ranks (to 16,384)?", show_default=False)
+    ] = None,
+    on_fabric: Annotated[
+        str | None,
+        typer.Option(
+            help="What if it ran on this fabric (name or file; its `belief` is asked)?",
+            autocompletion=completion.fabrics,
+        ),
+    ] = None,
+    bucket_mb: Annotated[
+        float | None, typer.Option(help="What if gradients went in buckets of so many MB (10^6 bytes)?")
+    ] = None,
+    stage: Annotated[int | None, typer.Option(help="What if it were ZeRO stage 1, 2, 3, or 0 for plain DDP?")] = None,
+    job: JobOfTrace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge policies on a recorded trace: what would each have cost, and from which evidence.
+
+    Example: zerotune replay traces/ --policy baseline --policy model
+
+    What if: zerotune replay traces/ --ranks 1024 --on-fabric h100_ib_16 --bucket-mb 50 --stage 2
+    """
+    from zerotune.agent.nccl import fabric as fabrics
+    from zerotune.tuner.offline import replay as replaying
+
+    change = replaying.Change(
+        n_ranks=n_ranks,
+        fabric=None if on_fabric is None else fabrics.load(on_fabric),
+        bucket_bytes=None if bucket_mb is None else _bucket_bytes(bucket_mb),
+        stage=stage,
+    )
+    result = replaying.replay(
+        trace,
+        policy or replaying.DEFAULT_POLICIES,
+        store_path(store) if store is None else replaying.named_store(store_path(store), trace),
+        fabric,
+        plan,
+        change,
+        format_name=format_name,
+        collective=collective_named(collective),
+        job_id=job,
+    )
+    if as_json:
+        print(result.to_json())
+        return
+    replaying.render(result, console())
+
+
+def _bucket_bytes(bucket_mb: float) -> int:
+    if not 0 < bucket_mb <= MAX_BUCKET_MB:  # neither is a NaN
+        raise UserError(f"buckets of {bucket_mb:g} MB are none", f"ask for more than 0 and at most {MAX_BUCKET_MB:,}")
+    return int(bucket_mb * 1e6)

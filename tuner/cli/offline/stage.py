@@ -1,0 +1,106 @@
+"""`zerotune stage`: train the stage fingerprint, look at its weights, try it on a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json, store_path
+
+if TYPE_CHECKING:
+    from zerotune.tuner.fingerprint.labels import Shown
+
+stage = typer.Typer(
+    help="""The stage fingerprint: train it, show its weights, test it on a trace.
+
+    Example: zerotune stage test traces/job.rank00000.zttrace""",
+    no_args_is_help=True,
+)
+
+
+@stage.command()
+def train(
+    out: Annotated[Path | None, typer.Option(help="Folder for the weights; default: those shipped.")] = None,
+    store: StorePath = None,
+    n_hypothetical: Annotated[int, typer.Option(help="Generated runs of no framework.", min=0)] = 60_000,
+    n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 120,
+    epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 25,
+    seed: Annotated[int, typer.Option(help="Of the generator and of training.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train both encoders on the recordings and on generated sequences, and save their weights.
+
+    Example: zerotune stage train --out weights/
+    """
+    from zerotune.tuner.offline import stage_command
+
+    into = None if store is None else store_path(store)
+    written = stage_command.train(out, into, n_hypothetical, n_each, epochs, seed)
+    if as_json:
+        print_json([{"encoder": kind, "file": str(path), "n_bytes": n_bytes} for kind, path, n_bytes in written])
+        return
+    for kind, path, n_bytes in written:
+        console().print(f"{kind}: {n_bytes:,} bytes in {path}")
+
+
+@stage.command()
+def show(store: StorePath = None, as_json: AsJson = False) -> None:
+    """Which weights are there and which of them a daemon with this store would use.
+
+    Example: zerotune stage show
+    """
+    from zerotune.tuner.offline import stage_command
+
+    path = store_path(store)
+    known = stage_command.weights_known(path if store is not None or path.exists() else None)
+    if as_json:
+        print_json(known)
+        return
+    from rich.table import Table
+
+    table = Table("encoder", "from", "bytes", "sha256", "state", "used")
+    for one in known:
+        table.add_row(
+            one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state, "yes" if one.is_used else ""
+        )
+    console().print(table)
+
+
+@stage.command(name="test")
+def try_trace(
+    trace: Annotated[Path, typer.Argument(help="A trace of any known format: a file, or a folder of its ranks.")],
+    rank: Annotated[int | None, typer.Option(help="Whose sequence is read; default: the first rank in it.")] = None,
+    job: JobOfTrace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what kind of training a trace shows, and when that was known.
+
+    Example: zerotune stage test traces/job.rank00000.zttrace
+    """
+    from zerotune.tuner.offline import stage_command
+
+    if not trace.exists():
+        raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
+    result = stage_command.read(trace, rank, job)
+    if as_json:
+        changes = [{"n_calls": n_calls, **_fields(shown)} for n_calls, shown in result.changes]
+        print_json(
+            {"n_calls": result.n_calls, "calls_per_step": result.period, **_fields(result.shown), "changes": changes}
+        )
+        return
+    out = console()
+    for n_calls, shown in result.changes:
+        out.print(f"after {n_calls:,} calls: {shown}")
+    out.print(f"{result.n_calls:,} calls, {result.period:,} per step: {result.shown}")
+
+
+def _fields(shown: Shown) -> dict[str, str | bool | None]:
+    return {
+        "stage": shown.stage.name,
+        "accumulation": shown.accumulation,
+        "partitioned_activations": shown.partitioned_activations,
+        "tensor_parallel": shown.tensor_parallel,
+    }

@@ -1,0 +1,105 @@
+"""`zerotune sweep`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.options import (
+    AsJson,
+    FabricName,
+    StorePath,
+    console,
+    progress_console,
+    sigterm_like_ctrl_c,
+    store_path,
+)
+
+
+def sweep(
+    fabric: FabricName = None,
+    store: StorePath = None,
+    n_ranks: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 2,
+    collective: Annotated[
+        list[str],
+        typer.Option(help="Collectives to measure; may be given several times.", autocompletion=completion.swept),
+    ] = [  # noqa: B006 - typer reads the default, nobody changes it
+        "all_gather",
+        "reduce_scatter",
+    ],
+    min_bytes: Annotated[int, typer.Option(help="Smallest message, total bytes.")] = 4096,
+    max_bytes: Annotated[int, typer.Option(help="Largest message, total bytes.")] = 64 * 2**20,
+    full: Annotated[bool, typer.Option("--full", help="Measure the whole grid.")] = False,
+    precision: Annotated[
+        float,
+        typer.Option(help="Wanted half width of a median's 95 % interval, as a share; also what counts as a tie."),
+    ] = 0.03,
+    max_repeats: Annotated[int, typer.Option(help="Most samples of one setting at one size.")] = 30,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a setting counts as hung.")] = 30.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Without --full: samples to take at most, as a share of the grid's; 0.125 by default."),
+    ] = None,
+    check: Annotated[bool, typer.Option(help="Verify the result of each setting once; --no-check trusts it.")] = True,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what earlier sweeps of this fabric recorded.")
+    ] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            help="Measure nothing: compare two sweeps, by job id or fabric id.", autocompletion=completion.jobs
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure settings x sizes x collectives in one process group and record them.
+
+    Ctrl-C keeps what was measured; the same command goes on from there. A setting that hangs or gives a wrong result
+    is recorded as broken and never tried again.
+
+    Example: zerotune sweep --fabric ethernet_boxes --max-bytes 1048576
+
+    Before and after an update: zerotune sweep --compare sweep-20261121-105757 sweep-20261122-090000
+    """
+    from zerotune.tuner.offline import sweep as sweeping
+
+    if compare is not None:
+        if fabric is not None or full or fresh or budget is not None:
+            raise UserError("--compare measures nothing", "leave --fabric, --full, --fresh and --budget out beside it")
+        comparison = sweeping.compare(store_path(store), *compare)
+        if as_json:
+            print(comparison.to_json())
+        else:
+            sweeping.render_comparison(comparison, console())
+        return
+    if full and budget is not None:
+        raise UserError(
+            f"a full sweep takes all samples, whatever the budget of {budget:g}", "leave --budget or --full out"
+        )
+    request = sweeping.SweepRequest(
+        fabric=fabric,
+        n_ranks=n_ranks,
+        collectives=tuple(collective),
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        full=full,
+        precision=precision,
+        max_repeats=max_repeats,
+        timeout_s=timeout,
+        budget=sweeping.BUDGET if budget is None else budget,
+        check=check,
+        fresh=fresh,
+    )
+    with sigterm_like_ctrl_c():
+        result = sweeping.sweep(request, store_path(store), progress_console())
+    if as_json:
+        print(result.to_json())
+    else:
+        sweeping.render(result, console())
+    if result.interrupted:
+        raise typer.Exit(130)
+    if result.gave_up:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Speaking to a daemon from outside a job."""

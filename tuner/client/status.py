@@ -1,0 +1,170 @@
+"""Asking a daemon how it is, and showing the answer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psutil
+import zmq
+
+from zerotune.agent.daemon_link.keys import connect
+from zerotune.store import wire
+from zerotune.store.errors import UserError, WireError
+from zerotune.store.lockfile import named_holder
+from zerotune.store.records import Stage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | None = None) -> wire.StatusReply | None:
+    """The state of the daemon at `endpoint`; None when none answers in time.
+
+    Raises:
+        UserError: the endpoint needs keys, and `curve_dir` (default: ZEROTUNE_CURVE_KEYS) lacks one.
+    """
+    scheme, _, place = endpoint.partition("://")
+    if scheme == "ipc" and not Path(place).exists():
+        return None
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        try:
+            connect(socket, endpoint, curve_dir)
+            socket.send_multipart(wire.encode(wire.StatusRequest()))
+            if not socket.poll(int(timeout_s * 1000)):
+                return None
+            reply = wire.decode_daemon(socket.recv_multipart())
+        except (zmq.ZMQError, WireError):
+            return None
+    return reply if isinstance(reply, wire.StatusReply) else None
+
+
+class Holder(NamedTuple):
+    """The process that has a daemon's address."""
+
+    pid: int
+    is_stopped: bool
+
+
+def holder_of(endpoint: str) -> Holder | None:
+    """Which daemon has `endpoint`, whether it answers or not; None where there is none.
+
+    Of daemons at `tcp://` nothing can be known.
+    """
+    scheme, _, place = endpoint.partition("://")
+    lock = Path(place + ".lock")
+    if scheme != "ipc" or (named := named_holder(lock)) is None:
+        return None
+    try:
+        process = psutil.Process(named[0])
+        if process.create_time() > lock.stat().st_mtime + 1.0:
+            return None  # another one has the number by now
+        return Holder(process.pid, process.status() == psutil.STATUS_STOPPED)
+    except (psutil.Error, OSError):
+        return None
+
+
+def no_answer(endpoint: str, holder: Holder) -> UserError:
+    """What to say of a daemon that is there and says nothing."""
+    state, remedy = "does not answer", "ask again in a while"
+    if holder.is_stopped:
+        state, remedy = "is stopped", f"`kill -CONT {holder.pid}` lets it go on"
+    return UserError(
+        f"the daemon at {endpoint} (pid {holder.pid}) {state}, while training goes on",
+        f"{remedy}, `kill {holder.pid}` ends it",
+    )
+
+
+FEW_STEPS: Final = 20
+"""Within so many steps a workload may not have been recognised yet."""
+
+
+def workload(stage: Stage, step: int) -> str:
+    """What kind of training it is, in words."""
+    if stage is not Stage.unknown:
+        return f"workload {stage.name}"
+    return "workload not recognised" + (" yet" if step < FEW_STEPS else "")
+
+
+def may_try(options: wire.DaemonOptions) -> str:
+    """What a daemon may try, as the options of `zerotune daemon` that say so."""
+    budget = f"--budget-percent {options.budget_percent:g}" if options.explore else "--no-explore"
+    return f"options {budget} --memory-threshold {options.memory_threshold:g}"
+
+
+def store_words(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
+    """What is wrong or was wrong with writing to the store, and the style of it; nothing where nothing was lost."""
+    from rich.filesize import decimal
+
+    store, folder = reply.store, Path(reply.store_path).parent
+    lost = f"{_counted(store.n_lost, 'record')} lost"
+    if store.is_gone:
+        yield (
+            f"{reply.health}: the store's file was removed or moved away: what is recorded goes with it."
+            f" `kill {reply.daemon_pid}`, put back what was there, and start the daemon anew",
+            "bold red",
+        )
+    if store.is_out:
+        room = f", {decimal(free_bytes)} free" if (free_bytes := _free_bytes(folder)) is not None else ""
+        yield (
+            f"{reply.health}: the store cannot be written for {store.failed_s_ago:.0f} s: {store.error};"
+            f" {_counted(store.n_waiting, 'record')} waiting in memory, {lost if store.n_lost else 'none lost'}."
+            f" Mend it ({folder}{room}): what waits is written then, and lost if the daemon ends before",
+            "bold red",
+        )
+    elif store.n_lost:
+        yield f"{lost}, the last {store.failed_s_ago:.0f} s ago ({store.error}); the store is written now", "yellow"
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Room on the disk; unknown where the daemon is on another machine."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def render_status(reply: wire.StatusReply, console: Console) -> None:
+    """Print the daemon's state, some lines per job: a table of all this would not fit on a terminal."""
+    from rich.filesize import decimal
+
+    def show(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    show(
+        f"daemon {reply.version} (pid {reply.daemon_pid}) at {reply.endpoint}, up {reply.uptime_s:.0f} s,"
+        f" {decimal(reply.resident_bytes)}, {reply.n_errors} failures of its own,"
+        f" {reply.n_refused} bad messages refused\nstore {reply.store_path}"
+    )
+    if reply.options is not None:
+        show(may_try(reply.options))
+    for words, style in store_words(reply):
+        show(words, style)
+    if not reply.jobs and not reply.without_steps:
+        show("no job is connected")
+    for untuned in reply.without_steps:
+        show(f"\n{untuned.job_id}: {untuned.in_words()}", "bold red")
+    for ended in reply.ended:
+        how = "its ranks fell silent" if ended.fell_silent else "ended"
+        show(f"{ended.job_id}: {how} {ended.ended_s_ago:.0f} s ago, after step {ended.step:,}", "dim")
+    for job in reply.jobs:
+        is_well = job.health == "ok" or job.health.startswith("forwards to ")
+        show(
+            f"\n{job.job_id}: {job.health}, heard {job.heard_s_ago:.1f} s ago", "bold green" if is_well else "bold red"
+        )
+        show(
+            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.step)}, fabric {job.fabric_id}\n"
+            f"  step {job.step:,} ({job.step_us / 1000:.2f} ms), epoch {job.epoch},"
+            f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"
+            f"  {job.n_explored:,} calls ran what nothing has proven yet,"
+            f" for {job.exploration_spent_percent:.2f} % of the step time"
+        )
+        for line in job.last_decisions:
+            show(f"  {line}", "dim")

@@ -1,0 +1,1 @@
+"""`zerotune demo`: the whole loop on this machine."""

@@ -1,0 +1,266 @@
+"""`zerotune demo` (what `make run` runs): the whole loop on this machine, with no GPU.
+
+A small GPT trains with ZeRO-3 on two ranks under the emulated NCCL, once with the agent off and once
+with it on; the printed figures and the report come from those two runs and from the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from zerotune.agent.launch import make_writable
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.errors import UserError
+from zerotune.store.records import BASELINE, Candidate, Decision, size_class_range
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.decided import n_tried, settled_decisions
+from zerotune.tuner.client.background_daemon import start_in_background
+from zerotune.tuner.demo.progress import Progress
+from zerotune.tuner.modeling.medians import Measured, Medians, medians
+from zerotune.tuner.offline.comparison import Comparison, compare
+from zerotune.tuner.offline.scratch import ScratchFolder
+from zerotune.tuner.offline.size_ranges import rounded_range
+
+FABRIC = "ethernet_boxes"
+N_RANKS = 2
+N_STEPS = 500
+SETTLED_SHARE = 0.25
+"""The last quarter of the steps is compared: by then the tuner has made up its mind."""
+RUN_TIMEOUT_S = 170
+"""For N_STEPS; more may take longer."""
+ENDING_TIMEOUT_S = 15
+"""torchrun gives its ranks time to leave."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished training run."""
+
+    label: str
+    steps: list[dict[str, Any]]
+    loss_hex: list[str]
+    losses: list[float]
+    n_disagreements: int
+    wall_s: float
+
+    def settled_us(self, field: str) -> float:
+        """Median of `field` over the last quarter of the steps."""
+        tail = self.steps[-max(1, int(len(self.steps) * SETTLED_SHARE)) :]
+        return float(median(step[field] for step in tail))
+
+
+def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_STEPS) -> None:
+    """Run the comparison, print it, and leave `out`/report.html and `out`/store.db.
+
+    Raises:
+        UserError: `out` cannot be written, or a run failed (its last words are in the message).
+    """
+    fabrics.load(fabric)  # a wrong name is told before anything is written
+    make_writable(out)
+    store_path = out / "store.db"
+    earlier = _explored_so_far(store_path)
+    console.print(
+        f"[bold]Emulated fabric [cyan]{fabric}[/][/]: real training, real collectives, and a virtual clock in place "
+        "of a GPU cluster. These figures show the loop at work; they say nothing about a real NCCL. "
+        "Two runs follow; with 500 steps each they take one to three minutes."
+    )
+    with ScratchFolder("zerotune-demo-") as runtime:
+        endpoint = f"ipc://{runtime}/daemon.sock"
+        off = _train(console, "agent off", out, fabric, n_steps, endpoint, agent_on=False)
+        console.print(f"agent off: {n_steps} steps in {off.wall_s:.1f} s of wall time")
+        daemon = start_in_background(endpoint, store_path, log_path=out / "daemon.log")
+        try:
+            on = _train(console, "agent on", out, fabric, n_steps, endpoint, agent_on=True)
+        finally:
+            daemon.terminate()
+            daemon.wait(timeout=20)
+        console.print(f"agent on:  {n_steps} steps in {on.wall_s:.1f} s of wall time")
+    with Store.open(store_path, read_only=True) as store:
+        job_id = store.jobs()[-1].job_id
+        decisions, n_explored = store.decisions(job_id=job_id), _n_explored(store, job_id)
+        here, everywhere = (medians(store.statistics(store.jobs()[-1].fabric_id, of)) for of in (job_id, None))
+    _print_comparison(console, off, on)
+    _print_decisions(console, decisions, here, everywhere)
+    _print_checks(console, off, on, n_explored, earlier)
+    _write_summaries(out, fabric, off, on)
+    from zerotune.tuner.offline.report import write_report
+
+    report = write_report(
+        store_path,
+        out / "report.html",
+        job_id=job_id,
+        summaries=[out / "off.json", out / "on.json"],
+        traces=[_traces(out)],
+    )
+    console.print(
+        f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {store_path})\n"
+        f"trace:  {_traces(out)}  (try: zerotune replay {_traces(out)} --store {store_path})"
+    )
+    if off.loss_hex != on.loss_hex:
+        raise UserError("the loss curves differ", f"please report this with {out}")
+
+
+def _traces(out: Path) -> Path:
+    return out / "traces"
+
+
+def _train(console: Console, label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, agent_on: bool) -> Run:
+    name = "on" if agent_on else "off"
+    summary, losses, log = out / f"{name}.summary.json", out / f"{name}.losses.jsonl", out / f"{name}.log"
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", fabric, "--summary", str(summary)]
+    command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent"]
+    if agent_on:
+        shutil.rmtree(_traces(out), ignore_errors=True)
+        command += ["--log-trace", str(_traces(out))]
+    command.append("--")
+    command += [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
+    command += [
+        "-m",
+        "zerotune.zero_runtime.examples.train",
+        "--stage",
+        "3",
+        "--batch",
+        "2",
+        "--layers",
+        "3",
+        "--steps",
+        str(n_steps),
+        "--losses",
+        str(losses),
+    ]
+    began, timeout_s = time.monotonic(), RUN_TIMEOUT_S * max(1.0, n_steps / N_STEPS)
+    with log.open("wb") as output, Progress(console, f"training with the {label}", losses, n_steps) as progress:
+        # Emulated steps pass quickly: the agent reports more often, so that few steps are needed.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_TICK_MS": "20"}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        try:
+            returncode = progress.wait(process, timeout_s)
+        except TimeoutError:
+            _end(process)
+            raise UserError(
+                f"training with the {label} did not end in {timeout_s:.0f} s", f"see {log}, or give fewer --steps"
+            ) from None
+        except BaseException:
+            _end(process)
+            raise
+    wall_s = time.monotonic() - began
+    if returncode != 0:
+        words = log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise UserError(f"training with the {label} failed: {' '.join(words)}", f"see {log}")
+    lines = [json.loads(line) for line in losses.read_text().splitlines()]
+    summary_json = json.loads(summary.read_text())
+    return Run(
+        label,
+        summary_json["steps"],
+        [line["loss_hex"] for line in lines],
+        [line["loss"] for line in lines],
+        summary_json["n_disagreements"],
+        wall_s,
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun as it wants to be ended: killed at once, it would leave its ranks behind."""
+    process.terminate()
+    try:
+        process.wait(timeout=ENDING_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _explored_so_far(store_path: Path) -> int | None:
+    """Explored decisions of the newest job already in the store; None on the first run."""
+    if not store_path.exists():
+        return None
+    with Store.open(store_path, read_only=True) as store:
+        jobs = store.jobs()
+        return _n_explored(store, jobs[-1].job_id) if jobs else None
+
+
+def _n_explored(store: Store, job_id: str) -> int:
+    return n_tried(store.decisions(job_id=job_id), store.highest_epoch(job_id))
+
+
+def _print_comparison(console: Console, off: Run, on: Run) -> None:
+    table = Table(
+        "", "agent off", "agent on", "change", title="Per step, median of the settled quarter (emulated time)"
+    )
+    for name, field in (("step time", "duration_us"), ("exposed communication", "exposed_us")):
+        before, after = off.settled_us(field), on.settled_us(field)
+        change = f"{100 * (after / before - 1):+.1f} %" if before else "-"
+        table.add_row(name, f"{before:,.0f} us", f"{after:,.0f} us", change)
+    console.print(table)
+
+
+def _print_decisions(console: Console, decisions: list[Decision], here: Medians, everywhere: Medians) -> None:
+    table = Table("collective, phase", "message", "NCCL's own", "zerotune", title="Decisions, measured medians")
+    settled = settled_decisions(decisions)
+    if not settled:
+        console.print("no setting was decided: so few steps leave nothing to compare")
+        return
+    for key in sorted(settled.keys() | here.keys()):
+        low, high = size_class_range(key.size_class)
+        own, chosen = _undecided(here[key]) if key not in settled else _decided(settled[key], here, everywhere)
+        place = f"{key.collective.name}\n{key.phase.name}"
+        table.add_row(place, rounded_range(low, high, " to\n"), own, chosen, end_section=True)
+    console.print(table)
+
+
+def _decided(decision: Decision, here: Medians, everywhere: Medians) -> tuple[str, str]:
+    found = compare(decision, here, everywhere)
+    return f"{found.own or 'unknown'}\n{_us(found.own_us)}", _chosen(decision, found)
+
+
+def _undecided(known: Mapping[Candidate, Measured]) -> tuple[str, str]:
+    """What ran without a decision: a later run has nothing to try where an earlier one found nothing better."""
+    own = known.get(BASELINE)
+    return (f"{own.setting}\n{_us(own.median_us)}" if own else "unknown\n-"), "the same: nothing decided in this run"
+
+
+def _chosen(decision: Decision, found: Comparison) -> str:
+    if decision.candidate.is_baseline:
+        return "the same: nothing better found"
+    return f"{decision.candidate}\n{_us(found.us)}" + (f" ({found})" if str(found) else "")
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f} us"
+
+
+def _print_checks(console: Console, off: Run, on: Run, n_explored: int, earlier: int | None) -> None:
+    same = off.loss_hex == on.loss_hex and len(on.loss_hex) > 0
+    n_disagreements = off.n_disagreements + on.n_disagreements
+    console.print(
+        f"loss curves: {'identical to the last bit' if same else '[red]DIFFERENT[/]'} over {len(on.losses)} steps "
+        f"({on.losses[0]:.3f} -> {on.losses[-1]:.3f})"
+    )
+    console.print(f"calls on which ranks disagreed: {n_disagreements}")
+    before = "" if earlier is None else f" (the run before: {earlier}; this one started from what it learned)"
+    console.print(f"settings tried out: {n_explored}{before}")
+
+
+def _write_summaries(out: Path, fabric: str, off: Run, on: Run) -> None:
+    for name, run in (("off", off), ("on", on)):
+        steps = [{**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)]
+        document = {
+            "label": run.label,
+            "emulated": True,
+            "fabric": fabric,
+            "steps": steps,
+            "n_disagreements": run.n_disagreements,
+        }
+        (out / f"{name}.json").write_text(json.dumps(document))

@@ -1,0 +1,6 @@
+"""What kind of training the bare sequence of collectives shows; docs/stage-fingerprint.md."""
+
+from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
+from zerotune.tuner.fingerprint.labels import Shown
+
+__all__ = ["Shown", "StageFingerprint"]

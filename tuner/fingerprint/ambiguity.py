@@ -1,0 +1,96 @@
+"""What a step's calls leave open, whatever training they came from: without gaps, equal sequences mean the same.
+
+`labels.visible` says what a kind of training shows in general; here are the sequences that other kinds enqueue too,
+so that neither is claimed. docs/stage-fingerprint.md lists them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import Collective, Stage
+from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
+from zerotune.tuner.fingerprint.steps.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints, has_nearly_equal
+
+PERHAPS_TENSOR_PARALLEL: Final = Shown(tensor_parallel=None)
+PADDING: Final = 0.02
+"""Relative difference that padding makes between volumes that are the same."""
+SUMS_PER_BUCKET: Final = 2
+"""At least: a unit sums activations once in forward and once in backward before its gradients can leave."""
+
+
+def told(shown: Shown, codes: Ints) -> Shown:
+    """What remains of `shown` once it is asked who else enqueues these calls of one step."""
+    calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # a flag is a flag
+    calls = calls[(calls > 0) | (np.roll(calls, 1) > 0)]
+    calls = calls[: _period(calls)]  # what repeats within a step is all that is seen of it
+    large = calls[calls > 0]
+    if not len(large) or len(calls) == 1:
+        return UNKNOWN
+    kinds = large & 15
+    if (kinds == Collective.all_reduce).all():
+        return _all_reduces(shown, large)
+    returns = (kinds == Collective.all_gather) | (kinds == Collective.broadcast)
+    if returns.all():
+        return UNKNOWN  # nothing is ever reduced
+    if _n_rows(returns) != 1:
+        return shown
+    return _sent_and_returned(shown, large[~returns], large[returns])
+
+
+def _all_reduces(shown: Shown, large: Ints) -> Shown:
+    """Equal buckets, or activations: the same, if those that are alike stand in one row.
+
+    Of any number: units sum as often in backward as in forward, and a third time where forward is recomputed, but
+    embeddings in forward only, and the first unit not in backward where its inputs need no gradient.
+    """
+    round_ = large[: _period(large)]
+    if len(round_) == 1:
+        return PERHAPS_TENSOR_PARALLEL if len(large) > 1 else msgspec.structs.replace(shown, accumulation=None)
+    values, counts = np.unique(round_, return_counts=True)
+    n_alike, commonest = int(counts.max()), values[counts.argmax()]
+    in_a_row = _n_rows(round_ == commonest) == 1 and not has_nearly_equal(values >> 4, int(commonest >> 4))
+    if in_a_row and n_alike >= MIN_ACTIVATIONS and n_alike >= SUMS_PER_BUCKET * (len(round_) - n_alike):
+        return msgspec.structs.replace(shown, tensor_parallel=None)
+    return shown
+
+
+def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
+    """All reductions in one row, then all that is gathered or broadcast."""
+    ratio = float((sent >> 4).sum()) / float((returned >> 4).sum())
+    is_once, is_twice = (abs(ratio / n - 1) < PADDING for n in (1, 2))
+    is_whole = ratio > 1 - PADDING and abs(ratio / round(ratio) - 1) < PADDING
+    if (sent == sent[0]).all():
+        may_be_activations = sent[0] & 15 == Collective.all_reduce and len(sent) >= MIN_ACTIVATIONS
+        is_result = len(returned) <= 2 and is_whole and int((returned >> 4).sum()) > (1 + PADDING) * int(sent[0] >> 4)
+        if may_be_activations and is_result:
+            return PERHAPS_TENSOR_PARALLEL  # activations and a result, or equal chunks of one or more micro-steps
+        if is_twice and len(sent) % 2 == 0 and shown.stage is not Stage.unknown:
+            # One micro-step's gradients in elements of twice the size, or two micro-steps'.
+            from_gathers = bool((returned & 15 == Collective.all_gather).all())
+            return msgspec.structs.replace(
+                shown, stage=Stage.zero1_or_2 if from_gathers else shown.stage, accumulation=None
+            )
+    if len(returned) > 1 and (returned & 15 == Collective.all_gather).all():
+        n_rounds = len(returned) // _period(returned)
+        are_equal = n_rounds == len(returned)
+        if ratio < 1 / 1.5 and (are_equal or n_rounds % 2 == 0):
+            return UNKNOWN  # gathered in several micro-steps, or for forward and again for backward
+        if are_equal and is_once and shown.stage is Stage.zero1:
+            return msgspec.structs.replace(shown, stage=Stage.zero1_or_2, accumulation=None)
+    return shown
+
+
+def _period(codes: Ints) -> int:
+    """Of the cycle that `codes` are whole rounds of."""
+    n = len(codes)
+    return next((p for p in range(1, n) if n % p == 0 and np.array_equal(codes[p:], codes[: n - p])), n)
+
+
+def _n_rows(is_one: npt.NDArray[np.bool_]) -> int:
+    """Unbroken rows of True, around the end."""
+    return int(np.count_nonzero(is_one & ~np.roll(is_one, 1)))

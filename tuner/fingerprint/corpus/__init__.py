@@ -1,0 +1,1 @@
+"""Sequences of collectives to learn from: recorded, generated, and of other workloads."""

@@ -1,0 +1,69 @@
+"""When the generator's collectives start: computation, and communication behind or beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotune.store.records import Collective
+from zerotune.tuner.fingerprint.steps.anatomy import Ints
+
+AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
+BROADCAST, REDUCE = Collective.broadcast, Collective.reduce
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one imagined machine: the ratio of computation to communication is what matters."""
+
+    us_per_element: float
+    us_per_byte: float
+    latency_us: float
+    jitter: float
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> Speed:
+        """From compute-bound to communication-bound."""
+        us_per_byte = float(np.exp(rng.uniform(np.log(2e-6), np.log(2e-4))))
+        return cls(us_per_byte * 4.0 * float(np.exp(rng.uniform(-1.5, 2.5))), us_per_byte, float(rng.uniform(5, 60)),
+                   float(rng.choice([0.0, 0.02, 0.1])))  # fmt: skip
+
+
+class Timeline:
+    """Collects calls with their start times; one stream of computation, one of communication."""
+
+    def __init__(self, speed: Speed, rng: np.random.Generator) -> None:
+        self._speed = speed
+        self._rng = rng
+        self._now_us = 0.0
+        self._busy_until_us = 0.0
+        self.collectives: list[int] = []
+        self.message_bytes: list[int] = []
+        self.start_us: list[float] = []
+
+    def compute(self, n_elements: float) -> None:
+        """Work on `n_elements` parameters."""
+        noise = 1.0 + self._speed.jitter * float(self._rng.standard_normal())
+        self._now_us += max(0.0, noise) * n_elements * self._speed.us_per_element
+
+    def call(self, collective: Collective, n_bytes: float, *, waits: bool = False) -> None:
+        """Enqueue one collective; `waits`: computation goes on when it has ended."""
+        start_us = max(self._now_us, self._busy_until_us)
+        self._busy_until_us = start_us + self._speed.latency_us + n_bytes * self._speed.us_per_byte
+        if waits:
+            self._now_us = self._busy_until_us
+        self.collectives.append(int(collective))
+        self.message_bytes.append(max(1, int(n_bytes)))
+        self.start_us.append(start_us)
+
+    def drain(self) -> None:
+        """Wait for everything."""
+        self._now_us = max(self._now_us, self._busy_until_us)
+
+    def columns(self) -> tuple[Ints, Ints, Ints]:
+        """(collective, message_bytes, start in us) of all calls."""
+        return (
+            np.array(self.collectives, np.int64), np.array(self.message_bytes, np.int64),
+            np.array(self.start_us, np.float64).astype(np.int64),
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""From a step to scores: features, encoders in numpy, and their weights."""

@@ -1,0 +1,295 @@
+"""The two encoders that score a step, evaluated in numpy: an LSTM over its frames, and counts of n-grams.
+
+Both give N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism.
+They are trained offline (`zerotune stage train`); the daemon never sees torch or scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import Stage
+from zerotune.tuner.fingerprint.encoding import arrays
+from zerotune.tuner.fingerprint.encoding.features import (
+    FEATURES_VERSION,
+    N_FRAME,
+    N_SUMMARY,
+    frames,
+    micro_steps_shown,
+    rounds,
+    summary,
+)
+from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
+from zerotune.tuner.fingerprint.steps.anatomy import MIN_IN_A_ROW, N_ROLES, REDUCE, ROOTED, SCATTER, Floats, Step
+from zerotune.tuner.fingerprint.steps.volumes import Proven, proven
+
+Arrays = Mapping[str, npt.NDArray[np.float64]]
+
+N_TOKENS: Final = 2 * N_ROLES
+N_NGRAM: Final = N_SUMMARY + N_TOKENS + N_TOKENS**2
+MIN_CONFIDENCE: Final = 0.5
+"""A stage less probable than this is not claimed."""
+MAX_DEVIATION: Final = 6.0
+SENT_TWICE: Final = 1.5
+"""At least so many times what is returned is sent by those who send it in two micro-steps, as many bytes or twice."""
+
+
+PASSES: Final = 3
+"""Forward, backward, and recomputation between them."""
+
+
+class Encoder(Protocol):
+    """Scores a step."""
+
+    kind: str
+
+    def scores(self, step: Step) -> Floats:
+        """Unnormalised log probabilities, shape [N_OUTPUTS]."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The weights at rest."""
+        ...
+
+
+class LstmEncoder:
+    """One LSTM layer over the frames, its last state beside the summary, one hidden layer."""
+
+    kind = "lstm"
+
+    def __init__(self, weights: Arrays) -> None:
+        n = _shape(weights, "recurrent", (None, None))[1]
+        _shape(weights, "input", (4 * n, N_FRAME))
+        _shape(weights, "recurrent", (4 * n, n))
+        _shape(weights, "bias", (4 * n,))
+        _shape(weights, "mean", (N_SUMMARY,))
+        _shape(weights, "scale", (N_SUMMARY,))
+        hidden = _shape(weights, "hidden", (None, n + N_SUMMARY))[0]
+        _shape(weights, "hidden_bias", (hidden,))
+        _shape(weights, "output", (N_OUTPUTS, hidden))
+        _shape(weights, "output_bias", (N_OUTPUTS,))
+        self._n = n
+        self.weights = weights
+        self._recurrent = np.ascontiguousarray(weights["recurrent"])
+
+    def scores(self, step: Step) -> Floats:
+        """See `Encoder`."""
+        weights, n = self.weights, self._n
+        inputs = frames(step) @ weights["input"].T + weights["bias"]
+        state, memory = np.zeros(n), np.zeros(n)
+        for row in inputs:
+            gates = row + self._recurrent @ state
+            # torch's order: input, forget, cell, output.
+            opened = 0.5 + 0.5 * np.tanh(0.5 * gates)
+            memory = opened[n : 2 * n] * memory + opened[:n] * np.tanh(gates[2 * n : 3 * n])
+            state = opened[3 * n :] * np.tanh(memory)
+        known = standardised(summary(step), weights["mean"], weights["scale"])
+        hidden = np.tanh(weights["hidden"] @ np.concatenate([state, known]) + weights["hidden_bias"])
+        result: Floats = weights["output"] @ hidden + weights["output_bias"]
+        return result
+
+    def to_bytes(self) -> bytes:
+        """See `Encoder`."""
+        return arrays.to_bytes(self.kind, FEATURES_VERSION, self.weights)
+
+
+class NgramEncoder:
+    """How often each call, and each pair of calls, follows; with the summary, linearly weighed."""
+
+    kind = "ngram"
+
+    def __init__(self, weights: Arrays) -> None:
+        _shape(weights, "mean", (N_NGRAM,))
+        _shape(weights, "scale", (N_NGRAM,))
+        _shape(weights, "output", (N_OUTPUTS, N_NGRAM))
+        _shape(weights, "output_bias", (N_OUTPUTS,))
+        self.weights = weights
+
+    def scores(self, step: Step) -> Floats:
+        """See `Encoder`."""
+        weights = self.weights
+        known = standardised(ngrams(step), weights["mean"], weights["scale"])
+        result: Floats = weights["output"] @ known + weights["output_bias"]
+        return result
+
+    def to_bytes(self) -> bytes:
+        """See `Encoder`."""
+        return arrays.to_bytes(self.kind, FEATURES_VERSION, self.weights)
+
+
+def ngrams(step: Step) -> Floats:
+    """Counts of tokens and of pairs, as square roots of shares, after the summary; shape [N_NGRAM].
+
+    A token is a call's role and whether it has the size of the call before.
+    """
+    rest = step.rest
+    tokens = 2 * rest.roles + (rest.bytes == np.roll(rest.bytes, 1))
+    pairs = N_TOKENS * tokens + np.roll(tokens, -1)
+    n = len(tokens)
+    return np.concatenate(
+        [
+            summary(step),
+            np.sqrt(np.bincount(tokens, minlength=N_TOKENS) / n),
+            np.sqrt(np.bincount(pairs, minlength=N_TOKENS**2) / n),
+        ]
+    )
+
+
+def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
+    """As deviations from what training saw; nothing counts as further than MAX_DEVIATION."""
+    result: Floats = np.clip((features - mean) * scale, -MAX_DEVIATION, MAX_DEVIATION)
+    return result
+
+
+def decide(scores: Floats, step: Step) -> Shown:
+    """The likeliest of all that `step` can show; a stage that is not probable enough is unknown."""
+    chances = np.where(_can_be(step), np.exp(_PARTS @ _log_chances(_told_apart(scores, step))), 0.0)
+    by_stage = chances @ _OF_STAGE
+    best = int(by_stage.argmax())
+    if by_stage[best] < MIN_CONFIDENCE * by_stage.sum():
+        best = STAGES.index(Stage.unknown)
+    return POSSIBLE[int(np.where(_OF_STAGE[:, best], chances, -1.0).argmax())]
+
+
+def _can_be(step: Step) -> list[bool]:
+    """For all of POSSIBLE: tensor parallelism sums, P_a gathers what is summed, and its micro-steps can be counted.
+
+    ZeRO-3 gathers in every micro-step, so with a flag once per step they show; and where nothing at all comes once per
+    step, one micro-step may be all of it. Who broadcasts more than two thirds of what was sent has sent it once, and
+    who sends in every micro-step sends the same each time.
+    """
+    n_micro_steps = micro_steps_shown(step)
+    sums = step.has_pairs or (bool((step.roles == REDUCE).any()) and _sums_in_forward(step))
+    returned = int(step.rest.bytes[step.rest.roles == ROOTED].sum())
+    sent = int(step.rest.bytes[_is_sent(step.rest)].sum())
+    has_mark = returned > 0 or step.has_mark
+    sent_once = 0 < sent < SENT_TWICE * returned
+    sends_again = _sends_again(step)
+    volumes = proven(step)
+
+    def can_be(one: Shown) -> bool:
+        if not _adds_up(one, volumes, is_broadcast=returned > 0):
+            return False
+        if one.stage is Stage.zero3 and one.accumulation is None and step.n_flags:
+            return False
+        if one.accumulation and not sends_again and one.stage is Stage.zero2:
+            return False
+        if one.partitioned_activations:
+            if one.stage is Stage.unknown or not n_micro_steps:
+                return n_micro_steps > 0
+            if n_micro_steps > 1:
+                return one.accumulation is True
+            return not step.n_flags if one.accumulation is None else has_mark and not one.accumulation
+        if one.accumulation and not sends_again and one.stage is Stage.ddp:
+            return False
+        if one.stage is Stage.zero1 and one.accumulation and sent_once:
+            return False
+        return sums or not one.tensor_parallel
+
+    return [can_be(one) for one in POSSIBLE]
+
+
+def _adds_up(one: Shown, volumes: Proven, *, is_broadcast: bool) -> bool:
+    """Whether what the volumes prove leaves an answer possible.
+
+    Without P_a and broadcasts, who accumulates under ZeRO-1 shows it by gathering in every micro-step.
+    """
+    gathers_each = one.stage is Stage.zero3 or (
+        one.stage is Stage.zero1 and bool(one.accumulation) and not one.partitioned_activations and not is_broadcast
+    )
+    if volumes.only_once and gathers_each:
+        return False
+    if volumes.again and one.stage in (Stage.zero2, Stage.zero1_or_2):
+        return False
+    if volumes.one_pass and gathers_each and one.accumulation:
+        return False
+    return not (volumes.several_passes and one.stage is Stage.zero3 and one.accumulation is False)
+
+
+def _told_apart(scores: Floats, step: Step) -> Floats:
+    """ZeRO-2 that sends its gradients once is not told from ZeRO-1; where micro-steps show, one is told from the other
+    by whether they send.
+    """
+    scores = scores.copy()
+    sends_again = _sends_again(step)
+    if not sends_again:
+        scores[_ZERO1_OR_2] = np.logaddexp(scores[_ZERO1_OR_2], scores[_ZERO2])
+    if micro_steps_shown(step) > 1:
+        named = _ZERO2 if sends_again else _ZERO1
+        scores[named] = np.logaddexp(scores[named], scores[_ZERO1_OR_2])
+    return scores
+
+
+def _sums_in_forward(step: Step) -> bool:
+    """Whether enough of what may be activations is in long rows: a third of them is summed in forward, where nothing
+    is sent.
+    """
+    activations = step.activations
+    if activations is None or not (activations.roles == REDUCE).all():
+        return True
+    of_size = (step.roles == REDUCE) & (step.bytes == activations.bytes[0])
+    others = np.flatnonzero(_is_sent(step) & ~of_size)
+    if not len(others):
+        return True
+    rows = np.bincount(np.searchsorted(others, np.flatnonzero(of_size)) % len(others))
+    return bool(PASSES * rows[rows >= MIN_IN_A_ROW].sum() >= rows.sum())
+
+
+def _is_sent(step: Step) -> npt.NDArray[np.bool_]:
+    sent: npt.NDArray[np.bool_] = (step.roles == SCATTER) | (step.roles == REDUCE)
+    return sent
+
+
+def _sends_again(step: Step) -> bool:
+    """Whether gradients may leave several times: the same each time."""
+    sent = step.rest.bytes[_is_sent(step.rest)]
+    return not len(sent) or rounds(sent) > 1
+
+
+def _log_chances(scores: Floats) -> Floats:
+    """Of every answer to every question, in the order of _ANSWERS."""
+    n_stages, n_accumulations = len(STAGES), len(ACCUMULATIONS)
+    stages, accumulations, flags = np.split(scores, [n_stages, n_stages + n_accumulations])
+    choices = [stages, accumulations, *(np.array([0.0, flag]) for flag in flags)]
+    return np.concatenate([one - np.logaddexp.reduce(one) for one in choices])
+
+
+def _parts(shown: Shown) -> list[bool]:
+    given = (shown.stage, shown.accumulation, shown.partitioned_activations, shown.tensor_parallel)
+    return [value is answer for values, answer in zip(_ANSWERS, given, strict=True) for value in values]
+
+
+_ZERO1: Final = STAGES.index(Stage.zero1)
+_ZERO2: Final = STAGES.index(Stage.zero2)
+_ZERO1_OR_2: Final = STAGES.index(Stage.zero1_or_2)
+_ANSWERS: Final = (STAGES, ACCUMULATIONS, (False, True), (False, True))
+_PARTS: Final = np.array([_parts(one) for one in POSSIBLE], np.float64)
+_OF_STAGE: Final = np.array([[one.stage is stage for stage in STAGES] for one in POSSIBLE])
+
+
+def encoder_from_bytes(blob: bytes) -> Encoder:
+    """The encoder whose weights `blob` holds.
+
+    Raises:
+        ValueError: the bytes are damaged, foreign, of another version, or do not fit together.
+    """
+    kind, weights = arrays.from_bytes(blob, FEATURES_VERSION)
+    if kind == LstmEncoder.kind:
+        return LstmEncoder(weights)
+    if kind == NgramEncoder.kind:
+        return NgramEncoder(weights)
+    raise ValueError(f"there is no encoder {kind!r}")
+
+
+def _shape(weights: Arrays, name: str, expected: tuple[int | None, ...]) -> tuple[int, ...]:
+    """The shape of one array; raises ValueError unless it is there and as expected (None: any extent)."""
+    if name not in weights:
+        raise ValueError(f"weights lack {name}")
+    shape = weights[name].shape
+    if len(shape) != len(expected) or any(e not in (None, s) for e, s in zip(expected, shape, strict=True)):
+        raise ValueError(f"{name} has shape {shape}, not {expected}")
+    return shape

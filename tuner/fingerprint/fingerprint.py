@@ -1,0 +1,120 @@
+"""Follows one job's collectives and says what kind of training they show."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import Stage
+from zerotune.store.wire import FLAG_TIMED
+from zerotune.tuner.fingerprint import rules
+from zerotune.tuner.fingerprint.ambiguity import told
+from zerotune.tuner.fingerprint.encoding.encoders import Encoder, decide
+from zerotune.tuner.fingerprint.encoding.weights import default_encoder
+from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
+from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
+from zerotune.tuner.fingerprint.steps.cutting import StepCutter
+
+_log = logging.getLogger("zerotune.stage")
+
+MAX_FLAGS: Final = 7
+"""Sizes of small all-reduces in one row: more are none of training's, somebody tries sizes."""
+UNCUT_CALLS: Final = 256
+"""A sequence without a period is judged as a whole when it has so many calls."""
+
+
+MAX_UNTIMED: Final = 4096
+"""So many decisions in a row without a time, and times are no longer waited for."""
+
+
+class StageFingerprint:
+    """One job's stage; nothing is told but the sequence of (collective, message_bytes, start).
+
+    Steps are found by their repetition, so it does not matter when the daemon began to listen. A step that is
+    the same as the last costs one comparison; only a new one is scored.
+    """
+
+    def __init__(self, encoder: Encoder | None = None) -> None:
+        self.shown = UNKNOWN
+        self._encoder = encoder if encoder is not None else default_encoder()
+        self._cutter = StepCutter()
+        self._judged = UNKNOWN
+        self._last_start_us = 0.0
+        self._judged_uncut_at = UNCUT_CALLS
+        self._n_untimed: int | None = None
+        """Decisions since the last timed record; None: there are no times, decisions are the sequence."""
+        self.n_calls = 0
+        """Taken in so far."""
+
+    @property
+    def stage(self) -> Stage:
+        """The stage shown last."""
+        return self.shown.stage
+
+    @property
+    def gathers_after_step(self) -> bool:
+        """All-gathers outside backward are updated parameters (ZeRO-1, 2), not forward gathers."""
+        return self.shown.stage in (Stage.zero1, Stage.zero2, Stage.zero1_or_2)
+
+    @property
+    def calls_per_step(self) -> int:
+        """Calls in one step, or one micro-step where nothing marks the end of a step; 0 = not known yet."""
+        return self._cutter.period
+
+    def add_records(self, block: npt.NDArray[np.void]) -> bool:
+        """Take in rank 0's records (OBSERVATION_FIELDS) in order; True when what is shown has changed.
+
+        While collectives are timed, each comes twice: as the decision and, later, as what ran. The latter knows
+        its start; where there is none, the decisions are the sequence. A block of decisions alone, among timed ones, is
+        of calls whose times are on their way.
+        """
+        timed = (block["flags"] & FLAG_TIMED) != 0
+        if timed.any():
+            self._n_untimed = 0
+            block = block[timed]
+            block = block[np.argsort(block["start_ns"], kind="stable")]
+        elif self._n_untimed is not None and self._n_untimed + len(block) <= MAX_UNTIMED:
+            self._n_untimed += len(block)
+            return False
+        else:
+            self._n_untimed = None
+        return self.add(
+            block["collective"].astype(np.int64), block["message_bytes"].astype(np.int64), block["start_ns"] / 1e3
+        )
+
+    def add(self, collectives: Ints, message_bytes: Ints, start_us: Floats) -> bool:
+        """Take in collectives in order; `start_us` 0 = unknown. True when what is shown has changed."""
+        seen = IS_SEEN[collectives & 15]
+        if not seen.all():
+            collectives, message_bytes, start_us = collectives[seen], message_bytes[seen], start_us[seen]
+        if not len(collectives):
+            return False
+        self.n_calls += len(collectives)
+        if start_us[0] > 0:
+            gaps_us = np.diff(start_us, prepend=self._last_start_us or start_us[0])
+            self._last_start_us = float(start_us[-1])
+        else:
+            gaps_us = np.zeros(len(start_us))
+        if self._cutter.add(encode(collectives, message_bytes), gaps_us):
+            self._judged = told(self._judge(Step(*self._cutter.window)), self._cutter.window[0])
+        elif not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
+            self._judged_uncut_at = 2 * len(self._cutter.codes)
+            self._judged = self._judge(Step(self._cutter.codes, np.zeros(len(self._cutter.codes))))
+        return self._show(UNKNOWN if self._cutter.is_over else self._judged)
+
+    def _judge(self, step: Step) -> Shown:
+        if len(step.roles) < 2 or (step.roles == TINY).all():
+            return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
+        if step.n_flags_in_a_row > MAX_FLAGS:
+            return UNKNOWN
+        return decide(self._encoder.scores(step), step) if self._encoder is not None else rules.classify(step)
+
+    def _show(self, shown: Shown) -> bool:
+        if shown == self.shown:
+            return False
+        _log.info("the collectives show: %s (before: %s)", shown, self.shown)
+        self.shown = shown
+        return True

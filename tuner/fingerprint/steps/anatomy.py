@@ -1,0 +1,297 @@
+"""A step taken apart: its activations, the rest of it, and what that repeats within itself.
+
+Tensor parallelism sums activations of one size all over a step; the *rest* is the step without them. Its *round* is a
+micro-step, or blocks that are alike. Where the step was cut does not matter.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from operator import itemgetter
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import Collective
+
+MAX_BYTES: Final = (1 << 58) - 1
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+GATHER, SCATTER, REDUCE, ROOTED, TINY = range(5)
+"""Roles of a call: all-gather, reduce-scatter, all-reduce, broadcast or reduce, and any too small for a model."""
+N_ROLES: Final = 5
+_ROLE_OF: Final = np.full(16, -1, np.int64)
+_ROLE_OF[[Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce]] = (GATHER, SCATTER, REDUCE)
+_ROLE_OF[[Collective.broadcast, Collective.reduce]] = ROOTED
+IS_SEEN: Final = _ROLE_OF >= 0
+"""By collective: whether NCCL asks a tuner about it; all others are left out of every sequence."""
+
+TINY_BYTES: Final = 2048
+MIN_ACTIVATIONS: Final = 4
+NEARLY_ALL: Final = 0.9
+"""Of the calls of one size: records get lost, so a few may lack what belongs to them."""
+MIN_IN_A_ROW: Final = 3
+"""Activations between two other reductions: all of forward, and of the first unit in backward, before its gradients."""
+WHOLE: Final = 0.01
+NEARLY_EQUAL: Final = 0.01
+TINY_SHARE: Final = 1.0 / 4096
+MIN_ROUNDS: Final = 0.12
+"""Of coverage times novelty: below, the step is taken as one round."""
+MAX_RARE: Final = 4
+MAX_PLACES: Final = 48
+
+
+def encode(collectives: Ints, message_bytes: Ints) -> Ints:
+    """Each call as one number: two calls are the same when their numbers are."""
+    return np.minimum(message_bytes, MAX_BYTES) << 4 | collectives
+
+
+class Step:
+    """One step, turned to begin with its longest stretch without a reduction."""
+
+    def __init__(self, codes: Ints, gaps_us: Floats) -> None:
+        roles, n_bytes = _ROLE_OF[codes & 15], codes >> 4
+        # Activations may be small beside all parameters in one call, and still are what tensor parallelism sums
+        # and P_a gathers.
+        summed = (roles == REDUCE) | ((roles == GATHER) & np.isin(n_bytes, n_bytes[roles == REDUCE]))
+        share = np.where(summed, 0.0, TINY_SHARE)
+        tiny = n_bytes <= np.maximum(TINY_BYTES, share * int(n_bytes.max()))
+        self.n_flags = len(np.unique(n_bytes[tiny & (codes & 15 == Collective.all_reduce)]))
+        """Sizes of all-reduces too small for a model: norms, losses, counters, or the beginning of a sweep."""
+        self.n_flags_in_a_row = _most_sizes_in_a_row(tiny & (codes & 15 == Collective.all_reduce), n_bytes)
+        """The most of these sizes with nothing between them."""
+        self.has_mark = bool((tiny & (roles != ROOTED)).any())
+        """Something small is asked as once per step; small buffers may be broadcast before every forward."""
+        moved = np.where((roles == REDUCE) & (n_bytes <= TINY_BYTES), TINY, roles)
+        self.has_pairs = bool(_gathered_and_scattered(moved, n_bytes).any())
+        """What tensor parallelism gathers and scatters, however small beside all parameters in one call."""
+        roles = np.where(tiny, TINY, roles)
+        sent = ~_replica_sums(roles, n_bytes)
+        turn = self._turn(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
+        keep = _no_activations(self.roles, self.bytes)
+        self.moved: tuple[Ints, Ints] = moved[sent][turn][keep], self.bytes[keep]
+        """Roles and bytes without activations, but with all that is gathered or sent, however small."""
+        self.activations: Step | None = None if keep.all() else self._kept(~keep)
+        keep &= ~((self.roles == TINY) & (np.roll(self.roles, 1) == TINY))
+        self.rest: Step = self if keep.all() or not keep.any() else self._kept(keep)
+        """The step without activations that tensor parallelism may have summed, and with one small call of many."""
+
+    def _turn(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Ints:
+        begin, self.longest_stretch = _longest_stretch((roles == SCATTER) | (roles == REDUCE))
+        turn = np.roll(np.arange(len(roles)), -begin)
+        self.roles: Ints = roles[turn]
+        self.bytes: Ints = n_bytes[turn]
+        self._gaps_us: Floats = gaps_us[turn]
+        total_us = float(gaps_us.sum())
+        self.has_gaps = total_us > 0 and bool((gaps_us >= 0).all())
+        self.gaps: Floats = self._gaps_us / total_us if self.has_gaps else np.zeros(len(roles))
+        """Share of the step's time that passed before each call; zeros where times are unknown."""
+        return turn
+
+    def _kept(self, keep: npt.NDArray[np.bool_]) -> Step:
+        """Without some calls."""
+        return self._new(self.roles[keep], self.bytes[keep], _gaps_without(self._gaps_us, keep))
+
+    def _new(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Step:
+        step = Step.__new__(Step)
+        step._turn(roles, n_bytes, gaps_us)
+        step.rest = step
+        return step
+
+    def part(self, where: Ints) -> Step:
+        """Some of the calls as a step of its own."""
+        return self._new(self.roles[where], self.bytes[where], self._gaps_us[where])
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """What it repeats within itself."""
+        return Rounds(self)
+
+
+class Rounds:
+    """What a step repeats within itself: its micro-steps, or blocks that are alike."""
+
+    def __init__(self, step: Step) -> None:
+        self.unit: Step = step
+        """One round; the step itself if nothing much is repeated."""
+        self.n = 1
+        self.coverage = 0.0
+        """Share of the step's calls that are in a row of rounds."""
+        self.share = 1.0
+        """Share of the step's calls that are in one round."""
+        self.novelty = 0.0
+        """Share of the step's kinds of calls that a round has."""
+        codes = step.bytes * N_ROLES + step.roles
+        n_kinds = len(np.unique(codes))
+        best, found = MIN_ROUNDS, None
+        n, around = len(codes), np.concatenate([codes, codes])
+        for lag in _inner_lags(codes):
+            start, matched = _longest_run(around[lag:] == around[:-lag])
+            if matched < lag:
+                continue
+            unit = np.arange(start, start + lag) % n
+            matched = min(matched, n - lag)
+            coverage, novelty = (matched + lag) / n, len(np.unique(codes[unit])) / n_kinds
+            if coverage * novelty > best:
+                best, found = coverage * novelty + 1e-9, unit
+                self.coverage, self.novelty, self.n = coverage, novelty, 1 + matched // lag
+        if found is not None:
+            self.unit = step.part(found)
+            self.share = len(self.unit.roles) / len(codes)
+
+
+def _inner_lags(codes: Ints) -> list[int]:
+    """Distances between places of the rarest calls that come again, shortest first."""
+    values, counts = np.unique(codes, return_counts=True)
+    again = np.argsort(counts, kind="stable")
+    lags: set[int] = set()
+    for value in values[again[counts[again] > 1][:MAX_RARE]].tolist():
+        places = np.flatnonzero(codes == value)[:MAX_PLACES]
+        lags.update((places[1:] - places[0]).tolist())
+        lags.update(np.diff(places[:MAX_RARE]).tolist())
+    return [lag for lag in sorted(lags) if 2 * lag <= len(codes)]
+
+
+def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """(start, length) of the longest stretch of True."""
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+    if not len(ends):
+        return 0, 0
+    lengths = ends[1::2] - ends[::2]
+    longest = int(lengths.argmax())
+    return int(ends[2 * longest]), int(lengths[longest])
+
+
+def _gaps_without(gaps_us: Floats, keep: npt.NDArray[np.bool_]) -> Floats:
+    """Gaps of the calls that stay; the time before the others is before the next."""
+    if keep.all():
+        return gaps_us
+    passed = np.cumsum(gaps_us)
+    return np.diff(passed[keep], prepend=passed[keep][-1] - float(passed[-1]))
+
+
+def _replica_sums(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
+    """True for second halves of a send: shards that are summed over replicas as soon as they are scattered.
+
+    Activations are summed in forward too, where nothing is scattered, so sizes that ever come otherwise stay.
+    """
+    reduces = roles == REDUCE
+    follows: npt.NDArray[np.bool_] = reduces & (np.roll(roles, 1) == SCATTER) & (n_bytes <= np.roll(n_bytes, 1))
+    if not follows.any():
+        return follows
+    values, of = np.unique(n_bytes, return_inverse=True)
+    n_all, n_following = (np.bincount(of[some], minlength=len(values)) for some in (reduces, follows))
+    follows &= (n_following >= NEARLY_ALL * n_all)[of]
+    return follows
+
+
+def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
+    """False for activations: what is gathered and scattered again all over (sequence parallelism), else all-reduces
+    and gathers of one size among them (P_a), else the commonest all-reduce but for gradients, if it is common enough.
+    """
+    pairs = _gathered_and_scattered(roles, n_bytes)
+    if pairs.any():
+        return ~pairs
+    values, counts = np.unique(n_bytes[roles == REDUCE], return_counts=True)
+    partitioned, most = np.zeros(len(roles), np.bool_), 0
+    common = (counts >= MIN_ACTIVATIONS) & np.isin(values, n_bytes[roles == GATHER])
+    for value, count in zip(values[common].tolist(), counts[common].tolist(), strict=True):
+        of_size = (n_bytes == value) & ((roles == REDUCE) | (roles == GATHER))
+        if count > most and _alternate(roles[of_size] == GATHER) and _may_be_partitioned(roles, of_size):
+            partitioned, most = of_size, count
+    if most:
+        return ~partitioned  # however many buckets there are beside them
+    all_stay, n_left = np.ones(len(roles), np.bool_), int(counts.sum())
+    for value, count in sorted(zip(values.tolist(), counts.tolist(), strict=True), key=itemgetter(1), reverse=True):
+        if count < MIN_ACTIVATIONS or 2 * count < n_left:
+            break
+        of_size = (n_bytes == value) & ((roles == REDUCE) | (roles == GATHER))
+        # Gradients: parameters come in the same pieces or in as many bytes, or others are nearly as large.
+        if (roles[of_size] == GATHER).any() or _are_the_model(roles, n_bytes, value) or has_nearly_equal(values, value):
+            n_left -= count
+            continue
+        others = (roles == SCATTER) | (roles == REDUCE) & ~of_size
+        return ~of_size if most_between(of_size, others) >= MIN_IN_A_ROW else all_stay
+    return all_stay
+
+
+def has_nearly_equal(values: Ints, n_bytes: int) -> bool:
+    """Whether others are nearly of this size: buckets are, whose last pieces differ; activations have one size."""
+    distance = np.abs(values - n_bytes)
+    return bool(((distance > 0) & (distance < NEARLY_EQUAL * n_bytes)).any())
+
+
+def _may_be_partitioned(roles: Ints, of_size: npt.NDArray[np.bool_]) -> bool:
+    """One gather after the only reductions returns what they reduced; activations are gathered in every block."""
+    reduced = (roles == SCATTER) | (roles == REDUCE)
+    return bool(np.count_nonzero(of_size & (roles == GATHER)) > 1 or (reduced & ~of_size).any())
+
+
+def _are_the_model(roles: Ints, n_bytes: Ints, chunk_bytes: int) -> bool:
+    """Whether all reductions together are what is returned, a whole number of times: equal chunks of gradients."""
+    sent = n_bytes[(roles == SCATTER) | (roles == REDUCE)]
+    returned = n_bytes[(roles == GATHER) | (roles == ROOTED)]
+    if not len(returned) or 2 * chunk_bytes < sent.max():
+        return False
+    times = float(sent.sum()) / float(returned.sum())
+    # One or two gathers that are larger than a chunk may be a result, and happen to be a part of all activations.
+    most = 2 if len(returned) <= 2 and returned.sum() > (1 + WHOLE) * chunk_bytes else times
+    return 1 - WHOLE < times < most + WHOLE and abs(times - round(times)) < WHOLE
+
+
+def _most_sizes_in_a_row(counted: npt.NDArray[np.bool_], n_bytes: Ints) -> int:
+    """The most sizes of the counted calls between two others, around the end."""
+    at = np.flatnonzero(~counted)
+    if not len(at) or not counted.any():
+        return len(np.unique(n_bytes[counted]))
+    row = np.searchsorted(at, np.flatnonzero(counted)) % len(at)
+    rows = np.unique(np.stack([row, n_bytes[counted]]), axis=1)[0]
+    return int(np.bincount(rows).max())
+
+
+def most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) -> int:
+    """The most of the counted calls between two bounds, around the end."""
+    at = np.flatnonzero(bounds)
+    n_counted = int(np.count_nonzero(counted))
+    if not len(at) or not n_counted:
+        return n_counted
+    return int(np.bincount(np.searchsorted(at, np.flatnonzero(counted)) % len(at)).max())
+
+
+def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
+    """True for gathers of the commonest size, if a scatter of it follows each, many pairs in a row, amid other calls.
+
+    Parameters are not: in forward they are gathered and nothing is scattered.
+    """
+    none = np.zeros(len(roles), np.bool_)
+    gathers = roles == GATHER
+    values, counts = np.unique(n_bytes[gathers], return_counts=True)
+    if not len(values) or counts.max() < MIN_ACTIVATIONS:
+        return none
+    of_size = n_bytes == values[counts.argmax()]
+    first, second = of_size & gathers, of_size & (roles == SCATTER)
+    pairs = first & np.roll(second, -1)
+    in_a_row = np.count_nonzero(pairs & np.roll(pairs, -2))
+    both = first | second
+    others = ~both & (roles != TINY)
+    enough = np.count_nonzero(pairs) >= NEARLY_ALL * max(np.count_nonzero(first), np.count_nonzero(second))
+    return both if enough and 3 * in_a_row >= np.count_nonzero(pairs) and others.any() else none
+
+
+def _alternate(is_gather: npt.NDArray[np.bool_]) -> bool:
+    """Whether gathers come one by one between all-reduces: stretches of them are updated parameters, no activations."""
+    return bool(2 * np.count_nonzero(is_gather & ~np.roll(is_gather, 1)) >= np.count_nonzero(is_gather))
+
+
+def _longest_stretch(is_reduction: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """(begin, length) of the longest run without a reduction, around the end; (0, 0) if there is none."""
+    at = np.flatnonzero(is_reduction)
+    n = len(is_reduction)
+    if not len(at):
+        return 0, n
+    lengths = np.diff(np.r_[at, at[0] + n]) - 1
+    longest = int(lengths.argmax())
+    return int(at[longest] + 1) % n, int(lengths[longest])

@@ -1,0 +1,1 @@
+"""Trains the encoders and says how often they are right; offline, with torch."""

@@ -1,0 +1,116 @@
+"""How often the fingerprint is right, on sequences its encoder has not seen; nothing here trains."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, disturbed
+from zerotune.tuner.fingerprint.encoding.encoders import Encoder
+from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
+from zerotune.tuner.fingerprint.labels import Shown
+from zerotune.tuner.fingerprint.steps.anatomy import Floats, Ints
+
+STEPS_ALLOWED = 2
+SLACK = 1.0
+"""Share of two steps after which the answer is read: a search begins only when 5 % of them are new."""
+
+
+@dataclass
+class Tally:
+    """Right answers of one group."""
+
+    n: int = 0
+    n_right: int = 0
+    """All of it: stage, accumulation, partitioned activations, tensor parallelism."""
+    n_stage: int = 0
+    mistakes: list[tuple[str, Shown, Shown]] = field(default_factory=list)
+    """(sequence, true, shown)."""
+
+    def add(self, name: str, truth: Shown, shown: Shown) -> None:
+        """Count one answer."""
+        self.n += 1
+        self.n_right += truth == shown
+        self.n_stage += truth.stage is shown.stage
+        if truth != shown:
+            self.mistakes.append((name, truth, shown))
+
+    @property
+    def percent(self) -> float:
+        """Wholly right."""
+        return 100.0 * self.n_right / max(1, self.n)
+
+    @property
+    def stage_percent(self) -> float:
+        """The stage is right."""
+        return 100.0 * self.n_stage / max(1, self.n)
+
+
+def recognised(
+    encoder: Encoder | None,
+    sequences: Iterable[Sequence],
+    seed: int,
+    *,
+    rate: float = 0.0,
+    n_steps: float = STEPS_ALLOWED,
+) -> dict[str, Tally]:
+    """By group: the answer after `n_steps` steps, from a random place in mid-training on."""
+    rng = np.random.default_rng(seed)
+    tallies: dict[str, Tally] = defaultdict(Tally)
+    for sequence in sequences:
+        fingerprint = StageFingerprint(encoder)
+        codes, gaps_us = middle(sequence, rng, n_steps)
+        if rate:
+            codes, gaps_us = disturbed(codes, gaps_us, rng, rate)
+        feed(fingerprint, codes, gaps_us, rng)
+        tallies[sequence.group].add(sequence.name, sequence.shown, fingerprint.shown)
+    return dict(tallies)
+
+
+def changes_noticed(
+    encoder: Encoder | None,
+    sequences: Many[Sequence],
+    n_pairs: int,
+    seed: int,
+    after: Many[Sequence] | None = None,
+) -> Tally:
+    """Two runs one after the other, the second one of `after` if given: is it shown after two of its steps?"""
+    rng = np.random.default_rng(seed)
+    tally = Tally()
+    while tally.n < n_pairs:
+        first, second = (ones[int(rng.integers(len(ones)))] for ones in (sequences, after or sequences))
+        if first.shown == second.shown:
+            continue
+        fingerprint = StageFingerprint(encoder)
+        feed(fingerprint, *middle(first, rng, 2.5), rng)
+        feed(fingerprint, *middle(second, rng, STEPS_ALLOWED), rng)
+        tally.add(f"{first.name} -> {second.name}", second.shown, fingerprint.shown)
+    return tally
+
+
+def middle(sequence: Sequence, rng: np.random.Generator, n_steps: float) -> tuple[Ints, Floats]:
+    """Calls and gaps of `n_steps` settled steps from a random place on; the last steps are repeated if need be."""
+    settled = sequence.step(min(SETTLED_STEP, len(sequence.step_starts) - 1))
+    length = settled.stop - settled.start
+    start = settled.start + int(rng.integers(0, length))
+    n_calls = int(np.ceil(SLACK * n_steps * length)) + 1
+    codes, gaps_us = sequence.codes()[settled.start :], sequence.gaps_us()[settled.start :]
+    n_rounds = -(-(n_calls + start - settled.start) // len(codes))
+    cut = slice(start - settled.start, start - settled.start + n_calls)
+    return np.tile(codes, n_rounds)[cut], np.tile(gaps_us, n_rounds)[cut]
+
+
+def feed(fingerprint: StageFingerprint, codes: Ints, gaps_us: Floats, rng: np.random.Generator) -> None:
+    """Hand calls over in blocks of random length, as a daemon gets them; half of all jobs have no times."""
+    has_times = rng.random() < 0.5
+    start_us = np.cumsum(gaps_us) + 1.0 if has_times else np.zeros(len(codes))
+    longest = int(rng.choice([8, 64, 1024]))
+    at = 0
+    while at < len(codes):
+        block = slice(at, at + int(rng.integers(1, longest)))
+        fingerprint.add(codes[block] & 15, codes[block] >> 4, start_us[block])
+        at = block.stop

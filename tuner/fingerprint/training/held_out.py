@@ -1,0 +1,107 @@
+"""Trains on hypothetical runs alone, or on all but one framework or family, and looks at what was left out; offline.
+
+Two protocols. In the harder one, an encoder learns hypothetical runs only, so all that has a name is left out at once.
+In the other, it goes on to learn what has a name but for one framework, or one family of models: nothing of that one,
+recorded or generated, is among what it learns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from zerotune.tuner.fingerprint.corpus.dataset import Sequence, hypothetical
+from zerotune.tuner.fingerprint.encoding.encoders import Encoder, LstmEncoder
+from zerotune.tuner.fingerprint.training.evaluation import Tally, changes_noticed, recognised
+from zerotune.tuner.fingerprint.training.train import Examples, examples, train_lstm, train_ngram
+
+FRAMEWORKS: Final = ("ddp", "zero_redundancy", "fsdp1", "fsdp2", "deepspeed", "ours", "megatron", "horovod", "none")
+N_HYPOTHETICAL: Final = 60_000
+N_MORE_EPOCHS: Final = 4
+MORE_RATE: Final = 1.5e-3
+"""Of learning what has a name, from weights that learned hypothetical runs: a fraction of the time, at a lower rate."""
+N_KEPT: Final = 12_000
+"""Hypothetical examples among what is learned then."""
+N_CHANGES: Final = 100
+"""Per fold: from any run to one of those left out."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What was left out, and how each encoder did on it, on recorded and on generated sequences."""
+
+    left_out: str
+    recorded: Mapping[str, Tally]
+    generated: Mapping[str, Tally]
+    changes: Mapping[str, Tally]
+
+
+class Part(NamedTuple):
+    """All runs of one framework on models of one family."""
+
+    group: str
+    family: str
+
+
+def train_both(data: Examples, seed: int, n_epochs: int) -> dict[str, Encoder]:
+    """Both encoders on the same examples."""
+    return {"lstm": train_lstm(data, seed, n_epochs), "ngram": train_ngram(data)}
+
+
+def on_hypothetical(n: int, seed: int) -> Examples:
+    """What an encoder learns without any framework, family of models or workload that has a name."""
+    return examples(hypothetical(n, seed), seed)
+
+
+def parts_of(sequences: Iterable[Sequence], seed: int) -> dict[Part, Examples]:
+    """Examples of all sequences that have a name, in parts that can be left out."""
+    ones: dict[Part, list[Sequence]] = defaultdict(list)
+    for one in sequences:
+        ones[Part(one.group, one.family)].append(one)
+    return {part: examples(some, seed) for part, some in ones.items()}
+
+
+def one_left_out(
+    parts: Mapping[Part, Examples], start: LstmEncoder, learned: Examples, key: str, seed: int, names: Iterable[str]
+) -> Iterator[tuple[str, LstmEncoder]]:
+    """For each of `names`, of frameworks (`key` "group") or families, an encoder that never learned anything of it.
+
+    `start` has learned the hypothetical examples in `learned`, and goes on from there with all other parts.
+    """
+    kept = learned.some(N_KEPT, seed)
+    for name in names:
+        others = [some for part, some in parts.items() if getattr(part, key) != name]
+        yield name, train_lstm(Examples.joined([kept, *others]), seed, N_MORE_EPOCHS, start, MORE_RATE)
+
+
+def looked_at(
+    encoders: Mapping[str, Encoder], name: str, ones: Many[Sequence], seed: int, before: Many[Sequence] = ()
+) -> Fold:
+    """How encoders that did not learn these sequences do on them, and on changes to them from any of `before`."""
+    tallies = {
+        origin: {
+            kind: total(recognised(encoder, [one for one in ones if one.origin == origin], seed + 2))
+            for kind, encoder in encoders.items()
+        }
+        for origin in ("recorded", "generated")
+    }
+    changes = {
+        kind: changes_noticed(encoder, before, N_CHANGES, seed + 3, ones)
+        for kind, encoder in encoders.items()
+        if before
+    }
+    return Fold(name, tallies["recorded"], tallies["generated"], changes)
+
+
+def total(tallies: Mapping[str, Tally]) -> Tally:
+    """All groups together."""
+    result = Tally()
+    for tally in tallies.values():
+        result.n += tally.n
+        result.n_right += tally.n_right
+        result.n_stage += tally.n_stage
+        result.mistakes += tally.mistakes
+    return result

@@ -1,0 +1,462 @@
+"""One job's brain: measurements in, plans out. Pure: clock, knowledge and settings are passed in.
+
+    observe / step_finished / sequence / cost_tables / adopted   what the job reports
+    propose                                                      a new plan, or None
+    decisions                                                    why, for the store and for people
+
+A plan assigns every key its incumbent or, for a window of steps, the candidate on trial. Measurements are
+attributed by the epoch they ran under, so that what was *asked* is judged, whatever NCCL made of it. All of
+it runs on the daemon's service thread, so every call's work is bounded: `benchmarks/service/brain_speed.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import (
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    Outcome,
+    Plan,
+    Stage,
+    StepRecord,
+    turn_interval,
+)
+from zerotune.store.wire import FLAG_TIMED
+from zerotune.tuner.fingerprint import StageFingerprint
+from zerotune.tuner.fingerprint.encoding.encoders import Encoder
+from zerotune.tuner.learning import decision_records as explain
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.ahead import Ahead, covering
+from zerotune.tuner.learning.policy.choice import TRUSTED_HOPE, Event, Policy
+from zerotune.tuner.learning.policy.epochs import Epochs
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.intake import Intake
+from zerotune.tuner.learning.policy.evidence.keys import KeyTable
+from zerotune.tuner.learning.policy.evidence.offered import withdraw_what_is_not_offered
+from zerotune.tuner.learning.policy.evidence.outlook import Outlook
+from zerotune.tuner.learning.policy.evidence.refused import Refusals
+from zerotune.tuner.learning.policy.memory import MemoryGate
+from zerotune.tuner.learning.policy.oversight import Oversight
+from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, ending_by_itself, lasts_for
+from zerotune.tuner.learning.policy.settings import PolicySettings
+from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.trials.withdrawal import Withdrawal
+from zerotune.tuner.learning.regime import Regimes
+from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
+
+LEAST_US: Final = 0.01
+MOST_CALL_US: Final = 1e10
+"""What took less, or more (three hours), was not measured: a clock stood still or jumped."""
+
+
+class BrainSettings(msgspec.Struct, frozen=True):
+    """What a brain may do; `zerotune daemon` lets people change the budget, the threshold and whether it explores."""
+
+    budget_fraction: float = 0.01
+    memory_threshold: float = 0.92
+    min_gain: float = 0.005
+    false_promotion: float = 0.01
+    catastrophic_ratio: float = 2.0
+    window_steps: int = 1
+    """Steps a plan runs before the next one may replace it."""
+    explore: bool = True
+    """False: nothing is tried out; what earlier jobs proved is used, and verified."""
+
+
+class Brain:
+    """Learns one job and proposes its plans; not thread-safe, raises on programming errors only."""
+
+    def __init__(
+        self,
+        job_id: str,
+        fabric_id: str,
+        fabric: Mapping[str, str | int | float | bool],
+        knowledge: Knowledge,
+        settings: BrainSettings,
+        clock: Callable[[], float],
+        encoder: Encoder | None = None,
+    ) -> None:
+        self.job_id = job_id
+        self.fabric_id = fabric_id
+        self.settings = settings
+        self._clock = clock
+        self._costs = CostPrior(fabric)
+        self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
+        self.memory = MemoryGate(settings.memory_threshold, fabric)
+        self._outlook = Outlook(self._costs)
+        self._outlook.fields.knowledge = knowledge
+        self._policy = Policy(
+            PolicySettings(
+                false_promotion=settings.false_promotion,
+                min_gain=settings.min_gain,
+                catastrophic_ratio=settings.catastrophic_ratio,
+                steps_per_window=float(settings.window_steps),
+            ),
+            self._outlook,
+            self.budget,
+            self.memory,
+            self._report,
+        )
+        self._withdrawal = Withdrawal(self._policy.price.steps_at_risk)
+        self._ahead = Ahead(self.memory, self._outlook, settings.min_gain, may_try=settings.explore)
+        self._regimes = Regimes()
+        self._fingerprint = StageFingerprint(encoder)
+        self._keys = KeyTable(self._new_key)
+        self._states = self._keys.states
+        self._plans = PlanBook()
+        self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
+        self._policy.price.doubted_us = self._intake.doubted_us
+        self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
+        self._refusals = Refusals()
+        self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
+        self._step = 0
+        self._urgent = True
+        self._offered_by = 0
+        """The revision of costs that all settings in force were offered by."""
+        self._overlay: Mapping[int, Candidate] = {}
+        """What the variant in the newest plan runs instead."""
+        self._pending: list[tuple[Event, int]] = []
+
+    @property
+    def stage(self) -> Stage:
+        """The kind of training the job's collectives show."""
+        return self._fingerprint.stage
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What is known from earlier runs; assign to swap in what the trainer has just fitted."""
+        return self._outlook.fields.knowledge
+
+    @knowledge.setter
+    def knowledge(self, knowledge: Knowledge) -> None:
+        self._outlook.fields.knowledge = knowledge
+
+    @property
+    def n_explored(self) -> int:
+        """Calls that ran a candidate on trial."""
+        return self._intake.n_explored
+
+    @property
+    def spent_percent(self) -> float:
+        """Exploration's cost so far in percent of training time."""
+        return self.budget.spent_percent
+
+    @property
+    def regime(self) -> int:
+        """Label of the network regime in force; 0 is the one the job began with."""
+        return self._regimes.label
+
+    @property
+    def n_keys(self) -> int:
+        """Decision keys seen."""
+        return len(self._states)
+
+    def restrict(self, costs: CostPrior) -> None:
+        """Predict from `costs` instead of the fabric's description, before anything was observed.
+
+        For replays and benchmarks that can only run what was measured.
+        """
+        self._costs = self._outlook.fields.costs = costs
+
+    # ---- what the job reports -----------------------------------------------------------------
+
+    def observe(self, block: npt.NDArray[np.void]) -> None:
+        """Take in measurements joined over the ranks (MEASUREMENT_FIELDS), in the order they happened."""
+        duration_us = block["duration_us"]
+        usable = (block["outcome"] == Outcome.ok) & (block["message_bytes"] > 0)
+        usable &= (duration_us > LEAST_US) & (duration_us < MOST_CALL_US)
+        if not usable.all():
+            block = block[usable]
+        if not len(block):
+            return
+        self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
+        keys = self._keys.indices(block, self._costs)
+        if (keys < 0).any():
+            block, keys = block[keys >= 0], keys[keys >= 0]
+        if not len(block):
+            return
+        self._withdrawal.observed(int(block["step"].min()), int(block["step"].max()))
+        logs = self._keys.logs(block, keys)
+        epochs = block["epoch"]
+        if (epochs == epochs[0]).all():
+            self._take_in(int(epochs[0]), block, keys, logs)
+        else:
+            for epoch in np.unique(epochs).tolist():
+                here = epochs == epoch
+                self._take_in(epoch, block[here], keys[here], logs[here])
+        left, label = self._regimes.evidence, self._regimes.label
+        if self._regimes.recognise():
+            self._new_evidence(left, label, f"the network is as it was in regime {self._regimes.label}")
+
+    def cost_tables(self, block: npt.NDArray[np.void]) -> None:
+        """Take in live cost tables (COST_FIELDS)."""
+        is_new = False
+        for row in block:
+            if row["collective"] in _COLLECTIVES and row["message_bytes"] > 0:
+                is_new |= self._costs.learn_live(
+                    CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"])),
+                    Collective(int(row["collective"])),
+                    int(row["message_bytes"]),
+                    row["cost_us"],
+                )
+        self._urgent |= is_new
+
+    def step_finished(self, step: StepRecord) -> None:
+        """Rank 0 has finished a training step."""
+        self._step = max(self._step, step.step)
+        is_timed = LEAST_US < step.duration_us < math.inf
+        if is_timed:
+            self.budget.earn(step.duration_us)
+        if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
+            before = self.memory.is_short, self.memory.is_falling
+            self.memory.heard(step.memory_pressure, step.step)
+            if self.memory.is_overbooked or (self.memory.is_short and not before[0]):
+                self._policy.connect_nothing()
+            self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
+        self._epochs.step_ran(step.epoch)
+        if step.exposed_us is not None and math.isfinite(step.exposed_us):
+            self._policy.price.exposed.finished(step.step, step.exposed_us)
+        if is_timed:
+            self._urgent |= self._oversight.step_finished(step, self._step, self._states, self._regimes.evidence)
+
+    def sequence(self, block: npt.NDArray[np.void]) -> None:
+        """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
+        # Decisions come before their step's end is told; timed records, and those of other ranks, may come later.
+        decisions = block[(block["flags"] & FLAG_TIMED) == 0]
+        self._oversight.enqueued(decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64))
+        if self._fingerprint.add_records(block):
+            self._urgent = True
+
+    def adopted(self, epoch: int, step: int) -> None:
+        """All ranks run under `epoch` from `step` on."""
+        in_force = self._epochs.adopted(epoch, step)
+        self._urgent |= self._epochs.must_repeat
+        if in_force is not None:
+            self._oversight.adopted(in_force, step, len(self._states), self._regimes.evidence)
+
+    # ---- what the job is told ---------------------------------------------------------------------
+
+    def propose(self) -> Plan | None:
+        """The next plan, None while the one in force (or on its way) should run on."""
+        self._withdrawal.looked()
+        epochs = self._epochs
+        if not self._states or not (self._urgent or epochs.is_due(self._step)):
+            return None
+        self._urgent = False
+        epochs.plan_at(self._step)
+        if epochs.takes_over:
+            epochs.takes_over = False
+            words = "another daemon took over: what earlier measurements do not prove is decided anew"
+            self._note(Event(self._states[0], self._states[0].incumbent, "takeover", words))
+        if self._costs.revision != self._offered_by:
+            self._offered_by = self._costs.revision
+            withdraw_what_is_not_offered(self._policy, self._states, self._note)
+        self._policy.price.steps_at_risk = self._withdrawal.steps
+        self._policy.price.first_steps_at_risk = self._withdrawal.first_steps
+        self._policy.price.connection_us = self._intake.connections.typical_us
+        self._policy.price.traffic = self._keys.traffic(self._step)
+        self._policy.may_promote = not self._intake.is_suspicious
+        evidence = self._regimes.evidence
+        changes = self._policy.next_window(
+            self._states,
+            evidence,
+            self._step,
+            may_start=not self._oversight.is_busy,
+            leads_rest_at=self._oversight.leads_rest_at(len(self._states)),
+        )
+        if self.settings.explore:
+            self._oversight.consider_variants(self._states, evidence, self._step)
+        variant = self._oversight.variant
+        overlay = variant.changes if variant is not None else {}
+        for index in {*self._overlay, *overlay} if overlay is not self._overlay else ():
+            changes[index] = self._policy.runs(self._states[index])
+        self._overlay = overlay
+        changes |= overlay
+        differs = self._plans.ask(self._states, changes, self.knowledge.model_id)
+        differs |= self._ahead.refresh(self._states, evidence) or epochs.must_repeat
+        epochs.must_repeat = False
+        latest = epochs.latest
+        gathers_after_step = self._fingerprint.gathers_after_step
+        is_trial = self._explored(len(self._states), overlay)
+        has_trial = self._has_trial(is_trial)
+        if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
+            self._go_on(latest, is_trial)
+            if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=has_trial):
+                return None
+            # What ran on trial was adopted, or the other way round: the same settings, to last as long as they may.
+        looks = self._policy.first_looks(evidence) if self._withdrawal.needs_looks and variant is None else []
+        entry = self._plan(epochs.next, gathers_after_step, looks)
+        if looks:
+            self._plans.ask(self._states, self._policy.end_first_looks(looks), self.knowledge.model_id)
+            after = self._plan(epochs.next + 1, gathers_after_step, looks)
+            entry = ending_by_itself(entry, after, [state.index for state in looks])
+            self._plans.add(after, epochs.active)
+        epochs.offer(entry, self._step)
+        return entry.plan
+
+    def decisions(self) -> list[Decision]:
+        """Decisions taken since the last call."""
+        pending, self._pending = self._pending, []
+        evidence, now_s = self._regimes.evidence, self._clock()
+        return [
+            explain.decision(
+                job_id=self.job_id,
+                fabric_id=self.fabric_id,
+                model_id=self.knowledge.model_id,
+                epoch=epoch,
+                now_s=now_s,
+                event=event,
+                field=self._outlook.fields.of(event.state),
+                evidence=evidence,
+            )
+            for event, epoch in pending
+        ]
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _plan(self, epoch: int, gathers_after_step: bool, looks: list[KeyState]) -> PlanInForce:
+        """What is asked for now, as a plan with the rows of `looks` first."""
+        is_trial = self._explored(len(self._states), self._overlay)
+        candidates, plan = self._plans.make(
+            epoch,
+            gathers_after_step,
+            self._ahead.rows,
+            has_trial=self._has_trial(is_trial),
+            first=[state.index for state in looks],
+        )
+        return PlanInForce(
+            candidates, is_trial, plan, self._oversight.n_promotions, self._oversight.variant, self._ahead.rows
+        )
+
+    def _has_trial(self, is_trial: npt.NDArray[np.bool_]) -> bool:
+        return self._oversight.variant is not None or bool(is_trial.any())
+
+    def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
+        is_trial = self._policy.explored(n_keys)
+        is_trial[[index for index in overlay if index < n_keys]] = False
+        return is_trial
+
+    def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
+        """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
+        n_keys = len(latest.candidates)
+        latest = latest._replace(is_trial=is_trial[:n_keys], n_changes=self._oversight.n_promotions)
+        self._plans.add(latest, self._epochs.active)
+        if not self._epochs.is_offering:
+            self._oversight.adopted(latest, self._step + 1, len(self._states), self._regimes.evidence)
+
+    def _note(self, event: Event) -> None:
+        self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
+
+    def _report(self, event: Event) -> None:
+        self._note(event)
+        if event.kind == "promote":
+            self._oversight.promoted(event.state, event.candidate)
+
+    def _new_key(self, state: KeyState) -> None:
+        self._plans.meet(state)
+        self._withdrawal.turns_lie_apart(turn_interval(state.key.communicator.n_ranks))
+        self._policy.register(state)
+        row = covering(self._ahead.rows, state.key)
+        if row is not None and self.memory.is_short:
+            if state.trial is not None:
+                self._policy.drop(state, state.trial, row.reason, ban=False)
+            self._policy.set_incumbent(state, row.candidate, "prior", row.reason)
+            self._note(Event(state, row.candidate, "prior", row.reason))
+        elif row is not None and state.trial is None and not row.candidate.is_baseline:
+            self._policy.begin_trial(state, row.candidate, row.reason, TRUSTED_HOPE, is_trusted=True)
+            self._note(Event(state, row.candidate, "prior", row.reason))
+        self._urgent |= row is not None or state.is_trusted
+
+    def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
+        why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
+        self._policy.options.suspect(state, candidate)
+        self._policy.drop(state, candidate, why, ban=True)
+        self._urgent = True
+
+    def _take_in(self, epoch: int, block: npt.NDArray[np.void], keys: Ints, logs: Floats) -> None:
+        in_force = self._plans.get(epoch)
+        if in_force is None:
+            return  # a plan of another daemon's time: what was asked is unknown
+        evidence = self._regimes.evidence
+        n_keys = len(self._states)
+        slots = self._plans.slots(epoch, n_keys, evidence)[keys]
+        steps = block["step"].astype(np.int64)
+        self._keys.count(keys, steps)
+        self._step = max(self._step, int(steps.max()))
+        self._keys.learn_defaults(block, keys, self._costs)
+        connects = np.zeros(len(block), np.bool_)
+        connects[self.memory.ran(block)] = True
+        differs = self._refusals.ran_something_else(block, slots, evidence)
+        if differs.any():
+            self._refusals.learn(slots[differs], self._states, evidence, self._costs)
+            keys, logs, slots = keys[~differs], logs[~differs], slots[~differs]
+            steps, connects = steps[~differs], connects[~differs]
+            if not len(keys):
+                return
+        is_trial = np.zeros(n_keys, np.bool_)
+        is_trial[: len(in_force.is_trial)] = in_force.is_trial
+        self._intake.forget_slow_firsts(slots, logs, evidence)
+        calls = evidence.calls(slots, logs)
+        shift = self._intake.shift(calls, steps, is_trial, evidence)
+        if shift is not None:
+            label = self._regimes.label
+            self._regimes.begin(shift)
+            self._new_evidence(evidence, label, f"calls take {math.exp(shift):.2f} times as long as before")
+            evidence = self._regimes.evidence
+            slots = self._plans.slots(epoch, n_keys, evidence)[keys]
+            calls = evidence.calls(slots, logs)
+        kept = self._intake.says_something(slots, logs, evidence)
+        may_cost = is_trial | self._policy.verified(n_keys)
+        if may_cost.any():
+            tried = may_cost[keys]
+            if tried.any():
+                self._intake.n_explored += int(np.count_nonzero(is_trial[keys]))
+                says = self._intake.charge(
+                    self._states,
+                    slots[tried],
+                    logs[tried],
+                    steps[tried],
+                    evidence,
+                    exposed_share=self._policy.price.charged_share,
+                    connects=connects[tried],
+                )
+                kept[tried] &= says
+        variant = in_force.variant
+        if variant is not None and not variant.is_audit:
+            calls_of = slots[~connects], logs[~connects]
+            slow = self._intake.catastrophes(variant.changes, self._states, *calls_of, evidence)
+            for one in slow:
+                self._stop_catastrophe(*one)
+            if slow:
+                self._oversight.give_up(variant, max(ratio for _, _, ratio in slow), self._states, self._step)
+        if not kept.all():
+            if not kept.any():
+                return
+            calls, steps = evidence.calls(slots[kept], logs[kept]), steps[kept]
+        evidence.add(calls, steps)
+
+    def _new_evidence(self, left: Evidence, label: int, reason: str) -> None:
+        """That regime is left: verdicts are reopened, what runs stays until measured otherwise."""
+        left.noise.network_changed(self._step)
+        self._outlook.leave(self._states, left)
+        self._plans.forget_slots()
+        self._intake.reset()
+        self._oversight.reset()
+        if self._states:
+            state = self._states[0]
+            self._note(Event(state, state.incumbent, "regime", reason))
+        self._policy.reopen(self._states, label, self._regimes.label)
+        self._urgent = True
+
+
+_COLLECTIVES: Final = frozenset(int(member) for member in Collective)

@@ -1,0 +1,161 @@
+"""Decisions as records that `zerotune explain` can print long after the job has ended."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision
+from zerotune.tuner.learning.policy.choice import Event
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.field import Field
+from zerotune.tuner.learning.policy.gain_texts import Z_90
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.modeling.features import Floats
+
+
+class _Measured(NamedTuple):
+    us: float | None
+    """Mean of the calls' logs, stragglers clipped: what verdicts compare."""
+    n_calls: int
+    spent_us: float
+    """What trying it has cost over the incumbent, as the budget counts it."""
+
+
+_NOT_MEASURED: Final = _Measured(None, 0, 0.0)
+
+
+def decision(
+    *,
+    job_id: str,
+    fabric_id: str,
+    model_id: str,
+    epoch: int,
+    now_s: float,
+    event: Event,
+    field: Field,
+    evidence: Evidence,
+) -> Decision:
+    """The record of one decision, with the whole field it was taken from.
+
+    Predictions are those of when the key was last looked at, with what was measured of each candidate since. Until a
+    key is looked at they are the starting guess, and say so (`is_guess`).
+    """
+    state, candidate = event.state, event.candidate
+    # The options may have changed since the key was looked at.
+    is_guess = state.opinion is None or len(state.opinion[0]) != len(field.options)
+    guess = field.table[:, 4], field.table[:, 5]
+    predicted = _intervals(
+        *(guess if is_guess or state.opinion is None else _up_to_date(*state.opinion, state, field, evidence))
+    )
+    at = field.place.get(candidate)
+    own = predicted[at].tolist() if at is not None and np.isfinite(predicted[at]).all() else [None, None, None]
+    measured = {
+        evidence.candidates[slot]: _Measured(
+            round(math.exp(evidence.log_us(slot)), 3),
+            int(evidence.n_calls[slot]),
+            round(max(0.0, float(evidence.extra_us[slot])), 3),
+        )
+        for slot in evidence.slots_of(state.index)
+        if evidence.n_calls[slot]
+    }
+    now_us = measured.get(state.usual, _NOT_MEASURED).us
+    hope = why_tried(now_us, own[0], own[1]) if event.kind == "explore" else ""
+    is_of_job = event.kind in OF_JOB
+    alternatives = [] if is_of_job else _alternatives(field, predicted, measured, state, is_guess=is_guess)
+    return Decision(
+        job_id=job_id,
+        fabric_id=fabric_id,
+        key=state.key,
+        candidate=candidate,
+        epoch=epoch,
+        kind=event.kind,
+        reason=event.reason + hope,
+        predicted_us=own[0],
+        predicted_low_us=own[1],
+        predicted_high_us=own[2],
+        baseline_us=measured.get(BASELINE, _NOT_MEASURED).us,
+        n_measurements=measured.get(candidate, _NOT_MEASURED).n_calls,
+        model_id=model_id,
+        decided_at_s=now_s,
+        alternatives=msgspec.json.encode(alternatives).decode(),
+        step=event.step,
+    )
+
+
+def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None) -> str:
+    """Words to add where a trial is predicted (mean and low end of the 90 % interval) no faster than what runs now."""
+    if now_us is None or mean_us is None or low_us is None or mean_us < now_us:
+        return ""
+    gain_percent = 100 * (1 - low_us / now_us)
+    if gain_percent >= 0.5:
+        return f"; tried for what it may gain within that interval, up to {gain_percent:.0f} % of the time"
+    return "; tried for the small chance that it is faster all the same"
+
+
+def guessed(state: KeyState, field: Field) -> list[dict[str, Any]]:
+    """The starting guess of every option, best first, as `Decision.alternatives` has them."""
+    return _alternatives(field, _intervals(field.table[:, 4], field.table[:, 5]), {}, state, is_guess=True)
+
+
+def _up_to_date(
+    mean: Floats, spread: Floats, state: KeyState, field: Field, evidence: Evidence
+) -> tuple[Floats, Floats]:
+    """An opinion (log) with what was measured since the key was looked at, as in windows of another plan.
+
+    What an opinion rests on leaves it no wider than its noise: where it is wider, it is older than the measurements.
+    """
+    mean, spread = mean.copy(), spread.copy()
+    sigma = float(evidence.sigma(np.array([state.index]))[0])
+    for slot in evidence.slots_of(state.index):
+        at = field.place.get(evidence.candidates[slot])
+        noise = sigma**2 / (evidence.units(slot) + 1.0)
+        if at is None or not evidence.n_calls[slot] or not math.isfinite(mean[at]) or spread[at] ** 2 <= 1.05 * noise:
+            continue
+        weight = 1.0 / spread[at] ** 2 + 1.0 / noise
+        mean[at] = (mean[at] / spread[at] ** 2 + evidence.log_us(slot) / noise) / weight
+        spread[at] = 1.0 / math.sqrt(weight)
+    return mean, spread
+
+
+def _intervals(mean: Floats, spread: Floats) -> Floats:
+    """Microseconds [n_options, 3]: what is expected, and both ends of the 90 % interval."""
+    ends: Floats = np.exp(np.stack([mean, mean - Z_90 * spread, mean + Z_90 * spread], axis=1))
+    return ends.round(3)
+
+
+def _alternatives(
+    field: Field, predicted: Floats, measured: dict[Candidate, _Measured], state: KeyState, *, is_guess: bool
+) -> list[dict[str, Any]]:
+    rows: list[list[float]] = predicted.tolist()
+    return [
+        _alternative(field.options[index], rows[index], measured, state, is_guess=is_guess)
+        for index in np.argsort(predicted[:, 0]).tolist()
+        if all(map(math.isfinite, rows[index]))
+    ]
+
+
+def _alternative(
+    option: Candidate, predicted: list[float], measured: dict[Candidate, _Measured], state: KeyState, *, is_guess: bool
+) -> dict[str, Any]:
+    found = measured.get(option, _NOT_MEASURED)
+    return {
+        "candidate": _name(option),
+        "predicted_us": predicted[0],
+        "predicted_low_us": predicted[1],
+        "predicted_high_us": predicted[2],
+        "is_guess": is_guess,
+        "measured_us": found.us,
+        "n_measurements": found.n_calls,
+        "spent_us": found.spent_us,
+        "note": state.banned.get(option) or state.retired.get(option) or state.ties.get(option) or "",
+    }
+
+
+@lru_cache(maxsize=4096)
+def _name(candidate: Candidate) -> str:
+    return str(candidate)

@@ -1,0 +1,297 @@
+"""What is known before a job measures anything: earlier runs' statistics and the fitted model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
+from zerotune.tuner.modeling.correction.baked import DISBELIEF, UNKNOWN_STD, Correction
+from zerotune.tuner.modeling.equal_channels import asked_for
+from zerotune.tuner.modeling.features import CostPrior, Floats, Ints, cell_of
+
+if TYPE_CHECKING:
+    from zerotune.store.sqlite.database import CandidateStatistics, Store
+
+RERUN_STD: Final = 0.04
+"""How far a candidate's mean moves between two runs on one fabric."""
+OTHER_PHASE_STD: Final = 0.08
+LEVEL_STD: Final = 0.3
+"""How far (log) the network of a job is off the one that earlier jobs measured, for all settings together: those may
+have run beside a neighbour from beginning to end.
+"""
+MIN_COUNT: Final = 4
+DECISIVE_Z: Final = 3.0
+MIN_PRIOR_GAIN: Final = 0.01
+JOBS_COMPARED: Final = 8
+"""So many of a fabric's newest jobs say what leads."""
+BETWEEN_JOBS_STD: Final = 0.003
+"""How far (log) the gain of one setting over another at a key moves from one job to the next."""
+LEAD_Z: Final = 0.5
+MIN_LEAD_GAIN: Final = 0.002
+"""A candidate that earlier jobs measured faster by this much (log), and by so many standard errors, leads."""
+_MIDDLING_BYTES: Final = float(1 << 20)
+
+
+class Learned(Protocol):
+    """One line of `Store.statistics`."""
+
+    key: DecisionKey
+    candidate: Candidate
+    is_default: bool
+    count: int
+    median_us: float
+    std_us: float
+    level_std: float
+
+
+class _Known(NamedTuple):
+    """One setting's time, as earlier runs measured it."""
+
+    log_us: float
+    spread: float
+    """Of one call (log)."""
+    n_calls: int
+    level_std: float
+
+
+class Prior(NamedTuple):
+    """Starting guess for one key's candidates: log microseconds, mean and standard deviation [n]."""
+
+    mean: Floats
+    std: Floats
+
+
+class OpenLead(NamedTuple):
+    """A candidate that earlier jobs measured to be faster than the baseline, but not beyond doubt."""
+
+    candidate: Candidate
+    hope: tuple[float, float]
+    """By how much (log), and the standard deviation of that."""
+    reason: str
+
+
+class Knowledge:
+    """Immutable once built; a job's Brain swaps it for a newer one when the trainer has finished."""
+
+    def __init__(
+        self,
+        statistics: Sequence[Learned | CandidateStatistics] = (),
+        correction: Correction | None = None,
+        model_id: str = "",
+        by_job: Iterable[Sequence[Learned | CandidateStatistics]] = (),
+    ) -> None:
+        self.correction = correction
+        self.model_id = model_id
+        self._by_key: dict[DecisionKey, dict[Candidate, _Known]] = {}
+        self._by_place: dict[tuple[object, ...], dict[Candidate, _Known]] = {}
+        for line in statistics:
+            if line.count < 1 or not line.median_us > 0:
+                continue
+            candidate = BASELINE if line.is_default else line.candidate
+            spread = max(line.std_us / line.median_us, 0.01)
+            entry = _Known(math.log(line.median_us), min(spread, 1.0), line.count, line.level_std)
+            for known in (
+                self._by_key.setdefault(line.key, {}),
+                self._by_place.setdefault(_place(line.key), {}),
+            ):
+                if candidate not in known or known[candidate].n_calls < line.count:
+                    known[candidate] = entry
+        self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
+        self._gains = _gains_by_key(by_job)
+
+    @classmethod
+    def empty(cls) -> Knowledge:
+        """Knows nothing but NCCL's cost."""
+        return cls()
+
+    @classmethod
+    def from_store(cls, store: Store, fabric_id: str) -> Knowledge:
+        """What earlier jobs on this fabric left: statistics, and the model if it still fits."""
+        from zerotune.tuner.modeling.trainer import load_correction
+
+        return cls.of_jobs(store, fabric_id, *load_correction(store, fabric_id))
+
+    @classmethod
+    def of_jobs(
+        cls, store: Store, fabric_id: str, correction: Correction | None, model_id: str, *, without_job: str = ""
+    ) -> Knowledge:
+        """What all jobs on this fabric but `without_job` measured, beside a model."""
+        of_fabric = (job.job_id for job in store.jobs() if job.fabric_id == fabric_id)
+        jobs = [job_id for job_id in of_fabric if job_id != without_job][-JOBS_COMPARED:]
+        by_job = (store.statistics(fabric_id, job_id) for job_id in jobs)
+        return cls(store.statistics(fabric_id, without_job=without_job), correction, model_id, by_job)
+
+    @property
+    def n_keys(self) -> int:
+        """Keys with statistics of earlier runs."""
+        return len(self._by_key)
+
+    def prior(self, key: DecisionKey, message_bytes: float, candidates: Sequence[Candidate], costs: CostPrior) -> Prior:
+        """Starting guess for `candidates` at `key`; NaN mean = not available."""
+        classes, nbytes = np.array([key.size_class]), np.array([message_bytes])
+        means, stds = self.guess(key.communicator, key.collective, candidates, nbytes, classes, costs)
+        self.overrule(key, candidates, means[0], stds[0])
+        return Prior(means[0], stds[0])
+
+    def guess(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: Floats,
+        classes: Ints,
+        costs: CostPrior,
+        *,
+        carries_over: bool = True,
+    ) -> tuple[Floats, Floats]:
+        """Log microseconds and their standard deviation, each [n_sizes, n_candidates]; NaN = not available.
+
+        Cost and correction only: what was measured at a key comes in by `overrule`. Without `carries_over` algorithms
+        and protocols that no earlier run has measured are left to NCCL's cost, with all the doubt about it: a trial
+        may find what others of another kind do not foretell. And what all guesses at a communicator never measured may
+        be off together is left to `doubt_in_common`.
+        """
+        corrected = self.correction is not None
+        means = costs.log_cost(communicator, collective, candidates, message_bytes, described_only=corrected)
+        if self.correction is None:
+            return means, np.full(means.shape, UNKNOWN_STD)
+        shifts, stds = self.correction.predict(communicator, collective, candidates, classes)
+        doubt = self._doubt_of_jump(communicator, collective, candidates, message_bytes, costs)
+        if not carries_over:
+            is_new = [not self.knows_of(collective, candidate) for candidate in candidates]
+            shifts[:, is_new], stds[:, is_new] = 0.0, UNKNOWN_STD
+            doubt = np.maximum(doubt - np.median(doubt), 0.0)
+        return means + shifts, stds + doubt
+
+    def doubt_in_common(
+        self, communicator: CommunicatorClass, collective: Collective, candidates: Sequence[Candidate], costs: CostPrior
+    ) -> float:
+        """How far off (log) all guesses may be together, and what earlier runs measured with them: the network is
+        another, or the communicator was never measured.
+        """
+        if self.correction is None and not self._by_key:
+            return 0.0
+        doubt = self._doubt_of_jump(communicator, collective, candidates, np.array([_MIDDLING_BYTES]), costs)
+        return math.hypot(LEVEL_STD, float(np.median(doubt)))
+
+    def _doubt_of_jump(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: Floats,
+        costs: CostPrior,
+    ) -> Floats:
+        """What to add to spreads where the measured communicator that stands in for one never measured lies on the
+        other side of a jump of NCCL's cost, [n_sizes, n_candidates]: nobody has seen whether the machine makes it.
+        """
+        nearest = communicator if self.correction is None else self.correction.nearest(communicator)
+        if nearest == communicator:
+            return np.zeros((len(message_bytes), len(candidates)))
+        here, there = (
+            costs.log_jump(place, collective, candidates, message_bytes) for place in (communicator, nearest)
+        )
+        doubt: Floats = DISBELIEF * np.abs(here - there)
+        return doubt
+
+    def overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
+        """What was measured at the very key, or at its twin of another phase, beats any model; in place."""
+        own, elsewhere = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
+        if not elsewhere:
+            return
+        own, elsewhere = (_as_asked(known, candidates, key) for known in (own, elsewhere))
+        for index, candidate in enumerate(candidates):
+            entry, floor = own.get(candidate), RERUN_STD
+            if entry is None:
+                entry, floor = elsewhere.get(candidate), OTHER_PHASE_STD
+            if entry is not None:
+                known_std = math.hypot(floor, entry.level_std, entry.spread / math.sqrt(entry.n_calls))
+                if known_std < std[index]:
+                    mean[index], std[index] = entry.log_us, known_std
+
+    def has_measured(self, key: DecisionKey) -> bool:
+        """Whether earlier runs measured more than one setting at `key`."""
+        return len(self._by_key.get(key, {})) > 1
+
+    def knows_of(self, collective: int, candidate: Candidate) -> bool:
+        """Whether earlier runs measured this algorithm and protocol anywhere; True where nobody measured anything."""
+        return not self._cells or candidate.is_baseline or (collective, *cell_of(candidate)) in self._cells
+
+    def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
+        """The candidate that earlier runs showed to beat the baseline at `key`, with the evidence."""
+        known: Mapping[Candidate, _Known] = self._by_key.get(key, {})
+        base = known.get(BASELINE)
+        if base is None or base.n_calls < MIN_COUNT:
+            return None
+        best: tuple[float, Candidate] | None = None
+        for candidate, one in known.items():
+            if candidate.is_baseline or one.n_calls < MIN_COUNT:
+                continue
+            gain = base.log_us - one.log_us
+            doubt = math.sqrt(one.spread**2 / one.n_calls + base.spread**2 / base.n_calls + one.level_std**2)
+            if gain > max(MIN_PRIOR_GAIN, DECISIVE_Z * doubt) and (best is None or gain > best[0]):
+                best = (gain, candidate)
+        if best is None:
+            return None
+        saved = 100.0 * (1.0 - math.exp(-best[0]))
+        count = known[best[1]].n_calls
+        return best[1], f"measured before: {saved:.1f} % faster than the baseline in {count} calls"
+
+    def open_lead(self, key: DecisionKey) -> OpenLead | None:
+        """The candidate that earlier jobs, each compared within itself, believe to gain most, if it is any."""
+        best: OpenLead | None = None
+        for candidate, (weight, total) in self._gains.get(key, {}).items():
+            gain, doubt = total / weight, 1.0 / math.sqrt(weight)
+            if gain > max(MIN_LEAD_GAIN, LEAD_Z * doubt, best.hope[0] if best is not None else 0.0):
+                saved, unsure = -100.0 * math.expm1(-gain), 100.0 * doubt
+                reason = f"measured before: {saved:.1f} % faster than the baseline (give or take {unsure:.1f})"
+                best = OpenLead(candidate, (gain, doubt), reason)
+        return best
+
+
+def _as_asked(
+    known: dict[Candidate, _Known], candidates: Sequence[Candidate], key: DecisionKey
+) -> dict[Candidate, _Known]:
+    """What is known of settings by what was asked for, among `candidates`; by the most calls where several ran."""
+    others = known.keys() - {*candidates}
+    if not others:
+        return known
+    offered = {str(one) for one in candidates}
+    found = {one: entry for one, entry in known.items() if one not in others}
+    for ran in sorted(others):
+        name = asked_for(ran, offered, key)
+        if name not in found or found[name].n_calls < known[ran].n_calls:
+            found[name] = known[ran]
+    return found
+
+
+def _gains_by_key(
+    by_job: Iterable[Sequence[Learned | CandidateStatistics]],
+) -> dict[DecisionKey, dict[Candidate, tuple[float, float]]]:
+    """Per key and candidate, sums over jobs of the weights (inverse variances) of gains over the baseline (log), and
+    of the gains so weighed. Durations of different jobs are not compared: the network may have been another.
+    """
+    found: dict[DecisionKey, dict[Candidate, tuple[float, float]]] = {}
+    for statistics in by_job:
+        lines = [line for line in statistics if line.count >= MIN_COUNT and line.median_us > 0]
+        baselines = {line.key: line for line in lines if line.is_default}
+        for line in lines:
+            base = baselines.get(line.key)
+            if line.is_default or base is None:
+                continue
+            variance = BETWEEN_JOBS_STD**2 + line.level_std**2
+            for side in (line, base):
+                variance += max(side.std_us / side.median_us, 0.01) ** 2 / side.count
+            of_key = found.setdefault(line.key, {})
+            weight, total = of_key.get(line.candidate, (0.0, 0.0))
+            gain = math.log(base.median_us / line.median_us)
+            of_key[line.candidate] = weight + 1.0 / variance, total + gain / variance
+    return found
+
+
+def _place(key: DecisionKey) -> tuple[object, ...]:
+    return key.communicator, key.collective, key.size_class

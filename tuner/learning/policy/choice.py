@@ -1,0 +1,428 @@
+"""Which candidate every key runs in the next window.
+
+Per key: an *incumbent* (the baseline until evidence says otherwise), at most one *trial*, and perhaps a *lead*:
+a trial that ended faster than the incumbent, but not beyond doubt. It runs on in nearly all windows, as a gain
+of a few percent is had long before it is proven, while other candidates are tried against it. Trials are
+picked by expected improvement under the posterior, admitted only while the risk of all running trials
+together fits what is left of the exploration budget. Trials and leads become incumbents by always-valid
+comparison of interleaved windows only. What is decided here is a setting per key; turning it into a plan is
+the Brain's part.
+
+The work of one window is bounded whatever the number of keys: so many trials are judged, so many keys looked
+at for a new one; the others wait for a later window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import islice
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import BASELINE, Candidate
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.outlook import Outlook
+from zerotune.tuner.learning.policy.gain_texts import comparison, saved
+from zerotune.tuner.learning.policy.memory import MemoryGate
+from zerotune.tuner.learning.policy.settings import PolicySettings
+from zerotune.tuner.learning.policy.trials.admission import Option
+from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.trials.options import Options
+from zerotune.tuner.learning.policy.trials.overdrawn import pays_back
+from zerotune.tuner.learning.policy.trials.price import Price
+from zerotune.tuner.learning.policy.trials.trial import (
+    MAX_TRIAL_UNITS,
+    NO_HOPE,
+    KeyState,
+    Verdict,
+    judge,
+    judge_lead,
+    odds,
+)
+from zerotune.tuner.learning.policy.trials.untold import Untold
+from zerotune.tuner.learning.policy.turns import Turns
+
+MIN_BASELINE_UNITS: Final = 2
+MAX_REGIMES: Final = 8
+"""Networks that are remembered, the one in force included."""
+MAX_NEW_TRIALS: Final = 8
+"""Keys looked at for a trial in one window."""
+MAX_JUDGED: Final = 48
+"""Trials judged in one window; with more running they take turns."""
+TRUSTED_HOPE: Final = (0.03, 0.03)
+RISK_SHARE: Final = 0.5
+"""Share of the remaining budget that the trials of one window may put at risk."""
+RETRY_STEPS: Final = 8
+"""Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
+UNPAID_RETRY_STEPS: Final = 2
+"""The same while gains do not pay for exploration: soon they may, and then it may try what it likes."""
+LOOK_EVERY: Final = 2
+"""With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
+SAME_SIZE: Final = 1
+NEAR_SIZES: Final = 8
+"""Size classes within which a setting is new at one key at a time: two octaves while gains do not pay for exploring."""
+EVEN: Final = 0.5
+LEADS: Final = "; it runs in most steps until that is known"
+NEVER_STEP: Final = 2**62
+
+
+class Event(NamedTuple):
+    """One decision to be explained: kind as in `Decision.kind`."""
+
+    state: KeyState
+    candidate: Candidate
+    kind: str
+    reason: str
+    step: int | None = None
+    """The step that showed it, where that is not the newest."""
+
+
+class Policy:
+    """Decides settings; knows neither plans nor epochs. Evidence is passed in: it changes with the regime."""
+
+    def __init__(
+        self,
+        settings: PolicySettings,
+        outlook: Outlook,
+        budget: Budget,
+        memory: MemoryGate,
+        report: Callable[[Event], None],
+    ) -> None:
+        self.settings = settings
+        self.outlook = outlook
+        self.budget = budget
+        self.memory = memory
+        self._report = report
+        self.price = Price(settings.steps_per_window)
+        self.options = Options(settings, outlook, budget, memory, self.price)
+        self.may_promote = True
+        """False while calls differ from before at every key: what is on trial may owe its times to that."""
+        self.trials: dict[int, KeyState] = {}
+        """Keys that have a trial, by index, those judged longest ago first."""
+        self.leads: dict[int, KeyState] = {}
+        """Keys that have a lead, by index, those judged longest ago first."""
+        self._leads_of: dict[int, dict[int, tuple[Candidate, tuple[float, float]]]] = {}
+        """By label what led when that regime was left, by key index."""
+        self._turns = Turns()
+        self._paused: frozenset[int] = frozenset()
+        self._pause_changed: set[int] = set()
+        self._untold = Untold(settings.catastrophic_ratio)
+        self._next_key = 0
+        self._n_in_vain = 0
+        """How many keys in a row had nothing to try when they were looked at."""
+        self.has_settled = False
+        """No key has a trial, and none has anything left to try now."""
+
+    def register(self, state: KeyState) -> None:
+        """A key was seen for the first time."""
+        self.outlook.fields.register(state)
+        self._turns.register(state.index)
+        state.is_known = self.outlook.fields.knowledge.has_measured(state.key)
+        decided = self.outlook.fields.knowledge.decided(state.key)
+        if decided is not None and self.options.may_run(state, decided[0]):
+            candidate, reason = self.outlook.fields.named(state, decided[0]), decided[1]
+            self.begin_trial(state, candidate, reason, TRUSTED_HOPE, is_trusted=True)
+            self._report(Event(state, candidate, "prior", reason))
+            return
+        open_lead = self.outlook.fields.knowledge.open_lead(state.key)
+        if open_lead is not None:
+            open_lead = open_lead._replace(candidate=self.outlook.fields.named(state, open_lead.candidate))
+        if open_lead is not None and self.budget.fraction > 0 and self.options.may_try(state, open_lead.candidate):
+            self._number(state, open_lead.candidate)
+            state.ties[open_lead.candidate] = open_lead.reason
+            self.begin_lead(state, open_lead.candidate, open_lead.hope)
+            self._report(Event(state, open_lead.candidate, "lead", open_lead.reason + LEADS))
+
+    # ---- one window ---------------------------------------------------------------------------------
+
+    def next_window(
+        self,
+        states: list[KeyState],
+        evidence: Evidence,
+        step: int,
+        *,
+        may_start: bool = True,
+        leads_rest_at: Collection[int] | None = None,
+    ) -> dict[int, Candidate]:
+        """Settings that differ from the last window's, by key index; `leads_rest_at` as in `Turns.take`."""
+        for state in list(islice(self.trials.values(), MAX_JUDGED)):
+            self.trials[state.index] = self.trials.pop(state.index)
+            self._settle(state, evidence)
+        for state in list(islice(self.leads.values(), MAX_JUDGED)):
+            self.leads[state.index] = self.leads.pop(state.index)
+            self._settle_lead(state, evidence)
+        self.has_settled = False
+        for state in self._untold.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
+            self.end_trial(state)
+        self.outlook.retune(states, evidence)
+        self.budget.save(self.price.saved_us(states, evidence))
+        evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
+        newest = islice(reversed(self.trials.values()), MAX_JUDGED)
+        risks_us = {state.index: self.price.window_us(state, evidence) for state in newest if not state.is_trusted}
+        if may_start:
+            running_us = sum(risks_us.values()) + self._untold.reserved_us
+            risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us) - running_us
+            if risk_left_us > 0:
+                room_us = self.budget.remaining_us - running_us
+                self._start_trials(states, evidence, step, risk_left_us, room_us)
+        paid: list[int] = []
+        if self.budget.remaining_us < 0:
+            paid = pays_back(self.trials.values(), self.leads.values(), evidence, self.price.doubted_us)
+        changed = self._turns.take(risks_us, self.budget.remaining_us, leads_rest_at=leads_rest_at, pays_back=paid)
+        changed |= self._pause_changed
+        self._pause_changed = set()
+        return {index: self.runs(states[index]) for index in changed}
+
+    def runs(self, state: KeyState) -> Candidate:
+        """The setting of one key in this window."""
+        if state.index in self._paused:
+            return state.incumbent
+        if state.trial is not None and self._turns.is_trials(state.index):
+            return state.trial
+        return state.usual if self._turns.is_leads(state.index) else state.incumbent
+
+    def first_looks(self, evidence: Evidence) -> list[KeyState]:
+        """Keys at which this window tries what nobody has proved and this job has not measured."""
+        return [
+            state
+            for state in self.trials.values()
+            if state.trial is not None
+            and not state.is_trusted
+            and self._turns.is_trials(state.index)
+            and state.index not in self._paused
+            and not evidence.has_measured(state.index, state.trial)
+        ]
+
+    def end_first_looks(self, states: list[KeyState]) -> dict[int, Candidate]:
+        """These trials give way before the next window; what runs then, by key index."""
+        for state in states:
+            self._turns.end_turn(state.index)
+        return {state.index: self.runs(state) for state in states}
+
+    def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
+        """At which keys this window tries something that nothing has spoken for yet."""
+        explored = self._turns.explored()[:n_keys]
+        explored[[index for index in self._paused if index < n_keys]] = False
+        return explored
+
+    def verified(self, n_keys: int) -> npt.NDArray[np.bool_]:
+        """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
+        return self._turns.verified()[:n_keys]
+
+    def pause(self, keys: frozenset[int]) -> None:
+        """Show the incumbents at these keys alone, and judge nothing there, until it is known what steps make of it."""
+        self._pause_changed |= keys ^ self._paused
+        self._paused = keys
+
+    # ---- what changes a key's state -------------------------------------------------------------------
+
+    def begin_trial(
+        self, state: KeyState, candidate: Candidate, reason: str, hope: tuple[float, float], *, is_trusted: bool
+    ) -> None:
+        """Let `candidate` alternate with the incumbent from the next window on.
+
+        `hope` is by how much (log) it should be faster, and the standard deviation of that.
+        """
+        state.trial, state.trial_reason, state.hope, state.is_trusted = candidate, reason, hope, is_trusted
+        self.memory.promise(candidate, state.key.communicator)
+        self.trials[state.index] = state
+        self._turns.begin_trial(state.index, odds(None, state, 0.0), is_trusted=is_trusted)
+
+    def end_trial(self, state: KeyState) -> None:
+        """The incumbent runs alone again."""
+        state.trial, state.is_trusted = None, False
+        self.trials.pop(state.index, None)
+        self._turns.end_trial(state.index)
+
+    def begin_lead(self, state: KeyState, candidate: Candidate, hope: tuple[float, float] = NO_HOPE) -> None:
+        """Let `candidate` run in nearly all windows without a trial; the incumbent shows itself in the others.
+
+        `hope` is what earlier jobs measured, as in `begin_trial`.
+        """
+        state.lead, state.lead_hope = candidate, hope
+        self.memory.promise(candidate, state.key.communicator)
+        self.leads[state.index] = state
+        self._turns.begin_lead(state.index)
+
+    def end_lead(self, state: KeyState) -> None:
+        """The incumbent runs again where nothing is on trial."""
+        state.lead = None
+        self.leads.pop(state.index, None)
+        self._turns.end_lead(state.index)
+
+    def set_incumbent(self, state: KeyState, candidate: Candidate, kind: str, reason: str) -> None:
+        """What runs at a key from the next window on, unless a trial does."""
+        state.previous, state.incumbent = state.incumbent, candidate
+        state.incumbent_kind, state.incumbent_reason = kind, reason
+        self.options.waits_for_credit.discard(state.index)
+        self.end_lead(state)
+
+    def reopen(self, states: list[KeyState], leaving: int, entering: int) -> None:
+        """The regime changed: every verdict may be asked for anew. What led in the one that comes back leads again.
+
+        Args:
+            states: all keys.
+            leaving, entering: labels of regimes.
+        """
+        self._leads_of[leaving] = {
+            index: (state.lead, state.lead_hope) for index, state in self.leads.items() if state.lead is not None
+        }
+        if len(self._leads_of) > MAX_REGIMES:
+            del self._leads_of[min(self._leads_of)]
+        for state in states:
+            if state.trial is not None:
+                self.end_trial(state)
+            if state.lead is not None:
+                self.end_lead(state)
+            state.reopen()
+        self.options.reopen()
+        ended = self._leads_of[leaving]
+        for index, (candidate, hope) in self._leads_of.pop(entering, {}).items():
+            if self.options.may_try(states[index], candidate):
+                self.begin_lead(states[index], candidate, hope)
+                if ended.get(index, (BASELINE,))[0] != candidate:
+                    self._report(Event(states[index], candidate, "lead", "it led while the network was so" + LEADS))
+        for index, (candidate, _) in ended.items():
+            if states[index].lead is None:
+                self._lead_ended(states[index], candidate, "the network is another")
+
+    def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
+        """End a trial, or what leads; what is banned is not tried again in this regime, anything else last of all."""
+        (state.banned if ban else state.retired)[candidate] = reason
+        if ban:
+            self._untold.condemn(state, candidate)
+        if candidate == state.trial:
+            self.end_trial(state)
+        if candidate == state.lead:
+            self.end_lead(state)
+        self._report(Event(state, state.usual, "rollback" if ban else "keep", f"{candidate}: {reason}"))
+
+    def withdraw(self, state: KeyState, candidate: Candidate, reason: str, quiet_until: int) -> None:
+        """Steps speak against what is on trial or leads: it is banned, and nothing is tried there for a while."""
+        state.banned[candidate] = reason
+        state.quiet_until = quiet_until
+        self.end_trial(state)
+        if candidate == state.lead:
+            self.end_lead(state)
+        self._report(Event(state, state.usual, "rollback", f"{candidate}: {reason}"))
+
+    # ---- inside ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _number(state: KeyState, candidate: Candidate) -> None:
+        """The how-manieth candidate of its key it is says how much error its verdict may have."""
+        if candidate not in state.numbers:
+            state.n_tried += 1
+            state.numbers[candidate] = state.n_tried
+
+    def _settle(self, state: KeyState, evidence: Evidence) -> None:
+        trial = state.trial
+        if trial is None or state.index in self._paused:
+            return
+        verdict, gain, half = judge(
+            evidence,
+            state,
+            false_promotion=self.settings.false_promotion,
+            min_gain=self.settings.min_gain,
+        )
+        if verdict is Verdict.better:
+            if not self.may_promote:
+                return
+            self.end_trial(state)
+            self._promote(state, trial, gain, half)
+        elif verdict is Verdict.not_better:
+            words = comparison(gain) + (", too little to tell," if gain >= 0 else "")
+            reason = f"measured {words} than {state.incumbent}"
+            self.drop(state, trial, reason, ban=False)
+        elif verdict is Verdict.tie:
+            state.ties[trial] = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
+            self.end_trial(state)
+            self.begin_lead(state, trial)  # it is not slower than the lead so far, if there was one
+            self._report(Event(state, trial, "lead", state.ties[trial] + LEADS))
+        else:
+            # What would be better, had the incumbent run often enough beside it, takes turns with it.
+            self._turns.weigh_trial(state.index, EVEN if gain > half else odds(evidence, state, 0.0))
+
+    def _settle_lead(self, state: KeyState, evidence: Evidence) -> None:
+        lead = state.lead
+        if lead is None or state.index in self._paused:
+            return
+        verdict, gain, half = judge_lead(
+            evidence, state, false_promotion=self.settings.false_promotion, min_gain=self.settings.min_gain
+        )
+        if verdict is Verdict.better and self.may_promote:
+            self._promote(state, lead, gain, half)
+        elif verdict is Verdict.not_better:
+            self.end_lead(state)
+            self._lead_ended(state, lead, f"measured {comparison(gain)} than {state.incumbent} by now")
+
+    def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
+        self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))
+
+    def _promote(self, state: KeyState, candidate: Candidate, gain: float, half: float) -> None:
+        """Proven to be faster: by `gain` (log), at least by `gain - half`."""
+        reason = (
+            f"measured {comparison(gain)} than {state.incumbent}"
+            f" (at least {saved(max(gain - half, 0.0))}, all looks counted)"
+        )
+        self.set_incumbent(state, candidate, "promote", reason)
+        self._report(Event(state, candidate, "promote", reason))
+
+    def _start_trials(
+        self, states: list[KeyState], evidence: Evidence, step: int, risk_left_us: float, room_us: float
+    ) -> None:
+        """Begin the most promising trials whose risks together fit `risk_left_us`; `room_us` is there for surprises."""
+        picked: list[tuple[KeyState, Option]] = []
+        n_looked_at = n_quiet = 0
+        retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
+        for offset in range(len(states)):
+            state = states[(self._next_key + offset) % len(states)]
+            if state.trial is not None or step < state.quiet_until or not self.price.traffic.is_expected[state.index]:
+                n_quiet += 1
+                continue
+            incumbent = evidence.find(state.index, state.incumbent)
+            if incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
+                continue
+            n_looked_at += 1
+            found = self.options.best(state, states, evidence, risk_left_us, room_us)
+            if found is None:
+                state.quiet_until = retry_at if self.budget.is_paid else step + UNPAID_RETRY_STEPS
+            else:
+                picked.append((state, found))
+            if n_looked_at >= MAX_NEW_TRIALS:
+                self._next_key = (self._next_key + offset + 1) % len(states)
+                break
+        self._n_in_vain = 0 if picked or self.trials else self._n_in_vain + n_looked_at
+        was_all = n_looked_at < MAX_NEW_TRIALS and n_quiet + n_looked_at > 0
+        self.has_settled = not picked and not self.trials and (was_all or self._n_in_vain >= len(states))
+        for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
+            if (
+                found.risk_us > risk_left_us
+                or found.surprise_us > room_us
+                or not self.options.may_run(state, found.candidate)
+            ):
+                continue
+            if self._untold.has_twin(state, found, SAME_SIZE if self.budget.is_paid else NEAR_SIZES):
+                continue
+            risk_left_us -= found.risk_us
+            room_us -= found.risk_us
+            self._number(state, found.candidate)
+            state.retired.pop(found.candidate, None)
+            self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
+            self._untold.begin(state, found, evidence)
+            slot = evidence.find(state.index, found.candidate)
+            state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
+            self._report(Event(state, found.candidate, "explore", found.reason))
+
+    def connect_nothing(self) -> None:
+        """End trials and leads that would take memory that is no longer there."""
+        for state in [*self.trials.values()]:
+            if state.trial is not None and self.options.would_connect(state, state.trial):
+                self.end_trial(state)
+        for state in [*self.leads.values()]:
+            if (lead := state.lead) is not None and self.options.would_connect(state, lead):
+                self.end_lead(state)
+                self._lead_ended(state, lead, "there is no memory left to connect it")
+        self.memory.take_back()

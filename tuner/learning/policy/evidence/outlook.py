@@ -1,0 +1,118 @@
+"""What is to be expected of every option of a key: its starting guess, conditioned on what was measured near.
+
+When the network changes, what was measured is not forgotten: guesses are moved by what has changed at the key, and what
+older regimes measured says more or less what settings take that the new one has not measured yet (`places.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import Candidate, CommunicatorClass
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.field import FieldBook
+from zerotune.tuner.learning.policy.evidence.places import Places
+from zerotune.tuner.learning.policy.evidence.posterior import (
+    Guess,
+    Kinship,
+    Known,
+    Settings,
+    condition,
+    condition_gains,
+    kinship_of,
+)
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.modeling.features import CostPrior, Floats
+
+MIN_TO_TUNE: Final = 12
+COMMON_DOUBT: Final = 1.5
+"""How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
+the first calls tell it.
+"""
+RETUNE_GROWTH: Final = 1.3
+"""Places measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
+
+
+class Outlook:
+    """Posterior opinions about the keys of one job. The evidence of the regime in force is passed in; when another one
+    comes into force, `leave` is told of the one before.
+    """
+
+    def __init__(self, costs: CostPrior) -> None:
+        self.fields = FieldBook(costs)
+        self._places: defaultdict[CommunicatorClass, Places] = defaultdict(Places)
+        self._n_followed = 0
+        """Slots of the regime in force that have their places."""
+
+    def posterior(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the log duration of every option of `state`, the baseline first."""
+        usable, given = self._given(state, states, evidence)
+        mean, spread = condition(*given)
+        state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
+        return state.opinion
+
+    def gains(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
+        """By how much (log) every option of `state` is faster than NCCL's own choice, -inf where that is not known, and
+        the standard deviation of that.
+        """
+        usable, given = self._given(state, states, evidence)
+        gain, spread = condition_gains(*given)
+        return np.where(usable & usable[0], gain, -np.inf), spread
+
+    def _given(
+        self, state: KeyState, states: list[KeyState], evidence: Evidence
+    ) -> tuple[npt.NDArray[np.bool_], tuple[Guess, Known, Kinship]]:
+        """Which options of `state` are available, and what their posterior follows from."""
+        table = self.fields.of(state).table
+        guess, std = table[:, 4], table[:, 5]
+        usable = np.isfinite(guess)
+        places = self._follow(states, evidence)[state.key.communicator]
+        known = places.near(state, states, self.fields, evidence)
+        collective = np.full(len(table), int(state.key.collective))
+        guess = np.where(usable, guess + places.level(state), 0.0)
+        lie = Settings.of_table(table, collective, np.full(len(table), state.index))
+        return usable, (Guess(lie, guess, std), known, self._kinship(places, state))
+
+    def kin(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> set[Candidate]:
+        """What this job has measured at about the same message size in other phases of the collective."""
+        return self._follow(states, evidence)[state.key.communicator].kin(state, evidence)
+
+    def retune(self, states: list[KeyState], evidence: Evidence) -> None:
+        """Follow what has changed with the network; and once much was measured since the last time, ask one family how
+        far off its starting guesses are.
+        """
+        self.fields.follow()
+        families = self._follow(states, evidence).values()
+        for places in families:
+            places.follow_levels(evidence)
+        for places in families:
+            if len(places) >= MIN_TO_TUNE and len(places) >= RETUNE_GROWTH * places.tuned_at:
+                places.tuned_at = len(places)
+                known = places.spread_out(states, self.fields, evidence)
+                if len(known.residual):
+                    owner = states[places.first_owner]
+                    places.kinship = kinship_of(known, self._kinship(places, owner))
+                return
+
+    def leave(self, states: list[KeyState], evidence: Evidence) -> None:
+        """The regime with this evidence is in force no longer."""
+        for places in self._follow(states, evidence).values():
+            places.leave(evidence)
+        self._n_followed = 0
+
+    def _kinship(self, places: Places, state: KeyState) -> Kinship:
+        fields = self.fields
+        common = COMMON_DOUBT if fields.is_guesswork(state.family) else fields.doubt_in_common(state.family)
+        return places.kinship._replace(common=common)
+
+    def _follow(self, states: list[KeyState], evidence: Evidence) -> defaultdict[CommunicatorClass, Places]:
+        """Take in slots made since the last call."""
+        for slot in range(self._n_followed, len(evidence)):
+            state = states[int(evidence.key[slot])]
+            self._places[state.key.communicator].append(slot, state, evidence.candidates[slot])
+        self._n_followed = len(evidence)
+        return self._places

@@ -1,0 +1,290 @@
+"""What shows in step time alone is watched while it is on trial or leads, not only once it is promoted.
+
+Calls may get faster and steps slower. So steps with and without what explores are compared as it takes turns
+(`step_effects.py`). Where steps seem slower with it, all that is suspected *pauses* for a few steps. That costs nothing
+where it is guilty and little where it is not, and tells the two apart, whatever else wanders: only if steps recover
+is it withdrawn. One suspicion is of everything that explores together, so that many that each add a little are caught,
+others of each by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from statistics import fmean, median
+from typing import Final, NamedTuple
+
+from zerotune.tuner.learning.policy.steps.step_effects import ALL, MOST_OF_ONE, StepEffects
+
+ASKED: Final = 2.0
+"""What explores pauses when steps seem slower with it by so many standard deviations, ..."""
+LIMIT_TOGETHER: Final = 3.7
+"""... and is withdrawn if it is so many after that, ..."""
+LIMIT_ALONE: Final = 4.1
+"""... or so many where one setting is suspected by itself."""
+LEAST_SLOWDOWN: Final = 0.004
+"""Less (log) is not worth asking."""
+LEAST_WITH: Final = 2
+"""Steps with what is suspected: one is a straggler."""
+PAUSE_STEPS: Final = (3, 12)
+"""A pause lasts so many steps at least and at most: until there is a verdict, or none is likely."""
+PAUSE_SCALES: Final = 4.0
+CONFIRMED: Final = 0.5
+"""What steps recover by at least, as a part of what was suspected, ..."""
+CONFIRMED_SCALES: Final = 1.5
+"""... and in standard errors."""
+CONTRADICTED_SCALES: Final = 2.0
+"""What was believed is wrong where steps recover by less than that by so many standard errors."""
+MEDIAN_COSTS: Final = 1.25
+"""Standard error of a median over that of a mean."""
+COMPARED_STEPS: Final = 12
+GUILTY_ALONE: Final = 3.0
+"""Of those suspected together, these with an effect of so many standard deviations are withdrawn. If there are none,
+one half of them is shown alone first, ...
+"""
+GUILTY_HALF: Final = 2.0
+"""... and a half with an effect of so many is."""
+PROBE_STEPS: Final = 4
+PROBE_PATIENCE_STEPS: Final = 20
+"""That takes so many steps with the one half, and no longer than so many."""
+REST_STEPS: Final = 25
+"""What is not proven guilty does not pause again for so long, unless that is likely by then; what turned out to be
+innocent does not in any case, and for twice as long after each further time.
+"""
+MOST_OF_IT: Final = 0.5
+"""A step with so much of what is suspected is one with it."""
+N_PLACES: Final = 48
+"""With more keys some share what is known of them: what each does to a step is little, and work per step is bounded."""
+MOST_ALONE: Final = 32
+"""So many settings are suspected by themselves in one step; with more they take turns."""
+PATIENCE_STEPS: Final = 100
+"""A pause that does not come about is over after so many steps."""
+
+
+class Slow(NamedTuple):
+    """Beyond doubt steps are slower with these settings."""
+
+    names: list[int]
+    percent: float
+    """All of them together."""
+    excess_us: float
+    """What they cost so far."""
+    n_with: int
+    n_without: int
+
+
+class _Suspicion(NamedTuple):
+    names: list[int]
+    keys: frozenset[int]
+    predicted: float
+    limit: float
+    n_pause: int
+    since_step: int
+    with_it: list[float]
+    without: list[float]
+
+
+class _Proven(NamedTuple):
+    """Several settings together make steps slower."""
+
+    slow: Slow
+    effects: dict[int, float]
+    """By name."""
+    usual_log_us: float
+
+
+class _Probe(NamedTuple):
+    proven: _Proven
+    keys: frozenset[int]
+    """Those of the half that stays out."""
+    out: list[int]
+    others: list[int]
+    since_step: int
+
+
+class ExplorationWatch:
+    """One job's steps; `step` answers with what is to be withdrawn. Settings have names, and keys of their own."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    @property
+    def paused(self) -> frozenset[int]:
+        """Keys that show their incumbents until it is known whether what they try slows steps down."""
+        asked = self._suspicion or self._probe
+        return asked.keys if asked is not None else frozenset()
+
+    def reset(self) -> None:
+        """All is asked anew."""
+        self.effects = StepEffects()
+        self._suspicion: _Suspicion | None = None
+        self._probe: _Probe | None = None
+        self._n_probed = 0
+        self._recent: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=2 * COMPARED_STEPS)
+        self._n_steps = 0
+        self._n_with: dict[int, float] = {}
+        self.keys: dict[int, int] = {}
+        """Of every setting that was tried."""
+        self._rests: dict[int, int] = {}
+        """By key, until when it pauses for good reasons only."""
+        self._innocent: dict[int, tuple[int, int]] = {}
+        """By key, until when it is not suspected, and how often it turned out to be innocent."""
+
+    def step(self, log_us: float, explored: Mapping[int, int], doubt: float = 0.0) -> Slow | None:
+        """One step, without what calls say that exploring cost in it, and the keys of what was tried by name."""
+        self._n_steps += 1
+        self.keys.update(explored)
+        shares = self._shares(explored)
+        self.effects.step(log_us, shares, doubt)
+        self._recent.append((log_us, tuple(explored)))
+        for name in explored:
+            self._n_with[name] = self._n_with.get(name, 0.0) + 1.0
+        if self._probe is not None:
+            return self._tell_apart(self._probe, explored)
+        if self._suspicion is None:
+            if explored:
+                self._suspect(explored)
+            return None
+        return self._follow(self._suspicion, log_us, explored)
+
+    def became_usual(self, name: int, key: int) -> None:
+        """What is tried at `key` is compared with this from now on."""
+        self.keys[name] = key
+        others = [one for one, at in self.keys.items() if at == key]
+        self.effects.became_usual(self._shares([name]), [*others, _of_key(key)])
+
+    # ---- inside ---------------------------------------------------------------------------------------
+
+    def _shares(self, names: Iterable[int]) -> dict[int, float]:
+        """What a step is made of that runs these: each by itself, and what all at a key have in common."""
+        shares = dict.fromkeys(names, 1.0)
+        for name in [*shares]:
+            for shared in (ALL, _of_key(self.keys[name])):
+                shares[shared] = shares.get(shared, 0.0) + 1.0
+        return shares
+
+    def _effect(self, names: Iterable[int]) -> tuple[float, float]:
+        return self.effects.effect(self._shares(names))
+
+    def _suspect(self, explored: Iterable[int]) -> None:
+        """Begin a pause if steps seem slower with what ran in this one."""
+        asked = [
+            name
+            for name in explored
+            if self._n_with[name] >= LEAST_WITH and self._n_steps >= self._innocent.get(self.keys[name], (0, 0))[0]
+        ]
+        rests = any(self._n_steps < self._rests.get(self.keys[name], 0) for name in asked)
+        best: list[int] = []
+        predicted, limit, most = 0.0, 0.0, 1.0 if rests else ASKED / LIMIT_TOGETHER
+        at = self._n_steps * MOST_ALONE % max(1, len(asked))
+        alone = [*asked[at:], *asked[:at]][:MOST_ALONE]
+        for group, needed in [(asked, LIMIT_TOGETHER), *(([name], LIMIT_ALONE) for name in alone)]:
+            mean, doubt = self._effect(group)
+            if group and mean > LEAST_SLOWDOWN and mean / (needed * doubt) > most:
+                best, predicted, limit, most = group, mean, needed, mean / (needed * doubt)
+        if not best:
+            return
+        n_telling = math.ceil((PAUSE_SCALES * self.effects.noise / predicted) ** 2)
+        n_pause = min(max(n_telling, PAUSE_STEPS[0]), PAUSE_STEPS[1])
+        keys = frozenset(self.keys[name] for name in best)
+        self._suspicion = _Suspicion(best, keys, predicted, limit, n_pause, self._n_steps, [], [])
+        for log_us, ran in self._recent:
+            self._compare(self._suspicion, log_us, ran)
+
+    def _compare(self, suspicion: _Suspicion, log_us: float, ran: Iterable[int]) -> None:
+        """Note what a step took but for the effects of everything else, where it ran most of what is suspected."""
+        here = [name for name in ran if name in suspicion.names]
+        if here and self._effect(here)[0] >= MOST_OF_IT * suspicion.predicted:
+            suspicion.with_it.append(log_us - self._effect(name for name in ran if name not in suspicion.names)[0])
+
+    def _follow(self, suspicion: _Suspicion, log_us: float, ran: Iterable[int]) -> Slow | None:
+        """Steps during a pause."""
+        if not any(self.keys[name] in suspicion.keys for name in ran):
+            suspicion.without.append(log_us - self._effect(ran)[0])
+        elif self._n_steps - suspicion.since_step > PATIENCE_STEPS:
+            self._end(suspicion)
+            return None
+        else:
+            self._compare(suspicion, log_us, ran)
+        if len(suspicion.without) < suspicion.n_pause:
+            return None
+        with_it, without = suspicion.with_it[-COMPARED_STEPS:], suspicion.without
+        if not with_it:
+            self._end(suspicion)
+            return None
+        mean, doubt = self._effect(suspicion.names)
+        slowdown = self._slowdown(with_it, without)
+        error = MEDIAN_COSTS * self.effects.noise * math.sqrt(1.0 / len(with_it) + 1.0 / len(without))
+        seems_slow = mean > max(suspicion.limit * doubt, LEAST_SLOWDOWN)
+        recovers = slowdown > max(CONFIRMED * suspicion.predicted, CONFIRMED_SCALES * error, LEAST_SLOWDOWN)
+        if not (seems_slow and recovers):
+            if mean < max(ASKED * doubt, LEAST_SLOWDOWN) or len(without) >= PAUSE_STEPS[1]:
+                if seems_slow and slowdown + CONTRADICTED_SCALES * error < suspicion.predicted:
+                    self._acquit(suspicion)
+                self._end(suspicion)
+            return None
+        scale = slowdown / suspicion.predicted
+        slow = Slow([], 100.0 * math.expm1(slowdown), 0.0, len(with_it), len(without))
+        proven = _Proven(slow, {name: self._effect([name])[0] * scale for name in suspicion.names}, median(without))
+        guilty = [name for name in suspicion.names if self._is_guilty([name], GUILTY_ALONE)]
+        if guilty or len(suspicion.names) == 1:
+            return self._convict(proven, guilty or suspicion.names)
+        # They ran in the same steps: now those that seem worse stay out while the others show themselves.
+        worse_first = sorted(suspicion.names, key=lambda name: -proven.effects[name])
+        half = (len(worse_first) + 1) // 2
+        keys = frozenset(self.keys[name] for name in worse_first[:half])
+        others = [name for name in worse_first[half:] if self.keys[name] not in keys]
+        self._probe = _Probe(proven, keys, [name for name in worse_first if name not in others], others, self._n_steps)
+        self._suspicion, self._n_probed = None, 0
+        return None
+
+    def _slowdown(self, with_it: list[float], without: list[float]) -> float:
+        """By how much (log) steps were slower, by their medians and by their means, whichever is less.
+
+        Stragglers move means, and where steps are of two lengths a few more of one kind turn a median over.
+        """
+        most = MOST_OF_ONE * self.effects.noise
+        middles = median(with_it), median(without)
+        means = (
+            fmean(min(max(one, middle - most), middle + most) for one in some)
+            for some, middle in zip((with_it, without), middles, strict=True)
+        )
+        return min(middles[0] - middles[1], next(means) - next(means))
+
+    def _tell_apart(self, probe: _Probe, ran: Collection[int]) -> Slow | None:
+        """Steps in which only one half of those that made steps slower together may run."""
+        self._n_probed += any(name in ran for name in probe.others) and not any(name in ran for name in probe.out)
+        if self._n_probed < PROBE_STEPS and self._n_steps - probe.since_step < PROBE_PATIENCE_STEPS:
+            return None
+        self._probe = None
+        guilty = [
+            name for half in (probe.out, probe.others) if half and self._is_guilty(half, GUILTY_HALF) for name in half
+        ]
+        return self._convict(probe.proven, guilty or [name for name, by in probe.proven.effects.items() if by > 0.0])
+
+    def _is_guilty(self, names: Iterable[int], limit: float) -> bool:
+        mean, doubt = self._effect(names)
+        return mean > limit * doubt
+
+    def _convict(self, proven: _Proven, guilty: list[int]) -> Slow:
+        self._suspicion = None
+        relative = sum(math.expm1(proven.effects[name]) * self._n_with.pop(name, 0.0) for name in guilty)
+        self.effects.forget(guilty)
+        return proven.slow._replace(names=guilty, excess_us=max(0.0, relative) * math.exp(proven.usual_log_us))
+
+    def _acquit(self, suspicion: _Suspicion) -> None:
+        """Steps did not recover: something else slowed them down, and what is believed of these is wrong."""
+        self.effects.cleared([name for name in self._shares(suspicion.names) if name != ALL])
+        for key in suspicion.keys:
+            n_times = self._innocent.get(key, (0, 0))[1]
+            self._innocent[key] = self._n_steps + REST_STEPS * 2**n_times, n_times + 1
+
+    def _end(self, suspicion: _Suspicion) -> None:
+        self._suspicion = None
+        self._rests.update(dict.fromkeys(suspicion.keys, self._n_steps + REST_STEPS))
+
+
+def _of_key(key: int) -> int:
+    """Name of what settings at a key have in common."""
+    return ALL - 1 - key % N_PLACES

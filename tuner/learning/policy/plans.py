@@ -1,0 +1,158 @@
+"""Plans and what is remembered of each: which setting every key was asked to run, and why."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import BASELINE, Candidate, FirstLook, Plan, PlanRow, size_class_range
+from zerotune.tuner.learning.policy.ahead import covering
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.steps.step_trial import Variant
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.trials.withdrawal import FIRST_LOOK_STEPS
+from zerotune.tuner.modeling.features import Ints
+
+KEPT_EPOCHS: Final = 64
+PLAN_EXPIRES_AFTER: Final = 1000
+TRIAL_EXPIRES_AFTER: Final = 1
+"""What is on trial must not run unwatched."""
+
+
+class PlanInForce(NamedTuple):
+    """What the keys known at that time were asked to run, and which of that was exploration."""
+
+    candidates: list[Candidate]
+    is_trial: npt.NDArray[np.bool_]
+    plan: Plan
+    n_changes: int
+    """Promotions so far when the plan was made."""
+    variant: Variant | None = None
+    """A whole-plan variant on trial, judged by step time."""
+    ahead: tuple[PlanRow, ...] = ()
+    """What was asked for keys that were not known yet."""
+
+
+class PlanBook:
+    """The latest plans by epoch; epoch 0 is the empty plan that every job starts with."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
+        self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0), 0)
+        self._slots: dict[int, Ints] = {}
+        self._settings: dict[int, tuple[int, int]] = {}
+        """By epoch, for how many keys its plan asked something, and a number for what."""
+        self._asked: list[Candidate] = []
+        self._rows: list[PlanRow | None] = []
+
+    def get(self, epoch: int) -> PlanInForce | None:
+        """The plan of `epoch`; None when it is another daemon's, or too old."""
+        return self._plans.get(epoch)
+
+    def add(self, entry: PlanInForce, active: int) -> None:
+        """Remember a plan; forget the oldest ones, but never the active one."""
+        self._plans[entry.plan.epoch] = entry
+        while len(self._plans) > KEPT_EPOCHS:
+            oldest = next(old for old in self._plans if old != active)
+            del self._plans[oldest]
+            self._slots.pop(oldest, None)
+            self._settings.pop(oldest, None)
+
+    def slots(self, epoch: int, n_keys: int, evidence: Evidence) -> Ints:
+        """Evidence slot of every key under the plan of `epoch`; keys it does not know ran the baseline."""
+        slots = self._slots.get(epoch)
+        if slots is None or len(slots) < n_keys:
+            known = 0 if slots is None else len(slots)
+            candidates = self._plans[epoch].candidates[known:n_keys]
+            asked = [*candidates, *[BASELINE] * (n_keys - known - len(candidates))]
+            more = np.array([evidence.slot(known + at, one) for at, one in enumerate(asked)], dtype=np.int64)
+            slots = self._slots[epoch] = more if slots is None else np.concatenate([slots, more])
+        return slots
+
+    def settings(self, epoch: int) -> int:
+        """The same number for plans that ask the same."""
+        candidates = self._plans[epoch].candidates
+        n_keys, number = self._settings.get(epoch, (-1, 0))
+        if n_keys != len(candidates):
+            number = hash(tuple((at, one) for at, one in enumerate(candidates) if not one.is_baseline))
+            self._settings[epoch] = len(candidates), number
+        return number
+
+    def meet(self, state: KeyState) -> None:
+        """A key was seen for the first time: note what each plan had asked of it already."""
+        for entry in self._plans.values():
+            row = covering(entry.ahead, state.key) if entry.ahead else None
+            if row is not None:
+                entry.candidates.extend([BASELINE] * (state.index - len(entry.candidates)))
+                entry.candidates.append(row.candidate)
+
+    def forget_slots(self) -> None:
+        """The evidence was exchanged: slots are looked up anew."""
+        self._slots.clear()
+
+    def ask(self, states: Sequence[KeyState], changes: Mapping[int, Candidate], model_id: str) -> bool:
+        """Note what keys shall run from now on, by index; whether that differs from before."""
+        missing = len(states) - len(self._asked)
+        self._asked += [BASELINE] * missing
+        self._rows += [None] * missing
+        differs = False
+        for index, candidate in changes.items():
+            state = states[index]
+            differs |= candidate != self._asked[index]
+            self._asked[index] = candidate
+            self._rows[index] = None if candidate.is_baseline else _row(state, candidate, model_id)
+        return differs
+
+    def make(
+        self,
+        epoch: int,
+        gathers_after_step: bool,
+        ahead: tuple[PlanRow, ...] = (),
+        *,
+        has_trial: bool = False,
+        first: Sequence[int] = (),
+    ) -> tuple[list[Candidate], Plan]:
+        """The settings asked for as a plan, with rows for keys that are not known yet; those of keys `first` lead."""
+        others = self._rows.copy()
+        for index in first:
+            others[index] = None
+        rows = (*self._rows_of(first), *(row for row in others if row is not None), *ahead)
+        return self._asked.copy(), Plan(epoch, rows, lasts_for(has_trial=has_trial), gathers_after_step)
+
+    def _rows_of(self, keys: Sequence[int]) -> list[PlanRow]:
+        return [row for index in keys if (row := self._rows[index]) is not None]
+
+
+def ending_by_itself(entry: PlanInForce, after: PlanInForce, keys: Sequence[int]) -> PlanInForce:
+    """`entry` as a first look at what it runs at `keys`, whose rows lead both plans, giving way to `after`."""
+    n_rows, n_after = (sum(not plan.candidates[at].is_baseline for at in keys) for plan in (entry, after))
+    look = FirstLook(FIRST_LOOK_STEPS, n_rows, after.plan.rows[:n_after], after.plan.expires_after)
+    return entry._replace(plan=msgspec.structs.replace(entry.plan, first_look=look))
+
+
+def lasts_for(*, has_trial: bool) -> int:
+    """Boundaries for which a plan outlives its daemon."""
+    return TRIAL_EXPIRES_AFTER if has_trial else PLAN_EXPIRES_AFTER
+
+
+def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:
+    """A key's row over its whole size class."""
+    reason = state.incumbent_reason
+    if candidate == state.trial:
+        reason = state.trial_reason
+    elif candidate == state.lead:
+        reason = state.ties.get(candidate, reason)
+    return PlanRow(
+        state.key.communicator,
+        state.key.collective,
+        state.key.phase,
+        *size_class_range(state.key.size_class),
+        candidate,
+        reason,
+        model_id,
+    )

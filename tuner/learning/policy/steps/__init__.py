@@ -1,0 +1,1 @@
+"""What step times say about settings."""

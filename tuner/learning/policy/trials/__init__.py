@@ -1,0 +1,1 @@
+"""Which setting is tried where and when, and what that may cost."""

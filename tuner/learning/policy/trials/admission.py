@@ -1,0 +1,183 @@
+"""Which trial of a key, if any, may begin: worth it by expected improvement, and covered by what has been earned.
+
+Three bounds on what a trial may cost until it can be withdrawn, in microseconds of training time: its *risk* (what it
+costs on average over the cases in which it is slower and those in which it is not), which the trials of one window
+share; its *surprise* (the 99 % bound, within limits), to which a new job may add what its first steps will earn; and
+the most that is reckoned with, which may overdraw the budget by some steps' time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from zerotune.store.records import Candidate
+from zerotune.tuner.learning.policy.evidence.posterior import expected_excess, expected_improvement, odds_above
+from zerotune.tuner.learning.policy.settings import PolicySettings
+from zerotune.tuner.modeling.features import Floats
+
+RISK_QUANTILE: Final = 1.3
+SURPRISE_QUANTILE: Final = 2.33
+MOST_SURPRISE: Final = 10.0
+"""One trial in a hundred is slower than predicted by so many standard deviations: that is reckoned with up to so many
+times the present duration.
+"""
+CREDIT_STEPS: Final = 2000
+"""A trial that takes the most time that is reckoned with may overdraw the budget by what so many steps earn. Where
+steps are short and a key is most of them, that is little beside what passes until a trial is withdrawn.
+"""
+KIN_SURPRISE: Final = 1.5
+"""What this job has measured at the same size in another phase may surprise by so much, not by a catastrophe: it is the
+same kernel on the same links, and only what computes beside it differs.
+"""
+PAYS_WITHIN: Final = 3.0
+"""Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within so many times the
+steps that the job has run.
+"""
+UNPAID_PAYS_WITHIN: Final = 0.2
+UNPAID_SQUARED: Final = 1.0 / 400.0
+"""The same anywhere for as long as exploration has cost more than it has gained: perhaps nothing is to be gained. What
+promises most for what it may cost is tried first, the rest as the job turns out to be a long one: the second counts
+the square of the steps.
+"""
+UNPAID_ODDS: Final = 0.25
+UNPAID_ODDS_STEPS: Final = 200
+UNPAID_ODDS_SHARE: Final = 0.1
+"""... and it must be as likely as that to be faster. Long shots seem worth it where little is known, but what nobody
+has measured may be thirty times slower. Less will do in a job of more steps, by the square, and where calls are a
+smaller share of a step.
+"""
+SUSPECT_ODDS: Final = 0.35
+"""The same for an algorithm and protocol that has been catastrophically slow somewhere: NCCL's costs have been far off,
+and may be so at other sizes.
+"""
+
+
+def unpaid_steps(n_steps: int) -> float:
+    """Steps that a trial must be expected to pay within after `n_steps`, while no gains pay for exploration."""
+    return max(UNPAID_PAYS_WITHIN * n_steps, UNPAID_SQUARED * n_steps**2)
+
+
+def unpaid_odds(n_steps: int, calls_share: float, *, is_suspect: bool = False) -> float:
+    """How likely a trial must be to be faster after `n_steps`, while no gains pay for exploration.
+
+    `calls_share` is what of a step is charged for calls.
+    """
+    of_steps = min(1.0, (UNPAID_ODDS_STEPS / max(1, n_steps)) ** 2)
+    odds = SUSPECT_ODDS if is_suspect else UNPAID_ODDS
+    return odds * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
+
+
+class Option(NamedTuple):
+    """A trial that may begin."""
+
+    worth_us: float
+    """Expected gain per step."""
+    risk_us: float
+    surprise_us: float
+    """What it may cost at the very worst, less the credit that it has for that."""
+    candidate: Candidate
+    hope: tuple[float, float]
+    """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
+    reason: str
+
+
+class Room(NamedTuple):
+    """What there is to lose."""
+
+    risk_us: float
+    """For all trials of one window together."""
+    budget_us: float
+    """For surprises: all that is left."""
+    step_earns_us: float
+    """What a step adds to it."""
+    advance_us: float
+    """What surprises may take of what will be earned."""
+
+
+class Stakes(NamedTuple):
+    """What depends on one key."""
+
+    calls_per_step: float
+    calls_at_risk: float
+    """Calls that a trial may run before it can be withdrawn."""
+    charged_share: float
+    """Share of a call's extra time that the budget pays for."""
+    pays_within_steps: float
+    """A trial must be expected to pay within so many; infinite where it need not."""
+    least_odds: Floats | float = 0.0
+    """It must be as likely as that to be faster; of all options, or of each."""
+
+
+def best_option(
+    options: Sequence[Candidate],
+    opinion: tuple[Floats, Floats],
+    usual: Candidate,
+    log_now: float,
+    stakes: Stakes,
+    room: Room,
+    settings: PolicySettings,
+    may_try: Callable[[Candidate], bool],
+    ties: Container[Candidate],
+    least_gain: Floats | float = 0.0,
+    kin: Container[Candidate] = (),
+    once_us: Floats | float = 0.0,
+) -> tuple[Option | None, bool]:
+    """The best trial that fits, if any; and whether there is one that only waits for more credit.
+
+    Args:
+        options: candidates; `opinion` is the mean and standard deviation of the log duration of each.
+        usual: what mostly runs at the key; `log_now` is its log duration.
+        may_try: whether a candidate is allowed at all.
+        ties: candidates that were on trial without a verdict; others go first.
+        least_gain: what each option must gain (log) besides what the settings ask of all.
+        kin: candidates that this job has measured at this size in another phase.
+        once_us: what each option costs besides, once: to be connected.
+    """
+    mean, spread = opinion
+    duration_us = math.exp(log_now)
+    log_catastrophe = math.log(settings.catastrophic_ratio)
+    improvement = expected_improvement(log_now - mean - settings.min_gain - least_gain, spread)
+    exposed_us = duration_us * stakes.calls_at_risk * stakes.charged_share
+    excess = expected_excess(mean - log_now, spread)
+    risk_us = excess * exposed_us + once_us
+    log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
+    is_kin = np.array([option in kin for option in options])
+    least_surprise = np.where(is_kin, math.log(KIN_SURPRISE), log_catastrophe)
+    surprise_us = np.expm1(np.clip(log_surprise, least_surprise, math.log(MOST_SURPRISE))) * exposed_us
+    most_us = np.where(is_kin, surprise_us, (MOST_SURPRISE - 1.0) * exposed_us)
+    overdrawn_us = most_us + once_us - CREDIT_STEPS * room.step_earns_us
+    surprise_us += once_us - room.advance_us
+    # Where that is doubtful the budget decides: what nobody looks at is never learned of.
+    surely_slow = mean - spread - log_now > log_catastrophe
+    is_worth_it = (improvement >= settings.worthwhile) & (odds_above(log_now - mean, spread) >= stakes.least_odds)
+    value = improvement
+    if math.isfinite(stakes.pays_within_steps):
+        value = improvement * stakes.pays_within_steps * stakes.calls_per_step - excess * stakes.calls_at_risk
+        is_worth_it &= value >= 0
+    order = [int(index) for index in np.argsort(-value) if is_worth_it[index]]
+    waits_for_credit = False
+    for index in sorted(order, key=lambda index: options[index] in ties):
+        if surely_slow[index] or not may_try(options[index]):
+            continue
+        if overdrawn_us[index] > room.budget_us:
+            waits_for_credit = True
+            continue
+        if risk_us[index] > room.risk_us or surprise_us[index] > room.budget_us:
+            continue
+        log_us, std = float(mean[index]), float(spread[index])
+        low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)
+        found = Option(
+            worth_us=float(improvement[index]) * duration_us * stakes.calls_per_step,
+            risk_us=float(risk_us[index]),
+            surprise_us=max(float(surprise_us[index]), float(overdrawn_us[index])),
+            candidate=options[index],
+            hope=(log_now - log_us, std),
+            reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
+            f" against {duration_us:.1f} us of {usual}",
+        )
+        return found, False
+    return None, waits_for_credit

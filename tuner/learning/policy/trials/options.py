@@ -1,0 +1,140 @@
+"""What may be tried at one key, and which of it is worth it now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from zerotune.store.records import Algorithm, Candidate, CommunicatorClass, Protocol
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.outlook import Outlook
+from zerotune.tuner.learning.policy.memory import MemoryGate
+from zerotune.tuner.learning.policy.settings import PolicySettings
+from zerotune.tuner.learning.policy.trials.admission import (
+    PAYS_WITHIN,
+    Option,
+    Room,
+    best_option,
+    unpaid_odds,
+    unpaid_steps,
+)
+from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.trials.price import Price
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.modeling.features import Floats
+
+_Kind = tuple[CommunicatorClass, Algorithm | None, Protocol | None]
+
+
+class Options:
+    """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
+
+    def __init__(
+        self, settings: PolicySettings, outlook: Outlook, budget: Budget, memory: MemoryGate, price: Price
+    ) -> None:
+        self._settings = settings
+        self._outlook = outlook
+        self._budget = budget
+        self._memory = memory
+        self._price = price
+        self._suspects: set[_Kind] = set()
+        """What has been catastrophically slow somewhere in this regime."""
+        self.waits_for_credit: set[int] = set()
+        """Keys, by index, with something to try that would fit the budget, but might overdraw it by too much."""
+
+    def best(
+        self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float, room_us: float
+    ) -> Option | None:
+        """The best trial that fits, if any."""
+        opinion = self._outlook.posterior(state, states, evidence)
+        incumbent = evidence.find(state.index, state.incumbent)
+        if incumbent is None:
+            return None
+        usual = evidence.find(state.index, state.usual)
+        options = self._outlook.fields.of(state).options
+
+        def ask(is_paid: bool) -> tuple[Option | None, bool]:
+            return best_option(
+                options,
+                opinion,
+                state.usual,
+                evidence.log_us(incumbent if usual is None else usual),
+                self._price.stakes(
+                    state, self._pays_within_steps(state, is_paid), self._least_odds(state, options, is_paid)
+                ),
+                Room(risk_left_us, room_us, self._budget.earned_in_us(1), self._budget.advance_us),
+                self._settings,
+                lambda candidate: self.may_try(state, candidate),
+                {*state.ties, *state.retired},
+                self._memory.least_gain(options, state.n_channels),
+                self._outlook.kin(state, states, evidence),
+                self._connections_us(state, options),
+            )
+
+        found, waits_for_credit = ask(self._budget.is_paid)
+        if self._budget.is_paid and found is not None and found.risk_us > self._budget.gained_us:
+            found, waits_for_credit = ask(is_paid=False)  # gains pay for what was tried so far, not for this
+        (self.waits_for_credit.add if waits_for_credit else self.waits_for_credit.discard)(state.index)
+        return found
+
+    def suspect(self, state: KeyState, candidate: Candidate) -> None:
+        """It was catastrophically slow: of the same algorithm and protocol long shots wait elsewhere, too."""
+        self._suspects.add(_kind(state, candidate))
+
+    def reopen(self) -> None:
+        """The regime changed."""
+        self._suspects.clear()
+        self.waits_for_credit.clear()
+
+    def may_try(self, state: KeyState, candidate: Candidate) -> bool:
+        """Whether a trial of it may begin at all."""
+        if candidate in (state.incumbent, state.lead) or candidate in state.banned:
+            return False
+        if candidate.n_channels > state.max_channels:
+            return False
+        return self.may_run(state, candidate)
+
+    def may_run(self, state: KeyState, candidate: Candidate) -> bool:
+        """Whether NCCL offers it and device memory allows it."""
+        if not self._outlook.fields.offers(state.family, candidate):
+            return False
+        return self._memory.allows(self.what_runs(state, candidate), state.key.communicator)
+
+    def would_connect(self, state: KeyState, candidate: Candidate) -> bool:
+        """Whether it would take memory that it has not taken yet, or may not run at all."""
+        return not self._memory.is_connected(candidate, state.key.communicator) or not self.may_run(state, candidate)
+
+    @staticmethod
+    def what_runs(state: KeyState, candidate: Candidate) -> Candidate:
+        """The setting that is meant, NCCL's own where that is known."""
+        return state.default_setting or candidate if candidate.is_baseline else candidate
+
+    def _pays_within_steps(self, state: KeyState, is_paid: bool) -> float:
+        n_steps = self._budget.n_steps
+        pays_within_steps = PAYS_WITHIN * n_steps if state.is_known else math.inf
+        return pays_within_steps if is_paid else min(pays_within_steps, unpaid_steps(n_steps))
+
+    def _least_odds(self, state: KeyState, options: Sequence[Candidate], is_paid: bool) -> Floats | float:
+        """How likely each option must be to be faster."""
+        budget = self._budget
+        if is_paid or not budget.training_us:
+            return 0.0
+        calls_share = self._price.calls_us * budget.n_steps / budget.training_us
+        least, of_suspects = (unpaid_odds(budget.n_steps, calls_share, is_suspect=one) for one in (False, True))
+        if not self._suspects:
+            return least
+        return np.where([_kind(state, option) in self._suspects for option in options], of_suspects, least)
+
+    def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
+        """What each option would cost once, to be connected."""
+        if not self._price.connection_us:
+            return 0.0
+        place = state.key.communicator
+        is_new = [not self._memory.is_connected(self.what_runs(state, option), place) for option in options]
+        return self._price.connection_us * np.array(is_new, np.float64)
+
+
+def _kind(state: KeyState, candidate: Candidate) -> _Kind:
+    return state.key.communicator, candidate.algorithm, candidate.protocol

@@ -1,0 +1,100 @@
+"""What calls' time is to training, in microseconds: what a trial may cost, and what the settings in force save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from zerotune.store.records import BASELINE
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.keys import Traffic
+from zerotune.tuner.learning.policy.steps.exposed import ExposedShare
+from zerotune.tuner.learning.policy.trials.admission import Stakes
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.modeling.features import Floats
+
+LOOKED_AT: Final = 48
+"""Keys at which it is worked out anew in one window what their settings save."""
+
+
+class Price:
+    """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
+
+    def __init__(self, steps_per_window: float) -> None:
+        self.exposed = ExposedShare()
+        self.steps_at_risk = steps_per_window
+        """Steps that a setting runs before it can be withdrawn."""
+        self.first_steps_at_risk = steps_per_window
+        """Steps that a setting runs before anything is known of it."""
+        self.connection_us = 0.0
+        """What training waits for an algorithm to be connected, as far as this job has seen that."""
+        self.doubted_us: Mapping[int, float] = {}
+        """Slots of which a single call was slow, and what it cost: another one would cost as much."""
+        self.traffic = Traffic.empty()
+        self._saved_us = np.zeros(0)
+        self._usual_us = np.zeros(0)
+        """Per call, by key: what is saved by what usually runs, and what that takes."""
+        self._next = 0
+
+    @property
+    def exposed_share(self) -> float:
+        """Share of communication time that computation waits for."""
+        return self.exposed.share
+
+    @property
+    def charged_share(self) -> float:
+        """Share of a collective's extra time that the budget pays for: what is waited for, and a little more."""
+        return min(1.0, self.exposed_share + 0.1)
+
+    @property
+    def calls_us(self) -> float:
+        """What a step's calls are charged at."""
+        here = len(self.traffic.per_step)
+        return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
+
+    def stakes(self, state: KeyState, pays_within_steps: float, least_odds: Floats | float) -> Stakes:
+        """What depends on one key."""
+        return Stakes(
+            float(self.traffic.per_step[state.index]),
+            self.traffic.calls_in(state.index, self.first_steps_at_risk),
+            self.charged_share,
+            pays_within_steps,
+            least_odds,
+        )
+
+    def window_us(self, state: KeyState, evidence: Evidence) -> float:
+        """What one more window of a running trial may cost, from what it has cost so far."""
+        trial, incumbent = state.trial, evidence.find(state.index, state.incumbent)
+        slot = evidence.find(state.index, trial) if trial is not None else None
+        if slot is None or incumbent is None:
+            return 0.0
+        if not evidence.n_calls[slot]:  # what it was admitted for is set aside
+            return self.doubted_us.get(slot, 0.0)
+        extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
+        return max(0.0, extra) * self.traffic.calls_in(state.index, self.steps_at_risk) * self.charged_share
+
+    def saved_us(self, states: Sequence[KeyState], evidence: Evidence) -> float:
+        """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
+        if (more := len(states) - len(self._saved_us)) > 0:
+            more = max(more, len(self._saved_us))
+            self._saved_us = np.concatenate([self._saved_us, np.zeros(more)])
+            self._usual_us = np.concatenate([self._usual_us, np.zeros(more)])
+        for offset in range(min(LOOKED_AT, len(states))):
+            state = states[(self._next + offset) % len(states)]
+            slot = evidence.find(state.index, state.usual)
+            usual_us = math.nan if slot is None else math.exp(evidence.log_us(slot))
+            self._usual_us[state.index] = usual_us if math.isfinite(usual_us) else 0.0
+            self._saved_us[state.index] = 0.0 if state.usual.is_baseline else _saved_us(state, usual_us, evidence)
+        self._next += LOOKED_AT
+        here = len(self.traffic.per_step)
+        return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed_share
+
+
+def _saved_us(state: KeyState, usual_us: float, evidence: Evidence) -> float:
+    """Per call, by what mostly runs at a key; nothing where that is not known."""
+    slot = evidence.find(state.index, BASELINE)
+    saved_us = math.nan if slot is None else math.exp(evidence.log_us(slot)) - usual_us
+    return max(0.0, saved_us) if math.isfinite(saved_us) else 0.0

@@ -1,0 +1,131 @@
+"""Withdraws what is on trial or leads where steps are slower with it, and charges what that cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from zerotune.tuner.learning.policy.choice import Policy
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.exploration_watch import ExplorationWatch, Slow
+from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.modeling.features import Ints
+
+EXTRA_IS_OFF: Final = 0.5
+"""What calls say of that is off by as much of it: not every group is waited for alike."""
+
+
+MOST_OVER_USUAL: Final = 3.0
+"""A step's own calls may say so many times as much as all of them."""
+SURELY_EXTRA: Final = 0.05
+"""Unless that is more of the step: no chance."""
+LEAST_LEFT: Final = 0.2
+"""Share of a step that exploring cannot have cost."""
+
+
+class WatchedTrials:
+    """Feeds an `ExplorationWatch` with what each step tried.
+
+    Args:
+        policy: whose trials and leads pause and are withdrawn.
+        plans: what ran under which epoch.
+        rest_steps: a key whose trial slowed steps down tries nothing for so long, then for twice as long, and so on.
+    """
+
+    def __init__(self, policy: Policy, plans: PlanBook, rest_steps: int) -> None:
+        self._policy = policy
+        self._plans = plans
+        self._rest_steps = rest_steps
+        self._watch = ExplorationWatch()
+        self._usual: Ints = np.zeros(0, np.int64)
+        """By key, the slot that what is tried there is compared with."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Something pauses until it is known whether it slows steps down."""
+        return bool(self._watch.paused)
+
+    def reset(self) -> None:
+        """All is asked anew."""
+        self._watch.reset()
+        self._usual = np.zeros(0, np.int64)
+        self._policy.pause(frozenset())
+
+    def pace_changed(self) -> None:
+        """Steps take another time with the same settings."""
+        self._watch.effects.level_moved()
+
+    def step(
+        self,
+        in_force: PlanInForce,
+        step: int,
+        duration_us: float,
+        extra_us: float | None,
+        states: Sequence[KeyState],
+        evidence: Evidence,
+    ) -> bool:
+        """One step, and the `extra_us` that exploring cost it as its calls say, None where that is not known.
+
+        True when a new plan is due at once.
+        """
+        explored = self._explored(in_force, states, evidence)
+        if extra_us is None and explored:
+            return False  # late or lost: what calls cost this step would pass for what they do not tell
+        extra_us = extra_us or 0.0
+        if extra_us < SURELY_EXTRA * duration_us:
+            # What calls take longer by chance they take less at other times, and that is not subtracted.
+            extra_us = min(extra_us, MOST_OVER_USUAL * self._usual_extra_us(explored, evidence))
+        duration_us = max(duration_us - extra_us, LEAST_LEFT * duration_us)
+        doubt = EXTRA_IS_OFF * extra_us / duration_us
+        before = self._watch.paused
+        slow = self._watch.step(math.log(duration_us), explored, doubt)
+        if slow is not None:
+            self._withdraw(slow, step, states, evidence)
+        self._policy.pause(self._watch.paused)
+        return self._watch.paused != before
+
+    # ---- inside ---------------------------------------------------------------------------------------
+
+    def _explored(self, in_force: PlanInForce, states: Sequence[KeyState], evidence: Evidence) -> dict[int, int]:
+        """What a plan tries, and at which key."""
+        n_keys = len(states)
+        new = [evidence.slot(state.index, state.incumbent) for state in states[len(self._usual) :]]
+        if new:
+            self._usual = np.concatenate([self._usual, np.array(new, np.int64)])
+        slots = self._plans.slots(in_force.plan.epoch, n_keys, evidence)[:n_keys]
+        tries = self._policy.verified(n_keys)
+        tries[: len(in_force.is_trial)] |= in_force.is_trial[:n_keys]
+        differs = slots != self._usual
+        for key in np.flatnonzero(differs & ~tries).tolist():
+            self._watch.became_usual(int(slots[key]), key)
+            self._usual[key] = slots[key]
+        tried = np.flatnonzero(differs & tries)
+        return dict(zip(slots[tried].tolist(), tried.tolist(), strict=True))
+
+    def _usual_extra_us(self, explored: Mapping[int, int], evidence: Evidence) -> float:
+        """What these settings cost a step as all their calls say; nothing where they are faster."""
+        sum_us = 0.0
+        rates = self._policy.price.traffic.per_step
+        for name, key in explored.items():
+            if key >= len(rates):
+                continue
+            extra_us = math.exp(evidence.log_us(name)) - math.exp(evidence.log_us(int(self._usual[key])))
+            sum_us += max(0.0, float(np.nan_to_num(extra_us))) * float(rates[key])
+        return self._policy.price.charged_share * sum_us
+
+    def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: Evidence) -> None:
+        self._policy.budget.spend(slow.excess_us)
+        rest = len(slow.names) - 1
+        words = f"steps were {slow.percent:.1f} % slower with it"
+        if rest:
+            words += f" and {rest} more on trial at the same time"
+        words += f" than without ({slow.n_with} steps against {slow.n_without}, compared in turns)"
+        for name in slow.names:
+            state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
+            if candidate in (state.trial, state.lead):
+                state.n_withdrawn += 1
+                self._policy.withdraw(state, candidate, words, step + self._rest_steps * 2 ** (state.n_withdrawn - 1))

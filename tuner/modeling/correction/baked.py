@@ -1,0 +1,206 @@
+"""A fitted correction as plain arrays: what the daemon evaluates, without scikit-learn.
+
+Any model is evaluated once, by the trainer, over the grid (communicator, collective, cell, channel rung,
+size class); the daemon looks a key up by its exact size class and interpolates between rungs. The bytes are
+a numpy archive read with pickle refused.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, Collective, CommunicatorClass
+from zerotune.tuner.modeling.features import DEFAULT_CELL, N_SIZE_CLASSES, Floats, Ints, cell_of
+
+BAKED_VERSION: Final = 2
+RUNGS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 48, 64)
+UNKNOWN_STD: Final = 0.5
+"""Standard deviation (log) of NCCL's cost as a prediction, where nothing corrected it yet."""
+FOREIGN_STD: Final = 0.08
+"""Added per square root of an octave of ranks or nodes between the asked communicator and the nearest one baked."""
+FEW_NODES_STD: Final = 0.25
+"""Added where NCCL counts with other rates for one of the two, as it does on one node and on two."""
+DISBELIEF: Final = 1.0 / 1.645
+"""Doubt (log) per unit of what NCCL's cost has at a point and, as far as is known, at no measured one: that the machine
+does not follow it is just within the 90 % interval.
+"""
+_JUMPS: Final = ((1, 2.0), (2, 1.0))
+"""Most nodes that NCCL counts with the same rates, and as how many octaves it counts to be on the other side."""
+FAR_STD: Final = 0.05
+"""Added per octave beyond the sizes that the model was asked for or fitted on."""
+_MAX_BLOB_BYTES = 256 << 20
+
+
+class Correction(Protocol):
+    """What to add to the log of NCCL's cost, and how sure that is."""
+
+    def predict(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        size_classes: Ints,
+    ) -> tuple[Floats, Floats]:
+        """Shift and standard deviation (log), each of shape [n_size_classes, n_candidates]."""
+        ...
+
+    def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
+        """The communicator whose correction stands in for that of `communicator`."""
+        ...
+
+
+class Baked:
+    """A correction on its grid; implements `Correction`.
+
+    Arrays: `communicators` [m, 2] (ranks, nodes), `collectives` [c], `cells` [k, 2], `first_class`,
+    `mean` and `std` float32 [m, c, k, n_rungs, n_classes]. A cell that its communicator does not offer has mean 0
+    and std `UNKNOWN_STD`.
+    """
+
+    def __init__(
+        self,
+        communicators: Ints,
+        collectives: Ints,
+        cells: Ints,
+        first_class: int,
+        mean: npt.NDArray[np.float32],
+        std: npt.NDArray[np.float32],
+    ) -> None:
+        expected = (len(communicators), len(collectives), len(cells), len(RUNGS))
+        if mean.ndim != 5 or mean.shape != std.shape or mean.shape[:4] != expected or not mean.shape[4]:
+            raise ValueError(f"grid of shape {mean.shape} does not fit {expected} and size classes")
+        if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+            raise ValueError("grid holds values that are not finite, or spreads that are not positive")
+        self.communicators = communicators
+        self.collectives = collectives
+        self.cells = cells
+        self.first_class = first_class
+        self.mean = mean
+        self.std = std
+        self._collective = {int(value): index for index, value in enumerate(collectives)}
+        self._cell = {(int(a), int(p)): index for index, (a, p) in enumerate(cells)}
+
+    def predict(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        size_classes: Ints,
+    ) -> tuple[Floats, Floats]:
+        """See `Correction.predict`; unknown collectives and cells get no shift and the widest spread."""
+        shape = (len(size_classes), len(candidates))
+        shift, spread = np.zeros(shape), np.full(shape, UNKNOWN_STD)
+        at_collective = self._collective.get(int(collective))
+        if at_collective is None or not len(self.communicators):
+            return shift, spread
+        at_communicator = self._nearest(communicator)
+        columns = [self._cell.get(cell_of(candidate), -1) for candidate in candidates]
+        cells = np.array(columns, dtype=np.int64)
+        rung, share = _between_rungs(candidates)
+        classes = np.clip(size_classes - self.first_class, 0, self.mean.shape[4] - 1)
+        known = np.flatnonzero(cells >= 0)
+        if not len(known):
+            return shift, spread
+        lower = (at_communicator, at_collective, cells[known][None, :], rung[known][None, :], classes[:, None])
+        upper = (*lower[:3], np.minimum(rung[known] + 1, len(RUNGS) - 1)[None, :], lower[4])
+        weight = share[known][None, :]
+        shift[:, known] = self.mean[lower] * (1.0 - weight) + self.mean[upper] * weight
+        spread[:, known] = self.std[lower] * (1.0 - weight) + self.std[upper] * weight
+        outside = (size_classes - self.first_class) - classes
+        spread[:, known] = np.hypot(spread[:, known], FAR_STD * np.abs(outside[:, None]) / SIZE_CLASSES_PER_OCTAVE)
+        elsewhere = self._doubt_elsewhere(communicator, at_communicator)
+        return shift, np.minimum(np.hypot(spread, elsewhere), np.maximum(spread, UNKNOWN_STD))
+
+    def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
+        """See `Correction.nearest`."""
+        if not len(self.communicators):
+            return communicator
+        n_ranks, n_nodes = self.communicators[self._nearest(communicator)].tolist()
+        return CommunicatorClass(n_ranks, max(1, n_nodes))
+
+    def to_bytes(self) -> bytes:
+        """The arrays as an uncompressed numpy archive."""
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            version=np.array([BAKED_VERSION]),
+            communicators=self.communicators,
+            collectives=self.collectives,
+            cells=self.cells,
+            first_class=np.array([self.first_class]),
+            mean=self.mean,
+            std=self.std,
+        )
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Baked:
+        """Read `to_bytes`; nothing is ever unpickled.
+
+        Raises:
+            ValueError: the bytes are damaged, of another version, or hold impossible values.
+        """
+        if len(blob) > _MAX_BLOB_BYTES:
+            raise ValueError(f"model of {len(blob)} bytes is over the limit of {_MAX_BLOB_BYTES}")
+        try:
+            with np.load(io.BytesIO(blob), allow_pickle=False) as archive:
+                arrays: dict[str, npt.NDArray[Any]] = {name: archive[name] for name in archive.files}
+            version, first = int(arrays["version"][0]), int(arrays["first_class"][0])
+            if version != BAKED_VERSION:
+                raise ValueError(f"model of version {version}, this is {BAKED_VERSION}")
+            return cls(
+                arrays["communicators"].astype(np.int64).reshape(-1, 2),
+                arrays["collectives"].astype(np.int64).reshape(-1),
+                arrays["cells"].astype(np.int64).reshape(-1, 2),
+                first,
+                arrays["mean"].astype(np.float32),
+                arrays["std"].astype(np.float32),
+            )
+        except (KeyError, IndexError, OSError, EOFError, TypeError, OverflowError, zipfile.BadZipFile) as error:
+            raise ValueError(f"model cannot be read: {error}") from error
+
+    def _nearest(self, communicator: CommunicatorClass) -> int:
+        gaps = self._octaves_to(communicator)
+        known = np.maximum(self.communicators[:, 1], 1)
+        for most, octaves in _JUMPS:
+            gaps = gaps + np.where((known <= most) != (communicator.n_nodes <= most), octaves, 0.0)
+        return int(np.argmin(gaps))
+
+    def _doubt_elsewhere(self, communicator: CommunicatorClass, nearest: int) -> float:
+        """What is added to the spread where the correction of another communicator stands in."""
+        n_nodes = max(1, int(self.communicators[nearest, 1]))
+        is_apart = any((n_nodes <= most) != (communicator.n_nodes <= most) for most, _ in _JUMPS)
+        octaves = float(self._octaves_to(communicator)[nearest])
+        return math.hypot(FOREIGN_STD * math.sqrt(octaves), FEW_NODES_STD if is_apart else 0.0)
+
+    def _octaves_to(self, communicator: CommunicatorClass) -> Floats:
+        """Octaves of ranks and nodes to every communicator baked."""
+        asked = np.log2([communicator.n_ranks, max(1, communicator.n_nodes)])
+        octaves: Floats = np.abs(np.log2(np.maximum(self.communicators, 1)) - asked).sum(axis=1)
+        return octaves
+
+
+def grid_classes(lowest_bytes_class: int, highest_bytes_class: int) -> Ints:
+    """Size classes of a grid: those measured and two octaves on either side."""
+    first = max(0, lowest_bytes_class - 8)
+    last = min(N_SIZE_CLASSES - 1, highest_bytes_class + 8)
+    return np.arange(first, last + 1, dtype=np.int64)
+
+
+def _between_rungs(candidates: Sequence[Candidate]) -> tuple[Ints, Floats]:
+    """Lower rung and weight of the next one, by log channels; no opinion counts as the highest rung."""
+    asked = np.array([candidate.n_channels or RUNGS[-1] for candidate in candidates], dtype=np.float64)
+    ladder = np.log2(RUNGS)
+    place = np.interp(np.log2(asked), ladder, np.arange(len(RUNGS)))
+    lower = np.floor(place).astype(np.int64)
+    return lower, place - lower
+
+
+__all__ = ["BAKED_VERSION", "DEFAULT_CELL", "RUNGS", "UNKNOWN_STD", "Baked", "Correction", "grid_classes"]

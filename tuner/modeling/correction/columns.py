@@ -1,0 +1,63 @@
+"""Points as the columns that models read, and the kinds (collective, algorithm, protocol) they are of."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.tuner.modeling.correction.training_set import TrainingSet
+from zerotune.tuner.modeling.features import Floats, Ints
+
+Bools = npt.NDArray[np.bool_]
+Kind = tuple[int, int, int]
+SEED: Final = 7
+
+
+def numeric(points: TrainingSet) -> Floats:
+    """log2 of bytes per rank, channels, ranks, nodes: shape [n, 4]."""
+    nodes = np.log2(np.maximum(points.n_nodes, 1))
+    return np.column_stack([log2_bytes_per_rank(points), np.log2(points.n_channels), np.log2(points.n_ranks), nodes])
+
+
+def log2_bytes_per_rank(points: TrainingSet) -> Floats:
+    """log2 of the bytes per rank."""
+    logs: Floats = points.log2_bytes - np.log2(points.n_ranks)
+    return logs
+
+
+def place_codes(points: TrainingSet) -> Ints:
+    """A number for the communicator of every point."""
+    codes: Ints = points.n_ranks << 20 | np.maximum(points.n_nodes, 1)
+    return codes
+
+
+def kinds_of(points: TrainingSet) -> list[Kind]:
+    """Every kind among the points, in order."""
+    table = np.stack([points.collective, points.algorithm, points.protocol], axis=1)
+    return [(int(a), int(b), int(c)) for a, b, c in np.unique(table, axis=0)]
+
+
+def is_kind(points: TrainingSet, kind: Kind) -> Bools:
+    """Which points are of one kind."""
+    found: Bools = (points.collective == kind[0]) & (points.algorithm == kind[1]) & (points.protocol == kind[2])
+    return found
+
+
+def is_known(points: TrainingSet, kinds: list[Kind]) -> Bools:
+    """Whether each point's collective and cell are among `kinds`."""
+    found = np.zeros(len(points), dtype=np.bool_)
+    for kind in kinds:
+        found |= is_kind(points, kind)
+    return found
+
+
+def one_hot(points: TrainingSet, kinds: list[Kind]) -> Floats:
+    """Flags for collective, algorithm, protocol and the whole kind, so that related kinds are near."""
+    columns = [
+        points.collective[:, None] == np.unique([kind[0] for kind in kinds])[None, :],
+        points.algorithm[:, None] == np.unique([kind[1] for kind in kinds])[None, :],
+        points.protocol[:, None] == np.unique([kind[2] for kind in kinds])[None, :],
+    ]
+    return np.concatenate(columns, axis=1).astype(np.float64)

@@ -1,0 +1,43 @@
+"""Channel counts that come to the same: on little traffic fewer channels run than were asked for.
+
+The store knows a call by what ran (`ring/ll/3ch`), a decision by what it asked for (`ring/ll/4ch`). It is one setting,
+and people are to see it under one name: what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from zerotune.agent.nccl.cost_model import channels_used
+from zerotune.store.records import Candidate, DecisionKey, size_class_range
+from zerotune.tuner.modeling.medians import Measured
+
+MAX_CHANNELS: Final = 64
+
+
+def as_offered(
+    known: Mapping[Candidate, Measured], offered: Collection[str], key: DecisionKey
+) -> dict[Candidate, Measured]:
+    """What was measured at `key`, each setting under the name by which it is `offered`, where it is."""
+    found: dict[Candidate, Measured] = {}
+    for candidate, measured in known.items():
+        name = asked_for(candidate, offered, key)
+        found[name] = measured.joined(found[name]) if name in found else measured
+    return found
+
+
+def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Candidate:
+    """What was asked for where `ran` ran: `ran` itself if that is on offer, else the lowest count on offer of which it
+    is what some size of the key makes; without one, `ran`.
+    """
+    if ran.protocol is None or not ran.n_channels or str(ran) in offered:
+        return ran
+    low, high = size_class_range(key.size_class)
+    for n_channels in range(ran.n_channels + 1, MAX_CHANNELS + 1):
+        asked = Candidate(ran.algorithm, ran.protocol, n_channels)
+        if str(asked) in offered:
+            least, most = (channels_used(key.collective, ran.protocol, size, n_channels) for size in (low, high))
+            if least <= ran.n_channels <= most:
+                return asked
+    return ran

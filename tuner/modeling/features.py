@@ -1,0 +1,432 @@
+"""Numbers the learner works with: decision keys as integers, and NCCL's cost as the starting guess.
+
+A *cost* is a prediction, never a measurement. The starting guess for a candidate is NCCL's own cost of its
+cell (the live cost table when the job reported one, else the cost model of the fabric description, else a
+generic latency-bandwidth line) times what fewer channels do to the bandwidth part. What is wrong with that
+guess is what `zerotune.tuner.modeling.correction` learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.agent.nccl import catalog, cost_model, fabric
+from zerotune.store.errors import FabricError
+from zerotune.store.records import (
+    BASELINE,
+    SIZE_CLASSES_PER_OCTAVE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+    size_class_floor,
+)
+
+FEATURES_VERSION: Final = 1
+"""Raised whenever a model fitted earlier would read its inputs differently."""
+
+N_SIZE_CLASSES: Final = 64 * SIZE_CLASSES_PER_OCTAVE
+NO_CELL: Final = 255
+"""Algorithm or protocol byte of a measurement whose setting is unknown."""
+DEFAULT_CELL: Final = (NO_CELL, NO_CELL)
+
+MANY_NODES: Final = 3
+"""From so many nodes on NCCL's cost counts with the same rates."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_FLOORS: Final = np.array([size_class_floor(index) for index in range(N_SIZE_CLASSES)], dtype=np.uint64)
+
+# Share of the channels that is enough for full bandwidth in the starting guess; NCCL over-provisions.
+_SATURATING_SHARE = 0.6
+_GENERIC_MAX_CHANNELS = 32
+_MAX_LIVE_TABLES = 256
+# Generic hop latency in us and share of the link bandwidth by protocol (LL, LL128, Simple).
+_GENERIC_HOP_US = (1.2, 2.2, 5.0)
+_GENERIC_BASE_US = (6.6, 14.0, 8.4)
+_GENERIC_SHARE = (0.4, 0.9, 1.0)
+_GENERIC_INTRA_GBS = 100.0
+_GENERIC_INTER_GBS = 12.0
+
+
+def size_classes(message_bytes: npt.ArrayLike) -> Ints:
+    """Size class of every entry, as `zerotune.store.records.size_class`; entries must be positive."""
+    found = np.searchsorted(_FLOORS, np.asarray(message_bytes, dtype=np.uint64), side="right") - 1
+    return found.astype(np.int64)
+
+
+def key_codes(
+    n_ranks: npt.ArrayLike,
+    n_nodes: npt.ArrayLike,
+    collective: npt.ArrayLike,
+    phase: npt.ArrayLike,
+    classes: npt.ArrayLike,
+) -> Ints:
+    """One integer per decision key: 20 bits ranks, 20 nodes, 4 collective, 3 phase, 8 size class."""
+
+    def wide(values: npt.ArrayLike) -> Ints:
+        return np.asarray(values).astype(np.int64)
+
+    code = wide(n_ranks) << 20 | wide(n_nodes)
+    return (code << 4 | wide(collective)) << 11 | wide(phase) << 8 | wide(classes)
+
+
+def key_code(key: DecisionKey) -> int:
+    """The integer of one decision key."""
+    communicator = key.communicator
+    code = communicator.n_ranks << 20 | communicator.n_nodes
+    return (code << 4 | int(key.collective)) << 11 | int(key.phase) << 8 | key.size_class
+
+
+def key_of(code: int) -> DecisionKey:
+    """The decision key of an integer made by `key_codes`."""
+    shape = code >> 15
+    return DecisionKey(
+        CommunicatorClass(n_ranks=shape >> 20, n_nodes=shape & 0xFFFFF),
+        Collective(code >> 11 & 0xF),
+        Phase(code >> 8 & 0x7),
+        code & 0xFF,
+    )
+
+
+def channels_filled(
+    collective: npt.ArrayLike, protocol: npt.ArrayLike, message_bytes: npt.ArrayLike, n_channels: npt.ArrayLike
+) -> Floats:
+    """`cost_model.channels_filled` for arrays: how many channels little traffic leaves of those asked for."""
+    traffic_bytes = np.asarray(message_bytes, dtype=np.float64) * np.where(
+        np.asarray(collective) == int(Collective.all_reduce), 2.0, 1.0
+    )
+    traffic_bytes = traffic_bytes * np.where(np.asarray(protocol) == int(Protocol.ll), 4.0, 1.0)
+    filled: Floats = np.maximum(1.0, np.minimum(n_channels, traffic_bytes / cost_model.TRAFFIC_PER_CHANNEL_BYTES))
+    return filled
+
+
+def cell_of(candidate: Candidate) -> tuple[int, int]:
+    """(algorithm, protocol) as bytes; `DEFAULT_CELL` when the candidate leaves the cell alone."""
+    if candidate.algorithm is None or candidate.protocol is None:
+        return DEFAULT_CELL
+    return int(candidate.algorithm), int(candidate.protocol)
+
+
+class CostPrior:
+    """NCCL's own cost of every candidate on one fabric, with a guess at what the channel count does.
+
+    `fabric_facts` is the description a rank sent in its Hello; `emulated` in it names a fabric file, whose
+    *belief* is used (never its truth). A description without it gives the generic line until `learn_live`
+    has seen a cost table.
+    """
+
+    def __init__(
+        self, fabric_facts: Mapping[str, str | int | float | bool], described: fabric.Fabric | None = None
+    ) -> None:
+        self._fabric = described  # by whoever asks what if; in place of the file that the facts name
+        name = fabric_facts.get("emulated")
+        if described is None and isinstance(name, str) and name:
+            try:
+                self._fabric = fabric.load(name)
+            except FabricError:
+                self._fabric = None  # described by another machine's file: fall back to the generic line
+        self._topologies: dict[CommunicatorClass, cost_model.Topology | None] = {}
+        self._live: dict[tuple[CommunicatorClass, Collective], dict[int, npt.NDArray[np.float32]]] = {}
+        self._max_channels: dict[CommunicatorClass, int] = {}
+        self._refused: dict[tuple[CommunicatorClass, Collective], set[tuple[int, int]]] = {}
+        self._stated_channels = int(fabric_facts.get("comm_channels", 0) or 0)
+        self.revision = 0
+        """Grows whenever something is learned: what was worked out before no longer holds."""
+
+    def learn_live(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        message_bytes: int,
+        table: npt.NDArray[np.float32],
+    ) -> bool:
+        """Take over a cost table NCCL reported (microseconds [7, 3], negative = IGNORE); True if it is new."""
+        tables = self._live.setdefault((communicator, collective), {})
+        if message_bytes in tables or len(tables) >= _MAX_LIVE_TABLES:
+            return False
+        tables[message_bytes] = np.array(table, np.float32)
+        self.revision += 1
+        return True
+
+    def learn_channels(self, communicator: CommunicatorClass, n_channels: int) -> bool:
+        """A collective ran on `n_channels`: the communicator has at least as many. True if that changes candidates."""
+        before = self.max_channels(communicator)
+        self._max_channels[communicator] = max(n_channels, self._max_channels.get(communicator, 0))
+        is_new = self.max_channels(communicator) != before
+        self.revision += is_new
+        return is_new
+
+    def learn_refused(self, communicator: CommunicatorClass, collective: Collective, cell: tuple[int, int]) -> None:
+        """NCCL was asked for this algorithm and protocol, and ran others: it does not offer them."""
+        self._refused.setdefault((communicator, collective), set()).add(cell)
+        self.revision += 1
+
+    def max_channels(self, communicator: CommunicatorClass) -> int:
+        """Most channels that may be asked for: stated, or the most that were seen to run."""
+        if self._fabric is not None:
+            return max(1, min(self._fabric.max_channels(communicator), catalog.CHANNEL_LADDER[-1]))
+        known = self._max_channels.get(communicator, 0) or self._stated_channels
+        return min(known or _GENERIC_MAX_CHANNELS, catalog.CHANNEL_LADDER[-1])
+
+    def candidates(self, communicator: CommunicatorClass, collective: Collective) -> tuple[Candidate, ...]:
+        """The baseline and every candidate that may be asked for; the baseline alone if untunable."""
+        cells = self._offered_cells(communicator, collective)
+        if cells is None and not catalog.legal_cells(collective, n_nodes=communicator.n_nodes):
+            return (BASELINE,)
+        offered = catalog.candidates(collective, communicator, self.max_channels(communicator), cells=cells)
+        refused = self._refused.get((communicator, collective))
+        return tuple(one for one in offered if cell_of(one) not in refused) if refused else offered
+
+    def default(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        message_bytes: int,
+        *,
+        described_only: bool = False,
+    ) -> Candidate | None:
+        """What NCCL would choose by itself, None when neither table nor topology says.
+
+        `described_only` leaves live tables out: the nearest one's choice is that of its own size.
+        """
+        table = None if described_only else self._live_table(communicator, collective, message_bytes)
+        if table is None:
+            topology = self._topology(communicator)
+            if topology is None:
+                return None
+            try:
+                return cost_model.default_choice(topology, collective, message_bytes)
+            except ValueError:
+                return None
+        costs = np.where(table < 0, np.inf, table)
+        winner = int(np.argmin(costs))
+        if not np.isfinite(costs.flat[winner]):
+            return None
+        return Candidate(Algorithm(winner // costs.shape[1]), Protocol(winner % costs.shape[1]), 0)
+
+    def log_cost(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+        *,
+        described_only: bool = False,
+        saturates: bool = True,
+    ) -> Floats:
+        """Natural log of the predicted microseconds, shape [n_bytes, n_candidates]; NaN = not available.
+
+        `described_only` leaves live tables out: a correction fitted from the store never saw them. Without `saturates`
+        every channel brings as much as the first.
+        """
+        latency_us, transfer_us = self._parts(
+            communicator, collective, candidates, message_bytes, described_only, saturates
+        )
+        with np.errstate(invalid="ignore", divide="ignore"):
+            logs: Floats = np.log(latency_us + transfer_us)
+        return logs
+
+    def transfer_share(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+    ) -> Floats:
+        """Share of the predicted microseconds that goes with the bytes, [n_bytes, n_candidates]; NaN = unavailable."""
+        latency_us, transfer_us = self._parts(communicator, collective, candidates, message_bytes)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share: Floats = transfer_us / (latency_us + transfer_us)
+        return share
+
+    def _parts(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+        described_only: bool = False,
+        saturates: bool = True,
+    ) -> tuple[Floats, Floats]:
+        """Microseconds that do not depend on the bytes, and those that do, each [n_bytes, n_candidates]."""
+        sizes = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
+        lines: dict[tuple[int, int], tuple[Floats, Floats]] = {}
+        n_available = self.max_channels(communicator)
+        latencies, transfers = np.empty((2, len(sizes), len(candidates)))
+        for column, candidate in enumerate(candidates):
+            cell = cell_of(candidate)
+            if cell not in lines:
+                lines[cell] = self._latency_and_transfer(communicator, collective, cell, sizes, described_only)
+            latency_us, transfer_us = lines[cell]
+            n_channels = candidate.n_channels or n_available
+            factor = _SATURATING_SHARE * n_available / n_channels
+            latencies[:, column] = latency_us
+            transfers[:, column] = transfer_us * (max(1.0, factor) if saturates else factor)
+        return latencies, transfers
+
+    def log_jump(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+    ) -> Floats:
+        """What being on few nodes does to `log_cost` as described, against as many ranks on three nodes or more.
+
+        NCCL counts with other rates on one node and on two; shape [n_bytes, n_candidates], 0 where nothing is said.
+        """
+        most = self._fabric.max_nodes if self._fabric is not None else communicator.n_ranks
+        n_nodes = min(MANY_NODES, communicator.n_ranks, most)
+        if communicator.n_nodes >= n_nodes:
+            return np.zeros((len(np.atleast_1d(message_bytes)), len(candidates)))
+        apart = CommunicatorClass(communicator.n_ranks, n_nodes)
+        here, there = (
+            self.log_cost(place, collective, candidates, message_bytes, described_only=True)
+            for place in (communicator, apart)
+        )
+        jump: Floats = np.nan_to_num(here - there)
+        return jump
+
+    def log_idle(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        candidates: Sequence[Candidate],
+        message_bytes: npt.ArrayLike,
+    ) -> Floats:
+        """What `log_cost` as described would be less if the last channels, too, brought as much as the first."""
+        some, every = (
+            self.log_cost(communicator, collective, candidates, message_bytes, described_only=True, saturates=saturates)
+            for saturates in (True, False)
+        )
+        idle: Floats = np.nan_to_num(some - every)
+        return idle
+
+    def _offered_cells(
+        self, communicator: CommunicatorClass, collective: Collective
+    ) -> tuple[tuple[Algorithm, Protocol], ...] | None:
+        tables = self._live.get((communicator, collective))
+        if tables:
+            usable = np.all(np.stack(list(tables.values())) >= 0, axis=0)
+        else:
+            topology = self._topology(communicator)
+            if topology is None:
+                return None
+            usable = cost_model.cost_table(topology, collective, 1 << 20) >= 0
+        legal = catalog.legal_cells(
+            collective, n_nodes=communicator.n_nodes, n_ranks=communicator.n_ranks, collnet=True
+        )
+        return tuple(cell for cell in legal if usable[cell])
+
+    def _topology(self, communicator: CommunicatorClass) -> cost_model.Topology | None:
+        if self._fabric is None:
+            return None
+        if communicator not in self._topologies:
+            try:
+                self._topologies[communicator] = self._fabric.topology(communicator)
+            except (FabricError, ValueError):
+                self._topologies[communicator] = None
+        return self._topologies[communicator]
+
+    def _live_table(
+        self, communicator: CommunicatorClass, collective: Collective, message_bytes: int
+    ) -> npt.NDArray[np.float32] | None:
+        tables = self._live.get((communicator, collective))
+        if not tables:
+            return None
+        return tables[min(tables, key=lambda known: abs(np.log(known / max(message_bytes, 1))))]
+
+    def _latency_and_transfer(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        cell: tuple[int, int],
+        sizes: Floats,
+        described_only: bool,
+    ) -> tuple[Floats, Floats]:
+        """Microseconds of `cell` as (independent of, proportional to) the bytes moved, each [n_bytes]."""
+        if cell == DEFAULT_CELL:
+            return self._cheapest_cell(communicator, collective, sizes, described_only)
+        algorithm, protocol = Algorithm(cell[0]), Protocol(cell[1])
+        tables = None if described_only else self._live.get((communicator, collective))
+        topology = self._topology(communicator)
+        if topology is not None:
+            total = cost_model.cost_us(topology, collective, algorithm, protocol, sizes).astype(np.float64)
+            nothing = cost_model.cost_us(topology, collective, algorithm, protocol, np.ones(1))
+            latency = np.minimum(total, float(nothing[0]))
+            total = np.where(total < 0, np.nan, total)
+        elif tables:
+            total = _interpolated_cost(tables, cell, sizes)
+            least = min(float(table[cell]) for table in tables.values())
+            latency = np.minimum(total, np.maximum(least, 0.0) if least >= 0 else np.nan)
+        else:
+            latency, total = _generic_cost(communicator, collective, algorithm, protocol, sizes)
+        return latency, total - latency
+
+    def _cheapest_cell(
+        self,
+        communicator: CommunicatorClass,
+        collective: Collective,
+        sizes: Floats,
+        described_only: bool,
+    ) -> tuple[Floats, Floats]:
+        cells = self._offered_cells(communicator, collective)
+        if cells is None:
+            cells = catalog.legal_cells(
+                collective, n_nodes=communicator.n_nodes, n_ranks=communicator.n_ranks, nvls=False
+            )
+        if not cells:
+            return np.full(len(sizes), 10.0), sizes / (1000.0 * _GENERIC_INTER_GBS)
+        parts = [
+            self._latency_and_transfer(communicator, collective, (int(a), int(p)), sizes, described_only)
+            for a, p in cells
+        ]
+        totals = np.stack([latency + transfer for latency, transfer in parts])
+        best = np.argmin(np.where(np.isnan(totals), np.inf, totals), axis=0)
+        every = np.arange(len(sizes))
+        latencies, transfers = np.stack([p[0] for p in parts]), np.stack([p[1] for p in parts])
+        return latencies[best, every], transfers[best, every]
+
+
+def _interpolated_cost(tables: Mapping[int, npt.NDArray[np.float32]], cell: tuple[int, int], sizes: Floats) -> Floats:
+    """Cost of `cell` between the reported sizes, log-log; beyond them in proportion to the bytes."""
+    known = np.array(sorted(tables), dtype=np.float64)
+    costs = np.array([float(tables[int(at)][cell]) for at in known])
+    if np.any(costs < 0):
+        return np.full(len(sizes), np.nan)
+    logs = np.interp(np.log(sizes), np.log(known), np.log(np.maximum(costs, 1e-3)))
+    beyond = np.maximum(sizes / known[-1], 1.0)
+    result: Floats = np.exp(logs) * beyond
+    return result
+
+
+def _generic_cost(
+    communicator: CommunicatorClass,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    sizes: Floats,
+) -> tuple[Floats, Floats]:
+    """A latency-bandwidth line for hardware nobody described: only the shape is meant to be right."""
+    n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
+    steps = max(1, n_ranks - 1) * (2 if collective is Collective.all_reduce else 1)
+    hop_us = _GENERIC_HOP_US[protocol] * (3.0 if n_nodes > 1 else 1.0)
+    if algorithm is Algorithm.ring:
+        n_hops: float = steps
+    else:
+        n_hops = 2.0 * np.log2(max(2, n_ranks)) + 2.0
+    link_gbs = (_GENERIC_INTRA_GBS if n_nodes == 1 else _GENERIC_INTER_GBS) * _GENERIC_SHARE[protocol]
+    if algorithm is not Algorithm.ring:
+        link_gbs *= 0.8
+    latency = np.full(len(sizes), _GENERIC_BASE_US[protocol] + n_hops * hop_us)
+    transfer = sizes * (steps / n_ranks) / (1000.0 * link_gbs)
+    return latency, latency + transfer

@@ -1,0 +1,129 @@
+"""Slow work beside the daemon's loop: loading what is known of a fabric, and fitting its model.
+
+A thread waits for requests. Loading is SQLite's work, done outside the GIL; fitting runs in a
+process of its own, so that neither its CPU time nor scikit-learn's memory is ever the daemon's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from zerotune.store.errors import StoreError
+from zerotune.store.records import ModelRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.modeling.requests import Request, RequestKind
+from zerotune.tuner.modeling.trainer import keep
+
+_log = logging.getLogger("zerotune.learner")
+
+TRAIN_TIMEOUT_S: Final = 300.0
+
+Loader = Callable[[Store, str], object]
+"""(store, fabric_id) -> knowledge."""
+
+
+class Learner:
+    """Serves requests one after the other.
+
+    Args:
+        store: read by `load`, and takes fitted models.
+        load: makes knowledge; `empty` stands in for it when it fails.
+        empty: knowledge of nothing.
+        on_ready: called on the learner's thread with (fabric_id, knowledge).
+    """
+
+    def __init__(self, store: Store, load: Loader, empty: object, on_ready: Callable[[str, object], None]) -> None:
+        self._store = store
+        self._load = load
+        self._empty = empty
+        self._on_ready = on_ready
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._closing = False
+        self.n_failed = 0
+        """Requests that could not be served."""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._child_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="zerotune-learner", daemon=True)
+        self._thread.start()
+
+    def ask(self, request: Request) -> None:
+        """Queue a request; never blocks."""
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """Give up what is not done yet; measurements are in the store, so nothing is lost."""
+        with self._child_lock:
+            self._closing = True
+            if self._child is not None:
+                self._child.kill()
+        self._requests.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            if self._closing:
+                continue
+            try:
+                if request.kind is RequestKind.train:
+                    self._train(request.fabric_id)
+                knowledge = self._load(self._store, request.fabric_id)
+                if request.kind is RequestKind.load and self._never_fitted(request.fabric_id):
+                    self.ask(Request(RequestKind.train, request.fabric_id))
+            except Exception:
+                if self._store.writing.is_gone:  # no fault of ours: `zerotune status` has the remedy
+                    _log.warning("nothing is learned about fabric %s: the store was removed", request.fabric_id)
+                else:
+                    self.n_failed += 1
+                    _log.exception("learning about fabric %s failed; its jobs go on with less", request.fabric_id)
+                if request.kind is RequestKind.train:
+                    continue
+                knowledge = self._empty
+            self._on_ready(request.fabric_id, knowledge)
+
+    def _never_fitted(self, fabric_id: str) -> bool:
+        """True when a fit was cut short, say by the end of the daemon: its measurements are there."""
+        if any(model.fabric_id == fabric_id and not model.is_damaged for model in self._store.models()):
+            return False
+        return len(self._store.measurements(fabric_id, limit=1)) > 0
+
+    def _train(self, fabric_id: str) -> None:
+        self._store.flush()
+        if self._store.writing.is_gone:
+            raise StoreError(f"{self._store.path} was removed")  # the fit's process could only say so, too
+        model = self._fit(self._store.path, fabric_id)
+        if model is not None:
+            keep(self._store, model)
+            self._store.flush()
+
+    def _fit(self, store_path: Path, fabric_id: str) -> ModelRecord | None:
+        command = [sys.executable, "-m", "zerotune.tuner.modeling.training_process", str(store_path), fabric_id]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with self._child_lock:
+            if self._closing:
+                return None
+            # Ctrl-C, and what else ends the daemon's process group, is the daemon's to pass on: see `close`.
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            )
+        try:
+            fitted, _ = self._child.communicate(timeout=TRAIN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.communicate()
+            raise
+        if self._child.returncode == -signal.SIGTERM:
+            return None  # all of the daemon's processes are told to end, itself in a moment: no fault
+        if self._child.returncode != 0 and not self._closing:
+            raise RuntimeError(f"the training process exited with {self._child.returncode}")
+        return msgspec.msgpack.decode(fitted, type=ModelRecord) if fitted else None

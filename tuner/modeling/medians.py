@@ -1,0 +1,41 @@
+"""What the store knows of each setting under each key: medians and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from zerotune.store.records import BASELINE, Candidate, CandidateStatistics, DecisionKey
+
+
+class Measured(NamedTuple):
+    """What the store knows of one setting under one key."""
+
+    median_us: float
+    n_calls: int
+    setting: Candidate
+    """What ran; for the baseline the setting that NCCL chose most often."""
+
+    def joined(self, other: Measured) -> Measured:
+        """Both as one: their medians weighed by their calls."""
+        n_calls = self.n_calls + other.n_calls
+        median_us = (self.median_us * self.n_calls + other.median_us * other.n_calls) / n_calls
+        return Measured(median_us, n_calls, self.setting)
+
+
+Medians = Mapping[DecisionKey, Mapping[Candidate, Measured]]
+"""By key and candidate; NCCL's own choice is BASELINE."""
+
+
+def medians(lines: Sequence[CandidateStatistics]) -> Medians:
+    """Statistics by key and candidate.
+
+    Where NCCL chose several settings under one key, their medians are weighed by their calls.
+    """
+    found: dict[DecisionKey, dict[Candidate, Measured]] = {}
+    for line in sorted(lines, key=lambda line: -line.count):
+        known = found.setdefault(line.key, {})
+        name = BASELINE if line.is_default else line.candidate
+        measured = Measured(line.median_us, line.count, line.candidate)
+        known[name] = known[name].joined(measured) if name in known else measured
+    return found

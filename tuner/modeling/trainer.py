@@ -1,0 +1,248 @@
+"""Fitting the correction from the store's measurements, and reading it back.
+
+Measurements are the truth, a model is only their digest: whenever a saved one is damaged or was made by
+other versions it is left alone and a new one is fitted. `train` belongs in a process of its own; nothing
+else here imports scikit-learn.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.agent.nccl.catalog import legal_cells
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, ModelRecord
+from zerotune.tuner.modeling.correction.baked import BAKED_VERSION, RUNGS, UNKNOWN_STD, Baked, grid_classes
+from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER, Estimator, Kriging
+from zerotune.tuner.modeling.correction.training_set import TrainingSet, build, candidate_at, training_hash
+from zerotune.tuner.modeling.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
+
+if TYPE_CHECKING:
+    from zerotune.store.sqlite.database import Store
+
+_log = logging.getLogger("zerotune.trainer")
+
+MIN_POINTS: Final = 4
+MAX_MEASUREMENTS: Final = 200_000
+MAX_COMMUNICATORS: Final = 4
+DAMAGED: Final = ".damaged"
+"""Suffix of the name under which a model that cannot be read is set aside."""
+PINNED: Final = ".pinned"
+"""Suffix of the name of the model that is used whatever is fitted."""
+VERSION_MARK: Final = "@"
+"""Between the name and the hash of a model that was in use earlier."""
+KEPT_VERSIONS: Final = 5
+
+
+def train(store: Store, fabric_id: str, name: str = WINNER, *, without_job: str | None = None) -> ModelRecord | None:
+    """Fit the model `name` to everything measured on `fabric_id`, one job left out; None when there is too little."""
+    facts = store.fabrics().get(fabric_id)
+    if facts is None:
+        return None
+    block = store.measurements_at_usual_level(fabric_id, limit=MAX_MEASUREMENTS, without_job=without_job)
+    return fit(block, fabric_id, facts, name)
+
+
+def fit(
+    block: npt.NDArray[np.void],
+    fabric_id: str,
+    facts: Mapping[str, str | int | float | bool],
+    name: str = WINNER,
+) -> ModelRecord | None:
+    """Fit the model `name` to measurements (MEASUREMENT_FIELDS) of one fabric.
+
+    `ModelRecord.error` is the median absolute error of log durations over size classes left out.
+    """
+    costs = CostPrior(facts)
+    points = build(block, costs)
+    if len(points) < MIN_POINTS:
+        return None
+    estimator: Estimator = MODELS[name]().fit(points)
+    return ModelRecord(
+        name=name,
+        fabric_id=fabric_id,
+        blob=bake(estimator, points, costs).to_bytes(),
+        versions=versions(name),
+        training_hash=training_hash(block),
+        error=held_out_error(estimator, points),
+        created_at_s=time.time(),
+    )
+
+
+def versions(name: str) -> dict[str, str]:
+    """What a saved model depends on, for a comparison with what is installed."""
+    from importlib.metadata import version
+
+    return {
+        "features": str(FEATURES_VERSION),
+        "baked": str(BAKED_VERSION),
+        "scikit-learn": version("scikit-learn"),
+        "model": name,
+    }
+
+
+def hash_of(record: ModelRecord) -> str:
+    """The beginning of the training set's hash, as model ids and names show it."""
+    return record.training_hash[:8]
+
+
+def model_id_of(record: ModelRecord, name: str = WINNER) -> str:
+    """How decisions name the model that their expectations rest on."""
+    return f"{name}-{hash_of(record)}"
+
+
+def keep(store: Store, record: ModelRecord) -> None:
+    """Save a new fit; the one it replaces is kept under its hash, the oldest of those forgotten."""
+    previous = store.load_model(record.name, record.fabric_id)
+    if previous is not None and previous.is_damaged:
+        store.rename_model(record.name, record.fabric_id, record.name + DAMAGED)
+    elif previous is not None and previous.training_hash != record.training_hash:
+        store.rename_model(record.name, record.fabric_id, record.name + VERSION_MARK + hash_of(previous))
+    store.save_model(record)
+    store.flush()
+    versions_kept = sorted(
+        (one for one in store.models() if one.fabric_id == record.fabric_id and VERSION_MARK in one.name),
+        key=lambda one: one.created_at_s,
+    )
+    for old in versions_kept[:-KEPT_VERSIONS]:
+        store.delete_model(old.name, old.fabric_id)
+
+
+def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[Baked | None, str]:
+    """The correction for one fabric and its id, the pinned one if it can be used; (None, "") when there is none.
+
+    A damaged model is set aside under another name, so that the next fit replaces it; a store that is only read stays
+    as it is.
+    """
+    for wanted in (name + PINNED, name):
+        record = store.load_model(wanted, fabric_id)
+        if record is None:
+            continue
+        if not record.is_damaged and record.versions != versions(name):
+            _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
+            continue
+        try:
+            return Baked.from_bytes(record.blob), model_id_of(record, name)
+        except ValueError:  # numpy's words would recommend to unpickle it
+            if store.is_read_only:
+                continue
+            _log.warning("the saved model of fabric %s is damaged: set aside, to be fitted anew", fabric_id)
+            store.rename_model(wanted, fabric_id, name + DAMAGED)
+    return None, ""
+
+
+def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None:
+    """The model that `load_correction` names so."""
+    for record in store.models():
+        if record.fabric_id == fabric_id and model_id and model_id.endswith(f"-{hash_of(record)}"):
+            return record
+    return None
+
+
+def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
+    """Evaluate a fitted model over the grid of what it was fitted on, and of what else NCCL offers there.
+
+    Cells that were never measured are asked for as well: next to cells that are slower than believed, one that kept
+    NCCL's cost would pass for fast.
+    """
+    shapes, counts = np.unique(np.stack([points.n_ranks, points.n_nodes], axis=1), axis=0, return_counts=True)
+    shapes = shapes[np.argsort(-counts, kind="stable")[:MAX_COMMUNICATORS]]
+    collectives = np.unique(points.collective)
+    offered = {
+        (m, c): _cells(points, CommunicatorClass(int(n_ranks), max(1, int(n_nodes))), collective)
+        for m, (n_ranks, n_nodes) in enumerate(shapes.tolist())
+        for c, collective in enumerate(collectives.tolist())
+    }
+    cells = sorted(set().union(*offered.values()))
+    classes = grid_classes(int(points.size_class.min()), int(points.size_class.max()))
+    # Asked for by the half octave and interpolated between: surfaces are smooth over an octave at least.
+    asked_classes = np.unique([classes[0], *classes[classes % 2 == 0], classes[-1]])
+    between = np.stack([np.interp(classes, asked_classes, row) for row in np.eye(len(asked_classes))])
+    rungs = np.array(RUNGS, dtype=np.int64)
+    shape = (len(shapes), len(collectives), len(cells), len(rungs), len(classes))
+    mean, std = np.zeros(shape, np.float32), np.full(shape, UNKNOWN_STD, np.float32)
+    for (m, c), cells_there in offered.items():
+        for cell in cells_there:
+            place = CommunicatorClass(int(shapes[m, 0]), max(1, int(shapes[m, 1])))
+            # The baseline's channels are NCCL's choice: one rung stands for all.
+            asked = _rungs_asked(points, place, costs) if cell != DEFAULT_CELL else rungs[-1:]
+            others = np.stack([np.interp(np.log2(rungs), np.log2(asked), row) for row in np.eye(len(asked))], axis=1)
+            grid = _grid(place, Collective(collectives[c]), cell, asked, asked_classes, costs)
+            shift, spread = estimator.predict(grid)
+            at = m, c, cells.index(cell)
+            mean[at] = others @ shift.reshape(len(asked), -1) @ between
+            std[at] = np.clip(others @ spread.reshape(len(asked), -1) @ between, 1e-3, 2.0)
+    return Baked(shapes, collectives, np.array(cells, dtype=np.int64), int(classes[0]), mean, std)
+
+
+def _rungs_asked(points: TrainingSet, place: CommunicatorClass, costs: CostPrior) -> Ints:
+    """Rungs up to the channels that the communicator has, and the last, which stands for no opinion.
+
+    Those between are asked by nobody as far as is known: to work them out is a third of what baking costs.
+    """
+    rungs = np.array(RUNGS, dtype=np.int64)
+    measured = points.n_channels[(points.n_ranks == place.n_ranks) & (points.n_channels < RUNGS[-1])]
+    most = max(costs.max_channels(place), int(measured.max(initial=1)))
+    asked: Ints = np.unique([*rungs[: int(np.searchsorted(rungs, most)) + 1], rungs[-1]])
+    return asked
+
+
+def _cells(points: TrainingSet, place: CommunicatorClass, collective: int) -> set[tuple[int, int]]:
+    """Cells that were measured anywhere or that NCCL offers for `collective` at `place`, and NCCL's own choice.
+
+    What ran in one collective is asked for in the others, even if it is not known to be on offer there.
+    """
+    measured = np.unique(np.stack([points.algorithm, points.protocol], axis=1), axis=0)
+    legal = legal_cells(Collective(collective), n_nodes=place.n_nodes, n_ranks=place.n_ranks)
+    return {DEFAULT_CELL, *((int(a), int(p)) for a, p in (*measured, *legal))}
+
+
+def held_out_error(estimator: Estimator, points: TrainingSet) -> float | None:
+    """Median absolute error (log) of a fitted model at every third size class, left out; None with fewer than four.
+
+    Models that can tell what they would say without some points are not fitted again.
+    """
+    classes = np.unique(points.size_class)
+    if len(classes) < 4:
+        return None
+    held = np.isin(points.size_class, classes[1::3])
+    if isinstance(estimator, Kriging):
+        errors = estimator.left_out(np.flatnonzero(held))
+    else:
+        predicted, _ = MODELS[estimator.name]().fit(points.take(~held)).predict(points.take(held))
+        errors = predicted - points.residual[held]
+    return float(np.median(np.abs(errors)))
+
+
+def _grid(
+    place: CommunicatorClass,
+    collective: Collective,
+    cell: tuple[int, int],
+    rungs: Ints,
+    classes: Ints,
+    costs: CostPrior,
+) -> TrainingSet:
+    n_points = len(rungs) * len(classes)
+    ones = np.ones(n_points, dtype=np.int64)
+    # Middle of each class, a quarter octave wide.
+    log2_bytes = classes / 4.0 + 0.125
+    candidates = [candidate_at(*cell, rung) or BASELINE for rung in rungs.tolist()]
+    return TrainingSet(
+        place.n_ranks * ones,
+        place.n_nodes * ones,
+        int(collective) * ones,
+        cell[0] * ones,
+        cell[1] * ones,
+        np.repeat(rungs, len(classes)),
+        np.tile(log2_bytes, len(rungs)),
+        np.zeros(n_points),
+        np.zeros(n_points),
+        ones,
+        costs.log_jump(place, collective, candidates, 2.0**log2_bytes).T.ravel(),
+        costs.log_idle(place, collective, candidates, 2.0**log2_bytes).T.ravel(),
+    )

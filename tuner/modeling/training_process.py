@@ -1,0 +1,36 @@
+"""Child of the daemon: fits one fabric's model and writes it to stdout as msgpack.
+
+python -m zerotune.tuner.modeling.training_process STORE FABRIC_ID
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import msgspec
+
+from zerotune.store.errors import StoreError
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.modeling.trainer import train
+
+
+def main(store_path: str, fabric_id: str) -> int:
+    """Write the model, or nothing when there is too little to learn from."""
+    os.nice(10)
+    try:
+        with Store.open(store_path, read_only=True) as store:
+            model = train(store, fabric_id)
+    except StoreError as error:  # removed meanwhile, say: the daemon's log gets one line of it
+        print(f"zerotune: nothing can be learned: {error}", file=sys.stderr)
+        return 2
+    if model is not None:
+        with contextlib.suppress(BrokenPipeError):  # the daemon was killed: nobody waits for it any more
+            sys.stdout.buffer.write(msgspec.msgpack.encode(model))
+            sys.stdout.buffer.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Tools that need no running job: sweep, replay, report, import, export."""

@@ -1,0 +1,59 @@
+"""A decided setting against NCCL's own choice: by what was measured, and by predictions only where nothing was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from zerotune.store.records import BASELINE, Candidate, Decision
+from zerotune.tuner.modeling.equal_channels import as_offered
+from zerotune.tuner.modeling.medians import Medians
+
+
+class Comparison(NamedTuple):
+    """One decision's setting and NCCL's own choice, both times from the same source."""
+
+    own: Candidate | None
+    """What NCCL chose by itself, as far as it was seen."""
+    own_us: float | None
+    us: float | None
+    is_measured: bool
+
+    @property
+    def change_percent(self) -> float | None:
+        """Change of time: negative is faster; None where one side is unknown."""
+        return 100 * (self.us / self.own_us - 1) if self.us is not None and self.own_us else None
+
+    def __str__(self) -> str:
+        """The change in words for people; empty where it is unknown."""
+        if self.change_percent is None:
+            return ""
+        return f"{self.change_percent:+.0f} %" + ("" if self.is_measured else " predicted")
+
+
+def compare(decision: Decision, here: Medians, everywhere: Medians) -> Comparison:
+    """`decision` by this job's medians, else by all jobs', else by what it saw itself, else by its prediction."""
+    own = None
+    weighed = alternatives_of(decision)
+    offered = {str(decision.candidate), *(str(one.get("candidate")) for one in weighed)}
+    for at in (here, everywhere):
+        known = as_offered(at.get(decision.key, {}), offered, decision.key)
+        baseline, chosen = known.get(BASELINE), known.get(decision.candidate)
+        own = own or (baseline.setting if baseline else None)
+        if baseline and chosen:
+            return Comparison(own, baseline.median_us, chosen.median_us, is_measured=True)
+    seen = [one.get("measured_us") for one in weighed if one.get("candidate") == str(decision.candidate)]
+    if seen and seen[0] is not None and decision.baseline_us:
+        return Comparison(own, decision.baseline_us, float(seen[0]), is_measured=True)
+    if decision.candidate.is_baseline:
+        return Comparison(own, decision.baseline_us, decision.baseline_us, is_measured=decision.baseline_us is not None)
+    return Comparison(own, decision.baseline_us, decision.predicted_us, is_measured=False)
+
+
+def alternatives_of(decision: Decision) -> list[dict[str, Any]]:
+    """The candidates that a decision weighed; empty when it names none."""
+    try:
+        found = json.loads(decision.alternatives)
+    except ValueError:
+        return []
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

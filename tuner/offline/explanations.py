@@ -1,0 +1,372 @@
+"""`zerotune explain`: why each setting is what it is, read back from the store's decisions and measurements."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zerotune.agent.nccl.catalog import parse_collective
+from zerotune.store.errors import UserError
+from zerotune.store.records import (
+    BASELINE,
+    Candidate,
+    CandidateStatistics,
+    CommunicatorClass,
+    Decision,
+    DecisionKey,
+    JobRecord,
+    Phase,
+    size_class,
+    size_class_range,
+)
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.decided import decisions_that_ran
+from zerotune.tuner.modeling.equal_channels import as_offered
+from zerotune.tuner.modeling.medians import Measured, Medians, medians
+from zerotune.tuner.offline.comparison import alternatives_of
+from zerotune.tuner.offline.jobs import job_of
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Whose decisions are explained."""
+
+    job_id: str
+    fabric_id: str
+    emulated: str
+    """Name of the fabric that the NCCL was emulated on; empty: it was real."""
+    n_ranks: int
+    communicators: list[CommunicatorClass]
+    """What its collectives ran on, as far as the store tells."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """One decision key: what runs there, what else is possible, and how it came to it."""
+
+    key: DecisionKey
+    collective: str
+    phase: str
+    min_bytes: int
+    max_bytes: int
+    decision: Decision | None
+    """What made the setting in force what it is, without its alternatives; None where nothing has been decided yet."""
+    alternatives: list[dict[str, Any]]
+    """Every candidate. What was expected of it at the key's last decision, with the 90 % interval
+    (`predicted_us`, `predicted_low_us`, `predicted_high_us`, None for what ran without having been weighed;
+    `is_guess` where nothing that this job measured had a part in that); what the last decision had seen of it
+    (`measured_us`, `n_measurements`) and had spent on trying it (`spent_us`); what was found (`note`), when
+    (`noted_step`, `noted_epoch`), and whether another setting has come into force since (`is_past`); and what is
+    in the store by now: median and calls of this job (`job_median_us`, `n_this_job`) and of all jobs on the fabric
+    (`median_us`, `n_all_jobs`).
+    """
+    is_guess: bool
+    """Whether the expectations are starting guesses."""
+    decided_at_s: float | None
+    """When the last decision was taken; None: never."""
+    n_explored: int
+    """Candidates that were on trial in some step."""
+    spent_us: float
+    """What exploring this key had cost by the last decision, as the budget counts it."""
+    history: list[str]
+    setting: str = str(BASELINE)
+    """In force, as the last decision left it of which a plan was adopted."""
+    not_adopted: str = ""
+    """What was decided last, where no step has run under a plan with it."""
+    on_trial: str = ""
+    """The candidate whose trial the last decision began."""
+    is_trial_to_come: bool = False
+    """Whether no step has run under a plan with it."""
+    model_id: str = ""
+    """Whose predictions the expectations rest on; empty: NCCL's own cost."""
+    job_history: list[str] = []
+    """What concerned all keys: changes of training's pace and of the network, other plans on trial."""
+    job: Head | None = None
+
+
+def explain(
+    store_path: Path, job_id: str | None, collective: str | None, phase: str | None, message_bytes: int | None
+) -> list[Explanation]:
+    """Explanations of one job's keys, by default the newest's that trained; filters may be None.
+
+    Raises:
+        UserError: no store, no such job, an unknown collective or phase.
+        StoreError: the store cannot be read.
+    """
+    wanted_collective = None if collective is None else parse_collective(collective)
+    if phase is not None and phase not in Phase.__members__:
+        raise UserError(f"unknown phase {phase!r}", f"use one of {', '.join(Phase.__members__)}")
+    if message_bytes is not None and message_bytes < 1:
+        raise UserError(f"--message-bytes {message_bytes} is not positive", "give the total size in bytes")
+
+    def is_wanted(key: DecisionKey) -> bool:
+        return (
+            wanted_collective in (None, key.collective)
+            and phase in (None, key.phase.name)
+            and (message_bytes is None or key.size_class == size_class(message_bytes))
+        )
+
+    with _opened(store_path) as store:
+        job = job_of(store, job_id)
+        decisions = store.decisions(job_id=job.job_id)
+        fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
+        lines = [line for fabric_id in fabrics for line in store.statistics(fabric_id)]
+        here = medians([line for fabric_id in fabrics for line in store.statistics(fabric_id, job.job_id)])
+        by_key = by_keys([decision for decision in decisions if is_wanted(decision.key)])
+        undecided = [key for key in here if key not in by_key and is_wanted(key)]
+        if not decisions and not store.steps(job.job_id):
+            undecided = []  # it did not train: a sweep, an import
+        guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
+        head = _head(store, job, decisions, here)
+        highest_epoch = store.highest_epoch(job.job_id)
+    found = explained(by_key, here, medians(lines), guesses, news_of(decisions), taken_over_s(decisions), highest_epoch)
+    return [msgspec.structs.replace(one, job=head) for one in found]
+
+
+def head_of(store_path: Path, job_id: str | None) -> Head:
+    """Which job `explain` explains; raises as it does."""
+    with _opened(store_path) as store:
+        job = job_of(store, job_id)
+        here = medians(store.statistics(job.fabric_id, job.job_id))
+        return _head(store, job, store.decisions(job_id=job.job_id), here)
+
+
+def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Medians) -> Head:
+    keys = [*here, *(decision.key for decision in decisions if not decision.is_of_job)]
+    emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
+    return Head(job.job_id, job.fabric_id, emulated, job.n_ranks, sorted({key.communicator for key in keys}))
+
+
+def _opened(store_path: Path) -> Store:
+    if not store_path.exists():
+        raise UserError(f"there is no store at {store_path}", "name one with --store or run a job first")
+    return Store.open(store_path, read_only=True)
+
+
+def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
+    """Decisions by the key they are about, in order; news of the whole job is about none."""
+    found: dict[DecisionKey, list[Decision]] = {}
+    for decision in decisions:
+        if not decision.is_of_job:
+            found.setdefault(decision.key, []).append(decision)
+    return found
+
+
+def taken_over_s(decisions: Sequence[Decision]) -> float:
+    """When the newest daemon took over: what was decided before is in force no longer."""
+    return max((one.decided_at_s for one in decisions if one.kind == "takeover"), default=0.0)
+
+
+def news_of(decisions: Sequence[Decision]) -> list[str]:
+    """What concerned the whole job, in order."""
+    return [f"{when(decision)}: {decision.reason}" for decision in decisions if decision.is_of_job]
+
+
+Guesses = tuple[str, list[dict[str, Any]]]
+"""The model, and what it expects of every candidate of a key."""
+
+
+def explained(
+    decisions: Mapping[DecisionKey, Sequence[Decision]],
+    here: Medians,
+    everywhere: Medians,
+    guesses: Mapping[DecisionKey, Guesses],
+    job_history: list[str],
+    since_s: float = 0.0,
+    highest_epoch: int | None = None,
+) -> list[Explanation]:
+    """Explanations by key, from each key's decisions in order (or, where there are none, from guesses) and the
+    measured medians of this job and of all jobs. What was decided before `since_s` is history; what no step up to
+    `highest_epoch` ran under (None: not known) is not in force.
+    """
+    keys = sorted({*decisions, *guesses})
+    return [
+        _explanation(
+            key,
+            decisions.get(key, ()),
+            here.get(key, {}),
+            everywhere.get(key, {}),
+            guesses.get(key),
+            job_history,
+            since_s,
+            highest_epoch,
+        )
+        for key in keys
+    ]
+
+
+def deciding(settled: Sequence[Decision]) -> Decision | None:
+    """Of a key's decisions, trials that began left out, the one that made the setting in force what it is."""
+    if not settled:
+        return None
+    n_since = next(
+        (n for n, one in enumerate(reversed(settled)) if one.candidate != settled[-1].candidate), len(settled)
+    )
+    since = settled[-n_since:]
+    chosen = [one for one in since if one.kind in ("promote", "prior", "lead")]
+    if chosen:
+        return chosen[-1]
+    return since[0] if since[0].kind == "rollback" else since[-1]
+
+
+def when(decision: Decision) -> str:
+    """The time, the step and the epoch of a decision."""
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(decision.decided_at_s))
+    step = "" if decision.step is None else f", step {decision.step}"
+    return f"{clock}{step}, epoch {decision.epoch}"
+
+
+def _explanation(
+    key: DecisionKey,
+    decisions: Sequence[Decision],
+    here: Mapping[Candidate, Measured],
+    everywhere: Mapping[Candidate, Measured],
+    guesses: Guesses | None,
+    job_history: list[str],
+    since_s: float,
+    highest_epoch: int | None,
+) -> Explanation:
+    settled = [one for one in decisions if one.kind != "explore" and one.decided_at_s >= since_s]
+    ran = decisions_that_ran(decisions, highest_epoch)
+    in_force = [one for one in ran if one.kind != "explore" and one.decided_at_s >= since_s]
+    low, high = size_class_range(key.size_class)
+    last = decisions[-1] if decisions else None
+    model_id, alternatives = guesses or ("", [])
+    if last is not None:  # of any kind: it saw the most evidence
+        model_id, alternatives = last.model_id, alternatives_of(last)
+    decision = deciding(settled)
+    setting = str(in_force[-1].candidate if in_force else BASELINE)
+    decided = str(settled[-1].candidate if settled else BASELINE)
+    is_on_trial = last is not None and last.kind == "explore" and last.decided_at_s >= since_s
+    is_guess = bool(alternatives) and all(one.get("is_guess", False) for one in alternatives)
+    offered = {str(one["candidate"]) for one in alternatives}
+    here, everywhere = (as_offered(known, offered, key) for known in (here, everywhere))
+    alternatives = [*alternatives, *_unweighed(alternatives, here, everywhere)]
+    _add_medians(alternatives, here, everywhere)
+    _date_notes(alternatives, decisions, decided)
+    return Explanation(
+        key=key,
+        collective=key.collective.name,
+        phase=key.phase.name,
+        min_bytes=low,
+        max_bytes=high,
+        decision=None if decision is None else msgspec.structs.replace(decision, alternatives="[]"),
+        alternatives=alternatives,
+        is_guess=is_guess,
+        decided_at_s=None if last is None else last.decided_at_s,
+        n_explored=len({decision.candidate for decision in ran if decision.kind == "explore"}),
+        spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
+        history=[f"{when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
+        setting=setting,
+        not_adopted=decided if decided != setting else "",
+        on_trial=str(last.candidate) if last is not None and is_on_trial else "",
+        is_trial_to_come=is_on_trial and last not in ran,
+        model_id=model_id,
+        job_history=job_history,
+    )
+
+
+def _unweighed(
+    alternatives: Collection[Mapping[str, Any]],
+    here: Mapping[Candidate, Measured],
+    everywhere: Mapping[Candidate, Measured],
+) -> list[dict[str, Any]]:
+    """Lines for what was measured, but is not among the candidates that the last decision weighed."""
+    measured = {str(candidate): candidate for candidate in (*here, *everywhere)}
+    known = {str(one["candidate"]) for one in alternatives}
+    # Some are what NCCL made of a candidate that was asked for, of which a decision has seen the same calls.
+    renamed = {
+        name.rpartition("/")[0]
+        for one in alternatives
+        if one.get("n_measurements") and (name := str(one["candidate"])) not in measured
+    }
+    return [
+        {
+            "candidate": name,
+            "predicted_us": None,
+            "predicted_low_us": None,
+            "predicted_high_us": None,
+            "is_guess": False,
+            "measured_us": None,
+            "n_measurements": 0,
+            "spent_us": 0.0,
+            "note": "",
+        }
+        for name in measured
+        if name not in known and name.rpartition("/")[0] not in renamed
+    ]
+
+
+def _add_medians(
+    alternatives: Sequence[dict[str, Any]],
+    here: Mapping[Candidate, Measured],
+    everywhere: Mapping[Candidate, Measured],
+) -> None:
+    by_name = [{str(candidate): found for candidate, found in known.items()} for known in (here, everywhere)]
+    for one in alternatives:
+        # What the store has no longer, or under the name of what NCCL made of it, the decision has seen.
+        seen = one.get("measured_us"), one.get("n_measurements", 0)
+        mine, all_jobs = (known.get(str(one["candidate"])) for known in by_name)
+        one["job_median_us"], one["n_this_job"] = (mine.median_us, mine.n_calls) if mine is not None else seen
+        counted = all_jobs is not None and all_jobs.n_calls >= one["n_this_job"]
+        one["median_us"], one["n_all_jobs"] = (
+            (all_jobs.median_us, all_jobs.n_calls)
+            if all_jobs is not None and counted
+            else (one["job_median_us"], one["n_this_job"])
+        )
+
+
+def _date_notes(alternatives: Sequence[dict[str, Any]], decisions: Sequence[Decision], setting: str) -> None:
+    """When each note was taken; what was once said against the setting in force is no news any more."""
+    settled = [(at, one) for at, one in enumerate(decisions) if one.kind != "explore"]
+    in_force_at = next((at for at, one in reversed(settled) if str(one.candidate) != setting), -1) + 1
+    for one in alternatives:
+        name, note = str(one["candidate"]), one.get("note") or ""
+        said = next((at for at in reversed(range(len(decisions))) if _says(decisions[at], name, note)), None)
+        one["note"] = "" if name == setting else note
+        one["noted_step"] = decisions[said].step if note and said is not None else None
+        one["noted_epoch"] = decisions[said].epoch if note and said is not None else None
+        one["is_past"] = bool(note) and said is not None and said < in_force_at
+
+
+def _says(decision: Decision, name: str, note: str) -> bool:
+    if decision.reason.startswith(f"{name}: {note}"):
+        return True
+    return note == f"given up: {decision.reason}" or (
+        str(decision.candidate) == name and decision.reason.startswith(note)
+    )
+
+
+def _guesses(
+    store: Store,
+    fabric_id: str,
+    keys: Sequence[DecisionKey],
+    here: Medians,
+    lines: Sequence[CandidateStatistics],
+) -> dict[DecisionKey, Guesses]:
+    """What a job that began now would expect at keys of which nothing has been decided."""
+    from zerotune.tuner.learning.decision_records import guessed
+    from zerotune.tuner.learning.knowledge import Knowledge
+    from zerotune.tuner.learning.policy.evidence.field import FieldBook
+    from zerotune.tuner.learning.policy.trials.trial import KeyState
+    from zerotune.tuner.modeling.features import CostPrior
+    from zerotune.tuner.modeling.trainer import load_correction
+
+    costs = CostPrior(store.fabrics().get(fabric_id, {}))
+    book = FieldBook(costs)
+    book.knowledge = Knowledge(lines, *load_correction(store, fabric_id))
+    states = []
+    for index, key in enumerate(keys):
+        low, high = size_class_range(key.size_class)
+        state = KeyState(index, key, math.sqrt(low * high))
+        own = here[key].get(BASELINE)
+        if own is not None and own.setting.algorithm is not None:
+            state.default_setting = own.setting
+        for found in here[key].values():
+            costs.learn_channels(key.communicator, found.setting.n_channels)
+        book.register(state)
+        states.append(state)
+    return {state.key: (book.knowledge.model_id, guessed(state, book.of(state))) for state in states}

@@ -1,0 +1,146 @@
+"""What `zerotune explain` prints, made to fit a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from zerotune.tuner.offline.explanations import Explanation, Head, when
+from zerotune.tuner.offline.size_ranges import exact_range
+
+MAX_UNSEEN: Final = 4
+MEANINGS: Final = (
+    "expected: foretold from the predictions and from what this job had measured until the key's last decision;"
+    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial; what is"
+    " predicted to be slower goes on trial where its interval leaves enough to be gained. Medians are"
+    " of what the store has now."
+)
+
+
+def render(explanations: Sequence[Explanation], console: Console, head: Head | None) -> None:
+    """Print them, and whose they are; says so when there are none."""
+    if head is not None:
+        console.print(in_words(head), markup=False, highlight=False, soft_wrap=True)
+    if not explanations:
+        console.print("Nothing was decided in this job, and no training of it was measured. --job names another.")
+        return
+    if news := explanations[0].job_history:
+        console.print("\n[bold]Of the whole job[/]")
+        for line in news:
+            _indented(console, line)
+    for one in explanations:
+        _render_one(one, console)
+    console.print()
+    _indented(console, MEANINGS, "dim")
+
+
+def in_words(head: Head) -> str:
+    """The job, the fabric, what its collectives ran on, and whether any of that was real."""
+    fabric = f"fabric {head.fabric_id}" if head.fabric_id else "an unknown fabric"
+    emulated = f" (NCCL emulated as {head.emulated}: times are a virtual clock's)" if head.emulated else ""
+    return f"Job {head.job_id} on {fabric}{emulated}: {'; '.join(map(str, head.communicators)) or 'nothing measured'}"
+
+
+def render_none(known: Sequence[Explanation], console: Console, head: Head | None) -> None:
+    """Nothing fits what was asked for: print what there is."""
+    if not known:
+        render(known, console, head)
+        return
+    if head is not None:
+        console.print(in_words(head), markup=False, highlight=False, soft_wrap=True)
+    console.print("No decision fits. NCCL's own choice runs where none is. This job has run:")
+    sizes: dict[str, list[str]] = {}
+    for one in known:
+        place = f"{one.key.collective.name} {one.key.phase.name}"
+        sizes.setdefault(place, []).append(exact_range(one.min_bytes, one.max_bytes))
+    for place, ranges in sizes.items():
+        _indented(console, f"{place}: {'; '.join(ranges)} bytes")
+
+
+def shown(alternatives: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was measured, and the best of what was not; `--json` has them all."""
+    unseen = [one for one in alternatives if not one["n_all_jobs"]][:MAX_UNSEEN]
+    return [one for one in alternatives if one["n_all_jobs"] or one in unseen]
+
+
+def noted(one: Mapping[str, Any]) -> str:
+    """When a candidate's note was taken, in brackets; empty where that is not known."""
+    if not one["note"] or one["noted_epoch"] is None:
+        return ""
+    at = f"epoch {one['noted_epoch']}" if one["noted_step"] is None else f"step {one['noted_step']}"
+    return f" ({at}, before what runs now)" if one["is_past"] else f" ({at})"
+
+
+def _render_one(explained: Explanation, console: Console) -> None:
+    key, decision = explained.key, explained.decision
+    sizes = exact_range(explained.min_bytes, explained.max_bytes)
+    where = f"\n[bold]{key.collective.name}[/] {key.phase.name}, {sizes} bytes, {key.communicator}:"
+    console.print(f"{where} [bold cyan]{explained.setting}[/]", highlight=False)
+    if decision is not None:
+        _indented(console, f"{decision.kind}, {when(decision)}: {decision.reason}")
+        if explained.not_adopted:
+            _indented(
+                console, f"decided, but not adopted: no step is recorded under a plan with {explained.not_adopted}"
+            )
+    elif not explained.on_trial:
+        since = " since another daemon took over" if explained.decided_at_s is not None else " yet"
+        _indented(console, f"nothing has been decided here{since}")
+    if explained.on_trial:
+        verdict = "" if decision is not None else "; there is no verdict of it, nor of another setting"
+        to_come = ", but no step is recorded under a plan with it" if explained.is_trial_to_come else ""
+        _indented(console, f"the last decision put {explained.on_trial} on trial{to_come}{verdict}")
+    guesses = f"model {explained.model_id}" if explained.model_id else "NCCL's cost, no model yet"
+    n_tried = explained.n_explored
+    tried = "no candidate had a trial of its own here" if decision is not None else ""
+    if n_tried:
+        tried = f"{n_tried} candidate{'s were' if n_tried > 1 else ' was'} on trial here"
+    if explained.spent_us:
+        tried += (
+            f", which cost {explained.spent_us:,.0f} us" if n_tried else f"; turns cost {explained.spent_us:,.0f} us"
+        )
+    _indented(console, "; ".join(filter(None, (f"predictions by {guesses}", tried))))
+    # Notes below, not beside: on 80 columns they would leave the figures no room.
+    table = Table("  setting", f"{_outlook(explained)} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
+    for one in shown(explained.alternatives):
+        table.add_row(
+            f"  {one['candidate']}",
+            _interval(one),
+            _median(one["job_median_us"], one["n_this_job"]),
+            _median(one["median_us"], one["n_all_jobs"]),
+        )
+    console.print(table)
+    for one in shown(explained.alternatives):
+        if one["note"]:
+            _indented(console, f"{one['candidate']}: {one['note']}{noted(one)}")
+    told = "" if decision is None else f"{when(decision)}: {decision.kind} {decision.candidate}: {decision.reason}"
+    is_later = False
+    for line in explained.history:
+        if line == told:
+            is_later = True
+        else:
+            _indented(console, f"{'later' if is_later else 'earlier'}: {line}", style="dim")
+
+
+def _indented(console: Console, words: str, style: str = "") -> None:
+    """A line whose continuations stand further right than its beginning; whole where it is not for a terminal."""
+    width = console.width if console.is_terminal else 10**6
+    lines = textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    console.print("\n".join(lines), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _outlook(explained: Explanation) -> str:
+    return "guessed" if explained.is_guess else "expected"
+
+
+def _interval(one: dict[str, Any]) -> str:
+    if one["predicted_us"] is None:
+        return "-"
+    return f"{one['predicted_us']:,.1f} ({one['predicted_low_us']:,.1f}..{one['predicted_high_us']:,.1f})"
+
+
+def _median(us: float | None, n_calls: int) -> str:
+    return "-" if us is None else f"{us:,.1f} ({n_calls:,})"

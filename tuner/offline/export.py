@@ -1,0 +1,386 @@
+"""What was learned, for use elsewhere: our plan file, NVIDIA's example-tuner CSV, measurements as CSV.
+
+The CSV is what NCCL's own example plugin reads (plugins/tuner/example, NCCL_TUNER_CONFIG_FILE): first match
+wins, -1 means any. Its traps, which the file's head repeats: the plugin presets one channel before it
+looks for a match, so every collective that no row covers runs on a single channel, and so does a row with
+channels -1 (0 leaves NCCL its own count, so that is what we write); unknown names become all_reduce, ring or
+simple without a word; its init changes constants of NCCL's model for Blackwell; it has no phases.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.agent.nccl import catalog
+from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.errors import PlanError, UserError
+from zerotune.store.plan_file import PlanFile, write_plan
+from zerotune.store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    Outcome,
+    Phase,
+    Plan,
+    PlanRow,
+    Protocol,
+    Source,
+    TimingSource,
+    size_class_range,
+)
+from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
+from zerotune.store.sqlite.decided import decisions_that_ran, proven_decisions, settled_decisions
+
+NVIDIA_COLUMNS: Final = (
+    "colltype", "minbytes", "maxbytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps",
+    "regBuff",
+)  # fmt: skip
+_MAX_LINE: Final = 255
+_NVIDIA_COLLECTIVES: Final = {
+    Collective.broadcast: "broadcast",
+    Collective.reduce: "reduce",
+    Collective.all_gather: "allgather",
+    Collective.reduce_scatter: "reducescatter",
+    Collective.all_reduce: "allreduce",
+}
+_HEAD: Final = (
+    "Written by zerotune, for the example plugin of NCCL's plugins/tuner (NCCL_TUNER_CONFIG_FILE).",
+    "Trap: that plugin presets *nChannels = 1, so whatever no row below covers runs on one channel.",
+    "Change that line of plugin.c to 0 (no opinion) before you use it; -1 channels in a row means 1, too.",
+    "Its pluginInit also alters NCCL's constants for Blackwell, and 2.27.7 to 2.29.7 misindex the cost table.",
+    ",".join(NVIDIA_COLUMNS),
+)
+
+
+_SUFFIXES: Final = {
+    ".json": ("plan",),
+    ".csv": ("nvidia-csv", "measurements"),
+    ".parquet": ("measurements",),
+    **dict.fromkeys((".xls", ".xlsx", ".ods", ".db", ".sqlite", ".html", ".gz", ".zip"), ()),
+}
+"""Suffixes that promise a format -> what is written in it."""
+
+
+def check_suffix(out: Path, to: str) -> None:
+    """Refuse a name that promises another format than what would be in the file.
+
+    Raises:
+        UserError: it does.
+    """
+    suffix = out.suffix.lower()
+    if to in _SUFFIXES.get(suffix, (to,)) and (to != "measurements" or suffix in ("", ".csv", ".parquet")):
+        return
+    fitting = [one for one, formats in _SUFFIXES.items() if to in formats]
+    raise UserError(f"{to} is not written as {out.suffix}", f"name a file that ends in {' or '.join(fitting)}")
+
+
+def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, list[str]]:
+    """The plan that the decisions of `job_id` amount to, and what is to be said of it: what it leaves out, and why.
+
+    When `job_id` is None, of the newest job that adopted a plan, or else of the newest with decisions.
+
+    Raises:
+        UserError: there is no such job, or nothing that it decided came into force.
+    """
+    jobs = {job.job_id: job for job in store.jobs()}
+    if job_id is not None and job_id not in jobs:
+        raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(list(jobs)[-3:]) or 'none'}")
+    tuned = [name for name in list(jobs)[::-1] if store.decisions(job_id=name, limit=1)]
+    if not tuned:
+        raise UserError(f"no decisions are recorded in {store.path}", "run a job with the tuner first")
+    if job_id is not None and job_id not in tuned:
+        raise UserError(f"nothing was decided in job {job_id}", f"name a job that was tuned, as {tuned[0]}")
+    named = tuned if job_id is None else [job_id]
+    found = next((name for name in named if store.highest_epoch(name) != 0), named[0])
+    decisions, fabric_id = store.decisions(job_id=found), jobs[found].fabric_id
+    ran = decisions_that_ran(decisions, store.highest_epoch(found))
+    in_force, decided = settled_decisions(ran), settled_decisions(decisions)
+    if not in_force:
+        what = (
+            "what it put on trial has no verdict"
+            if not decided
+            else "no step is recorded under a plan with what it decided"
+        )
+        raise UserError(f"job {found} leaves nothing to export: {what}", "train longer, or name another job with --job")
+    plan = plan_of(ran)
+    n_newer = tuned.index(found) if job_id is None else 0
+    n_left_out = sum(
+        one.candidate != (in_force[key].candidate if key in in_force else BASELINE) for key, one in decided.items()
+    )
+    proven = proven_decisions(ran)
+    n_leads = sum(
+        one.candidate != (proven[key].candidate if key in proven else BASELINE) for key, one in in_force.items()
+    )
+    emulated = str(store.fabrics().get(fabric_id, {}).get("emulated", ""))
+    file = PlanFile(plan, fabric_id=fabric_id, job_id=found, emulated=emulated)
+    return file, _remarks(file, n_newer, n_left_out, n_leads)
+
+
+def _remarks(file: PlanFile, n_newer: int, n_left_out: int, n_leads: int) -> list[str]:
+    """What is to be said of a plan: of newer jobs that adopted none, and of decisions that are not in it."""
+    remarks = []
+    if n_newer:
+        jobs, them = ("1 newer job", "it") if n_newer == 1 else (f"{n_newer} newer jobs", "them")
+        remarks.append(f"Passed over: {jobs}, since no step of {them} is recorded under a plan; --job names another.")
+    if n_left_out:
+        decisions, them = ("1 decision", "it") if n_left_out == 1 else (f"{n_left_out} decisions", "them")
+        remarks.append(
+            f"Left out: {decisions} of job {file.job_id}, since no step is recorded under a plan with {them}."
+        )
+    if n_leads:
+        settings, are = ("1 setting", "is") if n_leads == 1 else (f"{n_leads} settings", "are")
+        remarks.append(
+            f"Left out: {settings} that ran in most steps of job {file.job_id}, but {are} not proven to be faster"
+            " (`zerotune explain` shows them)."
+        )
+    if not file.plan.rows:
+        remarks.append("There is no row in it: NCCL's own choice runs everywhere.")
+    return remarks
+
+
+def plan_of(decisions: Iterable[Decision]) -> Plan:
+    """What is proven at every key as plan rows; neighbouring size classes of one setting become one row."""
+    settled = proven_decisions(decisions)
+    rows: list[PlanRow] = []
+    for key in sorted(settled):
+        decision = settled[key]
+        if decision.candidate.is_baseline:
+            continue
+        low, high = size_class_range(key.size_class)
+        place = (key.communicator, key.collective, key.phase)
+        row = PlanRow(*place, low, high, decision.candidate, decision.reason, decision.model_id)
+        before = rows[-1] if rows else None
+        if before is not None and _continues(before, row):
+            row = PlanRow(*place, before.min_bytes, high, row.candidate, row.reason, row.model_id)
+            rows.pop()
+        rows.append(row)
+    has_post_step = any(key.phase is Phase.post_step_gather for key in settled)
+    return Plan(epoch=1, rows=tuple(rows), gathers_after_step=has_post_step)
+
+
+def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
+    """Write our plan file; returns remarks for the user."""
+    with Store.open(store_path, read_only=True) as store:
+        file, told = learned_plan(store, job_id)
+    write_plan(out, file)
+    remarks = [
+        f"{len(file.plan.rows)} rows of job {file.job_id} written to {out}; use: zerotune launch --plan {out} -- ...",
+        *told,
+    ]
+    if file.emulated:
+        remarks.append(f"Learned on the emulated fabric {file.emulated}: it says nothing about real hardware.")
+    return remarks
+
+
+def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
+    """Write NVIDIA's example-tuner CSV; returns remarks: its traps, and what it cannot say."""
+    with Store.open(store_path, read_only=True) as store:
+        file, told = learned_plan(store, job_id)
+    rows, conflicts = without_phases(file.plan.rows)
+    try:
+        with in_one_piece(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
+            write_nvidia_csv(rows, text)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:-1], *told]
+    if conflicts:
+        remarks.append(
+            f"{conflicts} size ranges differ by phase, which the CSV cannot say: their first phase was kept."
+        )
+    return remarks
+
+
+def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
+    """Rows whose ranges do not overlap within a collective and communicator, and how many had to be cut."""
+    kept: list[PlanRow] = []
+    n_conflicts = 0
+    for row in sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase, row.min_bytes)):
+        rivals = [one for one in kept if (one.communicator, one.collective) == (row.communicator, row.collective)]
+        overlapping = [one for one in rivals if one.min_bytes <= row.max_bytes and row.min_bytes <= one.max_bytes]
+        n_conflicts += any(one.candidate != row.candidate for one in overlapping)
+        free = [(row.min_bytes, row.max_bytes)]
+        for one in overlapping:
+            free = [part for span in free for part in _outside(span, (one.min_bytes, one.max_bytes))]
+        kept += [
+            PlanRow(row.communicator, row.collective, Phase.other, low, high, row.candidate, row.reason)
+            for low, high in free
+        ]
+    return sorted(kept, key=lambda row: (row.communicator, row.collective, row.min_bytes)), n_conflicts
+
+
+def write_nvidia_csv(rows: Iterable[PlanRow], text: TextIO) -> None:
+    """Rows in NVIDIA's columns; rows without algorithm, which the format cannot say, are left out."""
+    for line in _HEAD:
+        text.write(f"# {line}\n")
+    for row in rows:
+        candidate = row.candidate
+        if candidate.algorithm is None or candidate.protocol is None or row.collective not in _NVIDIA_COLLECTIVES:
+            continue
+        fields = (
+            _NVIDIA_COLLECTIVES[row.collective],
+            row.min_bytes,
+            row.max_bytes,
+            candidate.algorithm.name,
+            candidate.protocol.name,
+            candidate.n_channels,
+            row.communicator.n_nodes,
+            row.communicator.n_ranks,
+            -1,
+            -1,
+        )
+        text.write(",".join(map(str, fields)) + "\n")
+
+
+def read_nvidia_csv(path: Path) -> list[PlanRow]:
+    """Rows of NVIDIA's CSV as its plugin reads them, but names it would misread are refused.
+
+    A row for any number of ranks or nodes (-1) cannot be a plan row of ours and is refused, too.
+
+    Raises:
+        PlanError: the file cannot be read, or a row is not one.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read {path}: {error}", "name a tuner CSV") from error
+    rows: list[PlanRow] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            rows.append(_plan_row(line))
+        except (UserError, ValueError) as error:
+            raise PlanError(f"{path}, line {number}: {error}", f"columns are {','.join(NVIDIA_COLUMNS)}") from error
+    return rows
+
+
+def export_measurements(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
+    """Write the measurements of `job_id` (of all jobs when None), with names in place of numbers, as CSV or Parquet.
+
+    The suffix .parquet tells. Unknown is empty in CSV and null in Parquet. Each row names its job and its fabric.
+
+    Raises:
+        UserError: there is no such job or nothing measured, or the file cannot be written.
+    """
+    with Store.open(store_path, read_only=True) as store:
+        jobs = [job.job_id for job in store.jobs()]
+        if job_id is not None and job_id not in jobs:
+            raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(jobs[-3:]) or 'none'}")
+        chosen = [owner for owner in store.measured() if job_id in (None, owner[0])]
+        if not chosen:
+            whose = "" if job_id is None else f" of job {job_id!r}"
+            raise UserError(f"no measurements{whose} are recorded in {store.path}", "run a job or a sweep first")
+        blocks = (_columns(store.measurements(fabric, job), job, fabric) for job, fabric in chosen)
+        write = _write_parquet if out.suffix.lower() == ".parquet" else _write_csv
+        n_rows = write(blocks, out)
+    n_jobs = len({job for job, _ in chosen})
+    kind = "" if out.suffix else " as CSV"
+    return [f"{n_rows:,} measurements of {n_jobs} job(s) written to {out}{kind}."]
+
+
+_ENUMS: Final = {
+    "collective": Collective,
+    "phase": Phase,
+    "source": Source,
+    "outcome": Outcome,
+    "timing_source": TimingSource,
+    "algorithm": Algorithm,
+    "protocol": Protocol,
+}
+
+
+_OF_JOB: Final = ("job_id", "fabric_id")
+
+
+def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list[Any]]:
+    named = {name: _named(name, found[name]) for name in found.dtype.names or ()}
+    return named | {"job_id": [job_id] * len(found), "fabric_id": [fabric_id or None] * len(found)}
+
+
+def _named(name: str, values: NDArray[Any]) -> list[Any]:
+    """A column of Python values; None = unknown."""
+    kind = _ENUMS.get(name)
+    if kind is not None:
+        names = {int(value): kind(value).name if value != UNKNOWN else None for value in np.unique(values)}
+        return [names[value] for value in values.tolist()]
+    if values.dtype.kind == "f":
+        return [None if value != value else value for value in values.tolist()]
+    return list(values.tolist())
+
+
+def _write_csv(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
+    n_rows = 0
+    try:
+        with in_one_piece(out) as partial, partial.open("w", encoding="utf-8", newline="") as text:
+            writer = csv.writer(text)
+            writer.writerow([*(MEASUREMENT.names or ()), *_OF_JOB])
+            for columns in blocks:
+                writer.writerows(zip(*columns.values(), strict=True))
+                n_rows += len(columns["job_id"])
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    return n_rows
+
+
+def _write_parquet(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(
+            "Parquet needs pyarrow, which is not installed", "pip install 'zerotune[parquet]', or name a .csv file"
+        ) from error
+    # Names repeat: a dictionary stores each once.
+    name = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    numbers = {"f": pyarrow.float64(), "i": pyarrow.int64(), "u": pyarrow.int64(), "b": pyarrow.bool_()}
+    types = {one: name if one in _ENUMS else numbers[MEASUREMENT[one].kind] for one in MEASUREMENT.names or ()}
+    schema = pyarrow.schema(types | dict.fromkeys(_OF_JOB, name))
+    n_rows = 0
+    try:
+        with in_one_piece(out) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+            for columns in blocks:
+                writer.write_table(pyarrow.table(columns, schema))
+                n_rows += len(columns["job_id"])
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}", "choose another path") from error
+    return n_rows
+
+
+def _continues(before: PlanRow, row: PlanRow) -> bool:
+    same = (before.communicator, before.collective, before.phase) == (row.communicator, row.collective, row.phase)
+    return same and before.candidate == row.candidate and before.max_bytes + 1 == row.min_bytes
+
+
+def _outside(span: tuple[int, int], taken: tuple[int, int]) -> list[tuple[int, int]]:
+    """What is left of `span` outside `taken`, both inclusive."""
+    parts = [(span[0], min(span[1], taken[0] - 1)), (max(span[0], taken[1] + 1), span[1])]
+    return [(low, high) for low, high in dict.fromkeys(parts) if low <= high]
+
+
+def _plan_row(line: str) -> PlanRow:
+    fields = [field.strip() for field in line.split(",")]
+    if not 8 <= len(fields) <= 10 or len(line) > _MAX_LINE:
+        raise ValueError(f"{len(fields)} fields in {len(line)} characters")
+    n_channels, n_nodes, n_ranks = (int(field) for field in fields[5:8])
+    if n_nodes < 1 or n_ranks < 1:
+        raise ValueError("rows for any number of nodes or ranks have no counterpart in a plan")
+    min_bytes, max_bytes = int(fields[1]), int(fields[2])
+    if not 0 <= min_bytes <= max_bytes:
+        raise ValueError(f"{min_bytes}..{max_bytes} bytes are no range")
+    return PlanRow(
+        CommunicatorClass(n_ranks, n_nodes),
+        catalog.parse_collective(fields[0]),
+        Phase.other,
+        min_bytes,
+        max_bytes,
+        Candidate(catalog.parse_algorithm(fields[3]), catalog.parse_protocol(fields[4]), max(n_channels, 0)),
+    )

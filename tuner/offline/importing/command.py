@@ -1,0 +1,242 @@
+"""`zerotune import`: measurements and traces of other tools into the store."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from zerotune.agent.nccl.catalog import parse_algorithm, parse_protocol
+from zerotune.store.errors import TraceError, UserError
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.store.trace_format import TRACE_SUFFIX
+from zerotune.tuner.offline.importing.messages import OWN_FORMAT, left_out
+from zerotune.tuner.offline.importing.reading import Owner, Reading
+from zerotune.tuner.traces import Trace, read_trace
+from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME
+from zerotune.tuner.traces.formats import by_name
+from zerotune.tuner.traces.measuring import CANNOT_RUN, NODES_UNKNOWN, RANKS_UNKNOWN, Said
+from zerotune.tuner.traces.nccl.tuner_csv import IMPOSSIBLE_TIME
+from zerotune.tuner.traces.records import Block, Summary
+
+
+def parse_setting(text: str) -> Candidate:
+    """A candidate from "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
+
+    Raises:
+        UserError: it is not of that form or names nothing NCCL has.
+    """
+    words = text.split("/")
+    try:
+        algorithm, protocol = parse_algorithm(words[0]), parse_protocol(words[1])
+        n_channels = int(words[2].removesuffix("ch")) if len(words) == 3 else 0
+        if len(words) > 3:
+            raise ValueError
+        return Candidate(algorithm, protocol, n_channels)
+    except (IndexError, ValueError) as error:
+        raise UserError(f"{text!r} is no setting", "write ALGORITHM/PROTOCOL[/CHANNELS], e.g. ring/ll128/8") from error
+
+
+def import_measurements(
+    path: Path,
+    store_path: Path,
+    *,
+    fabric_id: str | None,
+    setting: Candidate | None,
+    is_default: bool,
+    n_nodes: int | None,
+    dry_run: bool,
+    format_name: str | None = None,
+    collective: Collective | None = None,
+) -> tuple[Trace, int]:
+    """Read `path` and record its measurements; returns the trace with its summary and the rows recorded or usable.
+
+    What the file tells (fabric, job, nodes, what ran and who chose it) goes before what is said here. Without
+    either, the fabric is named after the folder that is imported, or that the file lies in. `format_name` forces a
+    format, `collective` says what was run where the files do not. Nothing is written before all files were read
+    without an error. Nothing is recorded twice, and an import that was killed goes on where it ended.
+
+    Raises:
+        UserError: the file holds nothing to use, or what was said cannot be.
+        TraceError: the file is of no known format, or broken.
+        StoreError: the store cannot be written.
+    """
+    _check_options(setting, is_default, fabric_id)
+    trace = _opened(path, format_name, collective)
+    reading = Reading(trace, Said(setting, is_default, n_nodes), path, fabric_id)
+    n_rows = reading.n_rows.total()
+    _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
+    summary = trace.summary  # another one begins with each further reading
+    if dry_run:
+        return trace, n_rows
+    with Store.open(store_path) as store:
+        origin: dict[str, str | int | float | bool] = {"imported_from": path.name, "format": trace.format_name}
+        n_recorded = _record(store, reading, origin)
+    trace.summary = summary
+    if not n_recorded:
+        summary.note("the same was imported before: nothing was recorded again")
+    elif n_recorded < n_rows:
+        summary.note(f"{n_rows - n_recorded:,} of its measurements were recorded before, and not again")
+    return trace, n_recorded
+
+
+def _check_options(setting: Candidate | None, is_default: bool, fabric_id: str | None) -> None:
+    """UserError for what cannot be, whatever the file holds."""
+    if setting is not None and is_default:
+        raise UserError("--setting and --default contradict each other", "say what was forced, or that nothing was")
+    if fabric_id is not None and not fabric_id.strip():
+        raise UserError(
+            f"--fabric-id {fabric_id!r} names nothing", "name the hardware, or leave it out for the folder's name"
+        )
+    if fabric_id is not None and not fabric_id.isprintable():
+        raise UserError(
+            f"--fabric-id {fabric_id!r} has a line break or another character that cannot be printed",
+            "name the fabric in one line of text",
+        )
+
+
+def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | float | bool]) -> int:
+    """Records what the store does not have; returns how many rows that were. `origin` describes unknown fabrics."""
+    reading.name_as_before(store)
+    n_rows, kept = reading.n_rows, _kept(store, reading)
+    described, known_ranks = store.fabrics(), {job.job_id: job.n_ranks for job in store.jobs()}
+    for (job_id, fabric), portion in reading.first().items():
+        if kept[job_id, fabric] < n_rows[job_id, fabric]:
+            description = {} if described.get(fabric) else dict(portion.fabric or origin)
+            store.record_job(job_id, fabric, description, portion.n_ranks or known_ranks.get(job_id, 0))
+    n_recorded = 0
+    for (job_id, fabric), portion in reading.owned():
+        n_known = min(kept[job_id, fabric], len(portion.rows))
+        kept[job_id, fabric] -= n_known
+        store.record_measurements(fabric, job_id, portion.rows[n_known:])
+        store.commit()  # the queue is bounded: a long file must not outrun the writer
+        n_recorded += len(portion.rows) - n_known
+    for job_id in {job_id for job_id, _ in n_rows}:
+        store.update_job(job_id, ended_at_s=time.time())
+    store.commit()
+    return n_recorded
+
+
+def _kept(store: Store, reading: Reading) -> Counter[Owner]:
+    """How many of its rows, from the first on, the store has, or has had, of each owner.
+
+    Raises:
+        UserError: the store has other rows under one of the jobs, so that these would be a second set.
+    """
+    n_rows = reading.n_rows
+    whole = {job.job_id for job in store.jobs() if job.ended_at_s is not None} & reading.untold_jobs
+    stored = {}
+    for job_id, fabric in n_rows:
+        rows = store.measurements(fabric, job_id, limit=_COMPARED_ROWS if job_id in whole else None)
+        if len(rows):
+            stored[job_id, fabric] = rows
+    seen: Counter[Owner] = Counter()
+    for owner, portion in reading.owned() if stored else ():
+        if owner not in stored:
+            continue
+        # Of a whole import the oldest rows may be gone, and the newest say enough.
+        first = n_rows[owner] - len(stored[owner]) if owner[0] in whole else 0
+        begin, end = (seen[owner] + at - first for at in (0, len(portion.rows)))
+        seen[owner] += len(portion.rows)
+        known = stored[owner][max(begin, 0) : max(end, 0)]
+        here = portion.rows[max(-begin, 0) :][: len(known)]
+        if first < 0 or known.tobytes() != here.tobytes():
+            raise _recorded_otherwise(store, owner, known, here, is_import=owner[0] in whole)
+    return Counter({owner: n_rows[owner] if owner[0] in whole else len(stored.get(owner, ())) for owner in n_rows})
+
+
+_COMPARED_ROWS: Final = 10_000
+
+
+def _recorded_otherwise(store: Store, owner: Owner, known: Block, here: Block, *, is_import: bool) -> UserError:
+    job_id, fabric = owner
+    words = f"{store.path} has job {job_id} on {fabric} already, recorded otherwise: it would be counted twice"
+    if is_import:
+        said = ((_as_said(then), _as_said(now)) for then, now in zip(known, here, strict=False))
+        differs = next((f"said to be otherwise: then {then}, now {now}" for then, now in said if then != now), "")
+        how = differs or "when others of them could be used"
+        words = f"{store.path} has the same measurements, imported before, {how}; they would be counted twice"
+    return UserError(words, "name another store with --store")
+
+
+def _as_said(row: Any) -> str:
+    """What may have been said of a measurement."""
+    setting = candidate_of(row["algorithm"], row["protocol"], int(row["n_channels"]))
+    own = "NCCL's own choice" if row["is_default"] else str(setting)
+    place = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
+    return f"{own} for {Collective(row['collective']).name} of {place}"
+
+
+def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> None:
+    """Nothing to use is no success; a dry run is content with records, of which it says why they cannot be used."""
+    summary = trace.summary
+    if n_rows or (dry_run and summary.n_records):
+        return
+    reasons = "; ".join(
+        f"{summary.with_examples(reason)} ({count:,})" for reason, count in list(left_out(trace).items())[:3]
+    )
+    what = (
+        f"none of its {summary.n_records:,} records is a measurement"
+        if summary.n_records
+        else f"it has no {trace.record} to use"
+    )
+    remedy = "docs/traces.md says what each format must hold"
+    for reason, remedy_for in (_REMEDIES | _REMEDIES_OF_FORMAT.get(trace.format_name, {})).items():
+        if any(reason in one for one in summary.unusable):
+            remedy = remedy_for
+    raise UserError(f"{path} was read as {trace.title}: {what}{f': {reasons}' if reasons else ''}", remedy)
+
+
+_REMEDIES: Final = {
+    UNKNOWN_NAME: "mend it: numbers without units, algorithms of"
+    f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
+    "does not say which collective": "say with --collective what was run",
+    "no duration": "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV (docs/traces.md)",
+    IMPOSSIBLE_TIME: "give each row its time in microseconds (docs/traces.md)",
+    NODES_UNKNOWN: "say with --n-nodes on how many nodes it ran",
+    RANKS_UNKNOWN: "only the file can say that: a table needs a column `ranks` (docs/traces.md)",
+    CANNOT_RUN: "mend the columns that say what ran, or measure what NCCL has (docs/traces.md)",
+    "nobody says which setting ran": "say with --default or --setting what ran",
+}
+_REMEDIES_OF_FORMAT: Final = {
+    "nccl_tests": {
+        RANKS_UNKNOWN: "keep the lines `#  Rank  0 ... on HOST device ...` that nccl-tests prints above its table: only"
+        " they tell how many ranks ran, and on how many nodes",
+    },
+}
+
+
+def _opened(path: Path, format_name: str | None, collective: Collective | None) -> Trace:
+    """The trace at `path`. What its name says is ours is ours: if its beginning does not, it is damaged."""
+    candidates = [path] if path.is_file() else path.glob(f"*{TRACE_SUFFIX}")
+    ours = [file for file in candidates if file.suffix == TRACE_SUFFIX and file.is_file()]
+    try:
+        trace = read_trace(path, format_name, collective=collective)
+    except TraceError:
+        if format_name is not None or not ours:
+            raise
+        return Trace([(file, BY_ITS_NAME) for file in sorted(ours)], collective)
+    damaged = sorted(set(ours) - set(trace.paths))
+    if not damaged:
+        return trace
+    known = [(file, by_name(trace.format_name)) for file in trace.paths]
+    used = {*trace.paths, *damaged}
+    others = [one.name for one in sorted(path.iterdir()) if one.is_file() and one.name[0] != "." and one not in used]
+    return Trace([*known, *((file, BY_ITS_NAME) for file in damaged)], collective, others)
+
+
+def _read_by_its_name(path: Path, summary: Summary) -> Iterator[Block]:
+    try:
+        yield from OWN.read(path, summary)
+    except TraceError as error:
+        remedy = "copy it again from where it was written"
+        raise TraceError(f"{path.name} is damaged ({error.problem})", remedy) from error
+
+
+OWN: Final = by_name(OWN_FORMAT)
+BY_ITS_NAME: Final = replace(OWN, read=_read_by_its_name)

@@ -1,0 +1,73 @@
+"""What `zerotune import` prints: what was found, what could not be used, and why."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Final
+
+from rich.console import Console
+
+from zerotune.tuner.traces import Trace
+
+OWN_FORMAT: Final = "zerotune"
+DECISIONS: Final = "records of decisions, whose collectives have timed records of their own"
+
+
+def left_out(trace: Trace) -> dict[str, int]:
+    """Reason -> records that are no measurement, most first.
+
+    Our own traces have a record of each decision beside that of the timed collective; only what was decided more
+    often than timed can have been missed.
+    """
+    counts = trace.summary.unusable.copy()
+    if trace.format_name == OWN_FORMAT:
+        n_untimed = counts.pop("no duration", 0)
+        n_decisions = min(n_untimed, trace.summary.n_timed)
+        counts += Counter({DECISIONS: n_decisions, "no duration": n_untimed - n_decisions})
+    return dict(counts.most_common())
+
+
+def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
+    """What `render` prints, as one JSON document."""
+    summary = trace.summary
+    document = {
+        "format": trace.format_name,
+        "n_files": summary.n_files,
+        "n_records": summary.n_records,
+        "n_timed": summary.n_timed,
+        "n_settings": summary.n_settings,
+        "n_joined": summary.n_joined,
+        "n_measurements": n_rows,
+        "recorded": not dry_run,
+        "fabrics": summary.fabrics,
+        "left_out": left_out(trace),
+        "examples": summary.examples,
+        "notes": summary.notes,
+        "facts": summary.facts,
+    }
+    return json.dumps(document, default=str)
+
+
+def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> None:
+    """What was found, what could not be used, and why."""
+    summary = trace.summary
+    console.print(
+        f"{trace.title}: {summary.n_records:,} records in {summary.n_files} file(s), {summary.n_timed:,} timed, "
+        f"{summary.n_settings:,} say which setting ran"
+    )
+    if summary.n_joined:
+        console.print(f"joined over ranks: {summary.n_joined:,} timed records")
+    where = f" on fabric {', '.join(summary.fabrics)}" if summary.fabrics else ""
+    if summary.is_named_after_folder:
+        where += ", named after the folder (--fabric-id says another name)"
+    console.print(f"{'usable' if dry_run else 'recorded'} as measurements: {n_rows:,}{where}")
+    for reason, count in left_out(trace).items():
+        # Nothing is missed for want of a decision's record, and half of all would look as if it were.
+        console.print(
+            f"  beside them: {count:,} {reason}"
+            if reason == DECISIONS
+            else f"  left out: {count:,} ({summary.with_examples(reason)})"
+        )
+    for note in summary.notes:
+        console.print(f"  note: {note}")

@@ -1,0 +1,148 @@
+"""`zerotune memory`: the memory and communication analysis of zerotune.zero_runtime.analysis, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from zerotune.store.errors import UserError
+from zerotune.zero_runtime import analysis
+
+PRECISIONS = tuple(analysis.PARAMETER_BYTES)
+OPTIMIZERS = tuple(analysis.OPTIMIZER_STATES)
+SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def parse_parameters(text: str) -> float:
+    """A number of parameters from "7.5B", "350M" or "1T".
+
+    Raises:
+        UserError: it is not of that form, or not positive.
+    """
+    number, factor = (text[:-1], SUFFIXES[text[-1:].upper()]) if text[-1:].upper() in SUFFIXES else (text, 1.0)
+    try:
+        count = float(number) * factor
+    except ValueError:
+        count = 0.0
+    if not 0 < count < 1e18:
+        raise UserError(f"{text!r} is no number of parameters", "write it as 350M, 7.5B or 1T")
+    return count
+
+
+class StageNeeds(msgspec.Struct, frozen=True):
+    """What one stage of ZeRO needs of each rank."""
+
+    stage: int
+    name: str
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    total_bytes: float
+    sent_bytes_per_step: float
+    sent_elements_per_parameter: float
+
+
+class ModelNeeds(msgspec.Struct, frozen=True):
+    """What a model needs under each stage."""
+
+    model: str
+    n_parameters: float
+    n_ranks: int
+    precision: str
+    optimizer: str
+    optimizer_bytes_per_parameter: int
+    """K of the paper."""
+    stages: tuple[StageNeeds, ...]
+
+
+def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> ModelNeeds:
+    """Model states per rank and bytes per step of every stage.
+
+    Raises:
+        UserError: a value the analysis does not know.
+    """
+    n_parameters = parse_parameters(model)
+    try:
+        multiplier = analysis.optimizer_multiplier(optimizer, precision)
+        stages = tuple(
+            _stage_needs(stage, n_parameters, n_ranks, precision, optimizer) for stage in analysis.STAGE_NAMES
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return ModelNeeds(model, n_parameters, n_ranks, precision, optimizer, multiplier, stages)
+
+
+def _stage_needs(stage: int, n_parameters: float, n_ranks: int, precision: str, optimizer: str) -> StageNeeds:
+    states = analysis.model_states(n_parameters, stage, n_ranks, precision=precision, optimizer=optimizer)
+    n_elements = analysis.step_traffic(n_parameters, stage).total_elements
+    return StageNeeds(
+        stage,
+        analysis.STAGE_NAMES[stage],
+        states.parameters_bytes,
+        states.gradients_bytes,
+        states.optimizer_bytes,
+        states.total_bytes,
+        n_elements * analysis.PARAMETER_BYTES[precision],
+        n_elements / n_parameters,
+    )
+
+
+def render_model(needs: ModelNeeds, console: Console) -> None:
+    """Print what a model needs."""
+    ranks = "1 rank" if needs.n_ranks == 1 else f"{needs.n_ranks:,} ranks"
+    table = Table(
+        "stage", "parameters", "gradients", "optimizer", "total per rank", "sent per step",
+        title=f"{needs.model} parameters, {ranks}, {needs.precision}, {needs.optimizer} "
+        f"(K = {needs.optimizer_bytes_per_parameter}); GB = 10^9 bytes",
+    )  # fmt: skip
+    for one in needs.stages:
+        amounts = (one.parameters_bytes, one.gradients_bytes, one.optimizer_bytes, one.total_bytes)
+        table.add_row(
+            f"{one.stage} {one.name}",
+            *(f"{amount / analysis.GB:,.2f} GB" for amount in amounts),
+            f"{one.sent_bytes_per_step / analysis.GB:,.2f} GB ({one.sent_elements_per_parameter:.0f} per parameter)",
+        )
+    console.print(table)
+
+
+def paper_tables() -> dict[str, list[dict[str, Any]]]:
+    """Tables 1 and 2 of the paper for scripts: GB per rank as printed, and billions of parameters."""
+    names = analysis.STAGE_NAMES
+    return {
+        "gb_per_rank": [
+            {"n_ranks": n_ranks, "model": model, "stage": stage, "name": names[stage], "gb": float(cell)}
+            for n_ranks, cells in analysis.table_1()
+            for (model, stage), cell in cells.items()
+        ],
+        "largest_model_in_32_gb": [
+            {
+                "n_model_parallel": n_split,
+                "n_gpus": n_gpus,
+                "stage": stage,
+                "name": names[stage],
+                "n_billions": billions,
+            }
+            for n_split, n_gpus, sizes in analysis.table_2()
+            for stage, billions in zip(names, sizes, strict=True)
+        ],
+    }
+
+
+def render_paper_tables(console: Console) -> None:
+    """Tables 1 and 2 (theoretical columns) of the ZeRO paper."""
+    stages = (1, 2, 3)
+    columns = [f"{name} {analysis.STAGE_NAMES[stage]}" for name, _ in analysis.TABLE_1_MODELS for stage in stages]
+    first = Table("ranks", *columns, title="ZeRO paper, table 1: GB per rank")
+    for n_ranks, cells in analysis.table_1():
+        first.add_row(str(n_ranks), *(cells[name, stage] for name, _ in analysis.TABLE_1_MODELS for stage in stages))
+    console.print(first)
+    second = Table(
+        "model parallel", "GPUs", *analysis.STAGE_NAMES.values(),
+        title="ZeRO paper, table 2: largest model, billions of parameters, 32 GB per GPU",
+    )  # fmt: skip
+    for n_model_parallel, n_gpus, sizes in analysis.table_2():
+        second.add_row(str(n_model_parallel), str(n_gpus), *(f"{billions:g}" for billions in sizes))
+    console.print(second)

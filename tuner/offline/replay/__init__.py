@@ -1,0 +1,210 @@
+"""A trace run against policies offline: what each would have cost, and from which evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.errors import UserError
+from zerotune.store.records import CandidateStatistics, Collective, PlanRow
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict, judge
+from zerotune.tuner.offline.replay.evidence import Evidence
+from zerotune.tuner.offline.replay.legality import is_known_to_sum, without_refused
+from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.offline.replay.notes import what_is_missing, what_was_judged, where_it_does_not_fit
+from zerotune.tuner.offline.replay.plans import plan_rows
+from zerotune.tuner.offline.replay.policies import DEFAULT_POLICIES, POLICIES, Context, named
+from zerotune.tuner.offline.replay.render import render
+from zerotune.tuner.offline.replay.result import ReplayResult
+from zerotune.tuner.offline.replay.stores import UNKNOWN, named_store, why_unknown
+from zerotune.tuner.offline.replay.table import Array, CollectiveTable, Shape
+from zerotune.tuner.offline.replay.timeline.schedule import StepModel
+from zerotune.tuner.offline.replay.timeline.steps import (
+    StepEstimate,
+    StepFacts,
+    StepRefusal,
+    step_estimates,
+    step_facts,
+)
+from zerotune.tuner.offline.replay.whatif.whatif import Change, Logged, WhatIf, model_predictor, what_if
+from zerotune.tuner.offline.replay.worlds import World, world_of
+
+__all__ = [
+    "DEFAULT_POLICIES",
+    "POLICIES",
+    "Change",
+    "CollectiveTable",
+    "PolicyTotal",
+    "ReplayResult",
+    "ShapeVerdict",
+    "WhatIf",
+    "load_table",
+    "named_store",
+    "render",
+    "replay",
+    "replay_table",
+]
+
+
+def replay(
+    trace: Path,
+    policies: Sequence[str],
+    store_path: Path | None = None,
+    fabric: str | None = None,
+    plan: Path | None = None,
+    change: Change | None = None,
+    format_name: str | None = None,
+    collective: Collective | None = None,
+    job_id: str | None = None,
+) -> ReplayResult:
+    """Judge `policies` on the trace at `trace` (a file, or a folder of --log-trace).
+
+    What other jobs measured comes from the store at `store_path` if it exists; `fabric` names the fabric for
+    predictions when the trace does not say which it ran on; `plan` is what the policy `table` follows, our plan
+    file, NVIDIA's tuner CSV or scitix's table; `change` asks what the step would be in another job;
+    `format_name` and `collective` are as for `read_trace`, `job_id` as for `load_table`.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        UserError: a policy, the fabric, the store or the job is not usable.
+    """
+    named(policies)
+    rows = None if plan is None else plan_rows(plan)
+    table = load_table(trace, fabric, format_name=format_name, collective=collective, job_id=job_id)
+    others = world_of(store_path, table.fabric_id, without_job=table.job_id)
+    elsewhere = None if change is None else change.fabric
+    return replay_table(
+        table,
+        policies,
+        statistics=others.statistics,
+        knowledge=others.knowledge,
+        model_error=others.model_error,
+        plan=rows,
+        trace=str(trace),
+        change=change,
+        world=None if elsewhere is None else world_of(store_path, elsewhere.fabric_id, without_job=table.job_id),
+        unknown=why_unknown(store_path, trace) if table.fabric_id else "The trace does not name its fabric",
+    )
+
+
+def replay_table(
+    table: CollectiveTable,
+    policies: Sequence[str],
+    *,
+    statistics: Sequence[CandidateStatistics] = (),
+    knowledge: Knowledge | None = None,
+    model_error: float = 0.0,
+    plan: Sequence[PlanRow] | None = None,
+    trace: str = "",
+    change: Change | None = None,
+    world: World | None = None,
+    unknown: str = UNKNOWN,
+) -> ReplayResult:
+    """Judge `policies` on a table of collectives.
+
+    `statistics`, `knowledge` and `model_error` (see `World`) are of other jobs on the trace's fabric; `world` is what
+    is known of the fabric that `change` asks about, where that is another; `unknown` says why `statistics` are
+    none, if they are.
+    """
+    own_world = World(statistics, knowledge or Knowledge.empty(), model_error)
+    knowledge = own_world.knowledge
+    costs = CostPrior(table.fabric) if _fabric(table) is not None else None
+    shapes, shape_index = table.shapes()
+    fabric = _fabric(table)
+    if costs is not None and fabric is not None and not is_known_to_sum(table):
+        without_refused(costs, fabric, shapes)
+    predictor = None if costs is None or fabric is None else model_predictor(own_world, costs, fabric)
+    evidence = Evidence(table, shapes, shape_index, statistics, predictor)
+    counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []
+    facts, model = step_facts(table, None if fabric is None else fabric.sms_slowdown)
+    n_steps = len(table.steps) or len(np.unique(table.rows["step"]))
+    context = Context(
+        evidence,
+        knowledge,
+        costs,
+        plan,
+        counts=dict(zip(shapes, counts, strict=True)),
+        n_steps=n_steps,
+        step_us=None if facts is None else facts.step_us,
+        facts=table.fabric,
+        fabric=fabric,
+    )
+    duration_us = np.nan_to_num(table.duration_us.astype(np.float64))
+    logged_us = np.bincount(shape_index, weights=duration_us, minlength=len(shapes)) if shapes else np.empty(0)
+    totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
+    total_us = float(logged_us.sum())
+    channels = {} if model is None else _default_channels(model, table, shapes, shape_index)
+    estimates, refusals = _steps(facts, model, channels, shapes, totals, verdicts, total_us)
+    answer = None
+    if change is not None and not change.is_none:
+        if facts is None or model is None:
+            reason = "it tells nothing of its steps" if facts is None else facts.reason
+            raise UserError(f"a changed job cannot be judged from this trace: {reason}", "log one with --log-trace")
+        logged = Logged(facts, model, channels, fabric, table.fabric_id)
+        answer = what_if(change, logged, named(policies), context, world or own_world, plan)
+    return ReplayResult(
+        trace=trace,
+        job_id=table.job_id,
+        fabric_id=table.fabric_id,
+        emulated=str(table.fabric.get("emulated", "")) if table.is_emulated else "",
+        n_files=table.n_files,
+        n_collectives=len(table.rows),
+        n_timed=int(np.count_nonzero(np.isfinite(table.duration_us))),
+        n_steps=n_steps,
+        n_dropped=table.n_dropped,
+        logged_us=total_us,
+        totals=totals,
+        verdicts=verdicts,
+        steps=facts,
+        step_estimates=tuple(estimates),
+        step_refusals=tuple(refusals),
+        what_if=answer,
+        notes=(
+            *what_was_judged(table, evidence, shapes, counts),
+            *where_it_does_not_fit(fabric, shapes, counts),
+            *what_is_missing(table, statistics, costs, unknown),
+        ),
+    )
+
+
+def _steps(
+    facts: StepFacts | None,
+    model: StepModel | None,
+    channels: Mapping[Shape, int],
+    shapes: Sequence[Shape],
+    totals: Sequence[PolicyTotal],
+    verdicts: Sequence[ShapeVerdict],
+    total_us: float,
+) -> tuple[Sequence[StepEstimate], Sequence[StepRefusal]]:
+    if facts is None or not totals:
+        return (), ()
+    n_shapes = len(shapes)
+    by_policy = {
+        total.policy: dict(zip(shapes, verdicts[at * n_shapes : (at + 1) * n_shapes], strict=True))
+        for at, total in enumerate(totals)
+    }
+    return step_estimates(facts, model, totals, by_policy, channels, total_us)
+
+
+def _default_channels(
+    model: StepModel, table: CollectiveTable, shapes: Sequence[Shape], shape_index: Array
+) -> dict[Shape, int]:
+    """On how many channels NCCL's own choice ran, by shape."""
+    numbers = {shape: at for at, shape in enumerate(shapes)}
+    timed = np.isfinite(table.duration_us)
+    found = {}
+    for shape in {call.shape for call in model.program.calls}:
+        mine = timed & (shape_index == numbers[shape])
+        own = mine & table.is_default
+        found[shape] = int(np.median(table.rows["n_channels"][own if own.any() else mine]))
+    return found
+
+
+def _fabric(table: CollectiveTable) -> fabrics.Fabric | None:
+    name = table.fabric.get("emulated")
+    return fabrics.load(name) if isinstance(name, str) and name else None

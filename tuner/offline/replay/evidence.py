@@ -1,0 +1,436 @@
+"""What is known of a shape's cost under a candidate, and from where; nothing is invented.
+
+Three grades, best first: measured in this trace, measured elsewhere on the same fabric (the store),
+predicted. A figure from elsewhere or from a model is carried over as a *ratio to the baseline*, when
+the baseline's cost is known at both ends: sizes within a size class, other load on the machine and a
+phase's contention then cancel.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.records import (
+    BASELINE,
+    SIZE_CLASSES_PER_OCTAVE,
+    Algorithm,
+    Candidate,
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+    size_class_floor,
+)
+from zerotune.tuner.offline.replay.legality import in_effect, in_effect_at, is_known_to_sum, may_run
+from zerotune.tuner.offline.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
+
+Array = NDArray[Any]
+
+NORMAL_95: Final = 1.96
+MEDIAN_OVER_MEAN_ERROR: Final = 1.2533
+"""Standard error of a normal sample's median over that of its mean, sqrt(pi/2)."""
+LEAST_NOISE: Final = 0.02
+"""Relative spread assumed where too few samples show their own."""
+UNSHOWN_NOISE: Final = 0.04
+"""Relative spread of sweeps whose settings all have too few samples to show any."""
+CARRIED_NOISE: Final = 0.05
+"""Relative standard error added when a ratio is carried from another place, phase or size in the class."""
+MAD_TO_SIGMA: Final = 1.4826
+SAMPLES_THAT_SHOW_SPREAD: Final = 5
+MAX_INTERPOLATED_CLASSES: Final = SIZE_CLASSES_PER_OCTAVE
+"""Sweeps measure each octave: a size between two measured ones, this near to either, is interpolated."""
+
+DOUBT_PER_OCTAVE: Final = 0.15
+"""Standard error of a prediction's logarithm for each doubling of bytes or channels away from what was measured."""
+UNSEEN_DOUBT: Final = math.log(2)
+"""Of an algorithm and protocol that was measured nowhere on the communicator, and at most."""
+
+
+class Grade(IntEnum):
+    """Where an estimate comes from, best first."""
+
+    measured_here = 0
+    measured_elsewhere = 1
+    predicted = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost of one collective: `cost_us` with the standard error `error` relative to it."""
+
+    cost_us: float
+    error: float
+    grade: Grade
+    n_samples: int = 0
+
+    @property
+    def low_us(self) -> float:
+        """Lower end of the 95 % interval (log-normal)."""
+        return self.cost_us * math.exp(-NORMAL_95 * self.error)
+
+    @property
+    def high_us(self) -> float:
+        """Upper end of the 95 % interval (log-normal)."""
+        return self.cost_us * math.exp(NORMAL_95 * self.error)
+
+
+class _Neighbour(NamedTuple):
+    """A candidate's ratio to the baseline at another size."""
+
+    size_class: int
+    log_ratio: float
+    log_baseline_us: float
+    error: float
+    n_samples: int
+
+
+Prediction = tuple[float, float]
+"""(cost_us, relative standard error)."""
+Place = tuple[CommunicatorClass, Collective, Phase, int]
+_Kind = tuple[CommunicatorClass, Collective, tuple[Algorithm | None, Protocol | None]]
+Predictor = Callable[[Shape, Candidate], Prediction | None]
+
+
+class Evidence:
+    """Estimates by shape and candidate, from a trace, the store's statistics and a predictor."""
+
+    def __init__(
+        self,
+        table: CollectiveTable,
+        shapes: Sequence[Shape],
+        shape_index: Array,
+        statistics: Iterable[CandidateStatistics] = (),
+        predictor: Predictor | None = None,
+        sums: bool = False,
+    ) -> None:
+        self.sums = sums or is_known_to_sum(table)
+        """Whether the job's reduce-scatters are known to sum; else they may average."""
+        self._here = _measured_here(table, shapes, shape_index)
+        self._here_by_shape: dict[Shape, set[Candidate]] = {}
+        for shape, candidate in self._here:
+            self._here_by_shape.setdefault(shape, set()).add(candidate)
+        self._elsewhere = _by_key(statistics)
+        self._predictor = predictor
+        self._by_place: dict[Place, dict[Candidate, Estimate]] = {}
+        self._known: dict[tuple[Shape, Candidate], Estimate | None] = {}
+        self._seen = self._points_seen()
+
+    def may_run(self, shape: Shape, candidate: Candidate) -> bool:
+        """False where NCCL may refuse the job that setting, and run its own choice instead."""
+        return may_run(shape.collective, shape.n_nodes, candidate, self.sums)
+
+    def estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        """The best estimate there is, or None: nothing is known, or NCCL may refuse the setting."""
+        if (shape, candidate) not in self._known:
+            self._known[shape, candidate] = self._estimate(shape, candidate)
+        return self._known[shape, candidate]
+
+    def _estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        if not self.may_run(shape, candidate):
+            return None
+        ran = in_effect(shape.collective, shape.message_bytes, candidate)
+        return (
+            self._here.get((shape, candidate))
+            or self._here.get((shape, ran))
+            or self._from_other_phase(shape, candidate)
+            or self._from_other_phase(shape, ran)
+            or self._from_elsewhere(shape, candidate)
+            or self._predicted(shape, ran)
+        )
+
+    def predicted(self, shape: Shape, candidate: Candidate) -> Prediction | None:
+        """The model's figure alone."""
+        return None if self._predictor is None else self._predictor(shape, candidate)
+
+    def with_predictor(self, predictor: Predictor | None) -> Evidence:
+        """The same measurements beside another model."""
+        other = copy.copy(self)
+        other._predictor, other._known = predictor, {}
+        return other
+
+    def measured_candidates(self, shape: Shape) -> list[Candidate]:
+        """Candidates with measurements for `shape`, here or elsewhere; in a fixed order.
+
+        Of those from elsewhere that come to the same at this size, one.
+        """
+        here = self._here_by_shape.get(shape, set())
+        effects = {in_effect(shape.collective, shape.message_bytes, candidate) for candidate in here}
+        near = []
+        for candidate in sorted(self._measured_at(shape) - here, key=lambda one: (str(_cell(one)), one.n_channels)):
+            effect = in_effect(shape.collective, shape.message_bytes, candidate)
+            found = None if effect in effects else self.estimate(shape, candidate)
+            if found is not None and found.grade is not Grade.predicted:
+                effects.add(effect)
+                near.append(candidate)
+        return sorted([*here, *near], key=str)
+
+    def nearest_winner(self, shape: Shape) -> Candidate | None:
+        """The fastest setting at the nearest size class measured elsewhere; None: none is known within an octave."""
+        own_class = shape.key.size_class
+        for distance in range(MAX_INTERPOLATED_CLASSES + 1):
+            for size_class in (own_class - distance, own_class + distance):
+                known = self._elsewhere_at(shape, size_class)
+                usable = [candidate for candidate in known if self.may_run(shape, candidate)]
+                if usable:
+                    return min(usable, key=lambda candidate: known[candidate].cost_us)
+        return None
+
+    def _from_other_phase(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        """This trace's calls of the same bytes in the phase that has most of them."""
+        found = [
+            (there, self._here.get((other, BASELINE)))
+            for phase in Phase
+            for other in [dataclasses.replace(shape, phase=phase)]
+            if (there := self._here.get((other, candidate))) is not None
+        ]
+        if not found:
+            return None
+        return self._carried(shape, *max(found, key=lambda one: one[0].n_samples))
+
+    def _elsewhere_of(self, shape: Shape) -> dict[Candidate, Estimate]:
+        return self._elsewhere_at(shape, shape.key.size_class)
+
+    def _elsewhere_at(self, shape: Shape, size_class: int) -> dict[Candidate, Estimate]:
+        """The store's estimates under the shape's own phase, or the phase with the most samples."""
+        place = (shape.communicator, shape.collective, shape.phase, size_class)
+        if place not in self._by_place:
+            keys = [DecisionKey(shape.communicator, shape.collective, phase, size_class) for phase in Phase]
+            own = self._elsewhere.get(DecisionKey(*place))
+            if own is not None and len(own) > 1:
+                self._by_place[place] = own
+            else:
+                phases = [found for key in keys if (found := self._elsewhere.get(key)) is not None]
+                self._by_place[place] = max(
+                    phases, key=lambda found: sum(one.n_samples for one in found.values()), default={}
+                )
+        return self._by_place[place]
+
+    def _elsewhere_as(self, shape: Shape, size_class: int, candidate: Candidate) -> Estimate | None:
+        """The store's estimate of `candidate`, or of what it comes to at that size."""
+        known = self._elsewhere_at(shape, size_class)
+        return known.get(candidate) or known.get(in_effect_at(shape.collective, size_class, candidate))
+
+    def _from_elsewhere(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        known = self._elsewhere_of(shape)
+        found = self._elsewhere_as(shape, shape.key.size_class, candidate)
+        if found is not None:
+            return self._carried(shape, found, known.get(BASELINE))
+        between = self._interpolated(shape, candidate)
+        if between is not None or candidate.is_baseline or candidate.n_channels:
+            return between
+        # No opinion on channels: NCCL takes about as many as there are.
+        others = [one for one in self._measured_at(shape) if _cell(one) == _cell(candidate)]
+        most = max(others, key=lambda one: one.n_channels, default=None)
+        estimate = None if most is None else self._from_elsewhere(shape, most)
+        return estimate and dataclasses.replace(estimate, error=math.hypot(estimate.error, CARRIED_NOISE))
+
+    def _interpolated(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        """Between the next smaller and the next larger size class that know `candidate`, and the baseline if any do.
+
+        A sweep that measures what matters only does not measure the baseline at every size.
+        """
+        below, above = (self._nearest(shape, candidate, direction) for direction in (-1, 1))
+        if below is None or above is None:
+            return self._interpolated_alone(shape, candidate)
+        share = _share_between(shape, below.size_class, above.size_class)
+
+        def between(low: float, high: float) -> float:
+            return math.exp((1 - share) * low + share * high)
+
+        # Halfway between sizes whose ratios differ, the ratio may be either's.
+        doubt = abs(above.log_ratio - below.log_ratio) * min(share, 1 - share)
+        error, n_samples = math.hypot(below.error, above.error, doubt), below.n_samples + above.n_samples
+        baseline_us = between(below.log_baseline_us, above.log_baseline_us)
+        cost_us = baseline_us * between(below.log_ratio, above.log_ratio)
+        there = Estimate(cost_us, error, Grade.measured_elsewhere, n_samples)
+        return self._carried(shape, there, Estimate(baseline_us, 0.0, Grade.measured_elsewhere))
+
+    def _interpolated_alone(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        """The cost itself, where no baseline tells a ratio."""
+        own_class = shape.key.size_class
+        ends: list[tuple[int, Estimate]] = []
+        for direction in (-1, 1):
+            classes = [own_class + direction * distance for distance in range(1, MAX_INTERPOLATED_CLASSES + 1)]
+            known = ((size_class, self._elsewhere_as(shape, size_class, candidate)) for size_class in classes)
+            ends += [(size_class, one) for size_class, one in known if one is not None][:1]
+        if len(ends) < 2:
+            return None
+        (low_class, below), (high_class, above) = ends
+        share = _share_between(shape, low_class, high_class)
+        log_us = (1 - share) * math.log(below.cost_us) + share * math.log(above.cost_us)
+        error, n_samples = math.hypot(below.error, above.error), below.n_samples + above.n_samples
+        return self._carried(shape, Estimate(math.exp(log_us), error, Grade.measured_elsewhere, n_samples), None)
+
+    def _nearest(self, shape: Shape, candidate: Candidate, direction: int) -> _Neighbour | None:
+        """The next size class in that direction that knows both, at most an octave away."""
+        own_class = shape.key.size_class
+        for distance in range(1, MAX_INTERPOLATED_CLASSES + 1):
+            size_class = own_class + direction * distance
+            known = self._elsewhere_at(shape, size_class)
+            found, baseline = self._elsewhere_as(shape, size_class, candidate), known.get(BASELINE)
+            if found is not None and baseline is not None:
+                ratio, error = found.cost_us / baseline.cost_us, math.hypot(found.error, baseline.error)
+                return _Neighbour(size_class, math.log(ratio), math.log(baseline.cost_us), error, found.n_samples)
+        return None
+
+    def _measured_at(self, shape: Shape) -> set[Candidate]:
+        """Candidates that were measured elsewhere at the shape's size or near it."""
+        own_class = shape.key.size_class
+        span = range(own_class - MAX_INTERPOLATED_CLASSES, own_class + MAX_INTERPOLATED_CLASSES + 1)
+        return {candidate for size_class in span for candidate in self._elsewhere_at(shape, size_class)}
+
+    def _predicted(self, shape: Shape, candidate: Candidate) -> Estimate | None:
+        if self._predictor is None:
+            return None
+        predicted = self._predictor(shape, candidate)
+        if predicted is None:
+            return None
+        baseline = self._predictor(shape, BASELINE)
+        there = _as_prediction(predicted)
+        there = dataclasses.replace(there, error=math.hypot(there.error, self._doubt(shape, candidate)))
+        if baseline is None:
+            return self._carried(shape, there, None)
+        found = self._carried(shape, there, _as_prediction(baseline))
+        # As far as the model is off where it can be checked, at the very shape, it may be off for the candidate.
+        known = self._here.get((shape, BASELINE))
+        miss = 0.0 if known is None else abs(math.log(known.cost_us / baseline[0]))
+        return dataclasses.replace(found, error=math.hypot(found.error, miss))
+
+    def _points_seen(self) -> dict[_Kind, set[tuple[float, float]]]:
+        """(log2 bytes, log2 channels) at which each algorithm and protocol was measured, here or elsewhere."""
+        seen: dict[_Kind, set[tuple[float, float]]] = {}
+        here = ((shape.communicator, shape.collective, shape.message_bytes, one) for shape, one in self._here)
+        elsewhere = (
+            (key.communicator, key.collective, size_class_floor(key.size_class), one)
+            for key, known in self._elsewhere.items()
+            for one in known
+        )
+        for communicator, collective, nbytes, one in (*here, *elsewhere):
+            if not one.is_baseline:
+                point = math.log2(nbytes), math.log2(max(1, one.n_channels))
+                seen.setdefault((communicator, collective, _cell(one)), set()).add(point)
+        return seen
+
+    def _doubt(self, shape: Shape, candidate: Candidate) -> float:
+        """Of a prediction, for its distance to anything measured of that algorithm and protocol."""
+        if candidate.is_baseline:
+            return 0.0
+        log_bytes, log_channels = math.log2(shape.message_bytes), math.log2(max(1, candidate.n_channels))
+        octaves = (
+            abs(log_bytes - nbytes) + abs(log_channels - channels)
+            for nbytes, channels in self._seen.get((shape.communicator, shape.collective, _cell(candidate)), ())
+        )
+        return min(UNSEEN_DOUBT, DOUBT_PER_OCTAVE * min(octaves, default=math.inf))
+
+    def _carried(self, shape: Shape, there: Estimate, baseline_there: Estimate | None) -> Estimate:
+        """`there` brought to this trace by way of the baseline, where both ends know that."""
+        baseline_here = self._here.get((shape, BASELINE))
+        if baseline_here is None or baseline_there is None:
+            return Estimate(there.cost_us, math.hypot(there.error, CARRIED_NOISE), there.grade, there.n_samples)
+        error = math.hypot(there.error, CARRIED_NOISE, baseline_here.error)
+        cost_us = baseline_here.cost_us * there.cost_us / baseline_there.cost_us
+        return Estimate(cost_us, error, there.grade, there.n_samples)
+
+
+def _share_between(shape: Shape, low_class: int, high_class: int) -> float:
+    """How far the shape's size lies from one size class towards the other."""
+    position = math.log2(shape.message_bytes) * SIZE_CLASSES_PER_OCTAVE
+    return min(max((position - low_class) / (high_class - low_class), 0.0), 1.0)
+
+
+def _as_prediction(prediction: Prediction) -> Estimate:
+    return Estimate(prediction[0], prediction[1], Grade.predicted)
+
+
+def _cell(candidate: Candidate) -> tuple[Algorithm | None, Protocol | None]:
+    return candidate.algorithm, candidate.protocol
+
+
+def _by_key(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict[Candidate, Estimate]]:
+    """Estimates by key; what NCCL chose by itself counts for the baseline and for the setting it ran."""
+    found: dict[DecisionKey, dict[Candidate, Estimate]] = {}
+    usable = [one for one in statistics if one.count >= 1 and one.median_us > 0]
+    spreads = [one.std_us / one.mean_us if one.mean_us > 0 else 0.0 for one in usable]
+    shown = [spread for spread, one in zip(spreads, usable, strict=True) if one.count >= SAMPLES_THAT_SHOW_SPREAD]
+    typical = float(np.median(shown)) if shown else UNSHOWN_NOISE
+    for one, spread in zip(usable, spreads, strict=True):
+        own = spread if one.count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
+        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(one.count)
+        estimate = Estimate(one.median_us, error, Grade.measured_elsewhere, one.count)
+        known = found.setdefault(one.key, {})
+        for candidate in {one.candidate, BASELINE} if one.is_default else {one.candidate}:
+            if candidate not in known or known[candidate].n_samples < one.count:
+                known[candidate] = estimate
+    return found
+
+
+def _measured_here(
+    table: CollectiveTable, shapes: Sequence[Shape], shape_index: Array
+) -> dict[tuple[Shape, Candidate], Estimate]:
+    """Medians of the trace's own timed rows by shape and setting, and of NCCL's own choice as baseline."""
+    samples: dict[tuple[Shape, Candidate], list[Array]] = {}
+    for at, is_default, candidate, duration_us in _groups(table, shape_index):
+        if candidate is not None:
+            samples.setdefault((shapes[at], candidate), []).append(duration_us)
+        if is_default:
+            samples.setdefault((shapes[at], BASELINE), []).append(duration_us)
+    summaries = {key: _median_and_spread(np.concatenate(parts)) for key, parts in samples.items()}
+    known = [spread for _, spread, count in summaries.values() if count >= SAMPLES_THAT_SHOW_SPREAD]
+    typical = float(np.median(known)) if known else LEAST_NOISE
+    found = {}
+    for key, (median_us, spread, count) in summaries.items():
+        own = spread if count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
+        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(count)
+        found[key] = Estimate(median_us, error, Grade.measured_here, count)
+    return found
+
+
+def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, bool, Candidate | None, Array]]:
+    """(shape's index, chosen by NCCL, setting, durations) of the timed rows that have these in common."""
+    rows, duration_us = table.rows, table.duration_us
+    code = shape_index << 25 | table.is_default.astype(np.int64) << 24
+    for column, shift in (("algorithm", 16), ("protocol", 8), ("n_channels", 0)):
+        code |= rows[column].astype(np.int64) << shift
+    timed = duration_us > 0
+    if not bool(timed.all()):
+        code, duration_us = code[timed], duration_us[timed]
+    if not len(code):
+        return
+    codes, group = numbered(code)
+    counts = np.bincount(group)
+    small = group.astype(np.uint16 if len(codes) < 1 << 16 else np.int64)  # 16 bits are sorted by radix
+    duration_us = duration_us[np.argsort(small, kind="stable")]
+    ends = np.cumsum(counts)
+    for one, end, count in zip(codes.tolist(), ends.tolist(), counts.tolist(), strict=True):
+        candidate = _candidate(one >> 16 & 255, one >> 8 & 255, one & 255)
+        yield one >> 25, bool(one >> 24 & 1), candidate, duration_us[end - count : end]
+
+
+def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
+    if algorithm == UNKNOWN or protocol == UNKNOWN or n_channels > 64:
+        return None
+    return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)
+
+
+def error_of_median(values: Array) -> float:
+    """Relative standard error of the median of `values`, of which there are enough to show their spread."""
+    _, spread, count = _median_and_spread(values)
+    return MEDIAN_OVER_MEAN_ERROR * spread / math.sqrt(count)
+
+
+def _median_and_spread(duration_us: Array) -> tuple[float, float, int]:
+    """(median, median absolute deviation as a normal's relative sigma, count)."""
+    median_us = float(np.median(duration_us))
+    deviation_us = float(np.median(np.abs(duration_us - median_us)))
+    return median_us, MAD_TO_SIGMA * deviation_us / median_us, len(duration_us)

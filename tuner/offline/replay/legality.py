@@ -1,0 +1,80 @@
+"""What a job can run at all: the cells that NCCL would offer its calls, and settings that come to the same.
+
+NCCL refuses PAT and NVLS to a reduce-scatter that averages floats, as FSDP2's does, and runs its own choice instead.
+A trace does not name operators: that such an algorithm ran in it shows that the job sums. Where none did, the job is
+taken to average, and nothing is promised of what NCCL may refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from zerotune.agent.nccl import catalog, cost_model
+from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.errors import FabricError
+from zerotune.store.records import Candidate, Collective, CommunicatorClass, size_class_floor
+from zerotune.store.sqlite.runnable import can_run
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+
+_SCATTER: Final = Collective.reduce_scatter
+SUMS_ONLY: Final = frozenset(
+    algorithm
+    for algorithm, _ in {*catalog.legal_cells(_SCATTER, n_nodes=2, collnet=True)}
+    - {*catalog.legal_cells(_SCATTER, n_nodes=2, collnet=True, redop_is_sum=False)}
+)
+"""Algorithms that a reduce-scatter of averages cannot have."""
+
+
+def is_known_to_sum(table: CollectiveTable) -> bool:
+    """Whether a timed reduce-scatter of the trace ran what averages cannot have."""
+    if not len(table.rows):
+        return False
+    ran = (table.rows["collective"] == _SCATTER) & np.isfinite(table.duration_us)
+    return bool(np.isin(table.rows["algorithm"][ran], [int(algorithm) for algorithm in SUMS_ONLY]).any())
+
+
+def may_run(collective: Collective, n_nodes: int, candidate: Candidate, sums: bool) -> bool:
+    """False where NCCL may refuse the setting, or always does; `sums`: the job is known to."""
+    if not can_run(collective, candidate.algorithm, candidate.protocol, n_nodes):
+        return False
+    return sums or collective is not _SCATTER or candidate.algorithm not in SUMS_ONLY
+
+
+def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) -> Candidate:
+    """The setting with the channels that really run: with little traffic, several counts come to the same."""
+    if candidate.algorithm is None or candidate.protocol is None or not candidate.n_channels:
+        return candidate
+    n_channels = cost_model.channels_used(collective, candidate.protocol, message_bytes, candidate.n_channels)
+    return Candidate(candidate.algorithm, candidate.protocol, n_channels)
+
+
+def in_effect_at(collective: Collective, size_class: int, candidate: Candidate) -> Candidate:
+    """Like `in_effect`, at the smallest size of a class."""
+    return in_effect(collective, size_class_floor(size_class), candidate)
+
+
+def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
+    """Whether its ranks are known, and there is room for them on the fabric, where that is known."""
+    if fabric is None:
+        return communicator.n_ranks > 0
+    try:
+        return fabric.topology(communicator) is not None
+    except (FabricError, ValueError):
+        return False
+
+
+def without_refused(costs: CostPrior, fabric: Fabric, shapes: Iterable[Shape]) -> None:
+    """Tell `costs` what NCCL offers averages at `shapes`, as the cost tables of a running job would."""
+    for shape in shapes:
+        if shape.collective is not _SCATTER:
+            continue
+        try:
+            table = cost_model.cost_table(fabric.topology(shape.communicator), _SCATTER, shape.message_bytes).copy()
+        except (FabricError, ValueError):
+            continue  # does not fit on the fabric: nothing is predicted there
+        table[[int(algorithm) for algorithm in SUMS_ONLY]] = cost_model.IGNORE
+        costs.learn_live(shape.communicator, _SCATTER, shape.message_bytes, table)

@@ -1,0 +1,74 @@
+"""A trace of any format as replay's table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.errors import TraceError, UserError
+from zerotune.store.records import Collective
+from zerotune.tuner.offline.replay.table import CollectiveTable, from_own, from_trace
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.own.jobs import OneStart, one_start
+from zerotune.tuner.traces.own.reader import read_own, trace_files
+
+OWN_FORMAT: Final = "zerotune"
+
+
+def load_table(
+    path: Path,
+    fabric: str | None = None,
+    *,
+    format_name: str | None = None,
+    collective: Collective | None = None,
+    job_id: str | None = None,
+    likely_job_id: str = "",
+) -> CollectiveTable:
+    """The collectives of the trace at `path`; `fabric` describes the machine where the trace does not.
+
+    `format_name` forces a format, `collective` says what was run where the files do not. Of a folder with traces of
+    several jobs, `job_id` says whose are meant; without it, those of `likely_job_id` if it is among them.
+
+    Raises:
+        TraceError: it is no trace, or a broken one.
+        FabricError: there is no such fabric.
+        UserError: the trace describes its own fabric, and it is another; or it has no job `job_id`.
+    """
+    described = fabrics.load(fabric) if fabric is not None else None
+    trace = read_trace(path, format_name, collective=collective)
+    if trace.format_name == OWN_FORMAT:
+        table = _own(one_start(trace_files(path), job_id, likely_job_id))
+    elif job_id is not None:
+        raise UserError(f"--job {job_id}: {trace.title} does not tell jobs apart", "leave it out")
+    else:
+        table = from_trace(trace, fabric=described)
+    if described is None:
+        return table
+    own = table.fabric.get("emulated")
+    if own and table.fabric_id != described.fabric_id:
+        raise UserError(
+            f"the trace ran on fabric {own}, not on {described.name}",
+            f"drop --fabric, or ask for --on-fabric {described.name}",
+        )
+    return replace(table, fabric_id=table.fabric_id or described.fabric_id, fabric=described.describe())
+
+
+def _own(start: OneStart) -> CollectiveTable:
+    """Our own traces, one file a rank; of several, a damaged one is told of while the others are used."""
+    traces, damaged = [], list(start.damaged)
+    for file in start.files:
+        try:
+            traces.append(read_own(file.path))
+        except TraceError as error:
+            damaged.append(error)
+    if not traces:
+        raise damaged[0]
+    notes = [f"{note[0].upper()}{note[1:]}." for note in start.notes]
+    if damaged:
+        which = damaged[0].problem + (f", and {len(damaged) - 1:,} more" if len(damaged) > 1 else "")
+        n_files = len(start.files) + len(start.damaged)
+        notes.append(f"Left out {len(damaged):,} of {n_files:,} files: {which}.")
+    table = from_own(traces)
+    return replace(table, notes=(*notes, *table.notes))

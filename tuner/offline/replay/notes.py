@@ -1,0 +1,74 @@
+"""What a replay says beside its figures: what it judged, and what it knows nothing of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.records import BASELINE, CandidateStatistics
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.replay.evidence import Evidence
+from zerotune.tuner.offline.replay.legality import fits
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+
+
+def what_was_judged(
+    table: CollectiveTable, evidence: Evidence, shapes: Sequence[Shape], counts: Sequence[int]
+) -> tuple[str, ...]:
+    """What became of a foreign trace's records; our own tell their losses themselves."""
+    if not table.n_records and not table.left_out:
+        return ()
+    n_collectives = len(table.rows)
+    n_priced = sum(count for shape, count in zip(shapes, counts, strict=True) if evidence.estimate(shape, BASELINE))
+    parts = [f"Records: {table.n_records + sum(table.left_out.values()):,}"]
+    if table.left_out:
+        parts.append("left out: " + ", ".join(f"{count:,} ({reason})" for reason, count in table.left_out.items()))
+    if n_collectives < table.n_records:
+        parts.append(f"joined over ranks: {table.n_records:,} to {n_collectives:,}")
+    parts.append(f"judged: {n_priced:,}")
+    if n_priced < n_collectives:
+        why = "no time of NCCL's own choice for that collective, ranks and bytes"
+        parts.append(f"not judged: {n_collectives - n_priced:,} ({why})")
+    return ("; ".join(parts) + ".",)
+
+
+def where_it_does_not_fit(fabric: Fabric | None, shapes: Sequence[Shape], counts: Sequence[int]) -> tuple[str, ...]:
+    """Of which collectives a described fabric predicts nothing.
+
+    Raises:
+        FabricError: of none that the trace tells the ranks of.
+    """
+    if fabric is None:
+        return ()
+    misfits = {shape: n for shape, n in zip(shapes, counts, strict=True) if not fits(fabric, shape.communicator)}
+    placed = [shape.communicator for shape in shapes if shape.n_ranks]
+    if placed and not any(fits(fabric, communicator) for communicator in placed):
+        fabric.topology(placed[0])
+    if not misfits:
+        return ()
+    places = sorted({shape.communicator for shape in misfits}, key=lambda one: (one.n_ranks, one.n_nodes))
+    named = ", ".join(str(one) if one.n_ranks else "an unknown number of ranks" for one in places[:3])
+    n_misfits = sum(misfits.values())
+    more = " ..." if len(places) > 3 else ""
+    return (f"{n_misfits:,} collectives are of {named}{more}: fabric {fabric.name} predicts nothing there.",)
+
+
+def what_is_missing(
+    table: CollectiveTable, statistics: Sequence[CandidateStatistics], costs: CostPrior | None, unknown: str
+) -> tuple[str, ...]:
+    """What the reader has to say, and which evidence there is none of."""
+    notes = list(table.notes)
+    if not len(table.rows):
+        notes.append("There is no collective in it that could be judged.")
+        return tuple(notes)
+    if table.is_silent_on_choices and np.isfinite(table.duration_us).any():
+        notes.append("The trace does not say who chose its settings: what ran counts as NCCL's own choice.")
+    if not np.isfinite(table.duration_us).any():
+        notes.append("The trace has no durations: nothing is measured here.")
+    if not statistics:
+        notes.append(f"{unknown}: nothing is measured elsewhere, and nothing is learned.")
+    if costs is None:
+        notes.append("The fabric is not described: nothing is predicted. Name one with --fabric.")
+    return tuple(notes)

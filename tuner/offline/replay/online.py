@@ -1,0 +1,192 @@
+"""Policies that learn while they run, played against a trace's evidence: what would learning have cost?
+
+A static policy names one setting per shape. One that explores runs several, so its answer is a *mixture*: how
+often each would have run in as many calls as the trace has. Every call draws its duration from the evidence of
+its shape and setting, with the trace's own spread; settings without evidence cannot be tried.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from zerotune.store.records import (
+    BASELINE,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Plan,
+    StepRecord,
+    TimingSource,
+    size_class,
+)
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.features import DEFAULT_CELL, CostPrior, cell_of
+from zerotune.tuner.offline.replay.evidence import Evidence
+from zerotune.tuner.offline.replay.table import Shape
+
+MAX_PLAYED_CALLS: Final = 400
+"""Per shape; a longer trace goes on with what was played last."""
+MAX_PLAYED_STEPS: Final = 2000
+CALL_SPREAD: Final = 0.05
+"""Relative spread of single calls in a play."""
+STEP_OVER_COMMUNICATION: Final = 3.0
+"""Length of a step whose length the trace does not tell, over its communication."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Settings and the share of calls that each would have run in; shares add up to 1."""
+
+    shares: tuple[tuple[Candidate, float], ...]
+
+    @property
+    def simplified(self) -> Candidate | Mixture:
+        """The setting itself where there is one only."""
+        return self.shares[0][0] if len(self.shares) == 1 else self
+
+    def __str__(self) -> str:
+        most = max(self.shares, key=lambda one: one[1])
+        return f"{most[0]} in {100 * most[1]:.0f} %, {len(self.shares) - 1} more"
+
+
+class Bandit(ABC):
+    """One shape's arms; time is learnt as its logarithm."""
+
+    def __init__(self, n_arms: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.sums = np.zeros(n_arms)
+        self.counts = np.zeros(n_arms)
+
+    def choose(self) -> int:
+        """The next arm; every one once first."""
+        untried = np.flatnonzero(self.counts == 0)
+        return int(untried[0]) if untried.size else self.best()
+
+    @abstractmethod
+    def best(self) -> int:
+        """By what is known now."""
+
+    def learn(self, arm: int, log_us: float) -> None:
+        """What the arm took."""
+        self.sums[arm] += log_us
+        self.counts[arm] += 1
+
+
+class Ucb(Bandit):
+    """Lower confidence bound on the time."""
+
+    def best(self) -> int:
+        """The arm with the lowest bound."""
+        bound = self.sums / self.counts - CALL_SPREAD * np.sqrt(2 * math.log(self.counts.sum()) / self.counts)
+        return int(np.argmin(bound))
+
+
+class Thompson(Bandit):
+    """A draw from each arm's normal posterior."""
+
+    def best(self) -> int:
+        """The arm with the lowest draw."""
+        return int(np.argmin(self.rng.normal(self.sums / self.counts, CALL_SPREAD / np.sqrt(self.counts))))
+
+
+def play_bandit(make: Callable[[int, int], Bandit], evidence: Evidence, shape: Shape, n_calls: int) -> Mixture:
+    """A bandit on one shape over the settings that were measured for it."""
+    arms = [BASELINE, *evidence.measured_candidates(shape)]
+    logs = [math.log(found.cost_us) for arm in arms if (found := evidence.estimate(shape, arm)) is not None]
+    if len(logs) < len(arms) or len(arms) == 1:
+        return Mixture(((BASELINE, 1.0),))
+    seed = hash((shape.n_ranks, shape.n_nodes, int(shape.collective), int(shape.phase), shape.message_bytes))
+    bandit = make(len(arms), seed & 0xFFFFFFFF)
+    counts = np.zeros(len(arms))
+    played = min(n_calls, MAX_PLAYED_CALLS)
+    for _ in range(played):
+        arm = bandit.choose()
+        counts[arm] += 1
+        bandit.learn(arm, logs[arm] + CALL_SPREAD * bandit.rng.standard_normal())
+    if n_calls > played:
+        counts[int(np.argmax(bandit.counts))] += n_calls - played
+    return _mixture(dict(zip(arms, counts.tolist(), strict=True)))
+
+
+def _mixture(counts: Mapping[Candidate, float]) -> Mixture:
+    total = sum(counts.values())
+    return Mixture(tuple((candidate, count / total) for candidate, count in counts.items() if count))
+
+
+_Place = tuple[CommunicatorClass, Collective]
+
+
+class _OnlyKnown(CostPrior):
+    """NCCL's cost, but only settings with evidence can be asked for."""
+
+    def __init__(self, facts: Mapping[str, str | int | float | bool], known: Mapping[_Place, set[Candidate]]) -> None:
+        super().__init__(facts)
+        self._known = known
+
+    def candidates(self, communicator: CommunicatorClass, collective: Collective) -> tuple[Candidate, ...]:
+        known = self._known.get((communicator, collective), set())
+        return (BASELINE, *sorted(known - {BASELINE}, key=str))
+
+
+def play_tuner(
+    evidence: Evidence,
+    counts: Mapping[Shape, int],
+    n_steps: int,
+    step_us: float | None,
+    facts: Mapping[str, str | int | float | bool],
+) -> dict[Shape, Mixture]:
+    """Our own tuner, fed step by step as its daemon would be; plans come into force at the next step."""
+    shapes = [shape for shape in counts if evidence.estimate(shape, BASELINE) is not None]
+    known: dict[_Place, set[Candidate]] = {}
+    for shape in shapes:
+        known.setdefault((shape.communicator, shape.collective), set()).update(evidence.measured_candidates(shape))
+    brain = Brain("replay", "fabric", facts, Knowledge.empty(), BrainSettings(), lambda: 0.0)
+    brain.restrict(_OnlyKnown(facts, known))
+    per_step = {shape: max(1, round(counts[shape] / max(n_steps, 1))) for shape in shapes}
+    rng = np.random.default_rng(0)
+    ran: dict[Shape, dict[Candidate, float]] = {shape: {} for shape in shapes}
+    asked: dict[DecisionKey, Candidate] = {}
+    in_force, adopted_at, n_played = Plan(0), 0, min(max(n_steps, 1), MAX_PLAYED_STEPS)
+    for step in range(n_played):
+        rows = []
+        for shape in shapes:
+            candidate = asked.get(shape.key, BASELINE)
+            found = evidence.estimate(shape, candidate)
+            if found is None:  # its neighbour in the size class has evidence, it has none itself
+                candidate, found = BASELINE, evidence.estimate(shape, BASELINE)
+            assert found is not None
+            counted = ran[shape]
+            last_share = 1 if step + 1 < n_played else 1 + n_steps - n_played
+            counted[candidate] = counted.get(candidate, 0.0) + last_share
+            for noise in rng.standard_normal(per_step[shape]).tolist():
+                rows.append(_row(shape, candidate, found.cost_us * math.exp(CALL_SPREAD * noise), in_force.epoch, step))
+        block = np.array(rows, MEASUREMENT)
+        brain.observe(block)
+        communication_us = float(block["duration_us"].sum())
+        brain.step_finished(StepRecord(step, in_force.epoch, step_us or STEP_OVER_COMMUNICATION * communication_us))
+        plan = brain.propose() or in_force.at(step + 1 - adopted_at)
+        if plan is not in_force:
+            in_force, adopted_at = plan, step + 1
+            asked = {
+                DecisionKey(row.communicator, row.collective, row.phase, size_class(row.min_bytes)): row.candidate
+                for row in plan.rows
+            }
+            brain.adopted(plan.epoch, step + 1)
+    return {shape: _mixture(counted) for shape, counted in ran.items()}
+
+
+def _row(shape: Shape, candidate: Candidate, us: float, epoch: int, step: int) -> tuple[object, ...]:
+    cell: Sequence[int] = DEFAULT_CELL if candidate.is_baseline else cell_of(candidate)
+    return (
+        shape.n_ranks, shape.n_nodes, shape.message_bytes, us, epoch, step, math.nan, int(shape.collective),
+        int(shape.phase), *cell, candidate.n_channels, candidate.is_baseline, 0, 0, int(TimingSource.emulated),
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Static tables that the policy `table` can follow: our plan file, NVIDIA's tuner CSV, scitix's tuner table."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from zerotune.store.errors import PlanError, UserError
+from zerotune.store.plan_file import MAX_FILE_BYTES, read_plan
+from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
+from zerotune.tuner.offline.export import read_nvidia_csv
+
+_SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "proto")
+
+
+def plan_rows(path: Path) -> list[PlanRow]:
+    """The rows of any of the three; tables without phases count for every phase.
+
+    Raises:
+        PlanError: the file cannot be read, or a row means nothing.
+    """
+    if path.suffix == ".json":
+        return list(read_plan(path).plan.rows)
+    rows = list(_scitix(path) if _begins(path, ",".join(_SCITIX_COLUMNS[:4])) else read_nvidia_csv(path))
+    if not rows:
+        raise PlanError(f"{path} has no row to follow", "name a plan file, NVIDIA's tuner CSV or scitix's table")
+    return [msgspec.structs.replace(row, phase=phase) for row in rows for phase in Phase]
+
+
+def _begins(path: Path, text: str) -> bool:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
+        with path.open("rb") as file:
+            return file.read(len(text)) == text.encode()
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror}", "check the path") from error
+
+
+def _scitix(path: Path) -> Iterable[PlanRow]:
+    """Each row holds from where its predecessor of the same place ends; `undef` is no opinion.
+
+    The file does not say whether `upto_bytes` is total or per rank: it is taken for what a tuner plugin sees, total.
+    """
+    ends: dict[tuple[object, ...], int] = {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as text:
+        for number, row in enumerate(csv.DictReader(text), 2):
+            try:
+                collective = find_collective(row["coll"])
+                place = CommunicatorClass(int(row["nranks"]), int(row["nnodes"]))
+                upto_bytes = int(row["upto_bytes"])
+                if collective is None:
+                    raise ValueError(f"unknown collective {row['coll']!r}")
+                begin = ends.get((place, collective), -1) + 1
+                ends[place, collective] = upto_bytes
+                if row["algo"] == "undef":
+                    continue
+                candidate = Candidate(parse_algorithm(row["algo"]), parse_protocol(row["proto"]))
+            except (KeyError, TypeError, ValueError, UserError) as error:
+                raise PlanError(
+                    f"{path}, line {number}: {error}", f"columns are {','.join(_SCITIX_COLUMNS)}"
+                ) from error
+            yield PlanRow(place, collective, Phase.other, max(begin, 1), upto_bytes, candidate)

@@ -1,0 +1,175 @@
+"""The policies that replay can judge: each names a setting for every shape of the trace.
+
+A policy is a function of a `Context` and a shape, registered under its name; a new one is a function
+and a decorator. Policies see what a live one would: the oracle alone looks at this trace's durations, and at what
+the others name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, TypeVar
+
+import numpy as np
+
+from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.errors import UserError
+from zerotune.store.records import BASELINE, Candidate, PlanRow
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.replay.evidence import Estimate, Evidence, Grade
+from zerotune.tuner.offline.replay.legality import fits, in_effect
+from zerotune.tuner.offline.replay.online import Mixture, Thompson, Ucb, play_bandit, play_tuner
+from zerotune.tuner.offline.replay.table import Shape
+
+DOUBT_Z: Final = 1.0
+"""The model's gain must exceed this many of its own standard deviations before its setting is taken."""
+MIN_GAIN: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Context:
+    """What policies may look at."""
+
+    evidence: Evidence
+    knowledge: Knowledge = field(default_factory=Knowledge.empty)
+    """Of other runs on this fabric."""
+    costs: CostPrior | None = None
+    """NCCL's own cost; None when nobody described the fabric."""
+    plan: Sequence[PlanRow] | None = None
+    """A static table given by the user."""
+    counts: Mapping[Shape, int] = field(default_factory=dict)
+    """Calls of each shape."""
+    n_steps: int = 0
+    step_us: float | None = None
+    """Length of the logged steps."""
+    facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """The fabric's description."""
+    fabric: Fabric | None = None
+    """What it describes; None when nobody did."""
+
+    @cached_property
+    def tuned(self) -> Mapping[Shape, Mixture]:
+        """What our own tuner would have run; played once."""
+        counts = {shape: count for shape, count in self.counts.items() if fits(self.fabric, shape.communicator)}
+        return play_tuner(self.evidence, counts, self.n_steps, self.step_us, self.facts)
+
+
+Policy = Callable[[Context, Shape], Candidate | Mixture]
+_Policy = TypeVar("_Policy", bound=Policy)
+DEFAULT_POLICIES: Final = ("baseline", "table", "model", "oracle")
+POLICIES: Final[dict[str, Policy]] = {}
+
+
+def named(names: Sequence[str]) -> dict[str, Policy]:
+    """The policies called `names`, in that order.
+
+    Raises:
+        UserError: a name is none of POLICIES.
+    """
+    for name in names:
+        if name not in POLICIES:
+            raise UserError(f"there is no policy {name!r}", f"use one of {', '.join(POLICIES)}")
+    return {name: POLICIES[name] for name in names}
+
+
+def register(name: str) -> Callable[[_Policy], _Policy]:
+    """Decorator: make a policy known under `name`."""
+
+    def add(policy: _Policy) -> _Policy:
+        POLICIES[name] = policy
+        return policy
+
+    return add
+
+
+@register("baseline")
+def baseline(context: Context, shape: Shape) -> Candidate:
+    """Leave NCCL alone."""
+    del context, shape
+    return BASELINE
+
+
+@register("table")
+def table(context: Context, shape: Shape) -> Candidate:
+    """A static table: the plan given, else the setting that earlier runs showed to beat the baseline."""
+    if context.plan is None:
+        decided = context.knowledge.decided(shape.key)
+        return decided[0] if decided is not None and context.evidence.may_run(shape, decided[0]) else BASELINE
+    for row in context.plan:
+        place = (row.communicator, row.collective, row.phase)
+        is_for_shape = place == (shape.communicator, shape.collective, shape.phase)
+        if is_for_shape and row.min_bytes <= shape.message_bytes <= row.max_bytes:
+            return row.candidate
+    return BASELINE
+
+
+@register("model")
+def model(context: Context, shape: Shape) -> Candidate:
+    """The setting predicted cheapest before this job measured anything, if its gain exceeds its doubt."""
+    if context.costs is None or not fits(context.fabric, shape.communicator):
+        return BASELINE
+    candidates = _offered(context, context.costs, shape)
+    prior = context.knowledge.prior(shape.key, shape.message_bytes, candidates, context.costs)
+    mean = np.where(np.isfinite(prior.mean), prior.mean, np.inf)
+    at_baseline = candidates.index(BASELINE)
+    gain = mean[at_baseline] - mean
+    sure = gain > np.maximum(DOUBT_Z * prior.std, MIN_GAIN)
+    sure[at_baseline] = True
+    return candidates[int(np.argmin(np.where(sure, mean, np.inf)))]
+
+
+def _offered(context: Context, costs: CostPrior, shape: Shape) -> tuple[Candidate, ...]:
+    """What the job may run, the baseline first; of channel counts that come to the same, the least."""
+    found: dict[Candidate, Candidate] = {}
+    for candidate in costs.candidates(shape.communicator, shape.collective):
+        if context.evidence.may_run(shape, candidate):
+            found.setdefault(in_effect(shape.collective, shape.message_bytes, candidate), candidate)
+    return tuple(found.values())
+
+
+@register("oracle")
+def oracle(context: Context, shape: Shape) -> Candidate:
+    """The best in hindsight of all measured settings and of what `table` and `model` name.
+
+    A prediction counts by the high end of its interval: it wins where it would even so. With few samples the gain is
+    flattered by chance.
+    """
+    known = [BASELINE, *context.evidence.measured_candidates(shape), table(context, shape), model(context, shape)]
+    judged = [
+        (_sure_us(estimate, candidate), candidate)
+        for candidate in known
+        if (estimate := context.evidence.estimate(shape, candidate))
+    ]
+    return min(judged, key=lambda one: one[0])[1] if judged else BASELINE
+
+
+def _sure_us(estimate: Estimate, candidate: Candidate) -> float:
+    is_guess = estimate.grade is Grade.predicted and not candidate.is_baseline
+    return estimate.high_us if is_guess else estimate.cost_us
+
+
+@register("nearest")
+def nearest(context: Context, shape: Shape) -> Candidate:
+    """What won at the nearest size that earlier runs measured: a sweep's table, used between its sizes."""
+    return context.evidence.nearest_winner(shape) or BASELINE
+
+
+@register("ucb")
+def ucb(context: Context, shape: Shape) -> Mixture:
+    """A bandit per shape with confidence bounds; exploring is part of its cost."""
+    return play_bandit(Ucb, context.evidence, shape, context.counts.get(shape, 1))
+
+
+@register("thompson")
+def thompson(context: Context, shape: Shape) -> Mixture:
+    """A bandit per shape with posterior draws; exploring is part of its cost."""
+    return play_bandit(Thompson, context.evidence, shape, context.counts.get(shape, 1))
+
+
+@register("tuner")
+def tuner(context: Context, shape: Shape) -> Mixture:
+    """Our own tuner, started without knowledge of earlier runs; exploring is part of its cost."""
+    return context.tuned.get(shape, Mixture(((BASELINE, 1.0),)))

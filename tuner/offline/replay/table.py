@@ -1,0 +1,263 @@
+"""A trace as replay sees it: one row per collective of the job, joined over its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.errors import TraceError
+from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
+from zerotune.tuner.traces import Trace
+from zerotune.tuner.traces.own.reader import RECORD_DTYPE, STEP_DTYPE, OwnTrace
+from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
+
+Array = NDArray[Any]
+
+UNKNOWN: Final = 255
+"""`algorithm`, `protocol` or `n_channels` that the trace does not tell."""
+_UNKNOWN_STEP = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """What a policy decides on, at the exact size: collectives of one shape are interchangeable."""
+
+    n_ranks: int
+    n_nodes: int
+    collective: Collective
+    phase: Phase
+    message_bytes: int
+
+    @property
+    def communicator(self) -> CommunicatorClass:
+        """The shape's communicator class."""
+        return CommunicatorClass(self.n_ranks, self.n_nodes)
+
+    @property
+    def key(self) -> DecisionKey:
+        """The decision key that this shape falls under."""
+        return DecisionKey(self.communicator, self.collective, self.phase, size_class(self.message_bytes))
+
+
+@dataclass(frozen=True)
+class CollectiveTable:
+    """A job's collectives and steps."""
+
+    rows: Array
+    """The plugin's records [n] (OBSERVATION_FIELDS), one per collective; n_nodes 0 = the trace does not say."""
+    duration_us: Array
+    """float32 [n], NaN = not timed."""
+    is_default: Array
+    """bool [n]: NCCL chose the setting by itself."""
+    steps: Array
+    """Rank 0's steps [m] of zerotune.store.trace_format.STEP_FIELDS; empty when the trace has none."""
+    job_id: str = ""
+    fabric_id: str = ""
+    fabric: dict[str, str | int | float | bool] = field(default_factory=dict)
+    n_files: int = 1
+    n_dropped: int = 0
+    is_emulated: bool = False
+    """True when the times are the emulated NCCL's virtual ones."""
+    n_records: int = 0
+    """Of a foreign trace: how many of its records are in `rows`, single or joined."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Of a foreign trace: reason -> records that are not."""
+    is_silent_on_choices: bool = False
+    """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
+    notes: tuple[str, ...] = ()
+    """What else the reader has to say."""
+    own_comms: Array | None = None
+    """Communicators of the rank that `steps` are of; None where the trace does not tell them from other ranks'."""
+
+    def shapes(self) -> tuple[list[Shape], Array]:
+        """The distinct shapes, and for each row the index of its shape, int64 [n]."""
+        rows = self.rows
+        sizes, size_index = numbered(rows["message_bytes"])
+        wide = rows["n_ranks"].astype(np.uint64) << np.uint64(32) | rows["n_nodes"]
+        worlds, world_index = numbered(wide)
+        code = world_index
+        for column, n_values in ((rows["collective"], 256), (rows["phase"], 256), (size_index, len(sizes))):
+            code = code * n_values + column
+        codes, index = numbered(code)
+        shapes = []
+        for one in codes.tolist():
+            rest, at_size = divmod(one, max(len(sizes), 1))
+            rest, phase = divmod(rest, 256)
+            at_world, collective = divmod(rest, 256)
+            n_ranks, n_nodes = divmod(int(worlds[at_world]), 1 << 32)
+            shapes.append(Shape(n_ranks, n_nodes, Collective(collective), Phase(phase), int(sizes[at_size])))
+        return shapes, index
+
+
+def numbered(values: Array) -> tuple[Array, Array]:
+    """The distinct values in order, and for each value its place among them, int64.
+
+    np.unique's own inverse sorts all values; looking a few distinct ones up takes half the time.
+    """
+    values = np.ascontiguousarray(values)
+    distinct = np.unique(values)
+    return distinct, np.searchsorted(distinct, values)
+
+
+def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
+    """Join one job's ranks: a collective's duration is what its last arrival saw, the least over ranks.
+
+    Raises:
+        TraceError: the traces are of different jobs.
+    """
+    jobs = sorted({trace.header.job_id for trace in traces})
+    if len(jobs) != 1:
+        raise TraceError(f"the traces are of {len(jobs)} jobs ({', '.join(jobs[:3])})", "name one job's files")
+    header = min((trace.header for trace in traces), key=lambda header: header.rank)
+    records = [_completed(_usable(trace.records)) for trace in traces]
+    rows, n_partial = _concatenated(records), 0
+    if len(traces) > 1:
+        rows, n_reports = _join(rows)
+        is_whole = _told_by_all(rows["comm_id"], n_reports)
+        rows, n_partial = rows[is_whole], int(np.count_nonzero(~is_whole))
+    first = next(trace for trace in traces if trace.header.rank == header.rank)
+    return _table(
+        rows,
+        steps=first.steps,
+        job_id=header.job_id,
+        fabric_id=header.fabric_id,
+        fabric=header.fabric,
+        n_files=len(traces),
+        n_dropped=sum(trace.n_dropped for trace in traces),
+        is_emulated=header.clock == "emulated",
+        notes=_missing_note(traces, header.n_ranks) + _cut_note(traces) + _partial_note(n_partial),
+        own_comms=np.unique(first.records["comm_id"]),
+    )
+
+
+def _missing_note(traces: Sequence[OwnTrace], n_ranks: int) -> tuple[str, ...]:
+    if len(traces) >= n_ranks:
+        return ()
+    return (
+        f"Files of {len(traces)} of {n_ranks} ranks: durations may include waiting for the others, and no interval"
+        " knows of that.",
+    )
+
+
+def _cut_note(traces: Sequence[OwnTrace]) -> tuple[str, ...]:
+    n_cut = sum(not trace.ended for trace in traces)
+    if not n_cut:
+        return ()
+    whose = "The file ends" if len(traces) == 1 else f"{n_cut} of {len(traces)} files end"
+    return (
+        f"{whose} without an end mark: the process was killed or the file was cut. What stands before the cut was"
+        " replayed; up to a second before it is missing.",
+    )
+
+
+def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
+    """Which collectives as many ranks tell of as of any on that communicator; without one rank's word, a duration may
+    include waiting for it.
+    """
+    comms, comm = np.unique(comm_id, return_inverse=True)
+    most = np.zeros(len(comms), np.int64)
+    np.maximum.at(most, comm, n_reports)
+    return np.asarray(n_reports == most[comm])
+
+
+def _partial_note(n_partial: int) -> tuple[str, ...]:
+    if not n_partial:
+        return ()
+    return (f"Left out: {n_partial:,} collectives of which fewer ranks tell than of others on their communicator.",)
+
+
+def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:
+    """A foreign trace; what it does not tell stays unknown. `fabric` says how many nodes its ranks span.
+
+    Rows of measurements are calls of their own: nothing is joined there.
+    """
+    blocks = list(trace.blocks())
+    rows = _concatenated(blocks) if blocks else np.empty(0, RECORD_DTYPE)
+    n_read = len(rows)
+    rows = _usable(rows)
+    n_usable = len(rows)
+    rows["step"][rows["step"] == _UNKNOWN_STEP] = 0
+    if fabric is not None:
+        for n_ranks in np.unique(rows["n_ranks"][rows["n_nodes"] == 0]).tolist():
+            silent = (rows["n_nodes"] == 0) & (rows["n_ranks"] == n_ranks)
+            rows["n_nodes"][silent] = fabric.n_nodes(range(n_ranks))
+    facts, left_out = trace.summary.facts, trace.summary.unusable.copy()
+    left_out["of an unknown kind"] += n_read - n_usable
+    return _table(
+        rows if trace.is_measurements else _join(rows)[0],
+        steps=np.empty(0, STEP_DTYPE),
+        job_id=str(facts.get("job_id", "")),
+        fabric_id=str(facts.get("fabric_id", "")),
+        n_files=trace.summary.n_files,
+        n_records=n_usable,
+        left_out=dict((+left_out).most_common()),
+        is_silent_on_choices=bool((rows["flags"] & (FLAG_DEFAULT | FLAG_FORCED) == 0).any()),
+        notes=tuple(f"{note}." for note in trace.summary.notes),
+    )
+
+
+def _usable(records: Array) -> Array:
+    """Records of known collectives and phases that move bytes."""
+    known = (records["collective"] <= max(Collective)) & (records["phase"] <= max(Phase))
+    usable = known & (records["message_bytes"] > 0)
+    return records if bool(usable.all()) else records[usable]
+
+
+def _completed(records: Array) -> Array:
+    """One record per collective: the plugin logs a decision, and again, numbered by NCCL, the timed collective.
+
+    Decisions stand for collectives only in a trace without times.
+    """
+    is_timed = records["flags"] & FLAG_TIMED != 0
+    return records[is_timed] if is_timed.any() and not is_timed.all() else records
+
+
+def _concatenated(blocks: Sequence[Array]) -> Array:
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+
+def _known_durations(records: Array) -> Array:
+    duration_us = np.array(records["duration_us"])
+    is_timed = (records["flags"] & FLAG_TIMED != 0) & (duration_us >= 0)
+    duration_us[~is_timed] = np.nan
+    return duration_us
+
+
+def _table(rows: Array, **facts: Any) -> CollectiveTable:
+    is_default = (rows["flags"] & (FLAG_MATCHED | FLAG_FORCED)) == 0
+    return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
+
+
+def _join(rows: Array) -> tuple[Array, Array]:
+    """One row per (comm_id, collective, sequence): the least known duration, and when that began; and from how many
+    reports.
+    """
+    order = np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))
+    ordered = rows[order]
+    is_first = np.ones(len(ordered), bool)
+    if len(ordered) > 1:
+        before, after = ordered[:-1], ordered[1:]
+        is_first[1:] = (
+            (before["sequence"] != after["sequence"])
+            | (before["collective"] != after["collective"])
+            | (before["comm_id"] != after["comm_id"])
+        )
+    starts = np.flatnonzero(is_first)
+    joined = ordered[starts]
+    if len(starts):
+        least_us = np.fmin.reduceat(_known_durations(ordered), starts)
+        is_timed = np.isfinite(least_us)
+        joined["duration_us"] = np.where(is_timed, least_us, -1.0)
+        joined["flags"] = joined["flags"] & (255 - FLAG_TIMED) | is_timed * np.uint8(FLAG_TIMED)
+        # On one rank's clock, for clocks of other nodes differ: its own end, less what the last arrival saw.
+        own_us = _known_durations(joined_own := ordered[starts])
+        waited_us = np.nan_to_num(own_us - least_us)
+        joined["start_ns"] = joined_own["start_ns"] + np.maximum(waited_us * 1e3, 0).astype(np.int64)
+    order = np.argsort(joined["start_ns"], kind="stable")
+    return joined[order], np.diff(starts, append=len(ordered))[order]

@@ -1,0 +1,1 @@
+"""One training step as a program on timelines."""

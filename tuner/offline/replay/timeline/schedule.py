@@ -1,0 +1,437 @@
+"""From a trace to the step's program: what computes between the collectives, and what waits for what.
+
+A trace has each collective's start and duration, and each step's length and exposed communication. It does
+not say where a rank waited. For each kind of collective a few *rules* of waiting are tried, those by which
+frameworks work; the rule is kept under which the program, run with the durations of the logged steps, best
+gives the logged starts and step times. Computation comes from the gaps: where a stream stood idle, the
+collective started when computation had come that far. What ran hidden behind communication is known in sum
+only (step time less exposed less idle gaps); it is shared out by the bytes of the collectives concerned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+import numpy as np
+from numpy.lib.recfunctions import repack_fields
+from numpy.typing import NDArray
+
+from zerotune.store.records import Collective, Phase
+from zerotune.tuner.offline.replay.evidence import error_of_median
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from zerotune.tuner.offline.replay.timeline.program import Call, Op, OpKind, Program, Slowdown, run, undisturbed
+
+Floats = NDArray[np.float64]
+Kind = tuple[Collective, Phase]
+
+MIN_STEPS: Final = 5
+MAX_STEP_CALLS: Final = 3000
+"""Longer steps are not modelled: no framework issues that many collectives in one."""
+MAX_SIMULATED_CALLS: Final = 1500
+"""Logged steps used for choosing rules, times the collectives of one."""
+QUEUED_US: Final = 2.0
+"""A start this soon after its predecessor's end is no computation but a queue (or a launch)."""
+MAX_CLOCK_ERROR: Final = 0.1
+MIN_BETTER: Final = 0.1
+MIN_BETTER_SHARE: Final = 0.002
+"""An unusual rule must fit better by so much, of the misfit and of the step: noise prefers none."""
+LIKE_SPREAD: Final = 2.0
+"""Spreads of a few steps that differ by less tell nothing for sure."""
+_WINDOW_STEPS: Final = 32
+
+
+class Rule(Enum):
+    """When the rank waits for a collective."""
+
+    at_once = "as soon as it is issued"
+    next_of_kind = "before the next of its kind is issued"
+    second_of_kind = "before the next but one of its kind is issued"
+    end_of_run = "when all of its kind in a row are issued"
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """The program of the trace's usual step, and how well it gives the logged steps."""
+
+    program: Program
+    rules: Mapping[Kind, Rule]
+    n_steps: int
+    """Logged steps that are like it."""
+    n_other_steps: int
+    logged_step_us: float
+    """Median of the steps that the program was made of: earlier ones may have run under other settings."""
+    logged_exposed_us: float
+    error_percent: float
+    """Of the step time: median distance between program and logged steps, with the logged durations."""
+    noise_percent: float = 0.0
+    """Standard error of `logged_step_us`."""
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Consecutive like steps: starts and durations [n_steps, n_calls], and per step its length and exposure."""
+
+    calls: tuple[Call, ...]
+    kinds: tuple[Kind, ...]
+    starts_us: Floats
+    durations_us: Floats
+    compute_us: float
+    step_us: float
+    exposed_us: float
+    noise_percent: float
+    n_like: int
+    n_other: int
+
+    @property
+    def ends_us(self) -> Floats:
+        return self.starts_us + self.durations_us
+
+
+def infer(table: CollectiveTable, slowdown: Slowdown | None = None) -> StepModel | str:
+    """The step's program, or the reason why the trace does not tell one.
+
+    `slowdown` says what collectives' channels cost the computation beside them, where that is known.
+    """
+    steps = _usual_steps(table)
+    if isinstance(steps, str):
+        return steps
+    period_us = _median(np.diff(steps.starts_us[:, 0]))
+    if abs(period_us / steps.step_us - 1) > MAX_CLOCK_ERROR:
+        return f"by the collectives' starts a step takes {period_us:,.0f} us, by the step records {steps.step_us:,.0f}"
+    rules = {kind: _usual_rule(kind) for kind in dict.fromkeys(steps.kinds)}
+    program = _fitted(steps, rules)
+    best = _misfit(steps, program)
+    for _ in range(2):
+        changed = False
+        for kind in rules:
+            for rule in Rule:
+                tried = {**rules, kind: rule}
+                if rule is rules[kind]:
+                    continue
+                candidate = _fitted(steps, tried)
+                misfit = _misfit(steps, candidate)
+                if misfit < best * (1 - MIN_BETTER) - MIN_BETTER_SHARE:
+                    rules, program, best, changed = tried, candidate, misfit, True
+        if not changed:
+            break
+    if slowdown is not None:
+        program = undisturbed(program, slowdown)
+    return StepModel(
+        program=program,
+        rules=rules,
+        n_steps=steps.n_like,
+        n_other_steps=steps.n_other,
+        logged_step_us=steps.step_us,
+        logged_exposed_us=steps.exposed_us,
+        error_percent=100 * _period_error(steps, program),
+        noise_percent=steps.noise_percent,
+    )
+
+
+def _usual_rule(kind: Kind) -> Rule:
+    collective, phase = kind
+    if phase in (Phase.forward_gather, Phase.backward_gather):
+        return Rule.next_of_kind
+    if phase is Phase.other and collective is not Collective.all_reduce:
+        return Rule.at_once
+    return Rule.end_of_run
+
+
+# ---- the usual step ------------------------------------------------------------------------------
+
+
+def _usual_steps(table: CollectiveTable) -> _Steps | str:
+    """The latest run of consecutive steps that issue the collectives of the most frequent kind of step."""
+    steps = table.steps
+    known = steps[np.isfinite(steps["exposed_us"]) & (steps["duration_us"] > 0)] if len(steps) else steps
+    if not len(known):
+        return "the trace does not tell how much communication of its steps was exposed"
+    if len(known) < MIN_STEPS:
+        return f"only {len(known)} of its steps tell how much communication was exposed, {MIN_STEPS} are needed"
+    if not bool(np.isfinite(table.duration_us).all()):
+        keep = np.isfinite(table.duration_us)
+        if np.count_nonzero(keep) < 0.5 * len(keep):
+            return "too few of its collectives are timed"
+    rows, duration_us = _of_own_rank(table)
+    if not len(rows):
+        return "it has no collectives"
+    if not bool(np.all(np.diff(rows["step"].astype(np.int64)) >= 0)):
+        order = np.lexsort((rows["start_ns"], rows["step"]))
+        rows, duration_us = rows[order], duration_us[order]
+    first = np.flatnonzero(np.diff(rows["step"], prepend=rows["step"][:1] + 1))
+    numbers, count = rows["step"][first], np.diff(first, append=len(rows))
+    if int(count.max(initial=0)) > MAX_STEP_CALLS:
+        return f"a step has more than {MAX_STEP_CALLS} collectives"
+    signatures: dict[int, bytes] = {}
+    shapes = repack_fields(rows[["comm_id", "message_bytes", "n_ranks", "n_nodes", "collective", "phase"]])
+    is_whole = np.logical_and.reduceat(np.isfinite(duration_us), first) & np.isin(numbers, known["step"])
+    for number, start, length in zip(
+        numbers[is_whole].tolist(), first[is_whole].tolist(), count[is_whole].tolist(), strict=True
+    ):
+        signatures[number] = shapes[start : start + length].tobytes()
+    if not signatures:
+        return "no step has all of its collectives timed"
+    usual, n_like = Counter(signatures.values()).most_common(1)[0]
+    if n_like < MIN_STEPS:
+        return f"no {MIN_STEPS} of its steps issue the same collectives"
+    n_calls = len(usual) // shapes.itemsize
+    n_steps = max(MIN_STEPS, min(_WINDOW_STEPS, MAX_SIMULATED_CALLS // n_calls))
+    chain = latest_run([number for number, signature in signatures.items() if signature == usual], n_steps)
+    if len(chain) < MIN_STEPS:
+        return f"no {MIN_STEPS} like steps follow one another"
+    at = dict(zip(numbers.tolist(), first.tolist(), strict=True))
+    pieces = np.array([np.arange(at[number], at[number] + n_calls) for number in chain])
+    durations_us = duration_us[pieces].astype(np.float64)
+    told_here = known[np.isin(known["step"], chain)]
+    example = rows[pieces[0]]
+    streams = {comm: stream for stream, comm in enumerate(dict.fromkeys(example["comm_id"].tolist()))}
+    calls = tuple(
+        Call(
+            Shape(
+                int(row["n_ranks"]),
+                int(row["n_nodes"]),
+                Collective(int(row["collective"])),
+                Phase(int(row["phase"])),
+                int(row["message_bytes"]),
+            ),
+            streams[int(row["comm_id"])],
+            float(np.median(durations_us[:, index])),
+            int(np.median(rows["n_channels"][pieces[:, index]])),
+        )
+        for index, row in enumerate(example)
+    )
+    return _Steps(
+        calls=calls,
+        kinds=tuple((call.shape.collective, call.shape.phase) for call in calls),
+        starts_us=rows["start_ns"][pieces] / 1e3,
+        durations_us=durations_us,
+        compute_us=float(np.median(told_here["duration_us"] - told_here["exposed_us"])),
+        step_us=float(np.median(told_here["duration_us"])),
+        exposed_us=float(np.median(told_here["exposed_us"])),
+        noise_percent=100 * error_of_median(told_here["duration_us"]),
+        n_like=n_like,
+        n_other=len(numbers) - n_like,
+    )
+
+
+def _of_own_rank(table: CollectiveTable) -> tuple[NDArray[np.void], NDArray[np.float32]]:
+    """The calls, and their durations, of the rank whose steps the table has.
+
+    Groups that it is not in are others' work: they come in any order among its own, and it waits for none of them.
+    """
+    if table.own_comms is None:
+        return table.rows, table.duration_us
+    own = np.isin(table.rows["comm_id"], table.own_comms)
+    return (table.rows, table.duration_us) if bool(own.all()) else (table.rows[own], table.duration_us[own])
+
+
+def latest_run(numbers: Sequence[int], n_wanted: int) -> list[int]:
+    """The last `n_wanted` consecutive numbers; of the longest stretches the last, where none is as long as that."""
+    ordered = np.unique(np.asarray(numbers, np.int64))
+    stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
+    enough = min(n_wanted, max(map(len, stretches)))
+    latest: list[int] = [one for one in stretches if len(one) >= enough][-1].tolist()
+    return latest[-n_wanted:]
+
+
+# ---- rules and computation -----------------------------------------------------------------------
+
+
+def _waited_before(kinds: Sequence[Kind], rules: Mapping[Kind, Rule]) -> dict[int, list[int]]:
+    """Segment -> collectives waited for in it; segment i lies between the issues of i and i + 1."""
+    n_calls = len(kinds)
+    waits: dict[int, list[int]] = defaultdict(list)
+    for at, kind in enumerate(kinds):
+        rule = rules[kind]
+        later = [index for index in range(at + 1, n_calls) if kinds[index] == kind]
+        if rule is Rule.at_once:
+            place = at
+        elif rule is Rule.end_of_run or (rule is Rule.second_of_kind and len(later) < 2):
+            beside = _interleaved(kind)
+            others = [index for index in range(at + 1, n_calls) if kinds[index] not in beside and kinds[index] != kind]
+            place = others[0] - 1 if others else n_calls - 1
+        else:
+            wanted = 2 if rule is Rule.second_of_kind else 1
+            place = later[wanted - 1] - 1 if len(later) >= wanted else at
+        waits[place].append(at)
+    return waits
+
+
+def _interleaved(kind: Kind) -> frozenset[Kind]:
+    """Kinds among which a run of `kind` goes on: gathers and scatters alternate in the backward pass."""
+    backward = {
+        (Collective.all_gather, Phase.backward_gather),
+        (Collective.reduce_scatter, Phase.gradient_scatter),
+        (Collective.all_reduce, Phase.gradient_scatter),
+    }
+    return frozenset(backward) if kind in backward else frozenset()
+
+
+@dataclass
+class _Segment:
+    """Computation between two issues: `before_us` ahead of the waits, `after_us` behind them."""
+
+    waits: list[int]
+    weight: float
+    before_us: float = 0.0
+    after_us: float = 0.0
+    most_hidden_us: float = 0.0
+    """What may have been computed unseen, at most."""
+    stalled_us: float = 0.0
+    """By how much less would have been computed had it been a stall, where that is as likely; 0: it is not."""
+    stall_doubt: float = 0.0
+    """How much worse a stall fits than computation."""
+
+
+def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
+    """The program under `rules`, with the computation that the trace shows."""
+    waits = _waited_before(steps.kinds, rules)
+    idle_us, launch_us = _idle_and_launch(steps)
+    stalled: set[int] = set()
+    while True:
+        segments = [_Segment(waits.get(at, []), float(call.shape.message_bytes)) for at, call in enumerate(steps.calls)]
+        _measure(steps, segments, idle_us > QUEUED_US, stalled)
+        # More computation than the step records leave room for: a gap that may be read as a stall was one.
+        surplus_us = sum(segment.before_us + segment.after_us for segment in segments) - steps.compute_us
+        doubtful = {
+            at: segment.stall_doubt for at, segment in enumerate(segments) if 0 < segment.stalled_us <= surplus_us
+        }
+        if not doubtful:
+            break
+        stalled.add(min(doubtful, key=lambda at: doubtful[at]))
+    _share_out(segments, steps.compute_us)
+    ops: list[Op] = []
+    for at, segment in enumerate(segments):
+        ops.append(Op(OpKind.issue, at))
+        if segment.before_us:
+            ops.append(Op(OpKind.compute, us=segment.before_us))
+        ops.extend(Op(OpKind.wait, waited) for waited in segment.waits)
+        if segment.after_us:
+            ops.append(Op(OpKind.compute, us=segment.after_us))
+    calls = tuple(
+        replace(call, launch_us=0.0 if idle > QUEUED_US else launch)
+        for call, idle, launch in zip(steps.calls, idle_us.tolist(), launch_us.tolist(), strict=True)
+    )
+    return Program(calls, tuple(ops))
+
+
+def _measure(
+    steps: _Steps, segments: Sequence[_Segment], is_idle: NDArray[np.bool_], known_stalled: Collection[int] = ()
+) -> None:
+    """Fill in the computation that gaps show, and bounds of what they hide.
+
+    A gap after a wait is what was computed after a stall, or all that was computed since the last known time: of the
+    two, what varies less from step to step. Where they hardly differ, the segment says so; `known_stalled` decides.
+    Where a collective found its stream idle, its start is the time of its issue. Queued ones were issued at some
+    time before: what lies between two known times is shared by the segments between them.
+    """
+    starts_us, ends_us = steps.starts_us, steps.ends_us
+    known_us = starts_us[:, 0]
+    unknown: list[int] = []
+    for at, segment in enumerate(segments):
+        last = at == len(segments) - 1
+        if is_idle[at]:
+            known_us, unknown = starts_us[:, at], []
+        unknown.append(at)
+        next_us = np.append(starts_us[1:, 0], np.nan) if last else starts_us[:, at + 1]
+        next_is_idle = bool(is_idle[0 if last else at + 1])
+        if not segment.waits:
+            if next_is_idle:
+                _spread_over(segments, unknown, starts_us - known_us[:, None], _median(next_us - known_us))
+            else:
+                segment.most_hidden_us = max(_median(next_us - starts_us[:, at]), 0.0)
+            continue
+        waited_us = np.max(ends_us[:, segment.waits], axis=1)
+        by_stall_us, by_work_us = _spread(next_us - waited_us), _spread(next_us - known_us)
+        stalled = by_stall_us <= by_work_us or at in known_stalled
+        if next_is_idle and not stalled and by_stall_us <= LIKE_SPREAD * by_work_us:
+            segment.stalled_us = max(_median(waited_us - known_us), 0.0)
+            segment.stall_doubt = by_stall_us / by_work_us
+        if next_is_idle and not stalled and segment.waits != [at]:
+            _spread_over(segments, unknown, starts_us - known_us[:, None], _median(next_us - known_us))
+            continue
+        if next_is_idle and not stalled:
+            segment.before_us = max(_median(next_us - starts_us[:, at]), 0.0)
+            continue
+        segment.after_us = max(_median(next_us - waited_us), 0.0) if next_is_idle else 0.0
+        segment.most_hidden_us = max(_median(np.fmin(waited_us, next_us) - starts_us[:, at]), 0.0)
+        known_us, unknown = waited_us + segment.after_us, []
+
+
+def _spread_over(segments: Sequence[_Segment], unknown: Sequence[int], after_known_us: Floats, total_us: float) -> None:
+    """Share `total_us` of computation among the `unknown` segments by weight; no call is issued after its start."""
+    weights = sum(segments[at].weight for at in unknown)
+    done_us = 0.0
+    for place, at in enumerate(unknown):
+        latest_us = total_us
+        if place + 1 < len(unknown):
+            latest_us = min(_median(after_known_us[:, unknown[place + 1]]), total_us)
+        share_us = total_us * segments[at].weight / weights if place + 1 < len(unknown) else total_us - done_us
+        segments[at].before_us = max(min(share_us, latest_us - done_us), 0.0)
+        segments[at].most_hidden_us = 0.0
+        done_us += segments[at].before_us
+
+
+def _idle_and_launch(steps: _Steps) -> tuple[Floats, Floats]:
+    """For each collective: how long its stream had stood idle (median), and the same where that is no queue."""
+    streams = np.array([call.stream for call in steps.calls])
+    gaps_us = np.full(steps.starts_us.shape, np.inf)
+    for stream in np.unique(streams).tolist():
+        members = np.flatnonzero(streams == stream)
+        starts, ends = steps.starts_us[:, members].ravel(), steps.ends_us[:, members].ravel()
+        gaps = np.full(len(starts), np.nan)
+        gaps[1:] = starts[1:] - ends[:-1]
+        gaps_us[:, members] = gaps.reshape(-1, len(members))
+    median_us = np.nan_to_num(np.nanmedian(gaps_us[1:], axis=0), posinf=0.0)
+    return median_us, np.maximum(median_us, 0.0)
+
+
+def _share_out(segments: Sequence[_Segment], compute_us: float) -> None:
+    """Give the computation that no gap shows to the segments that can hold it, by weight."""
+    hidden_us = compute_us - sum(segment.before_us + segment.after_us for segment in segments)
+    open_ones = [segment for segment in segments if segment.most_hidden_us > 0]
+    while hidden_us > 1e-6 and open_ones:
+        weights = sum(segment.weight for segment in open_ones)
+        full = [one for one in open_ones if hidden_us * one.weight / weights >= one.most_hidden_us - one.before_us]
+        if not full:
+            for one in open_ones:
+                one.before_us += hidden_us * one.weight / weights
+            return
+        for one in full:
+            hidden_us -= one.most_hidden_us - one.before_us
+            one.before_us = one.most_hidden_us
+        open_ones = [one for one in open_ones if one not in full]
+
+
+# ---- how good ------------------------------------------------------------------------------------
+
+
+def _misfit(steps: _Steps, program: Program) -> float:
+    """Distance of the program's starts and step times from the logged ones, as shares of the step."""
+    simulated = np.array([one.starts_us for one in run(program, steps.durations_us.tolist())])
+    inside = (simulated - simulated[:, :1]) - (steps.starts_us - steps.starts_us[:, :1])
+    compute_error = abs(program.compute_us - steps.compute_us)
+    return float(np.mean(np.abs(inside[1:])) + compute_error) / steps.step_us + _period_error(steps, program)
+
+
+def _period_error(steps: _Steps, program: Program) -> float:
+    """Median relative distance of the step time."""
+    simulated = np.array([one.starts_us[0] for one in run(program, steps.durations_us.tolist())])
+    logged = np.diff(steps.starts_us[:, 0])
+    return float(np.median(np.abs(np.diff(simulated)[1:] - logged[1:]) / logged[1:]))
+
+
+def _median(values: Floats) -> float:
+    """Of what is known (np.nanmedian's overhead is many times the work on so few values); NaN: nothing is."""
+    known = np.sort(values[~np.isnan(values)], axis=None)
+    middle = len(known) // 2
+    return float(known[middle] + known[~middle]) / 2 if len(known) else math.nan
+
+
+def _spread(values: Floats) -> float:
+    return _median(np.abs(values - _median(values)))

@@ -1,0 +1,269 @@
+"""Another job's step from this one's: other buckets, another ZeRO stage, more ranks.
+
+All changes keep the computation and its order; collectives are moved, merged, split, dropped or added at
+*positions*, the amount of the step's computation done before them. Gradients become ready evenly over the
+computation between the issues of their buckets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective, Phase
+from zerotune.tuner.offline.replay.table import Shape
+from zerotune.tuner.offline.replay.timeline.program import Call, Op, OpKind, Program
+
+GATHERS: Final = (Phase.forward_gather, Phase.backward_gather)
+ALIKE: Final = 0.01
+"""Bucket sizes that differ by less are the same: users round, and ranks pad."""
+BACKWARD_OVER_FORWARD: Final = 2.0
+"""A backward pass computes twice what the forward pass does."""
+
+
+@dataclass(frozen=True)
+class _Event:
+    """An issue or a wait at a position; `call` is shared by the two."""
+
+    position_us: float
+    call: Call
+    is_wait: bool
+
+
+@dataclass
+class _Step:
+    """A program taken apart."""
+
+    events: list[_Event]
+    compute_us: float
+
+    @classmethod
+    def of(cls, program: Program) -> _Step:
+        position_us, events = 0.0, []
+        # Equal calls must stay apart: each gets its own object.
+        calls = [replace(call) for call in program.calls]
+        for kind, at, compute_us in program.ops:
+            if kind is OpKind.compute:
+                position_us += compute_us
+            else:
+                events.append(_Event(position_us, calls[at], kind is OpKind.wait))
+        return cls(events, position_us)
+
+    def issues(self, wanted: Callable[[Shape], bool]) -> list[_Event]:
+        return [event for event in self.events if not event.is_wait and wanted(event.call.shape)]
+
+    def waits_of(self, call: Call) -> list[_Event]:
+        return [event for event in self.events if event.is_wait and event.call is call]
+
+    def drop(self, wanted: Callable[[Shape], bool]) -> None:
+        self.events = [event for event in self.events if not wanted(event.call.shape)]
+
+    def add(self, issue_us: float, wait_us: float, call: Call) -> None:
+        """Issue `call` behind what stands at its position, and wait for it ahead of what stands there."""
+        at = self._index(issue_us, bisect_right)
+        self.events.insert(at, _Event(issue_us, call, is_wait=False))
+        at = self._index(wait_us, bisect_left) if wait_us > issue_us else at + 1
+        self.events.insert(at, _Event(wait_us, call, is_wait=True))
+
+    def _index(self, position_us: float, bisect: Callable[[list[float], float], int]) -> int:
+        return bisect([event.position_us for event in self.events], position_us)
+
+    def program(self, slowdown: Callable[[int], float] | None) -> Program:
+        ordered = sorted(self.events, key=lambda event: event.position_us)
+        numbers: dict[int, int] = {}
+        calls: list[Call] = []
+        for event in ordered:
+            if not event.is_wait:
+                numbers[id(event.call)] = len(calls)
+                calls.append(event.call)
+        ops: list[Op] = []
+        position_us = 0.0
+        for event in ordered:
+            if event.position_us > position_us:
+                ops.append(Op(OpKind.compute, us=event.position_us - position_us))
+                position_us = event.position_us
+            ops.append(Op(OpKind.wait if event.is_wait else OpKind.issue, numbers[id(event.call)]))
+        if self.compute_us > position_us:
+            ops.append(Op(OpKind.compute, us=self.compute_us - position_us))
+        return Program(tuple(calls), tuple(ops), slowdown)
+
+
+def _is_gradient(shape: Shape) -> bool:
+    return shape.phase is Phase.gradient_scatter
+
+
+def _is_post_step_gather(shape: Shape) -> bool:
+    return shape.phase is Phase.post_step_gather
+
+
+def _new_call(origin: Call, shape: Shape) -> Call:
+    """A collective that the trace does not have; `logged_us` is not known and filled in by its cost."""
+    return replace(origin, shape=shape, logged_us=0.0, launch_us=0.0, logged_channels=0)
+
+
+def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
+    """The same model on `n_ranks`: communicators of all ranks grow, total bytes stay, so shards shrink."""
+    world = max(call.shape.n_ranks for call in program.calls)
+
+    def changed(call: Call) -> Call:
+        if call.shape.n_ranks != world:
+            return call
+        return _new_call(call, replace(call.shape, n_ranks=n_ranks, n_nodes=n_nodes))
+
+    return replace(program, calls=tuple(map(changed, program.calls)))
+
+
+def with_buckets(program: Program, bucket_bytes: int) -> Program:
+    """Gradients in buckets of `bucket_bytes` (the last may be smaller), each sent once its last byte is there.
+
+    Where the gathers after the step move what the gradients' buckets do, they are those buckets, and change alike.
+
+    Raises:
+        UserError: the step has no gradient collectives, or a single one, which does not tell when they were ready.
+    """
+    step = _Step.of(program)
+    sizes = [event.call.shape.message_bytes for event in step.issues(_is_gradient)]
+    if sizes and _are_filled_to(sizes, bucket_bytes):
+        return program
+    if len(sizes) < 2:
+        raise UserError(
+            "the trace's steps have no two gradient buckets: when gradients became ready is not known",
+            "log a run with smaller buckets",
+        )
+    gathered = [event.call.shape.message_bytes for event in step.issues(_is_post_step_gather)]
+    _rebucket(step, _is_gradient, bucket_bytes)
+    if sorted(gathered) == sorted(sizes):
+        _rebucket(step, _is_post_step_gather, bucket_bytes)
+    return step.program(program.slowdown)
+
+
+def _rebucket(step: _Step, wanted: Callable[[Shape], bool], bucket_bytes: int) -> None:
+    buckets = step.issues(wanted)
+    sizes = [float(event.call.shape.message_bytes) for event in buckets]
+    ready_bytes, ready_us = _readiness(buckets)
+    total_bytes = int(sum(sizes))
+    step_end_us = max(wait.position_us for event in buckets for wait in step.waits_of(event.call))
+    held_back = [step.waits_of(event.call)[0].position_us > event.position_us for event in buckets]
+    step.drop(wanted)
+    n_buckets = -(-total_bytes // bucket_bytes)
+    ends = [min((number + 1) * bucket_bytes, total_bytes) for number in range(n_buckets)]
+    positions = np.interp(ends, ready_bytes, ready_us).tolist()
+    waits_at_end = sum(held_back) * 2 >= len(held_back)
+    before = 0
+    for end, position_us in zip(ends, positions, strict=True):
+        origin = buckets[min(int(np.searchsorted(np.cumsum(sizes), end)), len(buckets) - 1)].call
+        unit = origin.shape.n_ranks
+        message_bytes = -(-(end - before) // unit) * unit
+        call = _new_call(origin, replace(origin.shape, message_bytes=message_bytes))
+        step.add(position_us, max(step_end_us, position_us) if waits_at_end else position_us, call)
+        before = end
+
+
+def _are_filled_to(sizes: Sequence[int], bucket_bytes: int) -> bool:
+    """Whether such buckets are those of `bucket_bytes`: none is larger, and no two neighbours fit into one."""
+    most = bucket_bytes * (1 + ALIKE)
+    return max(sizes) <= most and all(one + other > most for one, other in pairwise(sizes))
+
+
+def _readiness(buckets: Sequence[_Event]) -> tuple[list[float], list[float]]:
+    """Cumulated gradient bytes, and the positions at which they are there; starts where backward starts."""
+    sizes = np.array([event.call.shape.message_bytes for event in buckets], np.float64)
+    positions = np.maximum.accumulate([event.position_us for event in buckets])
+    span_us = positions[-1] - positions[0]
+    rate = span_us / sizes[1:].sum() if len(sizes) > 1 else 0.0
+    begin_us = max(positions[0] - rate * sizes[0], 0.0)
+    return [0.0, *np.cumsum(sizes).tolist()], [begin_us, *positions.tolist()]
+
+
+def stage_of(program: Program) -> int:
+    """The ZeRO stage whose collectives the step issues; 0 is plain data parallelism, 2 stands for 1 too.
+
+    Raises:
+        UserError: it is none.
+    """
+    kinds = {(call.shape.collective, call.shape.phase) for call in program.calls}
+    if any(phase in GATHERS for _, phase in kinds):
+        return 3
+    if (Collective.reduce_scatter, Phase.gradient_scatter) in kinds:
+        return 2
+    if (Collective.all_reduce, Phase.gradient_scatter) in kinds:
+        return 0
+    raise UserError(
+        "the trace's steps have no gradient collectives that are marked as such", "drop --stage for this trace"
+    )
+
+
+def with_stage(program: Program, stage: int) -> Program:
+    """The same model under another ZeRO stage (stages 1 and 2 communicate alike, 0 is plain DDP).
+
+    Raises:
+        UserError: the trace's own stage is not recognised, or `stage` is none.
+    """
+    if stage not in (0, 1, 2, 3):
+        raise UserError(f"there is no ZeRO stage {stage}", "use 0 (DDP), 1, 2 or 3")
+    now, wanted = stage_of(program), 2 if stage == 1 else stage
+    if now == wanted:
+        return program
+    step = _Step.of(program)
+    scatters = step.issues(_is_gradient)
+    units = [event.call for event in step.issues(lambda shape: shape.phase is Phase.forward_gather)]
+    units = units or [event.call for event in step.issues(lambda shape: shape.phase is Phase.post_step_gather)]
+    units = units or [event.call for event in reversed(scatters)]
+    _, ready_us = _readiness(scatters)
+    backward_us, end_us = ready_us[0], ready_us[-1]
+    gathers = step.issues(lambda shape: shape.phase is Phase.forward_gather)
+    forward_us = gathers[0].position_us if gathers else None
+    step.drop(lambda shape: shape.phase in (*GATHERS, Phase.post_step_gather))
+    collective = Collective.all_reduce if wanted == 0 else Collective.reduce_scatter
+    renamed = {
+        id(event.call): replace(event.call, shape=replace(event.call.shape, collective=collective), logged_us=0.0)
+        for event in scatters
+        if event.call.shape.collective is not collective
+    }
+    step.events = [replace(event, call=renamed.get(id(event.call), event.call)) for event in step.events]
+    if wanted == 3:
+        _add_unit_gathers(step, units, backward_us, end_us)
+    elif wanted == 2:
+        # Where the forward pass begins, every parameter has to be there.
+        last_wait_us = max((event.position_us for event in step.events if event.is_wait), default=end_us)
+        at_us = forward_us if forward_us is not None and forward_us > end_us else max(last_wait_us, end_us)
+        for unit in units:
+            shape = replace(unit.shape, collective=Collective.all_gather, phase=Phase.post_step_gather)
+            step.events.append(_Event(at_us, _new_call(unit, shape), is_wait=False))
+        added = [event.call for event in step.events[-len(units) :]]
+        step.events.extend(_Event(at_us, call, is_wait=True) for call in added)
+    return step.program(program.slowdown)
+
+
+def _add_unit_gathers(step: _Step, units: Sequence[Call], backward_us: float, end_us: float) -> None:
+    """Each unit's gather is issued when its predecessor begins to compute and waited for when it begins itself.
+
+    The unit that ends the forward pass begins the backward pass: it is still there.
+    """
+    forward_span_us = min((end_us - backward_us) / BACKWARD_OVER_FORWARD, backward_us)
+    shares = np.cumsum([0.0, *(float(unit.shape.message_bytes) for unit in units)])
+    shares /= shares[-1]
+    begins = {
+        Phase.forward_gather: (backward_us - forward_span_us + shares[:-1] * forward_span_us).tolist(),
+        Phase.backward_gather: (backward_us + (1 - shares[1:-1][::-1]) * (end_us - backward_us)).tolist(),
+    }
+    for phase, begin_us in begins.items():
+        ordered = list(units) if phase is Phase.forward_gather else list(reversed(units[:-1]))
+        calls = [
+            _new_call(unit, replace(unit.shape, collective=Collective.all_gather, phase=phase)) for unit in ordered
+        ]
+        events: list[_Event] = []
+        for at, call in enumerate(calls):
+            if at == 0:
+                events.append(_Event(begin_us[0], call, is_wait=False))
+            events.append(_Event(begin_us[at], call, is_wait=True))
+            if at + 1 < len(calls):
+                events.append(_Event(begin_us[at], calls[at + 1], is_wait=False))
+        # Ahead of gradients that are ready at the same position.
+        step.events = events + step.events

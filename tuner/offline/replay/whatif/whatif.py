@@ -1,0 +1,365 @@
+"""What if the job had more ranks, another fabric, other buckets, another ZeRO stage?
+
+The trace's step is reshaped (reshape.py) and every collective priced anew: by measurements of the
+fabric asked about where the store has some, else by NCCL's cost model with the learned correction, scaled by
+how far the same model is off for the collective that the trace did measure. Predictions carry their own doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.errors import UserError
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, PlanRow
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.replay.engine import PolicyTotal, judge
+from zerotune.tuner.offline.replay.evidence import Evidence, Prediction, Predictor
+from zerotune.tuner.offline.replay.legality import fits, without_refused
+from zerotune.tuner.offline.replay.policies import Context, Policy
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from zerotune.tuner.offline.replay.timeline.program import Call, Program, steady_step
+from zerotune.tuner.offline.replay.timeline.schedule import StepModel
+from zerotune.tuner.offline.replay.timeline.steps import (
+    StepEstimate,
+    StepFacts,
+    StepRefusal,
+    correction,
+    step_estimates,
+    usual_durations,
+)
+from zerotune.tuner.offline.replay.whatif.reshape import with_buckets, with_ranks, with_stage
+from zerotune.tuner.offline.replay.worlds import World
+
+MAX_RANKS: Final = 16384
+MIN_BUCKET_BYTES: Final = 1024
+CALIBRATING_LOG_BYTES: Final = math.log(16)
+LEAST_CALIBRATED_ERROR: Final = 0.15
+CALIBRATED_ERROR_PER_OCTAVE: Final = 0.2
+"""Standard error of the model's logarithm once scaled to what was measured, at that size and for each doubling away
+from it: NCCL's choice may turn bad there. Over the shipped fabrics the spread is 0.15 an octave, with long tails.
+"""
+STAGE_DOUBT: Final = 0.3
+"""Of the step time, 95 %: a trace does not tell in how many collectives another stage would move its bytes."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is asked; None leaves it as it was logged."""
+
+    n_ranks: int | None = None
+    fabric: Fabric | None = None
+    bucket_bytes: int | None = None
+    stage: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_ranks is not None and not 2 <= self.n_ranks <= MAX_RANKS:
+            raise UserError(f"{self.n_ranks} ranks cannot be judged", f"ask for 2 to {MAX_RANKS:,}")
+        if self.bucket_bytes is not None and self.bucket_bytes < MIN_BUCKET_BYTES:
+            raise UserError(f"buckets of {self.bucket_bytes:,} bytes are none", f"ask for {MIN_BUCKET_BYTES:,} or more")
+
+    @property
+    def is_none(self) -> bool:
+        """True when nothing is asked."""
+        return self == Change()
+
+    def __str__(self) -> str:
+        words = [
+            None if self.n_ranks is None else f"{self.n_ranks:,} ranks",
+            None if self.fabric is None else f"fabric {self.fabric.name}",
+            None if self.bucket_bytes is None else f"gradient buckets of {self.bucket_bytes:,} bytes",
+            None if self.stage is None else f"ZeRO stage {self.stage}",
+        ]
+        return ", ".join(word for word in words if word)
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """The changed step: its length under each policy, and what was assumed."""
+
+    change: str
+    logged_step_us: float
+    """What the same program gives for the job as it was logged."""
+    n_collectives: int
+    """In one step."""
+    communication_bytes: int
+    compute_us: float
+    totals: tuple[PolicyTotal, ...]
+    """Of one step's communication."""
+    step_estimates: tuple[StepEstimate, ...]
+    step_refusals: tuple[StepRefusal, ...]
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The job as the trace tells of it."""
+
+    facts: StepFacts
+    model: StepModel
+    default_channels: Mapping[Shape, int]
+    """On how many channels NCCL's own choice ran."""
+    fabric: Fabric | None = None
+    fabric_id: str = ""
+
+
+def what_if(
+    change: Change,
+    logged: Logged,
+    policies: Mapping[str, Policy],
+    context: Context,
+    world: World,
+    plan: Sequence[PlanRow] | None,
+) -> WhatIf:
+    """Judge `policies` on the step as `change` makes it. `world` is of the fabric asked about.
+
+    What changes nothing, the job being so already, leaves program, durations and evidence as they are.
+
+    Raises:
+        UserError: the step cannot be changed so.
+        FabricError: the ranks do not fit, or nobody described the fabric.
+    """
+    elsewhere = change.fabric is not None and change.fabric.fabric_id != logged.fabric_id
+    fabric = change.fabric or logged.fabric
+    before = logged.model.program
+    program, assumptions = _reshaped(change, before, fabric, elsewhere)
+    beyond = fabric is not None and _n_nodes(program, fabric) > fabric.max_nodes
+    if fabric is not None and beyond:
+        assumptions.append(
+            f"fabric {fabric.name} describes {fabric.max_nodes} nodes: beyond them NCCL's cost model alone is asked"
+        )
+        fabric = fabric.with_nodes(_n_nodes(program, fabric))
+    learned = World() if beyond else world
+    costs = None if fabric is None else CostPrior(fabric.describe(), fabric)
+    if costs is not None and fabric is not None and not context.evidence.sums:
+        without_refused(costs, fabric, {call.shape for call in program.calls})
+    if elsewhere:
+        assumptions.append("computation takes as long as it was logged")
+        assumptions.append("the trace's own measurements are of another fabric: they are not used")
+        predict = _predictor(learned, costs, fabric)
+        evidence = Evidence(_EMPTY, (), np.empty(0, np.int64), world.statistics, predict, sums=context.evidence.sums)
+    elif program == before:
+        assumptions = ["the job is so already: nothing changes"]
+        evidence = context.evidence
+    else:
+        scale = _calibration(before, program, context.evidence)
+        evidence = context.evidence.with_predictor(_predictor(learned, costs, fabric, scale))
+    n_calls = Counter(call.shape for call in program.calls)
+    facts = logged.facts
+    counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
+    asked = Context(
+        evidence,
+        learned.knowledge,
+        costs,
+        plan,
+        counts,
+        facts.n_steps,
+        facts.step_us,
+        context.facts,
+        fabric,
+    )
+    return _judged(change, logged, program, policies, asked, assumptions)
+
+
+def _reshaped(change: Change, program: Program, fabric: Fabric | None, elsewhere: bool) -> tuple[Program, list[str]]:
+    assumptions = ["compute gaps and their order stay"]
+    before = program
+    if change.stage is not None and (program := with_stage(program, change.stage)) is not before:
+        assumptions.append(
+            "stages 1 and 2 communicate alike; the optimizer's time is not rescaled; gathers of stage 3 are"
+            " prefetched by one unit, units are as large as the logged collectives; backward computes twice what"
+            " forward does"
+        )
+    before = program
+    if change.bucket_bytes is not None and (program := with_buckets(program, change.bucket_bytes)) is not before:
+        assumptions.append("gradients become ready evenly between the issues of the logged buckets")
+    now_ranks = max(call.shape.n_ranks for call in program.calls)
+    n_ranks = change.n_ranks or now_ranks
+    if fabric is None and n_ranks != now_ranks:
+        raise UserError("other ranks need a described fabric", "name one with --on-fabric")
+    if fabric is not None and (elsewhere or n_ranks != now_ranks):
+        program = with_ranks(program, n_ranks, fabric.n_nodes(range(n_ranks)))
+        if n_ranks != now_ranks:
+            assumptions.append("each rank's batch stays, and so does its computation; groups of fewer ranks stay")
+    return program, assumptions
+
+
+def _n_nodes(program: Program, fabric: Fabric) -> int:
+    return max(-(-call.shape.n_ranks // fabric.ranks_per_node) for call in program.calls)
+
+
+class _Scale(NamedTuple):
+    """How much longer collectives take than the model says, and the standard error of its logarithm."""
+
+    factor: float
+    error: float | None
+    """None: the model's own doubt stands."""
+
+
+def _calibration(before: Program, after: Program, evidence: Evidence) -> dict[Shape, _Scale]:
+    """Of the changed step's shapes, from the same collective in the trace, between its sizes.
+
+    On communicators that the trace has measured, the model is asked for the difference between sizes only.
+    """
+    known: dict[Collective, dict[float, float]] = {}
+    for shape in {call.shape for call in before.calls}:
+        measured, predicted = evidence.estimate(shape, BASELINE), evidence.predicted(shape, BASELINE)
+        if measured is not None and predicted is not None:
+            ratio = math.log(measured.cost_us / predicted[0])
+            known.setdefault(shape.collective, {})[math.log(shape.message_bytes)] = ratio
+    everything = {log_bytes: ratio for points in known.values() for log_bytes, ratio in points.items()}
+    communicators = {call.shape.communicator for call in before.calls}
+    scale = {}
+    for shape in {call.shape for call in after.calls}:
+        wanted = math.log(shape.message_bytes)
+        points = _near(known.get(shape.collective, {}), wanted) or _near(everything, wanted)
+        if not points:
+            continue
+        log_bytes, ratios = list(points), list(points.values())
+        factor = math.exp(float(np.interp(wanted, log_bytes, ratios)))
+        octaves = min(abs(wanted - one) for one in log_bytes) / math.log(2)
+        error = max(float(np.std(ratios)) / 2, LEAST_CALIBRATED_ERROR) + CALIBRATED_ERROR_PER_OCTAVE * octaves
+        scale[shape] = _Scale(factor, error if shape.communicator in communicators else None)
+    return scale
+
+
+def _near(points: Mapping[float, float], log_bytes: float) -> dict[float, float]:
+    """Those of like size, by size: what a model gets wrong in a latency says nothing of bandwidths."""
+    return {at: ratio for at, ratio in sorted(points.items()) if abs(at - log_bytes) < CALIBRATING_LOG_BYTES}
+
+
+def _predictor(
+    world: World,
+    costs: CostPrior | None,
+    fabric: Fabric | None,
+    scale: Mapping[Shape, _Scale] | None = None,
+) -> Predictor | None:
+    if costs is None or fabric is None:
+        return None
+    predict = model_predictor(world, costs, fabric)
+    if scale is None:
+        return predict
+
+    def scaled(shape: Shape, candidate: Candidate) -> Prediction | None:
+        found = predict(shape, candidate)
+        if found is None or shape not in scale:
+            return found
+        factor, error = scale[shape]
+        if error is None:
+            return found[0] * factor, found[1]
+        # What was learned from measurements may know better; NCCL's model alone does not know how wrong it is.
+        return found[0] * factor, min(error, found[1]) if world.model_error else error
+
+    return scaled
+
+
+def model_predictor(world: World, costs: CostPrior, fabric: Fabric) -> Predictor:
+    """Predictions on a described fabric; none for communicators that do not fit on it.
+
+    The learned model's doubt about one point is its own opinion of itself: its error on sizes that were left out
+    bounds it from below.
+    """
+
+    @cache
+    def has_room(communicator: CommunicatorClass) -> bool:
+        return fits(fabric, communicator)
+
+    def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
+        if not has_room(shape.communicator):
+            return None
+        prior = world.knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
+        mean, std = float(prior.mean[0]), max(float(prior.std[0]), world.model_error)
+        return (float(np.exp(mean)), std) if np.isfinite(mean) else None
+
+    return predict
+
+
+def _judged(
+    change: Change,
+    logged: Logged,
+    program: Program,
+    policies: Mapping[str, Policy],
+    context: Context,
+    assumptions: Sequence[str],
+) -> WhatIf:
+    is_other_stage = change.stage is not None and with_stage(logged.model.program, change.stage) != logged.model.program
+    doubt = STAGE_DOUBT if is_other_stage else 0.0
+    n_calls = Counter(call.shape for call in program.calls)
+    shapes = list(n_calls)
+    baseline = {shape: context.evidence.estimate(shape, BASELINE) for shape in shapes}
+    weights = [n_calls[shape] * (found.cost_us if found else 0.0) for shape, found in baseline.items()]
+    totals, verdicts = judge(shapes, [n_calls[shape] for shape in shapes], weights, dict(policies), context)
+    channels = {shape: _channels_like(shape, logged.default_channels) for shape in shapes}
+    costs_us = {shape: found.cost_us for shape, found in baseline.items() if found is not None}
+    priced = _priced(program, logged.model.program, costs_us, channels)
+    by_policy = {
+        total.policy: dict(zip(shapes, verdicts[at * len(shapes) : (at + 1) * len(shapes)], strict=True))
+        for at, total in enumerate(totals)
+    }
+    step = correction(logged.model.program, logged.facts)(steady_step(priced))
+    facts = msgspec.structs.replace(logged.facts, step_us=step.step_us, exposed_us=step.exposed_us)
+    estimates, refusals = step_estimates(
+        facts, replace(logged.model, program=priced), totals, by_policy, channels, sum(weights), logged.facts
+    )
+    return WhatIf(
+        change=str(change),
+        logged_step_us=logged.facts.step_us,
+        n_collectives=len(program.calls),
+        communication_bytes=sum(call.shape.message_bytes for call in program.calls),
+        compute_us=program.compute_us,
+        totals=totals,
+        step_estimates=tuple(_doubted(one, doubt) for one in estimates),
+        step_refusals=tuple(refusals),
+        assumptions=tuple(assumptions),
+    )
+
+
+def _doubted(estimate: StepEstimate, doubt: float) -> StepEstimate:
+    """The level alone: what a policy changes is known no worse."""
+    return msgspec.structs.replace(
+        estimate, low_us=estimate.low_us / (1 + doubt), high_us=estimate.high_us * (1 + doubt)
+    )
+
+
+def _priced(
+    program: Program, before: Program, costs_us: Mapping[Shape, float], channels: Mapping[Shape, int]
+) -> Program:
+    """`program` under NCCL's own choice, whatever the job was logged under.
+
+    Where in the step a collective takes longer than others of its shape, it still does. One that no evidence prices
+    is given the logged time for its bytes: it counts in the share that is refused, and in nothing else.
+    """
+    usual_us = usual_durations(replace(program, calls=tuple(call for call in program.calls if call.logged_us > 0)))
+    us_per_byte = before.communication_us / sum(call.shape.message_bytes for call in before.calls)
+
+    def priced(call: Call) -> Call:
+        place = call.logged_us / usual_us[call.shape] if call.logged_us > 0 else 1.0
+        cost_us = costs_us.get(call.shape, us_per_byte * call.shape.message_bytes)
+        return replace(call, logged_us=place * cost_us, logged_channels=channels[call.shape])
+
+    return replace(program, calls=tuple(map(priced, program.calls)))
+
+
+def _channels_like(shape: Shape, known: Mapping[Shape, int]) -> int:
+    """As many channels as the logged collective of most alike kind and size."""
+
+    def distance(other: Shape) -> tuple[bool, bool, float]:
+        is_other = other.collective is not shape.collective, other.communicator != shape.communicator
+        return *is_other, abs(math.log(other.message_bytes / shape.message_bytes))
+
+    return known[min(known, key=distance)]
+
+
+_EMPTY: Final = CollectiveTable(
+    rows=np.empty(0, [("algorithm", "u1"), ("protocol", "u1"), ("n_channels", "u1")]),
+    duration_us=np.empty(0, np.float32),
+    is_default=np.empty(0, bool),
+    steps=np.empty(0),
+)

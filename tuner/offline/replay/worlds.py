@@ -1,0 +1,59 @@
+"""What the store knows of a fabric, as replay's policies and its estimates use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zerotune.store.records import CandidateStatistics, ModelRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.correction.baked import Baked
+from zerotune.tuner.modeling.trainer import load_correction, model_id_of, record_of, train
+from zerotune.tuner.offline.replay.evidence import MAD_TO_SIGMA
+
+
+@dataclass(frozen=True)
+class World:
+    """What is known of the fabric asked about."""
+
+    statistics: Sequence[CandidateStatistics] = ()
+    knowledge: Knowledge = field(default_factory=Knowledge.empty)
+    model_error: float = 0.0
+    """Of the learned model, as a standard error of log durations at sizes that it was not fitted to; 0: no model."""
+
+
+def world_of(store_path: Path | None, fabric_id: str, without_job: str = "") -> World:
+    """What all jobs on a fabric left in the store, or all but `without_job`.
+
+    A model that was fitted since that job began may have learned from it: it is fitted anew, which takes up to five
+    seconds.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    if store_path is None or not store_path.exists() or not fabric_id:
+        return World()
+    with Store.open(store_path, read_only=True) as store:
+        correction, model_id = load_correction(store, fabric_id)
+        record = record_of(store, fabric_id, model_id)
+        began_at_s = _measured_since_s(store, without_job, fabric_id)
+        if record is not None and began_at_s is not None and record.created_at_s >= began_at_s:
+            record = train(store, fabric_id, without_job=without_job)
+            correction = None if record is None else Baked.from_bytes(record.blob)
+            model_id = "" if record is None else model_id_of(record)
+        knowledge = Knowledge.of_jobs(store, fabric_id, correction, model_id, without_job=without_job)
+        return World(store.statistics(fabric_id, without_job=without_job), knowledge, _error(record))
+
+
+def _measured_since_s(store: Store, job_id: str, fabric_id: str) -> float | None:
+    """When a job with measurements on the fabric began; None: the store has none of it."""
+    if (job_id, fabric_id) not in store.measured():
+        return None
+    return next(job.started_at_s for job in store.jobs() if job.job_id == job_id)
+
+
+def _error(record: ModelRecord | None) -> float:
+    """Of a model, as a standard error: the median absolute error of a normal distribution is 0.67 of that."""
+    return 0.0 if record is None else MAD_TO_SIGMA * (record.error or 0.0)

@@ -1,0 +1,295 @@
+"""Step times before and after: which steps are compared, what changed and how sure that is, or why nothing can be said.
+
+In this order: two run summaries; a job's steps under NCCL's own choice at its start with those under a plan; where it
+had too few of the former (a plan may be adopted within a few steps), also those of earlier jobs with the same
+collectives and the same pace. Where training's own pace or the network changes, steps of before and after are never
+compared: that was no plan's doing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.records import Decision, JobRecord, StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.report.equal_rows import groups_of
+from zerotune.tuner.offline.report.summary import Summary, SummaryStep
+
+Array = NDArray[Any]
+
+SETTLED_SHARE: Final = 0.25
+"""The last quarter of a run is compared: by then the tuner has made up its mind."""
+MIN_STEPS: Final = 8
+"""Fewer steps than this are not compared."""
+MIN_OWN_STEPS: Final = 3
+"""So many untuned steps of a job say whether another job's have the same pace."""
+NOTICED_WITHIN_STEPS: Final = 10
+"""A change of pace is noticed so many steps after it at the latest."""
+SAME_PACE: Final = 0.04
+"""Medians (log) that differ by less, or by less than noise may do, are of the same pace."""
+WORTH_TELLING_PERCENT: Final = 2.0
+MAX_EARLIER_JOBS: Final = 20
+"""So many earlier jobs are looked through for one to compare with."""
+_BLOCK_STEPS: Final = 8
+_N_RESAMPLES: Final = 1000
+_SHAPE: Final = ["n_ranks", "n_nodes", "collective", "message_bytes"]
+HOW_TO_COMPARE: Final = (
+    "Run the same training under `zerotune launch --no-agent --summary before.json` and under"
+    " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
+)
+STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO_COMPARE}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Medians before and after, and the 95 % interval of the change in percent."""
+
+    name: str
+    before_us: float
+    after_us: float
+    percent: float
+    low_percent: float
+    high_percent: float
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the interval excludes no change at all."""
+        return self.low_percent > 0 or self.high_percent < 0
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """What came of a comparison."""
+
+    changes: Sequence[Change]
+    words: str
+    """What was compared with what, or why nothing was."""
+    remedy: str = ""
+    """How to come to a better comparison."""
+    other_jobs: tuple[str, ...] = ()
+    """Whose steps are among the ones before, besides this job's own."""
+    warnings: Sequence[str] = ()
+    """What is to be read before the figures."""
+    part: Part | None = None
+    """The part of the job that is compared, where it is not all of it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps of a job between two changes of pace: from `first` on and before `end`."""
+
+    first: int = 0
+    end: int | None = None
+    words: str = ""
+    """Why others are left out."""
+
+    def of(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
+        """Those of `steps` that belong to it."""
+        kept = self.holds(np.array([step.step for step in steps], np.int64))
+        return [step for step, is_kept in zip(steps, kept.tolist(), strict=True) if is_kept]
+
+    def holds(self, numbers: Array) -> Array:
+        """Whether each of these step numbers belongs to it."""
+        return np.asarray((numbers >= self.first) & (numbers < (np.inf if self.end is None else self.end)))
+
+
+def of_summaries(before: Summary, after: Summary, job_id: str = "") -> BeforeAfter:
+    """The settled ends of two runs; `job_id` is whose all else on the page is."""
+    first, last = settled_of(before.steps), settled_of(after.steps)
+    if min(len(first), len(last)) < MIN_STEPS:
+        counts = f"{before.label} has {len(before.steps)} steps, {after.label} {len(after.steps)}"
+        return BeforeAfter(
+            [], f"too few steps to compare: {counts}, and the last quarter has to be {MIN_STEPS} or more"
+        )
+    found = _compared(first, last, f"the last quarter of two runs, {before.label} and {after.label}")
+    return replace(found, warnings=tuple(_warnings(before, after, job_id)))
+
+
+def _warnings(before: Summary, after: Summary, job_id: str) -> Iterator[str]:
+    if after.job_id != job_id:
+        why = (
+            f"Job {after.job_id}, {after.label}, is not in the store" if after.job_id else f"{after.label} names no job"
+        )
+        yield f"{why}: all but step times and exposed communication is of job {job_id}."
+    planned = [any(step.epoch for step in run.steps) for run in (before, after)]
+    if planned == [True, False]:
+        yield f"Steps of {before.label} ran under plans, steps of {after.label} did not: are the two swapped?"
+    for run in (before, after):
+        if run.n_disagreements:
+            yield f"Ranks disagreed in {run.n_disagreements:,} calls of {run.label}: its times tell nothing."
+
+
+def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> BeforeAfter:
+    """This job's own start, or an earlier job's, and this job's last steps under a plan."""
+    if not steps:
+        return BeforeAfter([], "too few steps to compare: the store has no step times of this job")
+    if not any(step.epoch for step in steps):
+        return BeforeAfter([], "nothing to compare: no plan was adopted, NCCL's own choice ran throughout")
+    part = part_around_first_plan(steps, decisions)
+    alike = part.of(steps)
+    found = _of_part(store, job, alike, [step for step in alike if step.epoch > 0])
+    if not part.words:
+        return found
+    return replace(found, part=part, words=f"{found.words}. {part.words}", remedy=found.remedy or HOW_TO_COMPARE)
+
+
+def is_of_pace(decision: Decision) -> bool:
+    """Whether it tells of another pace of training, or another network."""
+    return decision.is_of_job and decision.kind not in ("variant", "takeover")
+
+
+def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> Part:
+    """The steps around the adoption of the first plan up to the changes of pace, or of the network, next to it."""
+    adopted = next((step.step for step in steps if step.epoch > 0), 0)
+    part = Part()
+    for one in decisions:
+        if not is_of_pace(one):
+            continue
+        noticed, when = one.step, f"at step {one.step}"
+        if noticed is None:  # by an older version: sometime in the epoch before the one to come
+            first = next((step.step for step in steps if step.epoch >= one.epoch - 1), steps[-1].step)
+            noticed, when = first + NOTICED_WITHIN_STEPS, "later on"
+        if noticed <= adopted:
+            part = Part(noticed, None, f"Steps before step {noticed} are left out: {one.reason}")
+        else:
+            end = max(noticed - NOTICED_WITHIN_STEPS, adopted)
+            left_out = f"Steps from step {end} on are left out: {when} it was noticed that {one.reason}"
+            return replace(part, end=end, words=". ".join(filter(None, (part.words, left_out))))
+    return part
+
+
+def _of_part(store: Store, job: JobRecord, steps: Sequence[StepRecord], planned: Sequence[StepRecord]) -> BeforeAfter:
+    last = settled_of(planned)
+    if len(last) < MIN_STEPS:
+        words = f"only {len(planned)} timed steps ran under a plan, {int(MIN_STEPS / SETTLED_SHARE)} are needed"
+        return BeforeAfter([], f"too few steps to compare: {words}")
+    first = _untuned(steps)
+    if len(first) >= MIN_STEPS:
+        words = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
+        return replace(_compared(first, last, words), remedy=STARTS_DIFFER)
+    few = f"only {len(first)} timed steps of this job ran under NCCL's own choice, {MIN_STEPS} are needed"
+    others, more = _earlier(store, job, first) if len(first) >= MIN_OWN_STEPS else ([], [])
+    if not others:
+        reason = "earlier jobs with the same fabric, ranks, collectives and pace do not have more in this store"
+        if len(first) < MIN_OWN_STEPS:
+            reason = "so few do not tell whether earlier jobs had the same pace"
+        return BeforeAfter([], f"too few steps to compare: {few}, and {reason}", HOW_TO_COMPARE)
+    words = (
+        "steps under NCCL's own choice at the start of this job and of others with the same fabric, ranks, kind of"
+        f" training, collectives and pace ({', '.join(others)}), and the last quarter of this job's under a plan. For"
+        f" {few}. Those were other runs, whose computation may differ a little"
+    )
+    return replace(_compared([*more, *first], last, words), remedy=STARTS_DIFFER, other_jobs=tuple(others))
+
+
+def settled_of(steps: Sequence[Any]) -> list[Any]:
+    """The last quarter of `steps`."""
+    return list(steps[-max(1, int(len(steps) * SETTLED_SHARE)) :]) if steps else []
+
+
+def _untuned(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """Steps before the first plan, but the very first, which connects and allocates; not those after one was lifted."""
+    return [*itertools.takewhile(lambda step: step.epoch == 0, steps)][1:]
+
+
+def _has_same_pace(own: Sequence[StepRecord], others: Sequence[StepRecord]) -> bool:
+    """Whether untuned steps of two jobs take about as long, and, where that is known, compute as long: another batch
+    size, say, is no plan's doing.
+    """
+    return _is_alike(_column(own, "duration_us"), _column(others, "duration_us")) and _is_alike(
+        _computation(own), _computation(others)
+    )
+
+
+def _is_alike(own: Array, others: Array) -> bool:
+    if not (np.isfinite(own).all() and np.isfinite(others).all()):
+        return True
+    mine, theirs = np.log(np.maximum(own, 1e-3)), np.log(np.maximum(others, 1e-3))
+    spread = 1.48 * float(np.median(np.abs(theirs - np.median(theirs))))
+    may_differ = max(SAME_PACE, 3.0 * spread * (1 / len(mine) + 1 / len(theirs)) ** 0.5)
+    return bool(abs(np.median(mine) - np.median(theirs)) <= may_differ)
+
+
+def _earlier(store: Store, job: JobRecord, own: Sequence[StepRecord]) -> tuple[list[str], list[StepRecord]]:
+    """Jobs before `job` with the same training, the latest first, and so many of their untuned steps that these and
+    `own` are enough.
+
+    Nothing where they do not have so many.
+    """
+    n_wanted = MIN_STEPS - len(own)
+    shapes = _shapes(store, job.job_id)
+    jobs = store.jobs()
+    before = jobs[: [one.job_id for one in jobs].index(job.job_id)][::-1]
+    alike = (
+        one for one in before if (one.fabric_id, one.n_ranks, one.stage) == (job.fabric_id, job.n_ranks, job.stage)
+    )
+    names: list[str] = []
+    found: list[StepRecord] = []
+    for one in itertools.islice(alike, MAX_EARLIER_JOBS):
+        steps = store.steps(one.job_id)
+        steps = _untuned(part_around_first_plan(steps, store.decisions(job_id=one.job_id)).of(steps))
+        if steps and shapes and _has_same_pace(own, steps) and _shapes(store, one.job_id) == shapes:
+            names.append(one.job_id)
+            found = [*steps, *found]
+        if len(found) >= n_wanted:
+            return names, found
+    return [], []
+
+
+def _shapes(store: Store, job_id: str) -> set[tuple[int, ...]]:
+    found = store.measurements(job_id=job_id)
+    first, _ = groups_of(found, _SHAPE)
+    return set(found[_SHAPE][first].tolist())
+
+
+def _compared(
+    first: Sequence[SummaryStep] | Sequence[StepRecord],
+    last: Sequence[SummaryStep] | Sequence[StepRecord],
+    words: str,
+) -> BeforeAfter:
+    if not all(float(np.median(_column(some, "duration_us"))) > 0 for some in (first, last)):
+        return BeforeAfter([], "nothing to compare: most steps took no time")
+    changes = [_change("step time", _column(first, "duration_us"), _column(last, "duration_us"))]
+    exposed = _column(first, "exposed_us"), _column(last, "exposed_us")
+    if np.isfinite(exposed[0]).all() and np.isfinite(exposed[1]).all() and float(np.median(exposed[0])) > 0:
+        changes.append(_change("exposed communication", *exposed))
+        rest = _computation(first), _computation(last)
+        if min(float(np.median(some)) for some in rest) > 0:
+            computation = _change("all but exposed communication", *rest)
+            # Fewer channels may leave it more of the device; another batch size would, too, be seen here.
+            if computation.is_beyond_noise and abs(computation.percent) > WORTH_TELLING_PERCENT:
+                changes.append(computation)
+    return BeforeAfter(changes, words)
+
+
+def _computation(steps: Sequence[SummaryStep] | Sequence[StepRecord]) -> Array:
+    """What steps take beside exposed communication (us)."""
+    return _column(steps, "duration_us") - _column(steps, "exposed_us")
+
+
+def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> Array:
+    values = [getattr(step, name) for step in steps]
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _change(name: str, before: Array, after: Array) -> Change:
+    """Medians, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
+    chance = np.random.default_rng(0)
+    ratios = _resampled_medians(before, chance), _resampled_medians(after, chance)
+    low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])
+    before_us, after_us = float(np.median(before)), float(np.median(after))
+    return Change(name, before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
+
+
+def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
+    length = max(1, min(_BLOCK_STEPS, len(values) // 4))  # few blocks would show no spread
+    n_blocks = -(-len(values) // length)
+    starts = chance.integers(0, len(values) - length + 1, (_N_RESAMPLES, n_blocks, 1))
+    taken = values[starts + np.arange(length)].reshape(_N_RESAMPLES, -1)[:, : len(values)]
+    return np.asarray(np.median(taken, axis=1))

@@ -1,0 +1,225 @@
+"""What a report tells, read from the store and from run summaries; no HTML and no pictures here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import Decision, DecisionKey, JobRecord, Outcome, Source, StepRecord, TimingSource
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_decisions
+from zerotune.tuner.modeling.medians import Medians, medians
+from zerotune.tuner.offline.comparison import Comparison, compare
+from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, taken_over_s
+from zerotune.tuner.offline.jobs import job_of
+from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.offline.replay.table import CollectiveTable
+from zerotune.tuner.offline.report.before_after import (
+    BeforeAfter,
+    is_of_pace,
+    of_job,
+    of_summaries,
+    part_around_first_plan,
+)
+from zerotune.tuner.offline.report.step_timeline import only_steps
+from zerotune.tuner.offline.report.summary import Summary, check_alike, compared_job, read_summary
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything the page shows about one job."""
+
+    job: JobRecord
+    fabric: dict[str, str | int | float | bool]
+    steps: Sequence[StepRecord]
+    decisions: Sequence[Decision]
+    measurements: Array
+    before: Summary | None
+    after: Summary | None
+    before_after: BeforeAfter
+    here: Medians
+    """Measured medians of this job."""
+    everywhere: Medians
+    """Measured medians of all jobs on its fabric."""
+    traced: Sequence[CollectiveTable] = ()
+    """Traces of the runs before and after, for timelines."""
+
+    @property
+    def emulated(self) -> str:
+        """Name of the emulated fabric; empty when the NCCL was real."""
+        return str(self.fabric.get("emulated", ""))
+
+    def settled(self) -> dict[DecisionKey, Decision]:
+        """The last word on every key, explorations left out."""
+        since_s = taken_over_s(self.decisions)
+        return settled_decisions(one for one in self.decisions if one.decided_at_s >= since_s)
+
+    @property
+    def highest_epoch(self) -> int | None:
+        """Of the plans that its steps ran under; None where no step is recorded."""
+        return max((step.epoch for step in self.steps), default=None)
+
+    def in_force(self) -> dict[DecisionKey, Decision]:
+        """The last word on every key that was more than a word: steps ran under a plan with it."""
+        since_s = taken_over_s(self.decisions)
+        ran = decisions_that_ran(self.decisions, self.highest_epoch)
+        return settled_decisions(one for one in ran if one.decided_at_s >= since_s)
+
+    def against_own(self, decision: Decision) -> Comparison:
+        """A decision's setting against NCCL's own choice."""
+        return compare(decision, self.here, self.everywhere)
+
+    @property
+    def changes_at(self) -> list[int]:
+        """Steps by which something else than a plan had changed steps: training's own pace, or the network."""
+        return [one.step for one in self.decisions if is_of_pace(one) and one.step is not None]
+
+    @property
+    def n_steps(self) -> int:
+        """Steps begun, those included that have no time."""
+        return 1 + max((step.step for step in self.steps), default=-1)
+
+    @property
+    def untimed(self) -> list[str]:
+        """How many steps have no time, and why."""
+        numbers = {step.step for step in self.steps}
+        is_first_untimed = bool(numbers) and 0 not in numbers
+        n_unheard = self.n_steps - len(numbers) - is_first_untimed
+        reasons = []
+        if is_first_untimed:
+            reasons.append("the first has none: a step's time runs from the end of the step before")
+        if n_unheard:
+            reasons.append(f"of {n_unheard} no daemon heard: none ran then, or what it was sent was dropped")
+        return reasons
+
+    def explained(self) -> list[Explanation]:
+        """Every key with a decision of the daemon that decided last, as `zerotune explain` has it."""
+        news, since_s = news_of(self.decisions), taken_over_s(self.decisions)
+        by_key = by_keys(self.decisions)
+        found = explained(by_key, self.here, self.everywhere, {}, news, since_s, self.highest_epoch)
+        return [one for one in found if one.decision is not None]
+
+    def collectives_us(self) -> tuple[float, float] | None:
+        """What the decided collectives of a step take by their medians: under NCCL's own choice, and as decided.
+
+        Not the step: communication that computation hides gains nothing. None where nothing of it was measured, or no
+        plan was adopted.
+        """
+        if self.highest_epoch == 0:
+            return None
+        n_steps = len(np.unique(self.measurements["step"]))
+        own_us = us = 0.0
+        for key, decision in self.in_force().items():
+            found = self.against_own(decision)
+            if found.is_measured and found.own_us is not None and found.us is not None:
+                n_calls = sum(one.n_calls for one in self.here.get(key, {}).values()) / n_steps if n_steps else 0.0
+                own_us += n_calls * found.own_us
+                us += n_calls * found.us
+        return (own_us, us) if own_us else None
+
+    @property
+    def is_of_training(self) -> bool:
+        """False of a sweep or an import, of which no page would be true; a job without anything may have just begun."""
+        ran_here = bool(self.job.n_ranks)  # a job's hello tells its ranks; measurements of another store's do not
+        is_other = len(self.measurements) and not (ran_here and (self.measurements["source"] == Source.live).any())
+        return not is_other or bool(self.steps or self.decisions or self.before or self.traced)
+
+    def n_explored(self) -> int:
+        """Trials that steps ran under."""
+        return n_tried(self.decisions, self.highest_epoch)
+
+
+def gather(
+    store_path: Path, job_id: str | None = None, summaries: Sequence[Path] = (), traces: Sequence[Path] = ()
+) -> Facts:
+    """The facts about `job_id` (the newest that trained when None); `summaries` are the runs before and after.
+
+    `traces` are their --log-trace folders, if they were logged.
+
+    Raises:
+        StoreError: there is no usable store.
+        UserError: no such job, or a summary is not one.
+        TraceError: a trace is not one.
+    """
+    if not store_path.exists():
+        raise UserError(f"there is no store at {store_path}", "name it with --store, or run a job first")
+    runs = [read_summary(path) for path in summaries]
+    if len(runs) not in (0, 2):
+        raise UserError(f"{len(runs)} run summaries", "give two: before and after")
+    if runs:
+        check_alike(*runs)
+    if len(traces) > 2:
+        raise UserError(f"{len(traces)} traces", "give one, or two: before and after")
+    with Store.open(store_path, read_only=True) as store:
+        job = job_of(store, job_id) if not runs else compared_job(store, job_id, runs[1])
+        steps = store.steps(job.job_id)
+        decisions = store.decisions(job_id=job.job_id)
+        measurements = store.measurements(job_id=job.job_id)
+        fabric = store.fabrics().get(job.fabric_id, {})
+        compared = of_summaries(runs[0], runs[1], job.job_id) if runs else of_job(store, job, steps, decisions)
+        here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
+    before, after = runs or (None, None)
+    traced = [load_table(path, likely_job_id=job.job_id) for path in traces]
+    part = part_around_first_plan(steps, decisions)
+    if part.words and [table.job_id for table in traced] == [job.job_id]:
+        # Of one trace, its beginning is drawn beside its end: both of one pace.
+        numbers = traced[0].steps["step"]
+        traced = [only_steps(traced[0], numbers[part.holds(numbers)])]
+    return Facts(job, fabric, steps, decisions, measurements, before, after, compared, here, everywhere, traced)
+
+
+TRAIN_FIRST: Final = "name a job that trained with --job, or train one first"
+
+
+def untrained(facts: Facts) -> UserError:
+    """What to say of a job that is none of training."""
+    # What was imported as live ran in the job whose store it comes from.
+    kinds = (
+        ((Source.sweep,), "measurements of a sweep"),
+        ((Source.imported, Source.live), "imported measurements"),
+    )
+    counts = [(int(np.isin(facts.measurements["source"], of).sum()), words) for of, words in kinds]
+    known = " and ".join(f"{n_rows:,} {words}" for n_rows, words in counts if n_rows)
+    return UserError(f"job {facts.job.job_id} did not train: the store has {known} of it", TRAIN_FIRST)
+
+
+def trust(facts: Facts) -> list[tuple[str, str]]:
+    """(what, how far it can be trusted) in plain words."""
+    lines = []
+    if facts.emulated:
+        lines.append(
+            (
+                "Emulated",
+                f"Every time on this page is the virtual clock of the emulated fabric {facts.emulated}. It shows "
+                "that the loop works; it is no statement about NCCL's performance on any real machine.",
+            )
+        )
+    words = facts.before_after.words
+    lines.append(("Comparison", f"{words[0].upper()}{words[1:]}."))
+    if facts.before_after.remedy:
+        lines.append(("A better comparison", f"{facts.before_after.remedy}."))
+    for run in (facts.before, facts.after):
+        if run is not None and run.n_disagreements is not None:
+            lines.append((f"Agreement, {run.label}", f"{run.n_disagreements} calls on which ranks disagreed."))
+    losses = [[step.loss_hex for step in run.steps if step.loss_hex] for run in (facts.before, facts.after) if run]
+    if len(losses) == 2 and all(losses):
+        verdict = "identical to the last bit" if losses[0] == losses[1] else "DIFFERENT"
+        lines.append(("Loss", f"Loss curves {verdict} over the compared runs."))
+    lines += [("Of the whole job", f"{news}.") for news in news_of(facts.decisions)]
+    measured = facts.measurements
+    if len(measured):
+        n_outliers = int(np.count_nonzero(measured["outcome"] == Outcome.outlier))
+        lines.append(("Measurements", f"{len(measured):,} joined over ranks, {n_outliers:,} marked as outliers."))
+        sources = {TimingSource(int(one)).name for one in np.unique(measured["timing_source"])}
+        lines.append(("Timing", f"Durations from: {', '.join(sorted(sources))}."))
+    else:
+        lines.append(("Measurements", "None are recorded for this job."))
+    return lines

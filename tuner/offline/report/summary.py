@@ -1,0 +1,87 @@
+"""Run summaries: the JSON files of `launch --summary`, one run each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import JobRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.jobs import job_of
+
+MAX_FILE_BYTES: Final = 2**29
+"""A summary has some 150 bytes per step."""
+
+
+NotNegative = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class SummaryStep(msgspec.Struct, frozen=True):
+    """One step of a run summary."""
+
+    step: Count
+    duration_us: NotNegative
+    exposed_us: NotNegative | None = None
+    loss_hex: str = ""
+    epoch: int = 0
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """One run for the before-and-after comparison, as a JSON file."""
+
+    steps: tuple[SummaryStep, ...]
+    label: str = ""
+    """What the pictures call the run; the file's name where it does not say."""
+    emulated: bool = False
+    fabric: str | None = None
+    n_disagreements: Count | None = None
+    n_ranks: Count = 0
+    job_id: str = ""
+    """The job's in the store; empty where no daemon was told of it."""
+
+
+def read_summary(path: Path) -> Summary:
+    """A run summary.
+
+    Raises:
+        UserError: it cannot be read, or is not one.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{path} is over {MAX_FILE_BYTES} bytes", "use one written by --summary")
+        summary = msgspec.json.decode(path.read_bytes(), type=Summary)
+        return summary if summary.label else msgspec.structs.replace(summary, label=path.stem)
+    except OSError as error:
+        raise UserError(f"cannot read the run summary {path}: {error.strerror}", "check the path") from error
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{path} is not a run summary: {error}", "use one written by --summary") from error
+
+
+def check_alike(before: Summary, after: Summary) -> None:
+    """Raises UserError where two runs differ in more than their settings."""
+    if 0 not in (before.n_ranks, after.n_ranks) and before.n_ranks != after.n_ranks:
+        raise UserError(f"one run had {before.n_ranks} ranks, the other {after.n_ranks}", "compare runs of one size")
+    places = [_place(one) for one in (before, after)]
+    if places[0] != places[1]:
+        raise UserError(f"one run was on {places[0]}, the other on {places[1]}", "compare runs on one fabric")
+
+
+def _place(run: Summary) -> str:
+    return f"emulated fabric {run.fabric}" if run.emulated else "the real NCCL"
+
+
+def compared_job(store: Store, job_id: str | None, run: Summary) -> JobRecord:
+    """The job that a page about `run` is of: its own, where the store has it.
+
+    Raises:
+        UserError: `job_id` is another, or there is none.
+    """
+    if run.job_id and job_id not in (None, run.job_id):
+        raise UserError(f"{run.label} is of job {run.job_id}, not of {job_id}", "leave out --job, or --summary")
+    is_known = run.job_id in {one.job_id for one in store.jobs()}
+    return job_of(store, run.job_id if is_known else job_id)

@@ -1,0 +1,182 @@
+"""What `zerotune stage` does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
+
+from zerotune.store.errors import UserError
+from zerotune.store.wire import FLAG_TIMED
+from zerotune.tuner.fingerprint.encoding import weights
+from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
+from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
+from zerotune.tuner.fingerprint.labels import Shown
+from zerotune.tuner.traces.own.jobs import RankFile, one_start
+from zerotune.tuner.traces.own.reader import trace_files
+from zerotune.tuner.traces.records import Block
+
+GOOD = "good"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a trace showed: (calls so far, what was shown from there on), and the end."""
+
+    changes: tuple[tuple[int, Shown], ...]
+    n_calls: int
+    period: int
+    shown: Shown
+
+
+@dataclass(frozen=True)
+class KnownWeights:
+    """Weights of one encoder."""
+
+    encoder: str
+    origin: str
+    """`shipped`, or the store's path."""
+    n_bytes: int
+    sha256: str
+    state: str
+    """`good`, or why they cannot be used."""
+    is_used: bool = False
+    """By a daemon with this store."""
+
+
+def train(
+    folder: Path | None, store_path: Path | None, n_hypothetical: int, n_each: int, n_epochs: int, seed: int
+) -> list[tuple[str, Path, int]]:
+    """Train both encoders; their weights go to `folder` and, if a store is named, there too."""
+    from zerotune.tuner.fingerprint.corpus.dataset import generated, recorded
+    from zerotune.tuner.fingerprint.training.held_out import on_hypothetical, train_both
+    from zerotune.tuner.fingerprint.training.train import Examples, examples
+
+    folder = folder or weights.SHIPPED
+    _check_writable(folder, store_path)
+    named = examples(chain(recorded(), generated(n_each, seed)), seed)
+    encoders = train_both(Examples.joined([on_hypothetical(n_hypothetical, seed), named]), seed, n_epochs)
+    written = []
+    for kind, encoder in encoders.items():
+        blob = encoder.to_bytes()
+        path = folder / f"{kind}.weights"
+        path.write_bytes(blob)
+        written.append((kind, path, len(blob)))
+        if store_path is not None:
+            _save(store_path, kind, blob)
+    return written
+
+
+def _check_writable(folder: Path, store_path: Path | None) -> None:
+    """Training takes minutes: what would fail after it fails now."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
+    if store_path is not None:
+        from zerotune.store.sqlite.database import Store
+
+        Store.open(store_path).close()
+
+
+def _save(store_path: Path, kind: str, blob: bytes) -> None:
+    from zerotune.store.sqlite.database import Store
+
+    with Store.open(store_path) as store:
+        store.save_model(weights.record(kind, blob))
+
+
+def weights_known(store_path: Path | None) -> list[KnownWeights]:
+    """The shipped weights and those that were trained into a store."""
+    rows = []
+    if store_path is not None:
+        from zerotune.store.sqlite.database import Store
+
+        with Store.open(store_path, read_only=True) as store:
+            saved = [one for one in store.models() if one.name.startswith("stage-") and not weights.is_copy(one)]
+        rows += [(one.name.removeprefix("stage-"), str(store_path), one.blob) for one in saved]
+    for kind in weights.KINDS:
+        try:
+            rows.append((kind, "shipped", weights.shipped_blob(kind)))
+        except OSError as error:
+            raise UserError(
+                f"the shipped weights are missing: {error.strerror}", "run `zerotune stage train`"
+            ) from error
+    known = [
+        KnownWeights(kind, where, len(blob), hashlib.sha256(blob).hexdigest(), _state(blob))
+        for kind, where, blob in rows
+    ]
+    # As weights.load_encoder chooses: the better encoder, and of each the store's before those shipped.
+    in_order = [one for kind in weights.KINDS for one in known if one.encoder == kind and one.state == GOOD]
+    return [replace(one, is_used=one in in_order[:1]) for one in known]
+
+
+def _state(blob: bytes) -> str:
+    try:
+        encoder_from_bytes(blob)
+    except ValueError as error:
+        return f"not usable: {error}"
+    return GOOD
+
+
+def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reading:
+    """Follow one rank of a trace (None: the first in it) as the daemon would.
+
+    Raises:
+        TraceError: it is no trace, or of several jobs and `job_id` does not say which is meant.
+        UserError: it has nothing of that rank or job.
+    """
+    from zerotune.tuner.traces.trace import read_trace
+
+    trace = read_trace(path)
+    if trace.format_name == "zerotune":
+        file = _of_rank(one_start(trace_files(path), job_id).files, rank, path)
+        return _followed(read_trace(file).blocks())
+    if job_id is not None:
+        raise UserError(f"--job {job_id}: {trace.title} does not tell jobs apart", "leave it out")
+    return _followed(_only(trace.blocks(), rank, path))
+
+
+def _of_rank(files: Sequence[RankFile], rank: int | None, path: Path) -> Path:
+    """The file of that rank of the job; records tell a rank's number in a communicator only."""
+    ranks = {file.header.rank: file.path for file in files}
+    if rank is None:
+        return files[0].path
+    if rank not in ranks:
+        raise _no_rank(path, rank, ranks)
+    return ranks[rank]
+
+
+def _only(blocks: Iterator[Block], rank: int | None, path: Path) -> Iterator[Block]:
+    ranks: set[int] = set()
+    for block in blocks:
+        if rank is None:
+            rank = int(block["rank"][0])
+        ranks |= set(np.unique(block["rank"]).tolist())
+        yield block[block["rank"] == rank]
+    if rank is not None and rank not in ranks:
+        raise _no_rank(path, rank, ranks)
+
+
+def _no_rank(path: Path, rank: int, known: Iterable[int]) -> UserError:
+    return UserError(f"{path} holds nothing of rank {rank}", f"use one of {', '.join(map(str, sorted(known)))}")
+
+
+def _followed(blocks: Iterator[Block]) -> Reading:
+    fingerprint = StageFingerprint()
+    changes: list[tuple[int, Shown]] = []
+    for mine in blocks:
+        # Imported formats know what ran, with times; a decision is what a file without times is made of.
+        for start in range(0, len(mine), 64):
+            part = mine[start : start + 64].copy()
+            part["flags"] = np.where(part["start_ns"] > 0, part["flags"] | FLAG_TIMED, part["flags"])
+            if fingerprint.add_records(part):
+                changes.append((fingerprint.n_calls, fingerprint.shown))
+    return Reading(tuple(changes), fingerprint.n_calls, fingerprint.calls_per_step, fingerprint.shown)

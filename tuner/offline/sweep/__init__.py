@@ -1,0 +1,39 @@
+"""Settings x sizes x collectives, measured in one process group by switching plans, recorded in the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from zerotune.tuner.offline.sweep.compare import Comparison, compare, render_comparison
+from zerotune.tuner.offline.sweep.render import progress_bar, render
+from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
+from zerotune.tuner.offline.sweep.run import SweepRequest, check, run_sweep
+from zerotune.tuner.offline.sweep.strategy import BUDGET
+
+__all__ = [
+    "BUDGET",
+    "Comparison",
+    "SweepRequest",
+    "SweepResult",
+    "SweepRow",
+    "check",
+    "compare",
+    "render",
+    "render_comparison",
+    "run_sweep",
+    "sweep",
+]
+
+
+def sweep(request: SweepRequest, store_path: Path, console: Console) -> SweepResult:
+    """Run a sweep with a progress bar on `console`.
+
+    Raises:
+        UserError: the request makes no sense here, or the workers do not start.
+        StoreError: the store cannot be written.
+    """
+    check(request)  # a mistake is told before there is a bar
+    with progress_bar(console) as progress:
+        return run_sweep(request, store_path, progress)

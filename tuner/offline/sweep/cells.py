@@ -1,0 +1,185 @@
+"""The cells of a sweep: one candidate at one (collective, size), what was measured of it, how sure that is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.agent.nccl import catalog
+from zerotune.agent.nccl.cost_model import channels_used
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
+from zerotune.store.sqlite.database import UNKNOWN
+from zerotune.tuner.offline.sweep.protocol import whole_bytes
+
+Array = NDArray[Any]
+
+CONFIDENCE: Final = 0.95
+MIN_REPEATS: Final = 6
+"""Six samples are the fewest whose extremes bracket the median with 95 % confidence."""
+OUTLIER_DEVIATIONS: Final = 6.0
+OUTLIER_SHARE: Final = 0.1
+_MAD_TO_SIGMA: Final = 1.4826
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """What settings compete at."""
+
+    collective: Collective
+    message_bytes: int
+
+
+@dataclass
+class Cell:
+    """One candidate at one place. `duration_us` holds all samples, outliers too."""
+
+    place: Place
+    candidate: Candidate
+    duration_us: list[float] = field(default_factory=list)
+    outcome: Outcome = Outcome.ok
+    reason: str = ""
+    ran: Candidate | None = None
+    """What a baseline was seen to run."""
+    is_left_out: bool = False
+    """Never tried, since it or its kind keeps breaking elsewhere (zerotune.tuner.offline.sweep.broken)."""
+    n_full_samples: int = 0
+    """How many of the samples an earlier full sweep took."""
+
+    @property
+    def median_us(self) -> float:
+        """Median of the samples; NaN without any."""
+        return float(np.median(self.duration_us)) if self.duration_us else math.nan
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the 95 % interval of the median, as a share of the median; infinite below 6 samples."""
+        low_us, high_us = self.interval_us
+        return (high_us - low_us) / 2 / self.median_us if math.isfinite(high_us) else math.inf
+
+    @property
+    def interval_us(self) -> tuple[float, float]:
+        """The 95 % interval of the median by order statistics: no assumption about the noise."""
+        n_below = samples_below(len(self.duration_us))
+        if n_below is None:
+            return 0.0, math.inf
+        ordered = sorted(self.duration_us)
+        return ordered[n_below], ordered[-1 - n_below]
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether it was tried: there are samples, or it did not work."""
+        return bool(self.duration_us) or (self.outcome is not Outcome.ok and not self.is_left_out)
+
+    def is_done(self, precision: float, max_repeats: int) -> bool:
+        """Whether nothing more is to be measured: precise enough, at the cap, or broken."""
+        if self.outcome is not Outcome.ok:
+            return True
+        return len(self.duration_us) >= max_repeats or self.relative_half_width <= precision
+
+    def outliers(self, fresh_us: Sequence[float]) -> list[bool]:
+        """Which of `fresh_us` lie far from everything measured so far, themselves included."""
+        known = np.array([*self.duration_us, *fresh_us])
+        centre = float(np.median(known))
+        spread = _MAD_TO_SIGMA * float(np.median(np.abs(known - centre)))
+        limit_us = max(OUTLIER_DEVIATIONS * spread, OUTLIER_SHARE * centre)
+        return [abs(one - centre) > limit_us for one in fresh_us]
+
+
+@lru_cache(maxsize=1024)
+def samples_below(n_samples: int) -> int | None:
+    """Index of the order statistic that bounds the median's 95 % interval from below; None: too few.
+
+    The k-th smallest and k-th largest of n bracket the median with probability 1 - 2 P(B < k), B binomial
+    (n, 1/2); the index is k - 1.
+    """
+    tail, index = 0.5**n_samples, None
+    for k in range(1, n_samples // 2 + 1):
+        if 2 * tail > 1 - CONFIDENCE:
+            break
+        index = k - 1
+        tail += math.comb(n_samples, k) * 0.5**n_samples
+    return index
+
+
+def message_sizes(min_bytes: int, max_bytes: int, n_ranks: int) -> list[int]:
+    """Powers of two from `min_bytes` to `max_bytes`, rounded up to whole floats on every rank."""
+    sizes = []
+    size_bytes = min_bytes
+    while size_bytes <= max_bytes:
+        sizes.append(whole_bytes(size_bytes, n_ranks))
+        size_bytes *= 2
+    return list(dict.fromkeys(sizes))
+
+
+def make_cells(
+    collectives: Iterable[Collective],
+    sizes_bytes: Sequence[int],
+    communicator: CommunicatorClass,
+    max_channels: int,
+    offered: dict[str, tuple[tuple[int, int], ...]],
+) -> list[Cell]:
+    """Every cell of the grid: the baseline, then each setting once.
+
+    Channel counts that come to the same because there is too little traffic are one cell.
+    """
+    cells = []
+    for collective in collectives:
+        legal = catalog.legal_cells(
+            collective, n_nodes=communicator.n_nodes, n_ranks=communicator.n_ranks, collnet=True
+        )
+        usable = [pair for pair in legal if (int(pair[0]), int(pair[1])) in offered.get(collective.name, ())]
+        candidates = catalog.candidates(collective, communicator, max_channels, cells=usable)
+        for message_bytes in sizes_bytes:
+            seen = set()
+            for candidate in candidates:
+                effective = candidate
+                if candidate.algorithm is not None and candidate.protocol is not None:
+                    n_channels = channels_used(collective, candidate.protocol, message_bytes, candidate.n_channels)
+                    effective = Candidate(candidate.algorithm, candidate.protocol, n_channels)
+                if effective not in seen:
+                    seen.add(effective)
+                    cells.append(Cell(Place(collective, message_bytes), effective))
+    return cells
+
+
+def restore(cells: Iterable[Cell], measurements: Array) -> int:
+    """Put what an earlier sweep stored (MEASUREMENT, [n]) into `cells`; returns how many samples fitted.
+
+    Rows are as they were stored: those of one visit stand together, under one epoch. Visits of several samples are a
+    full sweep's.
+    """
+    by_key = {(cell.place, cell.candidate): cell for cell in cells}
+    n_restored = 0
+    visits: list[tuple[Cell, int]] = []
+    for row in measurements:
+        place = Place(Collective(int(row["collective"])), int(row["message_bytes"]))
+        unknown = row["is_default"] or row["algorithm"] == UNKNOWN
+        candidate = (
+            BASELINE
+            if unknown
+            else Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
+        )
+        cell = by_key.get((place, candidate))
+        if cell is None:
+            continue
+        outcome = Outcome(int(row["outcome"]))
+        if outcome in (Outcome.failed, Outcome.hung):
+            cell.outcome, cell.reason = outcome, "recorded by an earlier sweep"
+        else:
+            cell.duration_us.append(float(row["duration_us"]))
+            n_restored += 1
+            visits.append((cell, int(row["epoch"])))
+            if candidate == BASELINE and row["algorithm"] != UNKNOWN:
+                cell.ran = Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
+    for _, visit in itertools.groupby(visits, key=lambda sample: (id(sample[0]), sample[1])):
+        sampled = [cell for cell, _ in visit]
+        if len(sampled) > 1:
+            sampled[0].n_full_samples += len(sampled)
+    return n_restored

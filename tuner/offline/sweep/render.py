@@ -1,0 +1,174 @@
+"""A sweep's progress and its result on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from zerotune.store.records import CommunicatorClass
+from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
+from zerotune.tuner.offline.sweep.run import Progress as Callback
+
+MAX_PER_PLACE = 4
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Callback]:
+    """A bar with the time that remains; gives the callback that moves it. Into a file or a pipe there is none."""
+    if not console.is_terminal:
+        yield lambda done, total, description: None
+        return
+    columns = (
+        TextColumn("sweep"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("[dim]{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def move(done: int, total: int, description: str) -> None:
+            bar.update(task, completed=done, total=total, description=description)
+
+        yield move
+
+
+def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PER_PLACE) -> None:
+    """Print the fastest settings by size, in the columns of nccl-tests, and NCCL's own choice among them."""
+    if result.emulated:
+        console.print(
+            f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."
+        )
+    if result.rows:
+        console.print(_table(result, max_per_place))
+    words = f"{result.n_visited} of {result.n_cells} settings visited, {result.n_samples:,} samples"
+    words += f" in {result.wall_s:.1f} s"
+    if result.n_restored:
+        words += f"; {result.n_restored:,} samples of earlier sweeps were not measured again"
+    if result.n_broken:
+        words += f"; [red]{result.n_broken} settings hung or failed[/]"
+    if result.n_left_out:
+        words += f"; {result.n_left_out} were not tried, since they or their kind broke several times"
+    console.print(f"{words}. {f'Recorded as {result.job_id}.' if result.job_id else 'Nothing new was measured.'}")
+    if result.gave_up:
+        console.print(
+            "[red]Given up[/]: so many settings hang or fail that something else is wrong. What was measured is kept;"
+            " the same command goes on without what broke, --fresh tries all again."
+        )
+    elif result.n_unsettled and not result.interrupted:
+        console.print(
+            f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
+            "larger --budget goes on from here; --full measures every setting."
+        )
+    if n_hidden := sum(not shown for _, shown in _shown(result, max_per_place)):
+        console.print(f"[dim]{n_hidden} slower settings are left out; --json has all.[/]")
+    if _is_beaten(result):
+        console.print(
+            "[dim]A best may stand beside one that few samples show as faster: neighbouring sizes count, too, and "
+            "differences within --precision are ties.[/]"
+        )
+    if any(row.n_samples == 0 and row.outcome == "ok" for row in result.rows):
+        console.print(
+            "[dim]~: not measured there; follows from NCCL's cost and from what neighbouring sizes showed.[/]"
+        )
+    if result.interrupted:
+        console.print(f"[yellow]Interrupted[/]{_how_far(result)}")
+
+
+def _table(result: SweepResult, max_per_place: int) -> Table:
+    table = Table(
+        "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "change of time", "n", "verdict",
+        title=f"{CommunicatorClass(result.n_ranks, result.n_nodes)}; bandwidths in GB/s as nccl-tests computes them",
+    )  # fmt: skip
+    own_expected = {
+        (row.collective, row.message_bytes)
+        for row in result.rows
+        if row.setting == "baseline" and row.median_us is None
+    }
+    last = None
+    for row, shown in _shown(result, max_per_place):
+        place = (row.collective, row.message_bytes)
+        if shown:
+            table.add_row(*_cells(row, is_first=place != last, is_gain_expected=place in own_expected))
+        last = place
+    return table
+
+
+def _shown(result: SweepResult, max_per_place: int) -> Iterator[tuple[SweepRow, bool]]:
+    """Every row, and whether it is shown: the first ones of a size, NCCL's own, and what broke."""
+    place, n_shown = None, 0
+    for row in result.rows:
+        if (row.collective, row.message_bytes) != place:
+            place, n_shown = (row.collective, row.message_bytes), 0
+        shown = n_shown < max_per_place or row.setting == "baseline" or row.outcome != "ok"
+        n_shown += shown
+        yield row, shown
+
+
+def _is_beaten(result: SweepResult) -> bool:
+    """Whether some best was measured to be slower than another setting of its size."""
+    fastest_us: dict[tuple[str, int], float] = {}
+    for row in result.rows:
+        if row.median_us is not None and row.outcome == "ok":
+            place = (row.collective, row.message_bytes)
+            fastest_us[place] = min(row.median_us, fastest_us.get(place, row.median_us))
+    return any(
+        row.is_best and row.median_us is not None and row.median_us > fastest_us[row.collective, row.message_bytes]
+        for row in result.rows
+    )
+
+
+def _how_far(result: SweepResult) -> str:
+    """What an interrupted sweep has, in words."""
+    goes_on = "The same command goes on from here."
+    if not result.rows:
+        return f" before anything was measured. {goes_on}"
+    n_begun = len({(row.collective, row.message_bytes) for row in result.rows})
+    words = f": {n_begun} of {result.n_places} sizes have measurements"
+    if result.n_compared < n_begun:
+        words += f", {result.n_compared} of them enough; elsewhere none is called the best"
+    return f"{words}. All of it is kept. {goes_on}"
+
+
+def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[str, ...]:
+    head = (row.collective, f"{row.message_bytes:,}") if is_first else ("", "")
+    setting = "NCCL's own" if row.setting == "baseline" else row.setting
+    if row.outcome != "ok":
+        return (*head, setting, "-", "-", "-", "-", "-", str(row.n_samples), f"[red]{row.outcome}: {row.reason}[/]")
+    time_us = row.expected_us if row.median_us is None else row.median_us
+    about = "~" if row.median_us is None else ""
+    about_gain = "~" if is_gain_expected else about
+    interval = "-" if row.low_us is None or row.high_us is None else f"{row.low_us:.1f}..{row.high_us:.1f}"
+    # For people the change of time, as everywhere: below zero is faster.
+    is_compared = row.gain_percent is not None and row.setting != "baseline"
+    change = f"{about_gain}{0.0 - (row.gain_percent or 0.0):+.1f} %" if is_compared else ""
+    return (
+        *head,
+        f"[bold]{setting}[/]" if row.is_best else setting,
+        f"{about}{time_us:.2f}",
+        interval,
+        f"{about}{_rate(row.algbw_gbs)}",
+        f"{about}{_rate(row.busbw_gbs)}",
+        change,
+        str(row.n_samples),
+        _verdict(row),
+    )
+
+
+def _rate(gbs: float | None) -> str:
+    if gbs is None:
+        return "-"
+    return f"{gbs:.2f}" if gbs >= 0.1 else f"{gbs:.2g}"
+
+
+def _verdict(row: SweepRow) -> str:
+    if not row.is_best:
+        return "" if row.confidence is None else f"a guess, {100 * row.confidence:.0f} % sure"
+    return "best" if row.confidence is None else f"best, {100 * row.confidence:.0f} % sure"

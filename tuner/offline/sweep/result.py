@@ -1,0 +1,160 @@
+"""What a sweep found, as rows: by place, the fastest first, rates as nccl-tests computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from zerotune.store.records import BASELINE, Collective, Outcome
+from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.strategy import Choice
+
+
+class SweepRow(msgspec.Struct, frozen=True):
+    """One cell of the result; rates as nccl-tests computes them."""
+
+    collective: str
+    message_bytes: int
+    setting: str
+    n_samples: int
+    """0: never measured at this place; what is said follows from its neighbours."""
+    median_us: float | None
+    low_us: float | None
+    high_us: float | None
+    algbw_gbs: float | None
+    busbw_gbs: float | None
+    gain_percent: float | None
+    """Over NCCL's own choice at the same place, which may be an expected one."""
+    is_best: bool
+    """Nothing is where neither the choice nor NCCL's own was measured: the choice is a guess there."""
+    outcome: str
+    reason: str = ""
+    expected_us: float | None = None
+    """Of the choice, and of NCCL's own where it was not measured, from all samples of the sweep."""
+    confidence: float | None = None
+    """That no setting is faster than the choice by more than the wanted precision."""
+
+
+class SweepResult(msgspec.Struct, frozen=True):
+    """What the store now knows of this sweep's cells."""
+
+    job_id: str
+    """Under which it was recorded; nothing is, where nothing new was measured."""
+    fabric_id: str
+    emulated: str
+    n_ranks: int
+    n_nodes: int
+    n_cells: int
+    n_places: int
+    """Sizes times collectives."""
+    n_visited: int
+    n_samples: int
+    n_restored: int
+    """Samples that an earlier sweep had recorded, not measured again."""
+    n_broken: int
+    n_left_out: int
+    """Never tried, since the setting or its kind keeps hanging or failing."""
+    n_unsettled: int
+    """Places whose choice is not sure: the budget ran out, or the sweep was interrupted."""
+    wall_s: float
+    interrupted: bool
+    gave_up: bool
+    """Too many settings hung or failed: it ended early."""
+    rows: tuple[SweepRow, ...]
+
+    @property
+    def n_compared(self) -> int:
+        """Places at which some setting is called the best."""
+        return sum(row.is_best for row in self.rows)
+
+    def to_json(self) -> str:
+        """One JSON document."""
+        return msgspec.json.encode(self).decode()
+
+
+def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice] | None = None) -> list[SweepRow]:
+    """Result rows of the cells that were measured or chosen, and of NCCL's own choice, by place, the fastest first."""
+    choices = choices or {}
+    by_place: dict[Place, list[Cell]] = {}
+    unseen = {cell.place for cell in cells if not (cell.is_seen or cell.is_left_out)}
+    for cell in cells:
+        choice = choices.get(cell.place)
+        is_judged = choice is not None and cell.candidate in (choice.candidate, BASELINE)
+        if cell.is_seen or is_judged:
+            by_place.setdefault(cell.place, []).append(cell)
+    rows = []
+    for place in sorted(by_place):
+        choice = choices.get(place)
+        found = sorted(by_place[place], key=partial(_order_us, choice=choice))
+        baseline = next((cell for cell in found if cell.candidate == BASELINE and cell.duration_us), None)
+        own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
+        # The fastest of some is no best: nobody knows of the others.
+        is_compared = len(found) > 1 and place not in unseen
+        best = next((cell for cell in found if cell.outcome is Outcome.ok), None) if is_compared else None
+        chosen = None
+        if choice is not None:
+            chosen = next((cell for cell in found if cell.candidate == choice.candidate), None)
+            best = chosen or best
+        # Where neither it nor what it is compared with was measured, it is a guess.
+        is_guess = chosen is not None and not chosen.duration_us and baseline is None
+        for cell in found:
+            expected_us = None if choice is None else _expected_us(cell, choice)
+            confidence = choice.confidence if choice is not None and cell is best else None
+            is_best = cell is best and not is_guess
+            rows.append(_result_row(cell, own_us, expected_us, confidence, is_best, n_ranks))
+    return rows
+
+
+def _order_us(cell: Cell, choice: Choice | None) -> float:
+    if choice is not None and choice.candidate == cell.candidate:
+        return 0.0
+    if cell.duration_us:
+        return cell.median_us
+    return math.inf if choice is None or (expected_us := _expected_us(cell, choice)) is None else expected_us
+
+
+def _expected_us(cell: Cell, choice: Choice) -> float | None:
+    """Of the choice, and of a baseline that was not measured."""
+    if choice.candidate == cell.candidate:
+        return choice.expected_us
+    is_open = cell.candidate == BASELINE and not cell.duration_us and cell.outcome is Outcome.ok
+    return choice.own_us if is_open and math.isfinite(choice.own_us) else None
+
+
+def _result_row(
+    cell: Cell, own_us: float, expected_us: float | None, confidence: float | None, is_best: bool, n_ranks: int
+) -> SweepRow:
+    median_us = cell.median_us if cell.duration_us else None
+    shown_us = median_us if median_us is not None else expected_us
+    low_us, high_us = cell.interval_us
+    algbw_gbs = None if shown_us is None else cell.place.message_bytes / shown_us / 1e3
+    gain = None if shown_us is None or not math.isfinite(own_us) else 100 * (1 - shown_us / own_us)
+    return SweepRow(
+        collective=cell.place.collective.name,
+        message_bytes=cell.place.message_bytes,
+        setting=str(cell.candidate),
+        n_samples=len(cell.duration_us),
+        median_us=median_us,
+        low_us=low_us if math.isfinite(high_us) else None,
+        high_us=high_us if math.isfinite(high_us) else None,
+        algbw_gbs=algbw_gbs,
+        busbw_gbs=None if algbw_gbs is None else algbw_gbs * bus_factor(cell.place.collective, n_ranks),
+        gain_percent=gain,
+        is_best=is_best,
+        outcome=cell.outcome.name,
+        reason=cell.reason,
+        expected_us=expected_us,
+        confidence=confidence,
+    )
+
+
+def bus_factor(collective: Collective, n_ranks: int) -> float:
+    """Bus over algorithm bandwidth in nccl-tests' convention (its PERFORMANCE.md)."""
+    if collective is Collective.all_reduce:
+        return 2 * (n_ranks - 1) / n_ranks
+    if collective in (Collective.all_gather, Collective.reduce_scatter):
+        return (n_ranks - 1) / n_ranks
+    return 1.0

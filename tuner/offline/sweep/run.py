@@ -1,0 +1,352 @@
+"""The sweep itself: visits cells, records what was measured as it comes, survives settings that hang."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from zerotune.agent.nccl import catalog, library
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.store.errors import PluginError, UserError
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
+from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
+from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.trainer import load_correction
+from zerotune.tuner.offline.sweep.broken import leave_out
+from zerotune.tuner.offline.sweep.cells import MIN_REPEATS, Cell, Place, make_cells, message_sizes, restore
+from zerotune.tuner.offline.sweep.protocol import Measure, Ready
+from zerotune.tuner.offline.sweep.result import SweepResult, rows_of
+from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, FullGrid, Strategy
+from zerotune.tuner.offline.sweep.workers import GroupFailure, WorkerGroup, joined_us
+
+Array = NDArray[Any]
+
+SWEEPABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
+MAX_STARTS: Final = 20
+"""A cluster on which so many settings hang or fail has another trouble than settings."""
+MAX_BYTES: Final = 1 << 40
+MAX_TIMEOUT_S: Final = 86_400.0
+
+
+class SweepRequest(msgspec.Struct, frozen=True):
+    """What to measure. `precision` is the wanted half width of each median's 95 % interval, as a share."""
+
+    fabric: str | None = None
+    n_ranks: int = 2
+    collectives: tuple[str, ...] = ("all_gather", "reduce_scatter")
+    min_bytes: int = 4096
+    max_bytes: int = 64 * 2**20
+    full: bool = False
+    precision: float = 0.03
+    max_repeats: int = 30
+    timeout_s: float = 30.0
+    """A visit that takes longer than this has hung."""
+    budget: float = BUDGET
+    """Samples that an active sweep may take, as a share of those that the full grid would take."""
+    check: bool = True
+    """Verify the result of one collective per setting and size."""
+    fresh: bool = False
+    """Measure again what earlier sweeps have recorded, what broke then included."""
+
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, in all, what is measured now)."""
+
+
+def run_sweep(request: SweepRequest, store_path: Path, progress: Progress) -> SweepResult:
+    """Measure, and record into the store at `store_path`. Ctrl-C ends it early and keeps what was measured.
+
+    Raises:
+        UserError: the request makes no sense here, or the workers do not start.
+        StoreError: the store cannot be written.
+    """
+    collectives = check(request)
+    with Store.open(store_path) as store:
+        return _Sweep(request, collectives, store, progress).run()
+
+
+def check(request: SweepRequest) -> tuple[Collective, ...]:
+    """The collectives asked for.
+
+    Raises:
+        UserError: the request makes no sense on this machine.
+    """
+    found = [catalog.find_collective(name) for name in request.collectives]
+    collectives = tuple(one for one in found if one in SWEEPABLE)
+    if len(collectives) < len(found):
+        wrong = next(name for name, one in zip(request.collectives, found, strict=True) if one not in SWEEPABLE)
+        raise UserError(f"{wrong[:80]!r} cannot be swept", f"use one of {', '.join(one.name for one in SWEEPABLE)}")
+    for option, nbytes in (("--min-bytes", request.min_bytes), ("--max-bytes", request.max_bytes)):
+        if nbytes < 1:
+            raise UserError(f"messages of {nbytes:,} bytes are none", f"use {option} 1 or more")
+        if nbytes > MAX_BYTES:
+            raise UserError(f"messages of {nbytes:,} bytes cannot be sent", f"use {option} {MAX_BYTES} or less")
+    if request.min_bytes > request.max_bytes:
+        problem = f"sizes {request.min_bytes:,} to {request.max_bytes:,} are no range"
+        raise UserError(problem, "give a smaller --min-bytes or a larger --max-bytes")
+    for name, value, example in (("precision", request.precision, 0.03), ("budget", request.budget, 0.15)):
+        if not 0 < value <= 1:
+            problem = f"a {name} of {value:g} is no share"
+            raise UserError(problem, f"use a --{name} above 0 and up to 1, such as {example}")
+    if request.max_repeats < LOOK_REPEATS:
+        raise UserError(f"{request.max_repeats} repeats measure nothing", f"use --max-repeats {LOOK_REPEATS} or more")
+    if not 0 < request.timeout_s <= MAX_TIMEOUT_S:
+        problem = f"a timeout of {request.timeout_s:g} s makes no sense"
+        raise UserError(problem, f"use a --timeout above 0 and up to {MAX_TIMEOUT_S:,.0f} s")
+    if request.n_ranks < 2:
+        problem = "1 rank has nobody to talk to" if request.n_ranks == 1 else f"{request.n_ranks} ranks are none"
+        raise UserError(problem, "use --n-ranks 2 or more")
+    if request.fabric is not None:
+        most = fabrics.load(request.fabric).max_ranks
+        if request.n_ranks > most:
+            problem = f"fabric {request.fabric} has {most} ranks, not {request.n_ranks}"
+            raise UserError(problem, f"use --n-ranks {most} or less")
+        try:
+            library.build()
+        except PluginError as error:
+            raise UserError(str(error), "the emulated NCCL cannot run without it") from error
+        # Every rank holds the whole message once at least, and they all share this machine's memory.
+        _check_fits(request.max_bytes, psutil.virtual_memory().total // request.n_ranks, "of this machine's memory")
+        return collectives
+    from torch import cuda
+
+    if cuda.device_count() < request.n_ranks:
+        n_gpus = cuda.device_count()
+        problem = f"this machine has {n_gpus} GPUs for {request.n_ranks} ranks"
+        emulated = "--fabric NAME for the emulated NCCL"
+        raise UserError(problem, f"use --n-ranks {n_gpus}, or {emulated}" if n_gpus > 1 else f"use {emulated}")
+    _check_fits(request.max_bytes, cuda.get_device_properties(0).total_memory, "of the GPU's memory")
+    return collectives
+
+
+def _check_fits(max_bytes: int, most_bytes: int, what: str) -> None:
+    if max_bytes > most_bytes:
+        problem = f"a message of {max_bytes:,} bytes does not fit into what a rank can have {what}: {most_bytes:,}"
+        raise UserError(problem, "give a smaller --max-bytes")
+
+
+class _Sweep:
+    """State of one run."""
+
+    def __init__(
+        self, request: SweepRequest, collectives: Sequence[Collective], store: Store, progress: Progress
+    ) -> None:
+        self._request, self._collectives = request, collectives
+        self._store, self._progress = store, progress
+        self._job_id = _free_name(time.strftime("sweep-%Y%m%d-%H%M%S"), {job.job_id for job in store.jobs()})
+        self._is_recorded = False
+        self._epoch = 0
+        self._n_samples = 0
+        self._visited: set[int] = set()
+        self._cells: list[Cell] = []
+        self._group: WorkerGroup | None = None
+
+    def run(self) -> SweepResult:
+        """All of it."""
+        request = self._request
+        began_s = time.monotonic()
+        interrupted = gave_up = False
+        n_restored = 0
+        strategy: Strategy | None = None
+        ready = _emulated(request, self._collectives) if request.fabric is not None else self._start()
+        try:
+            communicator = CommunicatorClass(request.n_ranks, ready.n_nodes)
+            sizes_bytes = message_sizes(request.min_bytes, request.max_bytes, request.n_ranks)
+            self._cells = make_cells(self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells)
+            n_restored = 0 if request.fresh else restore(self._cells, _of(self._store, ready.fabric_id, communicator))
+            leave_out(self._cells)
+            strategy = self._strategy(communicator, ready)
+            if not any(strategy.progress()):
+                problem = f"a budget of {request.budget:g} allows no sample of these {len(self._cells):,} settings"
+                raise UserError(problem, "use a larger --budget")
+            gave_up = not self._visit_all(strategy, ready, communicator)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            self._stop(in_good_order=not interrupted)
+            if self._is_recorded:
+                self._store.update_job(self._job_id, ended_at_s=time.time())
+            self._store.flush()
+        choices = strategy.choices() if strategy is not None else {}
+        if interrupted or gave_up:  # what rests on predictions alone is no result yet
+            choices = {place: choice for place, choice in choices.items() if _is_compared(self._cells, place)}
+        return SweepResult(
+            job_id=self._job_id if self._is_recorded else "",
+            fabric_id=ready.fabric_id,
+            emulated=str(ready.fabric.get("emulated", "")),
+            n_ranks=request.n_ranks,
+            n_nodes=ready.n_nodes,
+            n_cells=len(self._cells),
+            n_places=len({cell.place for cell in self._cells}),
+            n_visited=len(self._visited),
+            n_samples=self._n_samples,
+            n_restored=n_restored,
+            n_broken=sum(cell.outcome is not Outcome.ok and not cell.is_left_out for cell in self._cells),
+            n_left_out=sum(cell.is_left_out for cell in self._cells),
+            n_unsettled=strategy.n_unsettled() if strategy is not None else 0,
+            wall_s=time.monotonic() - began_s,
+            interrupted=interrupted,
+            gave_up=gave_up,
+            rows=tuple(rows_of(self._cells, request.n_ranks, choices)),
+        )
+
+    def _strategy(self, communicator: CommunicatorClass, ready: Ready) -> Strategy:
+        request = self._request
+        if request.full:
+            return FullGrid(self._cells, request.precision, request.max_repeats)
+        correction, _ = load_correction(self._store, ready.fabric_id)
+        costs = CostPrior(ready.fabric)
+        for name, tables in ready.costs.items():
+            for nbytes, table in tables.items():
+                costs.learn_live(communicator, Collective[name], nbytes, np.array(table, np.float32))
+        costs.learn_channels(communicator, ready.max_channels)
+        return Active(
+            self._cells, communicator, costs, correction, request.precision, request.max_repeats, request.budget
+        )
+
+    def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> bool:
+        """Whether it came to its end; it gives up when too many settings hang or fail."""
+        n_starts = 0
+        while visits := strategy.next_round():
+            for cell in visits:
+                if cell.is_left_out:
+                    continue
+                place = cell.place
+                self._progress(
+                    *strategy.progress(), f"{place.collective.name} {place.message_bytes:,} {cell.candidate}"
+                )
+                if self._group is None:
+                    n_starts += 1
+                    if n_starts > MAX_STARTS:
+                        return False
+                    self._start()
+                self._visit(cell, ready, communicator)
+        self._progress(*strategy.progress(), "done")
+        return True
+
+    def _visit(self, cell: Cell, ready: Ready, communicator: CommunicatorClass) -> None:
+        """Measure one batch of `cell` and record it at once."""
+        assert self._group is not None
+        self._epoch += 1
+        is_first = id(cell) not in self._visited
+        self._visited.add(id(cell))
+        command = Measure(
+            epoch=self._epoch,
+            collective=cell.place.collective,
+            message_bytes=cell.place.message_bytes,
+            candidate=cell.candidate,
+            n_warmup=1,
+            n_repeats=MIN_REPEATS if self._request.full else LOOK_REPEATS,
+            check=is_first and self._request.check,
+        )
+        try:
+            ranks = self._group.measure(command, self._request.timeout_s)
+        except GroupFailure as failure:
+            cell.outcome, cell.reason = failure.outcome, failure.reason
+            self._stop(in_good_order=False)
+            self._record(ready, [_broken_row(cell, communicator)])
+            leave_out(self._cells)
+            return
+        fresh_us = joined_us(ranks)
+        if not all(one.is_correct for one in ranks):
+            cell.outcome, cell.reason = Outcome.failed, "the result was wrong"
+            self._record(ready, [_broken_row(cell, communicator)])
+            leave_out(self._cells)
+            return
+        if cell.candidate == BASELINE:
+            cell.ran = candidate_of(ranks[0].algorithm, ranks[0].protocol, ranks[0].n_channels)
+        outliers = cell.outliers(fresh_us)
+        rows = []
+        for duration_us, is_outlier in zip(fresh_us, outliers, strict=True):
+            row = _row(cell, communicator, Outcome.outlier if is_outlier else Outcome.ok)
+            row["duration_us"], row["epoch"] = duration_us, self._epoch
+            row["algorithm"], row["protocol"] = ranks[0].algorithm, ranks[0].protocol
+            row["n_channels"], row["timing_source"] = ranks[0].n_channels, ranks[0].timing_source
+            rows.append(row)
+        cell.duration_us += fresh_us
+        self._n_samples += len(fresh_us)
+        self._record(ready, rows)
+
+    def _record(self, ready: Ready, rows: list[Array]) -> None:
+        """Durable before the next visit: a kill loses one visit. A sweep that finds nothing new leaves no job."""
+        if not self._is_recorded:
+            self._is_recorded = True
+            self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, self._request.n_ranks)
+        self._store.record_measurements(ready.fabric_id, self._job_id, np.array(rows, MEASUREMENT))
+        self._store.commit()
+
+    def _start(self) -> Ready:
+        self._group = WorkerGroup(self._request.n_ranks, self._request.fabric, self._collectives)
+        return self._group.ready
+
+    def _stop(self, *, in_good_order: bool) -> None:
+        if self._group is not None:
+            if in_good_order:
+                self._group.stop()
+            self._group.kill()
+            self._group = None
+
+
+def _is_compared(cells: Sequence[Cell], place: Place) -> bool:
+    """Whether NCCL's own choice and another setting were seen at a place."""
+    seen = [cell.candidate for cell in cells if cell.place == place and cell.is_seen]
+    return BASELINE in seen and len(seen) > 1
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, or with a number behind it."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(one for one in names if one not in taken)
+
+
+def _emulated(request: SweepRequest, collectives: Sequence[Collective]) -> Ready:
+    """What the workers would report: an emulated fabric is known without starting any."""
+    fabric = fabrics.load(request.fabric or "")
+    communicator = fabric.communicator(range(request.n_ranks))
+    return Ready(
+        n_nodes=communicator.n_nodes,
+        max_channels=fabric.max_channels(communicator),
+        cells={
+            collective.name: tuple((int(a), int(p)) for a, p in fabric.cells(communicator, collective))
+            for collective in collectives
+        },
+        fabric_id=fabric.fabric_id,
+        fabric=fabric.describe(),
+    )
+
+
+def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
+    """What earlier sweeps recorded for this communicator class."""
+    found = store.measurements(fabric_id=fabric_id, source=Source.sweep)
+    ours = (found["n_ranks"] == communicator.n_ranks) & (found["n_nodes"] == communicator.n_nodes)
+    matching: Array = found[ours]
+    return matching
+
+
+def _row(cell: Cell, communicator: CommunicatorClass, outcome: Outcome) -> Array:
+    row = np.zeros((), MEASUREMENT)
+    row["n_ranks"], row["n_nodes"] = communicator.n_ranks, communicator.n_nodes
+    row["message_bytes"], row["collective"] = cell.place.message_bytes, cell.place.collective
+    row["phase"], row["memory_pressure"] = Phase.other, math.nan
+    row["is_default"], row["source"], row["outcome"] = cell.candidate == BASELINE, Source.sweep, outcome
+    return row
+
+
+def _broken_row(cell: Cell, communicator: CommunicatorClass) -> Array:
+    """A setting that did not work: what was asked for, without a duration."""
+    row = _row(cell, communicator, cell.outcome)
+    asked = cell.candidate
+    row["algorithm"] = UNKNOWN if asked.algorithm is None else asked.algorithm
+    row["protocol"] = UNKNOWN if asked.protocol is None else asked.protocol
+    row["n_channels"] = asked.n_channels
+    return row

@@ -1,0 +1,176 @@
+"""An opinion about every cell of one collective from the few that were measured.
+
+The log duration of a cell is NCCL's cost, corrected by what earlier jobs taught, plus an error that is a sum
+of Gaussian processes: one that all settings of a size share (the network is slower than believed), one per
+algorithm and protocol that is the same at every size (LL128 is worse here), one that changes smoothly with
+size and channel count, and one that belongs to a single cell. How large the last two are is fitted to the
+measurements by marginal likelihood, so that a smooth machine needs few of them and a rugged one gets more.
+The first two keep wide fixed spreads: a setting that was never tried is never taken for known.
+
+The opinion is a pure function of the measurements: a resumed sweep comes to the same one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import Outcome
+from zerotune.tuner.offline.sweep.cells import Cell, Place
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+SHARED_STD: Final = 2.0
+SHARED_OCTAVES: Final = 6.0
+KIND_STD: Final = 0.6
+"""Of one algorithm and protocol against the others, before it was ever measured."""
+CHANNEL_OCTAVES: Final = 1.5
+USUAL_NOISE: Final = 0.04
+"""Standard deviation of one sample's log, as long as few samples tell."""
+LEAST_NOISE: Final = 0.002
+USUAL_WEIGHT: Final = 4
+"""What is usual counts for as many degrees of freedom."""
+MIN_FREE: Final = 6
+"""Degrees of freedom below which the samples are not asked alone."""
+FAR_DEVIATIONS: Final = 4.0
+MIN_FIT_POINTS: Final = 6
+MEDIAN_EFFICIENCY: Final = math.pi / 2
+"""Variance of a median over that of a mean, of more than two samples."""
+_MAD_TO_SIGMA: Final = 1.3 * 1.4826
+"""With the usual correction for cells of few samples, whose median lies among them."""
+
+
+class Shape(NamedTuple):
+    """What is fitted: spread and reach of the smooth part, spread of each cell's own part."""
+
+    smooth_std: float
+    octaves: float
+    own_std: float
+
+
+USUAL: Final = Shape(0.4, 3.0, 0.03)
+SHAPES: Final = tuple(
+    Shape(*one) for one in itertools.product((0.05, 0.15, 0.4, 1.0), (1.5, 3.0, 6.0), (0.005, 0.03, 0.1))
+)
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """Log microseconds of the cells of one place: mean [n] and covariance [n, n]."""
+
+    mean: Floats
+    covariance: Floats
+
+
+class Surrogate:
+    """The cells of one collective. `prior` is the log of the cost per cell, NaN = no idea."""
+
+    def __init__(self, cells: Sequence[Cell], prior: Floats, settings: Sequence[tuple[int, int, int]]) -> None:
+        """`settings` are (algorithm, protocol, channels) as they run; equal ones of a place are one setting."""
+        self._cells = list(cells)
+        self._prior = np.where(np.isfinite(prior), prior, np.nanmean(prior) if np.isfinite(prior).any() else 5.0)
+        self._log2_bytes = np.array([math.log2(cell.place.message_bytes) for cell in cells])
+        self._at: dict[Place, list[int]] = {}
+        for index, cell in enumerate(cells):
+            self._at.setdefault(cell.place, []).append(index)
+        self._place = np.array([list(self._at).index(cell.place) for cell in cells])
+        self.show(settings)
+
+    def show(self, settings: Sequence[tuple[int, int, int]]) -> None:
+        """What each cell is now known to run."""
+        self._kind = np.array([(algorithm << 8) | protocol for algorithm, protocol, _ in settings])
+        self._log2_channels = np.array([math.log2(max(1, n_channels)) for *_, n_channels in settings])
+
+    def opinions(self) -> dict[Place, Opinion]:
+        """Of every place, given all samples so far."""
+        measured = np.array([i for i, cell in enumerate(self._cells) if _is_usable(cell)], np.int64)
+        if not len(measured):
+            shape, lower, weights = USUAL, None, np.zeros(0)
+        else:
+            medians = np.array([math.log(self._cells[i].median_us) for i in measured])
+            noise = sample_noise([self._cells[i] for i in measured])
+            counts = np.array([len(self._cells[i].duration_us) for i in measured])
+            variance = np.where(counts > 2, MEDIAN_EFFICIENCY, 1.0) * noise**2 / counts
+            residual = medians - self._prior[measured]
+            shape, lower = self._fitted(measured, residual, variance)
+            weights = np.linalg.solve(lower, residual)
+        found = {}
+        for place, indices in self._at.items():
+            here = np.array(indices)
+            mean, covariance = self._prior[here], self._covariance(here, here, shape)
+            if lower is not None:
+                whitened = np.linalg.solve(lower, self._covariance(measured, here, shape))
+                mean = mean + whitened.T @ weights
+                covariance = covariance - whitened.T @ whitened
+            found[place] = Opinion(mean, covariance)
+        return found
+
+    def _fitted(self, measured: Ints, residual: Floats, variance: Floats) -> tuple[Shape, Floats]:
+        """The likeliest shape, and the Cholesky factor of the measurements' covariance under it."""
+        shapes = SHAPES if len(measured) >= MIN_FIT_POINTS else (USUAL,)
+        best: tuple[float, Shape, Floats] | None = None
+        for shape in shapes:
+            inner = self._covariance(measured, measured, shape)
+            inner[np.diag_indices_from(inner)] += variance + 1e-9
+            lower: Floats = np.asarray(np.linalg.cholesky(inner), np.float64)
+            likelihood = -0.5 * float(np.sum(np.linalg.solve(lower, residual) ** 2)) - float(
+                np.sum(np.log(np.diag(lower)))
+            )
+            if best is None or likelihood > best[0]:
+                best = (likelihood, shape, lower)
+        assert best is not None
+        return best[1], best[2]
+
+    def _covariance(self, first: Ints, second: Ints, shape: Shape) -> Floats:
+        octaves = np.abs(self._log2_bytes[first][:, None] - self._log2_bytes[second][None, :])
+        beside = np.abs(self._log2_channels[first][:, None] - self._log2_channels[second][None, :])
+        same_kind = self._kind[first][:, None] == self._kind[second][None, :]
+        same_place = self._place[first][:, None] == self._place[second][None, :]
+        near = _matern(octaves / shape.octaves) * _matern(beside / CHANNEL_OCTAVES)
+        result: Floats = SHARED_STD**2 * _matern(octaves / SHARED_OCTAVES)
+        result = result + same_kind * (KIND_STD**2 + shape.smooth_std**2 * near)
+        result = result + same_kind * same_place * (beside == 0) * shape.own_std**2
+        return result
+
+
+def sample_noise(cells: Sequence[Cell]) -> float:
+    """Standard deviation of one sample's log: the usual one, and more and more what the samples tell."""
+    squares, n_free = _pooled_squares(cells)
+    return max(LEAST_NOISE, math.sqrt((squares + USUAL_WEIGHT * USUAL_NOISE**2) / (n_free + USUAL_WEIGHT)))
+
+
+def known_noise(cells: Sequence[Cell]) -> float | None:
+    """Standard deviation of one sample's log, pooled over `cells`, robust against outliers; None: too few samples."""
+    squares, n_free = _pooled_squares(cells)
+    return max(LEAST_NOISE, math.sqrt(squares / n_free)) if n_free >= MIN_FREE else None
+
+
+def _pooled_squares(cells: Sequence[Cell]) -> tuple[float, int]:
+    """(sum of squared deviations of the samples' logs from their cell's median, degrees of freedom).
+
+    Cells with a deviation far beyond the others' (by their median, which bears outliers) are left out: squares use
+    what few samples there are nearly twice as well as the median would.
+    """
+    found = [np.abs(np.log(cell.duration_us) - math.log(cell.median_us)) for cell in cells if len(cell.duration_us) > 1]
+    # The median of an odd number lies on one of them, which tells nothing.
+    told = [one for deviations in found for one in deviations.tolist() if one > 0]
+    limit = FAR_DEVIATIONS * _MAD_TO_SIGMA * float(np.median(told)) if told else math.inf
+    kept = [deviations for deviations in found if deviations.max() <= limit]
+    return sum(float(np.sum(one**2)) for one in kept), sum(len(one) - 1 for one in kept)
+
+
+def _is_usable(cell: Cell) -> bool:
+    return bool(cell.duration_us) and cell.outcome is Outcome.ok
+
+
+def _matern(distance: Any) -> Floats:
+    scaled = math.sqrt(3.0) * distance
+    result: Floats = (1.0 + scaled) * np.exp(-scaled)
+    return result

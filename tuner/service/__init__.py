@@ -1,0 +1,1 @@
+"""The daemon: sockets, sessions, jobs, and the join over ranks."""

@@ -1,0 +1,53 @@
+"""Jobs that `zerotune status` tells of though they are not connected: ended ones, and those without steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container
+from typing import Final
+
+from zerotune.store.wire import EndedJob, NoSteps
+
+FORGOTTEN_S: Final = 10.0
+"""A job without steps says so every two seconds; one that has not for so long is gone."""
+MAX_SENDERS: Final = 4096
+MAX_ENDED: Final = 3
+
+
+class Unconnected:
+    """What is known of such jobs; `clock` as the service's."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._without_steps: dict[bytes, tuple[float, NoSteps]] = {}
+        """By sender: when it said so last, and what."""
+        self._ended: deque[tuple[float, EndedJob]] = deque(maxlen=MAX_ENDED)
+
+    def has_no_steps(self, sender: bytes, said: NoSteps) -> None:
+        """The first rank of a node has not seen a step end."""
+        if len(self._without_steps) < MAX_SENDERS or sender in self._without_steps:
+            self._without_steps[sender] = self._clock(), said
+
+    def without_steps(self, connected: Container[str]) -> tuple[NoSteps, ...]:
+        """Jobs that train and of which no step was seen to end; those that are connected by now are none."""
+        since_s = self._clock() - FORGOTTEN_S
+        self._without_steps = {
+            sender: (at_s, said)
+            for sender, (at_s, said) in self._without_steps.items()
+            if at_s >= since_s and said.job_id not in connected
+        }
+        return tuple({said.job_id: said for _, said in self._without_steps.values()}.values())
+
+    def has_ended(self, job_id: str, step: int, *, silent_since_s: float | None = None) -> None:
+        """The last rank of a job has left, or nothing has been heard of it for too long: since when."""
+        ended_at_s = self._clock() if silent_since_s is None else silent_since_s
+        self._ended.append((ended_at_s, EndedJob(job_id, step, fell_silent=silent_since_s is not None)))
+
+    def ended(self, connected: Container[str]) -> tuple[EndedJob, ...]:
+        """The jobs that ended last, the newest first; those that are back are none."""
+        now_s = self._clock()
+        return tuple(
+            EndedJob(job.job_id, job.step, job.fell_silent, now_s - at_s)
+            for at_s, job in reversed(self._ended)
+            if job.job_id not in connected
+        )

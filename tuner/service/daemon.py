@@ -1,0 +1,323 @@
+"""Sockets in, sockets out: the process around the service."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket as sockets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import zmq
+
+from zerotune.store import wire
+from zerotune.store.errors import UserError, WireError
+from zerotune.store.sqlite.database import Retention, Store
+from zerotune.tuner.join import OBSERVATION
+from zerotune.tuner.modeling.learner import Learner, Loader
+from zerotune.tuner.service.daemon_status import DaemonStatus, version
+from zerotune.tuner.service.endpoint import BoundEndpoint
+from zerotune.tuner.service.inbox import Inbox
+from zerotune.tuner.service.service import BrainFactory, Reply, Service
+from zerotune.tuner.service.uplinks import Uplinks
+
+if TYPE_CHECKING:
+    from zerotune.tuner.learning.brain import BrainSettings
+
+_log = logging.getLogger("zerotune.daemon")
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long the writer's thread may keep the GIL from the loop."""
+MESSAGES_PER_TURN: Final = 64
+TURN_S: Final = 0.0005
+"""How long observations are handled before the loop looks for what cannot wait."""
+RECEIVE_QUEUE_MESSAGES: Final = 64
+"""Per rank; what does not fit stays with the agent, which drops and counts."""
+SEND_QUEUE_MESSAGES: Final = 256
+STOOD_STILL_S: Final = 1.0
+"""So long after its time a turn of the loop tells that the daemon itself was held up: stopped, say."""
+ARRIVING_MS: Final = 50
+"""At the end: how long a message may be on its way through this process."""
+LONGEST_DRAIN_S: Final = 1.0
+"""Ranks do not stop sending because the daemon stops."""
+COST: Final = np.dtype(wire.COST_FIELDS)
+
+
+class Daemon:
+    """One loop over the socket: receive a few messages, let the service think, send its answers."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        service: Service,
+        clock: Callable[[], float],
+        describe: Callable[[int, int], wire.StatusReply],
+        uplinks: Uplinks,
+    ) -> None:
+        self._socket = socket
+        self._service = service
+        self._clock = clock
+        self._describe = describe
+        self._uplinks = uplinks
+        self._woken, self._waker = sockets.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._inbox = Inbox()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self.n_errors = 0
+        """Failures of our own."""
+        self.n_refused = 0
+        """Frames that were no messages."""
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` on the loop's thread; may be called from any."""
+        self._calls.append(call)
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b"c")
+
+    @property
+    def wake_fd(self) -> int:
+        """What is written there wakes the loop."""
+        return self._waker.fileno()
+
+    def stop(self) -> None:
+        """Leave the loop soon; may be called from a signal handler or any thread."""
+        self._stopping = True
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b"s")
+
+    def run(self, idle_exit_s: float | None = None) -> None:
+        """Serve until `stop`, or until no rank has been connected for `idle_exit_s`."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        leave_at_s = float("inf") if idle_exit_s is None else self._clock() + idle_exit_s
+        meant_at_s = self._clock()
+        while not self._stopping:
+            self._receive()
+            self._work_off()
+            if (held_up_s := self._clock() - meant_at_s) > STOOD_STILL_S:
+                self._service.stood_still(held_up_s)
+            self._send(self._guarded(self._service.tick))
+            for job_id, message in self._uplinks.receive():
+                self._send(self._service.handle_uplink(job_id, message))
+            while self._calls:
+                self._calls.popleft()()
+            now_s = self._clock()
+            if self._service.n_sessions and idle_exit_s is not None:
+                leave_at_s = now_s + idle_exit_s
+            elif now_s >= leave_at_s:
+                _log.info("no rank for %s s: leaving", idle_exit_s)
+                return
+            meant_at_s = now_s
+            if not self._inbox:
+                due_at_s = min(self._service.next_tick_s, leave_at_s)
+                # An idle daemon sleeps for ever.
+                poller.poll(None if due_at_s == float("inf") else max(0, math.ceil((due_at_s - now_s) * 1000)))
+                meant_at_s = max(now_s, due_at_s)
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
+
+    def drain(self) -> None:
+        """Take in what has arrived already, and join and record all of it."""
+        ends_at_s = self._clock() + LONGEST_DRAIN_S
+        while self._clock() < ends_at_s and (self._inbox or self._socket.poll(ARRIVING_MS)):
+            self._receive()
+            self._work_off()
+        self._guarded(self._service.close)
+
+    def close(self) -> None:
+        """Free the wake-up sockets."""
+        self._woken.close()
+        self._waker.close()
+
+    def _receive(self) -> None:
+        """Take in what has arrived, and do at once what cannot wait."""
+        for _ in range(MESSAGES_PER_TURN):
+            if not self._inbox.has_room:
+                return
+            try:
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if not self._inbox.put(sender, frames):
+                self._take(sender, frames)
+
+    def _work_off(self) -> None:
+        """Handle what waits, for as long as one turn may last."""
+        ends_at_s = self._clock() + TURN_S
+        while self._inbox:
+            self._take(*self._inbox.take())
+            if self._clock() >= ends_at_s:
+                return
+
+    def _take(self, sender: bytes, frames: list[bytes]) -> None:
+        try:
+            message, raw = wire.decode_agent(frames)
+        except WireError as error:
+            self.n_refused += 1
+            self._send([(sender, wire.ErrorReply(type(error).__name__, str(error)))])
+            return
+        if isinstance(message, wire.StatusRequest):
+            self._send([(sender, self._describe(self.n_errors, self.n_refused + self._service.n_refused))])
+            return
+        records = None
+        if raw is not None:
+            records = np.frombuffer(raw, COST if isinstance(message, wire.CostTables) else OBSERVATION)
+        self._send(self._guarded(lambda: self._service.handle(sender, message, records)))
+
+    def _guarded(self, call: Callable[[], list[Reply] | None]) -> list[Reply]:
+        """A failure of ours costs one message, not the daemon."""
+        try:
+            return call() or []
+        except Exception:
+            self.n_errors += 1
+            _log.exception("the daemon goes on after a failure of its own")
+            return []
+
+    def _send(self, replies: list[Reply]) -> None:
+        for receiver, message in replies:
+            # A receiver that has left or does not read costs itself the message.
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send_multipart([receiver, *wire.encode(message)], zmq.NOBLOCK)
+
+
+def run_daemon(
+    endpoint: str,
+    store_path: Path | str,
+    *,
+    listen: str | None = None,
+    idle_exit_s: float | None = None,
+    curve_dir: Path | None = None,
+    retention: Retention | None = None,
+    settings: BrainSettings | None = None,
+    brains: BrainFactory | None = None,
+    load_knowledge: Loader | None = None,
+    on_ready: Callable[[Path], None] = lambda store_path: None,
+) -> int:
+    """Serve `endpoint` until SIGTERM or SIGINT, then drain, write and return 0.
+
+    `listen` is a second address, tcp://, at which daemons of other nodes reach this one.
+    `settings` say what brains may try, by default what `BrainSettings` says.
+    `brains` and `load_knowledge` are for tests; by default those of `tuner.learning`.
+    `on_ready` is called with the store's path once ranks are listened to.
+
+    Raises:
+        UserError: the endpoint is taken or unsafe.
+        StoreError: the store cannot be used, or another daemon has it.
+    """
+    if listen is not None and not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
+        raise UserError(f"--listen {listen} is no second address of {endpoint}", "give tcp://HOST:PORT beside ipc://")
+    wall_s = time.time() - time.monotonic()
+    context = zmq.Context()
+    socket = _router(context)
+    bound: list[BoundEndpoint] = []
+    switch_interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        for address in filter(None, (endpoint, listen)):
+            bound.append(BoundEndpoint(socket, address, curve_dir))
+        with Store.open(store_path, retention=retention) as store:
+
+            def clock() -> float:
+                return wall_s + time.monotonic()  # wall time that never jumps
+
+            uplinks = Uplinks(context, curve_dir)
+            welcome = wire.Welcome(os.getpid(), version(), _reachable(bound))
+            service = Service(store, brains or _brains(clock, store, settings), clock, welcome, uplinks)
+            status = DaemonStatus(endpoint, _options(settings), store, service, lambda: learner.n_failed)
+            daemon = Daemon(socket, service, clock, status.reply, uplinks)
+            learner = Learner(
+                store,
+                load_knowledge or _load_knowledge,
+                None,
+                lambda fabric_id, knowledge: daemon.call_soon(lambda: service.model_ready(fabric_id, knowledge)),
+            )
+            service.learning.on_request = learner.ask
+            try:
+                with _signals(daemon.stop, daemon.wake_fd):
+                    on_ready(store.path)
+                    daemon.run(idle_exit_s)
+                    daemon.drain()  # a second signal does not cut it short
+            finally:
+                learner.close()
+                uplinks.close()
+                daemon.close()
+        return 0
+    finally:
+        sys.setswitchinterval(switch_interval_s)
+        for one in bound:
+            one.stop_authenticator()
+        socket.close(linger=200)
+        context.term()  # only then is the socket's file gone and the address another's to take
+        for one in bound:
+            one.release()
+
+
+def _options(settings: BrainSettings | None) -> wire.DaemonOptions:
+    from zerotune.tuner.learning.brain import BrainSettings
+
+    chosen = settings or BrainSettings()
+    return wire.DaemonOptions(round(100.0 * chosen.budget_fraction, 9), chosen.memory_threshold, chosen.explore)
+
+
+def _reachable(bound: list[BoundEndpoint]) -> str:
+    """The address for other nodes' daemons, if there is one."""
+    return next((one.address for one in bound if one.address.startswith("tcp://")), "")
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(wire.MAX_BODY_BYTES, wire.MAX_RECORDS_BYTES))
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+    return socket
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
+    """Let SIGTERM and SIGINT stop the loop; only the main thread can.
+
+    One that comes as the loop goes to sleep would be handled when it wakes: so it wakes it, through `wake_fd`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous_fd)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | None) -> BrainFactory:
+    from zerotune.tuner.fingerprint.encoding.weights import load_encoder
+    from zerotune.tuner.learning.brain import Brain, BrainSettings
+    from zerotune.tuner.learning.knowledge import Knowledge
+
+    chosen, encoder = settings or BrainSettings(), load_encoder(store)
+
+    def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
+        known = knowledge if isinstance(knowledge, Knowledge) else Knowledge.empty()
+        return Brain(job_id, fabric_id, fabric, known, chosen, clock, encoder)
+
+    return make
+
+
+def _load_knowledge(store: Store, fabric_id: str) -> object:
+    from zerotune.tuner.learning.knowledge import Knowledge
+
+    return Knowledge.from_store(store, fabric_id)

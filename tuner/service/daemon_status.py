@@ -1,0 +1,58 @@
+"""What a daemon answers when it is asked how it is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+from zerotune.store import wire
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.service.service import Service
+
+
+def version() -> str:
+    """Of zerotune."""
+    try:
+        return importlib.metadata.version("zerotune")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+class DaemonStatus:
+    """Makes the answers; `n_failed` counts what the learner could not do."""
+
+    def __init__(
+        self, endpoint: str, options: wire.DaemonOptions, store: Store, service: Service, n_failed: Callable[[], int]
+    ) -> None:
+        self._endpoint = endpoint
+        self._options = options
+        self._store = store
+        self._service = service
+        self._n_failed = n_failed
+        self._version = version()
+        self._process = psutil.Process()
+        self._started_s = time.monotonic()
+
+    def reply(self, n_errors: int, n_refused: int) -> wire.StatusReply:
+        """The answer, with so many failures of the loop's own and messages that it refused."""
+        writing, unconnected, job_ids = self._store.writing, self._service.unconnected, self._service.job_ids
+        return wire.StatusReply(
+            daemon_pid=os.getpid(),
+            version=self._version,
+            endpoint=self._endpoint,
+            store_path=str(self._store.path),
+            uptime_s=time.monotonic() - self._started_s,
+            resident_bytes=self._process.memory_info().rss,
+            n_errors=n_errors + self._n_failed(),
+            n_refused=n_refused,
+            jobs=self._service.jobs(),
+            options=self._options,
+            store=writing,
+            health="degraded" if writing.is_out or writing.is_gone else "ok",
+            without_steps=unconnected.without_steps(job_ids),
+            ended=unconnected.ended(job_ids),
+        )

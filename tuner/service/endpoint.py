@@ -1,0 +1,163 @@
+"""The daemon's address: who may reach it, and that only one daemon has it.
+
+A daemon may have both: `ipc://` for the ranks of its node, `tcp://` for the daemons of other nodes.
+`ipc://` is a file that only its owner may connect to. `tcp://` is encrypted and authenticated with
+CURVE, or refused. Keys are ZeroMQ certificates in one folder:
+
+    server.key_secret     the daemon's key pair (mode 0600)
+    server.key            its public half, for clients
+    client.key_secret     a client's key pair
+    clients/*.key         public keys of the clients that may connect
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+
+from zerotune.agent.daemon_link.keys import load_key_pair
+from zerotune.store.endpoints import ENDPOINT_REMEDY, check_endpoint
+from zerotune.store.errors import UserError
+from zerotune.store.lockfile import LockFile, LockHeld
+from zerotune.store.paths import runtime_dir
+
+_REMEDY: Final = ENDPOINT_REMEDY
+
+
+class BoundEndpoint:
+    """Holds `socket` bound to `endpoint`, alone, until `release`.
+
+    Raises:
+        UserError: another daemon has it, others could reach it, or it cannot be bound.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> None:
+        self._lock: LockFile | None = None
+        self._socket_path: Path | None = None
+        self._authenticator: ThreadAuthenticator | None = None
+        check_endpoint(endpoint)
+        scheme, _, place = endpoint.partition("://")
+        if scheme == "ipc":
+            self._socket_path = Path(place)
+            self._lock = _lock(self._socket_path)
+        else:
+            self._authenticator = _serve_curve(socket, endpoint, curve_dir)
+        try:
+            # The socket file is created without rights for others; a stale one is replaced.
+            umask = os.umask(0o177)
+            try:
+                socket.bind(endpoint)
+            finally:
+                os.umask(umask)
+        except zmq.ZMQError as error:
+            self.stop_authenticator()
+            self.release()
+            raise UserError(f"endpoint {endpoint} cannot be bound: {error}", _REMEDY) from error
+
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """As it was bound: with the port that the system chose, and 0.0.0.0 for any host."""
+
+    def stop_authenticator(self) -> None:
+        """Before the socket's context ends."""
+        if self._authenticator is not None:
+            self._authenticator.stop()
+
+    def release(self) -> None:
+        """Free the address for others, after the socket's context has ended."""
+        if self._lock is not None and self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)  # ours for as long as we hold the lock
+            self._lock.release()
+
+
+def temporary_folder_note() -> str:
+    """What to know where the socket is not below the TMPDIR that was asked for; empty where it is.
+
+    Training that is started with a TMPDIR of its own would look for the daemon elsewhere.
+    """
+    wanted = os.environ.get("TMPDIR")
+    below = Path(tempfile.gettempdir())
+    if not wanted or Path(wanted).absolute() == below or not runtime_dir().is_relative_to(below):
+        return ""
+    return (
+        f"TMPDIR {wanted} cannot be written: the socket is below {below}. Where training finds no daemon, tell it"
+        " --endpoint or ZEROTUNE_ENDPOINT"
+    )
+
+
+def make_keys(folder: Path) -> None:
+    """Write a new set of keys into `folder`: one server, one client, who may connect to it.
+
+    Raises:
+        UserError: there are keys already, or the folder cannot be written.
+    """
+    names = ("server.key", "server.key_secret", "client.key", "client.key_secret")
+    # What is in a folder comes before it, as it is taken away again.
+    ours = (folder / "clients" / "client.key", *(folder / name for name in names), folder / "clients", folder)
+    new = [path for path in ours if not path.exists()]
+    if any(folder / name not in new for name in names) or list(folder.glob("*.key_secret")):
+        raise UserError(f"there are keys in {folder} already", "name another folder, or remove them")
+    try:
+        (folder / "clients").mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        umask = os.umask(0o177)
+        try:
+            for name in ("server", "client"):
+                zmq.auth.create_certificates(folder, name)
+            shutil.copy(folder / "client.key", folder / "clients")
+        finally:
+            os.umask(umask)
+    except OSError as error:
+        for path in new:
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        raise UserError(f"keys cannot be written to {folder}: {error.strerror}", "name another folder") from error
+
+
+def _lock(path: Path) -> LockFile:
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+        _check_folder(folder, found)
+        return LockFile(path.with_name(path.name + ".lock"))
+    except LockHeld as held:
+        raise UserError(
+            f"a daemon is running at ipc://{path} already: `{held.command}` (pid {held.pid})", f"stop it, or {_REMEDY}"
+        ) from held
+    except OSError as error:
+        raise UserError(f"socket directory {folder} cannot be written: {error.strerror}", _REMEDY) from error
+
+
+def _check_folder(folder: Path, found: os.stat_result) -> None:
+    """Refuse a folder in which others could put their socket in the place of ours."""
+    mode = stat.S_IMODE(found.st_mode)
+    if folder == runtime_dir() and (found.st_uid != os.getuid() or mode & 0o077):
+        raise UserError(f"runtime directory {folder} is open to others (mode {mode:04o})", f"run `chmod 700 {folder}`")
+    if found.st_uid not in (0, os.getuid()) or (mode & 0o022 and not mode & stat.S_ISVTX):
+        raise UserError(f"other users may write to socket directory {folder} (mode {mode:04o})", _REMEDY)
+
+
+def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> ThreadAuthenticator:
+    if curve_dir is None:
+        raise UserError(f"endpoint {endpoint} would be open to the network", "give --curve-keys, or use ipc://")
+    secret = curve_dir / "server.key_secret"
+    public_key, secret_key = load_key_pair(secret)
+    if stat.S_IMODE(secret.stat().st_mode) & 0o077:
+        raise UserError(f"key {secret} can be read by others", f"run `chmod 600 {secret}`")
+    if not (curve_dir / "clients").is_dir():
+        raise UserError(f"no client may connect: {curve_dir / 'clients'} is missing", "put clients' public keys there")
+    authenticator = ThreadAuthenticator(socket.context)
+    authenticator.start()
+    authenticator.configure_curve(domain="*", location=curve_dir / "clients")
+    socket.curve_publickey, socket.curve_secretkey = public_key, secret_key
+    socket.curve_server = True
+    return authenticator

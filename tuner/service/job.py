@@ -1,0 +1,304 @@
+"""One job as the service sees it: who reports, what is pending, and its brain."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.records import Decision, Plan, Stage, StepRecord, size_class_floor
+from zerotune.store.wire import Hello, JobStatus
+from zerotune.tuner.join import OBSERVATION, Joiner
+from zerotune.tuner.service.nodes import NodeSession, Uplink, UplinksLike
+from zerotune.tuner.service.observation_windows import ObservationWindows
+from zerotune.tuner.service.silent_ranks import Silence
+
+_log = logging.getLogger("zerotune.service")
+
+MAX_BACKLOG: Final = 10_000
+RATE_PERIOD_S: Final = 2.0
+GREETED_S: Final = 3.0
+"""Within so long of each other all ranks that have an agent greet: each does so once a second, and looks once a
+second for a daemon that was not there. More than a joiner's timeout."""
+SETTLE_S: Final = 1.0
+"""Windows open when all ranks are here, or none has come or gone for so long."""
+MISSING_AFTER_S: Final = 10.0
+"""Ranks that have not greeted for so long after the others are said to be missing."""
+
+
+class BrainLike(Protocol):
+    """What the service asks of `zerotune.tuner.learning.brain.Brain`."""
+
+    knowledge: Any
+
+    @property
+    def n_explored(self) -> int:
+        """Settings tried."""
+
+    @property
+    def stage(self) -> Stage:
+        """The kind of workload recognised so far."""
+
+    @property
+    def spent_percent(self) -> float:
+        """Exploration's cost in percent of step time."""
+
+    def observe(self, block: NDArray[np.void]) -> None:
+        """Joined measurements."""
+
+    def cost_tables(self, block: NDArray[np.void]) -> None:
+        """Live cost tables of rank 0."""
+
+    def step_finished(self, step: StepRecord) -> None:
+        """A step of rank 0."""
+
+    def sequence(self, block: NDArray[np.void]) -> None:
+        """Rank 0's records in the order it enqueued them."""
+
+    def adopted(self, epoch: int, step: int) -> None:
+        """All ranks run under this epoch."""
+
+    def propose(self) -> Plan | None:
+        """A new plan, if there is one."""
+
+    def decisions(self) -> list[Decision]:
+        """Decisions since the last call."""
+
+
+class RankSession(msgspec.Struct):
+    """One connected rank."""
+
+    hello: Hello
+    heard_at_s: float
+    n_dropped: int = 0
+
+
+class Job:
+    """State of one job; its methods never raise on what ranks send.
+
+    What arrives before the brain exists waits in a bounded backlog. A brain that raises is let go:
+    the job runs on at the plan in force, and its health says so.
+    """
+
+    def __init__(self, hello: Hello, now_s: float, uplinks: UplinksLike) -> None:
+        self.job_id = hello.job_id
+        self.fabric_id = hello.fabric_id
+        self.fabric = hello.fabric
+        self.n_ranks = hello.n_ranks
+        self.ranks: dict[int, tuple[bytes, RankSession]] = {}
+        self.nodes: dict[bytes, NodeSession] = {}
+        """Where rank 0 is here: the daemons of the other nodes."""
+        self.silence = Silence()
+        self.uplink = Uplink(hello.job_id, uplinks)
+        self.joiner = Joiner()
+        self.windows = ObservationWindows()
+        self.changed_at_s = now_s
+        """When a rank or another node came or went last."""
+        self._is_settled = False
+        self._n_settled = 0
+        self._n_reporters = hello.n_ranks
+        """Who may report a call; more than are here while that is not settled."""
+        self.next_tick_s = now_s
+        self.epoch = hello.epoch
+        self.highest_epoch = hello.epoch
+        """Of all plans that rank 0 was offered before it came here: a brain's own must rise above it."""
+        self._epoch_since_step = -1
+        self.step = 0
+        self.offer: Plan | None = None
+        """The newest plan that rank 0 has not adopted yet."""
+        self.stage = Stage.unknown
+        self.n_observations = 0
+        self.n_gone_drops = 0
+        self.trouble = ""
+        self._brain: BrainLike | None = None
+        self._backlog: list[Callable[[BrainLike], None]] = []
+        self._step_us: deque[float] = deque(maxlen=64)
+        self._last_decisions: deque[str] = deque(maxlen=5)
+        self._n_explored = 0
+        self._spent_percent = 0.0
+        self._rate_at_s, self._n_at_rate, self._rate = now_s, 0, 0.0
+
+    @property
+    def lead_rank(self) -> int:
+        """The rank whose steps and sequence stand for the job here."""
+        return min(self.ranks, default=0)
+
+    @property
+    def n_ranks_here(self) -> int:
+        """Ranks that report to this daemon, or to one of another node that reports to this."""
+        return len(self.ranks) + sum(node.n_ranks for node in self.nodes.values())
+
+    @property
+    def has_brain(self) -> bool:
+        """Whether a brain thinks about this job."""
+        return self._brain is not None
+
+    def give_brain(self, brain: BrainLike) -> None:
+        """The brain is ready: tell it what happened meanwhile."""
+        self._brain = brain
+        if self.highest_epoch:
+            self.tell(lambda brain: brain.adopted(self.highest_epoch, self.step))
+        backlog, self._backlog = self._backlog, []
+        for event in backlog:
+            self.tell(event)
+
+    def tell(self, event: Callable[[BrainLike], None]) -> None:
+        """Let the brain know of something; if it fails, tuning of this job stops."""
+        if self._brain is None:
+            if not self.trouble and len(self._backlog) < MAX_BACKLOG:
+                self._backlog.append(event)
+            return
+        try:
+            event(self._brain)
+        except Exception as error:
+            _log.exception("tuning of job %s stops: its brain failed", self.job_id)
+            self.trouble = f"tuning stopped: {type(error).__name__}: {error}"
+            self._brain = None
+
+    def think(self) -> tuple[Plan | None, list[Decision]]:
+        """A new plan to offer, if any, and the decisions since the last call."""
+        proposed: list[Plan] = []
+        decided: list[Decision] = []
+
+        def ask(brain: BrainLike) -> None:
+            plan = brain.propose()
+            if plan is not None:
+                proposed.append(plan)
+            decided.extend(brain.decisions())
+            self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
+
+        if self._brain is not None:
+            self.tell(ask)
+        self._last_decisions.extend(headline(decision) for decision in decided)
+        if proposed:
+            self.offer = proposed[0]
+            self.windows.plan_offered(self.step)
+        return self.offer if proposed else None, decided
+
+    def set_knowledge(self, knowledge: object) -> None:
+        """Earlier runs have been learned from anew."""
+
+        def swap(brain: BrainLike) -> None:
+            brain.knowledge = knowledge
+
+        self.tell(swap)
+
+    def observe(self, rank: int, records: NDArray[np.void]) -> None:
+        """Records (OBSERVATION, shape [n]) that `rank` sent."""
+        self.n_observations += len(records)
+        self.joiner.add(rank, records)
+        if rank == self.lead_rank:
+            sane = (records["message_bytes"] > 0) & (records["message_bytes"] < 2**62)
+            block = records if sane.all() else records[sane]
+            self.tell(lambda brain: brain.sequence(block))
+
+    def reporter_came(self, now_s: float) -> None:
+        """A rank or another node's daemon is here, and others may be on their way."""
+        self.changed_at_s, self._is_settled = now_s, False
+        self._n_reporters = self.n_ranks
+        self.joiner.members_changed()
+
+    def reporter_left(self, now_s: float) -> None:
+        """One is gone. Its last calls are still to be told by the others: until that is settled, who reports
+        them is what it was."""
+        self.changed_at_s, self._is_settled = now_s, False
+
+    def _settle(self, now_s: float) -> None:
+        """Find out who reports to this daemon, if it is time to."""
+        # What goes on to a leading daemon must be there before that one's joiner gives up.
+        patience_s = SETTLE_S if self.uplink.is_alive(now_s) else GREETED_S
+        if not self._is_settled and (self.n_ranks_here >= self.n_ranks or now_s - self.changed_at_s >= patience_s):
+            if len(self.ranks) + len(self.nodes) < self._n_settled:
+                self.joiner.member_is_gone()
+            self._is_settled = True
+            self._n_settled = self._n_reporters = len(self.ranks) + len(self.nodes)
+
+    def join(self, now_s: float, *, give_up: bool = False) -> NDArray[np.void]:
+        """Observations (OBSERVATION, shape [n]) of the calls that are complete."""
+        self._settle(now_s)
+        if not self.joiner.n_pending:
+            return np.empty(0, OBSERVATION)
+        observed, _ = self.joiner.join(now_s, self._n_reporters, is_settled=self._is_settled, give_up=give_up)
+        return observed
+
+    def finish_step(self, step: StepRecord) -> None:
+        """The leading rank has finished a step."""
+        self.step = max(self.step, step.step)
+        # A full queue may have lost the word of it, as when the plan expired while this daemon stood still.
+        if step.epoch != self.epoch and step.step >= self._epoch_since_step:
+            self.adopt(step.epoch, step.step)
+        self._step_us.append(step.duration_us)
+        self.tell(lambda brain: brain.step_finished(step))
+
+    def adopt(self, epoch: int, step: int) -> None:
+        """All ranks run under `epoch` from `step` on."""
+        if (epoch, step) == (self.epoch, self._epoch_since_step):
+            return
+        self.epoch, self._epoch_since_step = epoch, step
+        if self.offer is not None and self.offer.epoch <= epoch:
+            self.offer = None
+        self.tell(lambda brain: brain.adopted(epoch, step))
+
+    def measure_rate(self, now_s: float) -> None:
+        """Update the rate of observations, every RATE_PERIOD_S."""
+        elapsed_s = now_s - self._rate_at_s
+        if elapsed_s >= RATE_PERIOD_S:
+            self._rate = (self.n_observations - self._n_at_rate) / elapsed_s
+            self._rate_at_s, self._n_at_rate = now_s, self.n_observations
+
+    def status(self, now_s: float) -> JobStatus:
+        """As `zerotune status` shows it."""
+        heard_at_s = [(rank, session.heard_at_s) for rank, (_, session) in self.ranks.items()]
+        heard_at_s += [(node.rank, node.heard_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
+        silent = self.silence.in_words(heard_at_s, now_s)
+        health = self.trouble or silent or self._forwards(now_s) or self._missing(now_s) or "ok"
+        return JobStatus(
+            job_id=self.job_id,
+            fabric_id=self.fabric_id,
+            stage=self.stage,
+            n_ranks=self.n_ranks,
+            n_ranks_seen=self.n_ranks_here,
+            epoch=self.epoch,
+            step=self.step,
+            n_observations=self.n_observations,
+            n_dropped=self.n_gone_drops + sum(session.n_dropped for _, session in self.ranks.values()),
+            n_explored=self._n_explored,
+            observations_per_s=self._rate,
+            step_us=float(median(self._step_us)) if self._step_us else 0.0,
+            exploration_spent_percent=self._spent_percent,
+            last_decisions=tuple(self._last_decisions),
+            health=health,
+            heard_s_ago=max([self.silence.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
+        )
+
+    def _forwards(self, now_s: float) -> str:
+        """Where a daemon of another node leads, whether it is there."""
+        if not self.uplink.endpoint:
+            return ""
+        is_alive = self.uplink.is_alive(now_s)
+        return f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
+
+    def _missing(self, now_s: float) -> str:
+        """What it means that ranks have not greeted; nothing where they may be on their way, or all follow a plan:
+        then they have an agent, and a daemon on another node."""
+        if self.n_ranks_here >= self.n_ranks or self.epoch or now_s - self.changed_at_s < MISSING_AFTER_S:
+            return ""
+        return (
+            f"{self.n_ranks_here} of {self.n_ranks} ranks report here: nothing can be tuned unless the agent runs on"
+            " the others, too"
+        )
+
+
+def headline(decision: Decision) -> str:
+    """A decision in one line."""
+    if decision.is_of_job:
+        return f"epoch {decision.epoch}: {decision.reason}"
+    key = decision.key
+    what = f"{key.collective.name} {key.phase.name} from {size_class_floor(key.size_class)} bytes"
+    return f"epoch {decision.epoch}: {decision.kind} {decision.candidate} for {what}: {decision.reason}"

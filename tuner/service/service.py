@@ -1,0 +1,395 @@
+"""The daemon's mind: messages in, messages out. Pure: clock, store and brains are passed in.
+
+Slow work is asked for, not done: `learning` is told what a learner should load or fit, and
+`model_ready` takes its result. Until a fabric's knowledge is there, its jobs are observed and stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.records import Decision, Stage, StepRecord
+from zerotune.store.wire import (
+    Adopted,
+    AgentMessage,
+    CostTables,
+    DaemonMessage,
+    ErrorReply,
+    Forwarded,
+    Goodbye,
+    Hello,
+    JobStatus,
+    NoSteps,
+    Observations,
+    Observe,
+    PlanOffer,
+    Steps,
+    Welcome,
+)
+from zerotune.tuner.join import measurements_of
+from zerotune.tuner.modeling.requests import Learning
+from zerotune.tuner.service.absent_jobs import Unconnected
+from zerotune.tuner.service.job import SETTLE_S, BrainLike, Job, RankSession, headline
+from zerotune.tuner.service.nodes import NodeSession, NoUplinks, UplinksLike
+
+_log = logging.getLogger("zerotune.service")
+
+SILENCE_S: Final = 10.0
+"""A rank greets every second; one that has not for so long is gone."""
+JOIN_EVERY_S: Final = 0.05
+"""Observations gather for so long before they are joined."""
+TICK_EVERY_S: Final = 0.5
+MAX_SESSIONS: Final = 4096
+MAX_RANK: Final = 65_535
+MAX_ID_LENGTH: Final = 256
+
+Reply = tuple[bytes, DaemonMessage]
+
+
+class StoreLike(Protocol):
+    """What the service asks of `zerotune.store.sqlite.database.Store`."""
+
+    def record_job(
+        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int
+    ) -> None:
+        """A job has started."""
+
+    def update_job(self, job_id: str, *, stage: Stage | None = None, ended_at_s: float | None = None) -> None:
+        """News of a job."""
+
+    def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
+        """Joined measurements."""
+
+    def record_steps(self, job_id: str, steps: Sequence[StepRecord]) -> None:
+        """Finished steps."""
+
+    def record_decisions(self, decisions: Sequence[Decision]) -> None:
+        """Decisions taken."""
+
+
+BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object], BrainLike]
+"""(job_id, fabric_id, fabric, knowledge) -> brain."""
+
+
+class Service:
+    """All jobs of one daemon.
+
+    Args:
+        store: where everything is recorded.
+        brains: makes a job's brain once its fabric's knowledge is there.
+        clock: seconds, rising; wall time is the same for the fake and the real one.
+        welcome: the answer to every Hello.
+        uplinks: connections to leading daemons of jobs whose rank 0 is elsewhere.
+    """
+
+    def __init__(
+        self,
+        store: StoreLike,
+        brains: BrainFactory,
+        clock: Callable[[], float],
+        welcome: Welcome,
+        uplinks: UplinksLike | None = None,
+    ) -> None:
+        self._store = store
+        self._brains = brains
+        self._clock = clock
+        self._welcome = welcome
+        self._uplinks = uplinks or NoUplinks()
+        self._jobs: dict[str, Job] = {}
+        self._senders: dict[bytes, tuple[str, int]] = {}
+        self.unconnected = Unconnected(clock)
+        self.learning = Learning(clock)
+        """What jobs start from, and when the learner is asked for more."""
+        self._slices: Iterator[list[Reply]] | None = None
+        """What is left of a job's tick."""
+        self.n_refused = 0
+        """Messages answered with an error."""
+        self.n_unannounced = 0
+        """Messages of ranks that had not said hello, as after a restart of the daemon."""
+
+    @property
+    def n_sessions(self) -> int:
+        """Ranks connected."""
+        return len(self._senders)
+
+    @property
+    def job_ids(self) -> Container[str]:
+        """Of every job that has a rank here."""
+        return self._jobs.keys()
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """Every job that has a rank here."""
+        return tuple(job.status(self._clock()) for job in self._jobs.values())
+
+    def handle(self, sender: bytes, message: AgentMessage, records: NDArray[np.void] | None) -> list[Reply]:
+        """One message of one rank; `records` are those of Observations or CostTables."""
+        if isinstance(message, Hello):
+            return self._hello(sender, message)
+        if isinstance(message, Forwarded) and records is not None:
+            return self._forwarded(sender, message, records)
+        if isinstance(message, NoSteps):
+            self.unconnected.has_no_steps(sender, message)
+            return []
+        owner = self._senders.get(sender)
+        if owner is None:
+            self.n_unannounced += 1
+            return []
+        job = self._jobs[owner[0]]
+        rank, session = owner[1], job.ranks[owner[1]][1]
+        if getattr(message, "job_id", job.job_id) != job.job_id or getattr(message, "rank", rank) != rank:
+            return self._refuse(sender, "NotYours", f"this connection is rank {rank} of job {job.job_id}")
+        session.heard_at_s = self._clock()
+        if isinstance(message, Observations) and records is not None:
+            session.n_dropped = message.n_dropped
+            job.observe(rank, records)
+            job.next_tick_s = min(job.next_tick_s, session.heard_at_s + JOIN_EVERY_S)
+        elif isinstance(message, CostTables) and records is not None and rank == job.lead_rank:
+            job.tell(lambda brain: brain.cost_tables(records))
+        elif isinstance(message, Steps) and rank == job.lead_rank:
+            return self._steps(job, message.steps)
+        elif isinstance(message, Adopted) and rank == job.lead_rank:
+            job.adopt(message.epoch, message.step)
+        elif isinstance(message, Goodbye):
+            self._leave(sender)
+        return []
+
+    def tick(self) -> list[Reply]:
+        """What is due by now: joins, plans, windows, lost ranks. Only a slice of one job's, so that no
+        message waits for all of it; call again at `next_tick_s`.
+        """
+        if self._slices is None:
+            now_s = self._clock()
+            job = min(self._jobs.values(), key=lambda job: job.next_tick_s, default=None)
+            if job is None or job.next_tick_s > now_s:
+                return []
+            job.next_tick_s = now_s + TICK_EVERY_S
+            self._slices = self._tick_job(job, now_s)
+        replies = next(self._slices, None)
+        if replies is None:
+            self._slices = None
+            return []
+        return replies
+
+    @property
+    def next_tick_s(self) -> float:
+        """When `tick` has something to do, on the clock; infinite when no job is there."""
+        if self._slices is not None:
+            return self._clock()
+        return min((job.next_tick_s for job in self._jobs.values()), default=float("inf"))
+
+    def handle_uplink(self, job_id: str, message: DaemonMessage) -> list[Reply]:
+        """One message of the leading daemon of a job whose rank 0 is on another node."""
+        job = self._jobs.get(job_id)
+        if job is None or not job.uplink.endpoint:
+            return []
+        job.uplink.heard(self._clock())
+        if not isinstance(message, Observe):
+            return []
+        job.windows.relayed(job.step, message.n_steps)
+        return [(sender, Observe(job_id, message.n_steps)) for sender, _ in job.ranks.values()]
+
+    def close(self) -> None:
+        """The daemon stops: join and record what is there; the jobs go on without it."""
+        deque(self._slices or (), maxlen=0)
+        for job in self._jobs.values():
+            deque(self._tick_job(job, self._clock(), give_up=True), maxlen=0)
+
+    def stood_still(self, held_up_s: float) -> None:
+        """This daemon heard nobody for so long by no fault of theirs: what they said meanwhile is still to be read."""
+        now_s = self._clock()
+        for job in self._jobs.values():
+            sessions: list[RankSession | NodeSession] = [session for _, session in job.ranks.values()]
+            for session in [*sessions, *job.nodes.values()]:
+                session.heard_at_s = min(now_s, session.heard_at_s + held_up_s)
+
+    def model_ready(self, fabric_id: str, knowledge: object) -> None:
+        """The learner has loaded or fitted: jobs of the fabric think with it from now on."""
+        self.learning.ready(fabric_id, knowledge)
+        for job in self._jobs.values():
+            if job.fabric_id == fabric_id:
+                if job.has_brain:
+                    job.set_knowledge(knowledge)
+                else:
+                    self._give_brain(job)
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _tick_job(self, job: Job, now_s: float, *, give_up: bool = False) -> Iterator[list[Reply]]:
+        """One job's tick, in slices between which messages can be answered."""
+        job.uplink.greet(now_s, job.lead_rank, len(job.ranks))
+        yield from self._use(job, job.join(now_s, give_up=give_up))
+        job.measure_rate(now_s)
+        replies = self._windows(job)
+        for sender, node in list(job.nodes.items()):
+            if now_s - node.heard_at_s > SILENCE_S:
+                job.silence.node_gone(node.rank, node.heard_at_s)
+                self._node_leaves(job, sender)
+        for rank, (sender, session) in list(job.ranks.items()):
+            if now_s - session.heard_at_s > SILENCE_S:
+                _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
+                job.silence.rank_gone(rank, session.heard_at_s)
+                self._leave(sender, fell_silent=True)
+        yield replies
+
+    def _use(self, job: Job, observed: NDArray[np.void]) -> Iterator[list[Reply]]:
+        """Joined observations go to the leading daemon, or are measurements here."""
+        if not len(observed):
+            return
+        if job.uplink.is_alive(self._clock()):
+            job.uplink.forward(job.lead_rank, len(job.ranks), observed.tobytes(), len(observed))
+            return
+        yield []
+        block = measurements_of(observed)
+        if len(block):
+            self._record(job, block)
+            yield []
+            job.tell(lambda brain: brain.observe(block))
+            yield []
+        yield self._think(job)
+
+    def _forwarded(self, sender: bytes, message: Forwarded, records: NDArray[np.void]) -> list[Reply]:
+        """News of another node's daemon; none is taken, nor answered, where rank 0 is not."""
+        job, now_s = self._jobs.get(message.job_id), self._clock()
+        if job is None or 0 not in job.ranks:
+            return []
+        if not 0 < message.rank < job.n_ranks:
+            return self._refuse(sender, "BadHello", f"rank {message.rank} of {job.n_ranks} leads no other node")
+        job.silence.node_is_here(message.rank)
+        if message.n_ranks <= 0:
+            if sender in job.nodes:
+                self._node_leaves(job, sender)
+            return []
+        replies: list[Reply] = []
+        if sender not in job.nodes:
+            if len(job.nodes) >= MAX_SESSIONS:
+                return self._refuse(sender, "BadHello", f"{MAX_SESSIONS} nodes are connected already")
+            _log.info("job %s: the daemon of rank %d's node is here", job.job_id, message.rank)
+            job.reporter_came(now_s)
+            if remaining := job.windows.remaining(job.step):
+                replies.append((sender, Observe(job.job_id, remaining)))
+        job.nodes[sender] = NodeSession(message.rank, message.n_ranks, now_s)
+        if len(records):
+            job.observe(message.rank, records)
+            job.next_tick_s = min(job.next_tick_s, now_s + JOIN_EVERY_S)
+            return replies
+        return [*replies, (sender, self._welcome)]
+
+    def _node_leaves(self, job: Job, sender: bytes) -> None:
+        node = job.nodes.pop(sender)
+        _log.info("job %s: the daemon of rank %d's node is gone", job.job_id, node.rank)
+        job.reporter_left(self._clock())
+
+    def _hello(self, sender: bytes, hello: Hello) -> list[Reply]:
+        now_s = self._clock()
+        if (problem := _problem(hello)) or (sender not in self._senders and self.n_sessions >= MAX_SESSIONS):
+            return self._refuse(sender, "BadHello", problem or f"{MAX_SESSIONS} ranks are connected already")
+        job = self._jobs.get(hello.job_id)
+        if self._senders.get(sender) == (hello.job_id, hello.rank) and job is not None:
+            job.ranks[hello.rank][1].heard_at_s = now_s
+            self._find_leader(job, hello)
+            return [(sender, self._welcome)]
+        if sender in self._senders:
+            self._leave(sender)
+            job = self._jobs.get(hello.job_id)
+        if job is None:
+            job = self._jobs[hello.job_id] = Job(hello, now_s, self._uplinks)
+            self._store.record_job(hello.job_id, hello.fabric_id, hello.fabric, hello.n_ranks)
+            _log.info("job %s with %d ranks on fabric %s", hello.job_id, hello.n_ranks, hello.fabric_id)
+        previous = job.ranks.pop(hello.rank, None)
+        if previous is not None:
+            self._senders.pop(previous[0], None)
+        self._senders[sender] = hello.job_id, hello.rank
+        job.ranks[hello.rank] = sender, RankSession(hello, now_s)
+        job.silence.rank_is_here(hello.rank)
+        job.reporter_came(now_s)
+        self._find_leader(job, hello)
+        replies: list[Reply] = [(sender, self._welcome)]
+        if hello.rank == 0:
+            job.highest_epoch = max(job.highest_epoch, hello.epoch)
+            self._give_brain(job)
+            if job.offer is not None:
+                replies.append((sender, PlanOffer(job.job_id, job.offer)))
+        if remaining := job.windows.remaining(job.step):
+            replies.append((sender, Observe(job.job_id, remaining)))
+        return replies
+
+    def _find_leader(self, job: Job, hello: Hello) -> None:
+        if 0 in job.ranks:
+            job.uplink.point_to("")
+        elif hello.leader:
+            job.uplink.point_to(hello.leader)
+
+    def _give_brain(self, job: Job) -> None:
+        """Make the job's brain, or ask for the knowledge it needs; only where its rank 0 is."""
+        if job.has_brain or job.trouble or 0 not in job.ranks:
+            return
+        knowledge = self.learning.knowledge_of(job.fabric_id)
+        if knowledge is not None:
+            job.give_brain(self._brains(job.job_id, job.fabric_id, job.fabric, knowledge))
+
+    def _steps(self, job: Job, steps: Sequence[StepRecord]) -> list[Reply]:
+        for step in steps:
+            job.finish_step(step)
+        self._store.record_steps(job.job_id, steps)
+        return self._think(job) + self._windows(job)
+
+    def _think(self, job: Job) -> list[Reply]:
+        stage = job.stage
+        plan, decided = job.think()
+        if decided:
+            self._store.record_decisions(decided)
+            for decision in decided:
+                _log.info("job %s: %s", job.job_id, headline(decision))
+        if job.stage != stage:
+            self._store.update_job(job.job_id, stage=job.stage)
+        if plan is None or 0 not in job.ranks:
+            return []
+        return [(job.ranks[0][0], PlanOffer(job.job_id, plan))]
+
+    def _windows(self, job: Job) -> list[Reply]:
+        settled = len(job.ranks) >= job.n_ranks or self._clock() - job.changed_at_s >= SETTLE_S
+        is_led_elsewhere = job.uplink.is_alive(self._clock())
+        if not settled or is_led_elsewhere or not (n_steps := job.windows.due(job.step)):
+            return []
+        receivers = [*(sender for sender, _ in job.ranks.values()), *job.nodes]
+        return [(receiver, Observe(job.job_id, n_steps)) for receiver in receivers]
+
+    def _record(self, job: Job, block: NDArray[np.void]) -> None:
+        self._store.record_measurements(job.fabric_id, job.job_id, block)
+        self.learning.measured(job.fabric_id, len(block))
+
+    def _leave(self, sender: bytes, *, fell_silent: bool = False) -> None:
+        job_id, rank = self._senders.pop(sender)
+        job = self._jobs[job_id]
+        _, session = job.ranks.pop(rank)
+        job.n_gone_drops += session.n_dropped
+        job.reporter_left(self._clock())
+        if job.ranks:
+            return
+        deque(self._use(job, job.join(self._clock(), give_up=True)), maxlen=0)
+        self._think(job)
+        job.uplink.end(rank)
+        self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())
+        del self._jobs[job_id]
+        self.unconnected.has_ended(job_id, job.step, silent_since_s=session.heard_at_s if fell_silent else None)
+        self.learning.job_ended(job.fabric_id)
+        _log.info("job %s ended", job_id)
+
+    def _refuse(self, sender: bytes, code: str, text: str) -> list[Reply]:
+        self.n_refused += 1
+        return [(sender, ErrorReply(code, text))]
+
+
+def _problem(hello: Hello) -> str:
+    """Why this Hello cannot be of a rank of ours; empty when it can."""
+    if not 0 < len(hello.job_id) <= MAX_ID_LENGTH or not len(hello.fabric_id) <= MAX_ID_LENGTH:
+        return f"job_id and fabric_id have 1 to {MAX_ID_LENGTH} characters"
+    if not 0 <= hello.rank < hello.n_ranks or hello.rank > MAX_RANK:
+        return f"rank {hello.rank} of {hello.n_ranks} is impossible"
+    return ""

@@ -1,0 +1,94 @@
+"""Connections to the leading daemons of jobs whose rank 0 is on another node.
+
+Like an agent's line to its daemon: sends never wait, what cannot be sent is counted and dropped, and a
+daemon that is gone is noticed by its silence alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from zerotune.agent.daemon_link.keys import connect
+from zerotune.store import wire
+from zerotune.store.errors import UserError, WireError
+
+_log = logging.getLogger("zerotune.daemon")
+
+SEND_QUEUE_MESSAGES: Final = 64
+MAX_UPLINKS: Final = 256
+HEARTBEAT_MS: Final = 2000
+
+
+class Uplinks:
+    """One socket for each job that is led elsewhere.
+
+    Args:
+        context: the daemon's.
+        keys_dir: folder with `client.key_secret` and `server.key`; None: no other daemon is reached.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys_dir: Path | None) -> None:
+        self._context = context
+        self._keys_dir = keys_dir
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._refused: set[str] = set()
+        self.n_unsent = 0
+
+    def send(self, job_id: str, endpoint: str, message: wire.Forwarded, records: Any) -> None:
+        """Send what fits into the queue; the rest is counted."""
+        socket = self._sockets.get(job_id) or self._open(job_id, endpoint)
+        if socket is None:
+            return
+        try:
+            socket.send_multipart(wire.encode(message, records), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.n_unsent += 1
+
+    def receive(self) -> list[tuple[str, wire.DaemonMessage]]:
+        """What the leading daemons have said since the last call, by job."""
+        received = []
+        for job_id, socket in list(self._sockets.items()):
+            try:
+                while True:
+                    received.append((job_id, wire.decode_daemon(socket.recv_multipart(zmq.NOBLOCK))))
+            except zmq.Again:
+                continue
+            except (zmq.ZMQError, WireError) as error:
+                _log.warning("a frame of the daemon that leads job %s is ignored: %s", job_id, error)
+        return received
+
+    def close(self, job_id: str | None = None) -> None:
+        """Close one job's connection, or all."""
+        for closing in list(self._sockets) if job_id is None else [job_id]:
+            socket = self._sockets.pop(closing, None)
+            if socket is not None:
+                socket.close(linger=200)
+
+    def _open(self, job_id: str, endpoint: str) -> zmq.Socket[bytes] | None:
+        """A connection, or None where the endpoint is none of ours to reach: said once."""
+        if endpoint in self._refused or len(self._sockets) >= MAX_UPLINKS:
+            return None
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # A link that is cut says nothing: ask, so that the connection is made anew once it is back.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * HEARTBEAT_MS)
+        # Nothing is kept for a daemon that is not there: what is old would only come late.
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        try:
+            if self._keys_dir is None or not endpoint.startswith("tcp://"):
+                raise UserError(f"{endpoint} cannot be reached without keys", "start the daemon with --curve-keys")
+            connect(socket, endpoint, self._keys_dir)
+        except (UserError, zmq.ZMQError) as error:
+            _log.warning("job %s: its ranks on this node are measured alone: %s", job_id, error)
+            self._refused.add(endpoint)
+            socket.close()
+            return None
+        self._sockets[job_id] = socket
+        return socket

@@ -1,0 +1,1 @@
+"""Formats of NCCL, its tests and its plugins."""

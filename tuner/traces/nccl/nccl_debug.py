@@ -1,0 +1,258 @@
+"""NCCL_DEBUG logs of NCCL 2.20 to 2.30 and RCCL: calls (COLL), selections (TUNING), topology (GRAPH, INIT).
+
+COLL lines are one per call and rank; their count is one rank's share where ranks have shares. TUNING lines
+come from rank 0 only; their bytes are total up to 2.23 and per rank from 2.24 on. Where a log has COLL lines,
+they become the records and take the setting of the selection with the same collective and bytes, if only one
+was made; otherwise the selections themselves are the records. Logs have no durations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective
+from zerotune.tuner.traces.files import line_chunks
+from zerotune.tuner.traces.nccl.nccl_debug_lines import (
+    CALL_HEAD,
+    CALL_TAIL,
+    CHOICE_HEAD,
+    CHOICE_TAIL,
+    Lines,
+    calls,
+    choices,
+)
+from zerotune.tuner.traces.nccl.nccl_tables import TableReader
+from zerotune.tuner.traces.records import (
+    MAX_BYTES,
+    UNKNOWN_U1,
+    UNKNOWN_U4,
+    Block,
+    Counters,
+    Summary,
+    communicator_id,
+    datatype_bytes,
+    empty_block,
+)
+
+_COMM: Final = re.compile(
+    rb"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9})(?: nNodes (\d{1,9}))?(?:[^\n]*?commId (0x[0-9a-f]+))?"
+)
+_OWNER: Final = re.compile(rb"([^\s:\]>|]+:\d+):\d+ \[\d+\] NCCL INFO ")
+_VERSION: Final = re.compile(rb"[NR]CCL version(?: :)? (\d{1,3})\.(\d{1,3})")
+_GRAPH: Final = re.compile(
+    rb"Pattern (\d{1,4}), crossNic (\d{1,4}), nChannels (\d{1,4}), bw (\d{1,9}(?:\.\d{1,9})?)/(\d{1,9}(?:\.\d{1,9})?), "
+    rb"type (\w{1,16})/(\w{1,16}), sameChannels (\d)"
+)
+_PER_RANK_SINCE: Final = (2, 24)
+MAX_SELECTIONS: Final = 1 << 20
+"""Distinct ones that are kept, so that memory stays bounded."""
+_SHARED_OUT: Final = (
+    Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
+)  # fmt: skip
+"""NCCL's count of these is one rank's share."""
+_POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv)
+_NO_SETTING: Final = (UNKNOWN_U1, UNKNOWN_U1, 0)
+
+
+def matches(begin: bytes) -> bool:
+    """NCCL's prefix."""
+    return b"NCCL INFO" in begin
+
+
+@dataclass
+class _Communicator:
+    rank: int
+    n_ranks: int
+    n_nodes: int = 0
+    comm_id: int = 0
+
+
+@dataclass
+class _Log:
+    """What the first reading of a log finds."""
+
+    version: tuple[int, int] = (0, 0)
+    communicators: dict[tuple[bytes, bytes], _Communicator] = field(default_factory=dict)
+    has_calls: bool = False
+    selections: dict[tuple[int, int, int], set[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(set))
+    """(collective, message bytes, n_ranks) -> settings chosen."""
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """The calls of all ranks in the log, or its selections."""
+    log = _survey(path, summary)
+    counters = Counters()
+    for chunk in line_chunks(path, summary):
+        if log.has_calls:
+            block = _records(calls(chunk), _call, log, summary)
+            if log.selections:
+                _apply_selections(block, log)
+        else:
+            summary.skip("damaged line", chunk.count(b": opCount "))
+            block = _records(choices(chunk), _choice, log, summary)
+            _number(block, counters)
+        if len(block):
+            yield block
+
+
+def _survey(path: Path, summary: Summary) -> _Log:
+    log = _Log()
+    tables = TableReader()
+    has_selections = False
+    for chunk in line_chunks(path):
+        # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
+        # character faster still.
+        version = _VERSION.search(chunk) if not log.version[0] and b"CCL version" in chunk else None
+        if version is not None:
+            log.version = (int(version[1]), int(version[2]))
+            summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"
+        if b"anks " in chunk:
+            _communicators(chunk, log)
+        if b"P" in chunk and b"Pattern " in chunk:
+            for graph in _GRAPH.finditer(chunk):
+                _graph(graph, summary)
+        if b"|" in chunk:
+            tables.read(chunk)
+        log.has_calls = log.has_calls or (b": opCount " in chunk and bool(calls(chunk).kinds))
+        has_selections = has_selections or (b">" in chunk and b"-> Algo " in chunk)
+    if tables.cells:
+        summary.facts["model_table"] = tables.cells
+    if log.has_calls and has_selections:
+        _learn_selections(path, log)
+    return log
+
+
+def _communicators(chunk: bytes, log: _Log) -> None:
+    for found in _COMM.finditer(chunk):
+        owner = _OWNER.search(chunk, chunk.rfind(b"\n", 0, found.start()) + 1, found.start())
+        if owner is None:
+            continue
+        host, (pointer, rank, n_ranks, n_nodes, comm_id) = owner[1], found.groups()
+        known = log.communicators.setdefault((host, pointer), _Communicator(int(rank), int(n_ranks)))
+        known.n_nodes = int(n_nodes or 0) or known.n_nodes
+        known.comm_id = int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else known.comm_id
+
+
+def _learn_selections(path: Path, log: _Log) -> None:
+    """What was chosen for which bytes; selections stand in the log before or after the calls that they are of."""
+    for chunk in line_chunks(path):
+        if b">" not in chunk or len(log.selections) >= MAX_SELECTIONS:
+            continue
+        block = _records(choices(chunk), _choice, log, Summary())
+        shapes = ["collective", "message_bytes", "n_ranks", "algorithm", "protocol", "n_channels"]
+        for collective, message_bytes, n_ranks, *setting in np.unique(block[shapes]).tolist():
+            log.selections[collective, message_bytes, n_ranks].add(tuple(setting))
+
+
+def _graph(found: re.Match[bytes], summary: Summary) -> None:
+    pattern, _, n_channels, intra, inter, type_intra, type_inter, _ = (part.decode() for part in found.groups())
+    summary.facts.setdefault("graphs", {})[int(pattern)] = {
+        "n_channels": int(n_channels),
+        "bw_intra_gbs": float(intra),
+        "bw_inter_gbs": float(inter),
+        "type_intra": type_intra,
+        "type_inter": type_inter,
+    }
+
+
+def _records(lines: Lines, describe: Callable[..., int | str], log: _Log, summary: Summary) -> Block:
+    """Columns that do not change from line to line are looked up once per kind of line."""
+    summary.skip("damaged line", lines.n_damaged)
+    templates = empty_block(len(lines.kinds))
+    factors = np.zeros(len(lines.kinds))
+    n_of_kind = np.bincount(lines.picks, minlength=len(lines.kinds))
+    for index, (head, tail) in enumerate(lines.kinds):
+        factor = describe(head, tail, log, templates[index])
+        if isinstance(factor, str):
+            summary.skip(factor, int(n_of_kind[index]))
+        factors[index] = -1 if isinstance(factor, str) else factor
+    factors = factors[lines.picks]
+    message_bytes = lines.amounts * factors
+    sized = (message_bytes > 0) & (message_bytes <= MAX_BYTES)
+    summary.skip("bytes unknown", int(((factors >= 0) & ~sized).sum()))
+    block = templates[lines.picks]
+    block["message_bytes"] = np.where(sized, message_bytes, 0)
+    block["sequence"] = lines.op_counts
+    return block if bool(sized.all()) else block[sized]
+
+
+def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
+    """Fills in what all calls of one operation, type and communicator share; bytes per count, or why none is usable."""
+    begin, end = CALL_HEAD.fullmatch(head), CALL_TAIL.fullmatch(tail)
+    if begin is None or end is None:
+        return "damaged line"
+    collective, width = find_collective(begin["name"].decode()), datatype_bytes(int(end["datatype"]))
+    if collective is None or width is None or collective in _POINT_TO_POINT:
+        return "point to point or unknown operation"
+    known = log.communicators.get((begin["host"], end["comm"]), _Communicator(UNKNOWN_U4, 0))
+    n_ranks = int(end["n_ranks"])
+    row["collective"], row["datatype"], row["n_ranks"] = collective, int(end["datatype"]), n_ranks
+    row["n_nodes"], row["rank"] = known.n_nodes, known.rank
+    row["comm_id"] = known.comm_id or communicator_id(end["comm"], begin["host"])
+    return width * (n_ranks if collective in _SHARED_OUT else 1)
+
+
+def _choice(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
+    """The same of a selection."""
+    begin, end = CHOICE_HEAD.fullmatch(head), CHOICE_TAIL.fullmatch(tail)
+    if begin is None or end is None:
+        return "damaged line"
+    if not begin["name"]:
+        return "selection without its collective (before 2.23)"
+    collective, setting = find_collective(begin["name"].decode()), _setting(end)
+    if collective is None or setting is None:
+        return "selection with an unknown name"
+    # One process may have several communicators, and a selection does not say whose it is.
+    mine = [known for (host, _), known in log.communicators.items() if host == begin["host"] and known.rank == 0]
+    shapes = {known.n_ranks for known in mine}
+    n_ranks = shapes.pop() if len(shapes) == 1 else 0
+    is_named = not (end["algorithm"] or b"").isdigit()
+    per_rank = is_named if log.version == (0, 0) else log.version >= _PER_RANK_SINCE
+    if per_rank and collective in _SHARED_OUT and not n_ranks:
+        return "selection of a communicator of unknown ranks"
+    row["collective"], row["n_ranks"], row["rank"] = collective, n_ranks, 0
+    row["algorithm"], row["protocol"], row["n_channels"] = setting
+    if n_ranks:
+        row["n_nodes"], row["comm_id"] = mine[0].n_nodes, mine[0].comm_id
+    return n_ranks if per_rank and collective in _SHARED_OUT else 1
+
+
+def _setting(end: re.Match[bytes]) -> tuple[int, int, int] | None:
+    """Algorithm, protocol and channels; unknown for kernels on symmetric memory, None for names that are none."""
+    if end["kernel"]:
+        return _NO_SETTING
+    try:
+        algorithm, protocol = parse_algorithm(end["algorithm"].decode()), parse_protocol(end["protocol"].decode())
+    except UserError:
+        return None
+    n_channels = int(end["high"]) - int(end["low"]) + 1 if end["high"] else 0
+    return algorithm, protocol, n_channels if 0 < n_channels <= 64 else 0
+
+
+def _apply_selections(block: Block, log: _Log) -> None:
+    """Gives calls the setting of the selection for their collective and bytes, if there was only one."""
+    shapes, inverse = np.unique(block[["collective", "message_bytes", "n_ranks"]], return_inverse=True)
+    settings = np.empty((len(shapes), 3), np.uint8)
+    for index, shape in enumerate(shapes.tolist()):
+        chosen = log.selections.get(shape, ())
+        settings[index] = next(iter(chosen)) if len(chosen) == 1 else _NO_SETTING
+    block["algorithm"], block["protocol"], block["n_channels"] = settings[inverse.ravel()].T
+
+
+def _number(records: Block, counters: Counters) -> None:
+    """Sequence numbers per (communicator, collective), going on from block to block."""
+    for comm_id in np.unique(records["comm_id"]):
+        for collective in np.unique(records["collective"]):
+            mine = (records["comm_id"] == comm_id) & (records["collective"] == collective)
+            n_mine = int(np.count_nonzero(mine))
+            first = counters.take(int(comm_id), int(collective), n_mine)
+            records["sequence"][mine] = (first + np.arange(n_mine)) & UNKNOWN_U4

@@ -1,0 +1,377 @@
+"""nccl-tests' printed tables, alone or inside a log or a Markdown file; several runs in one file.
+
+Sizes are total bytes. Out-of-place and in-place times become two records. Ranks, hosts and the collective
+come from the header of the run; forced settings only from NCCL's own remark that the environment set them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from zerotune.store.errors import UserError
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Observation, Protocol, TimingSource
+from zerotune.store.wire import FLAG_TIMED
+from zerotune.tuner.traces.columns import Fields, Integers
+from zerotune.tuner.traces.files import line_chunks
+from zerotune.tuner.traces.nccl.nccl_tables import TableReader
+from zerotune.tuner.traces.records import (
+    FLAG_FORCED,
+    MAX_BYTES,
+    UNKNOWN_U1,
+    Block,
+    Counters,
+    Summary,
+    blocks_of,
+    communicator_id,
+    datatype_index,
+    empty_block,
+)
+
+_NUMBER: Final = rb"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+_TAG: Final = re.compile(rb"(?m)^(?:\[\d+,\d+\]<std(?:out|err)>:? ?| *\d+: )")
+"""What mpirun and srun put before every line when they are asked for the rank."""
+_TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
+_KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
+_KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
+MAX_DEVIATION: Final = 1e-3
+_ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
+_ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
+_BODY: Final = re.compile(rb"^\s+(%b)\s+%b\s+%b\s+(\d+|N/A)" % (3 * (_NUMBER,)))
+_SELECTED: Final = re.compile(rb"Bytes ?-> Algo (\w+) +proto (\w+) +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}")
+_RANK: Final = re.compile(rb"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
+_RUN: Final = re.compile(rb"^# (?:nThread|nccl-tests version)")
+_STARTING: Final = re.compile(rb"^# Collective test starting: (\w+)")
+_PROGRAM: Final = re.compile(rb"\b((?:all_reduce|all_gather|reduce_scatter|broadcast|reduce|alltoall)_perf\w*)")
+_GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
+_FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
+CPU_TIMES: Final = "times of the CPU (-C), not of the collective"
+GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chose for them together, perhaps fused"
+
+
+@lru_cache
+def _row(has_root: bool, n_extra: int) -> re.Pattern[bytes]:
+    """Before version 2.11 rows have no root, and a whole number of microseconds must not be taken for one.
+
+    `n_extra` columns follow each count of wrong results (-I and bitwise checks).
+    """
+    body = rb"\s+(%b)\s+%b\s+%b\s+(\S+)" % (3 * (_NUMBER,)) + rb"(?:\s+\S+){%d}" % n_extra
+    root = rb"(?:\s+-?\d+)?" if has_root else b""
+    return re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)(?:\s+([a-z]\w*))?%b%b(?:%b)?" % (root, body, body))
+
+
+def matches(begin: bytes) -> bool:
+    """A table's heading, or the first lines of a run."""
+    return (b"algbw" in begin and b"busbw" in begin) or b"# nThread" in begin or b"# nccl-tests version" in begin
+
+
+@dataclass
+class _Split:
+    """A row torn apart by NCCL's own lines, and what NCCL said to have chosen for it."""
+
+    message_bytes: int
+    datatype: bytes
+    settings: set[tuple[bytes, bytes, int]] = field(default_factory=set)
+
+
+@dataclass
+class _Run:
+    """What the lines before a table have told."""
+
+    collective: Collective | None = None
+    hosts: list[bytes] = field(default_factory=list)
+    n_ranks: int = 0
+    in_header: bool = False
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    split: _Split | None = None
+    has_root: bool = True
+    """Whether rows name a root (-1 for none) before the times."""
+    n_extra: int = 0
+    """Columns after the wrong results, out of place and in place each."""
+    is_cpu_time: bool = False
+
+    @property
+    def is_forced(self) -> bool:
+        """NCCL says that the environment set something of it."""
+        return self.algorithm is not None or self.protocol is not None
+
+    def setting(self) -> Candidate:
+        """What ran, as far as the log tells; the baseline if it does not."""
+        if self.split is not None and len(self.split.settings) == 1:
+            algorithm, protocol, n_channels = next(iter(self.split.settings))
+            try:
+                return Candidate(
+                    parse_algorithm(algorithm.decode()),
+                    parse_protocol(protocol.decode()),
+                    n_channels if 0 < n_channels <= 64 else 0,
+                )
+            except UserError:
+                return BASELINE
+        if self.algorithm is None or self.protocol is None:
+            return BASELINE
+        return Candidate(self.algorithm, self.protocol)
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """Two records per row of a table."""
+    named = find_collective(re.split(r"[.]|__|_quiet", path.name)[0].removeprefix("nccl_")) or _named_in(path)
+    reader, tables = _Reader(_Run(collective=named or summary.collective), summary), TableReader()
+    for chunk in line_chunks(path, summary):
+        if b"NCCL INFO" in chunk:
+            tables.read(chunk)
+        yield from reader.blocks(chunk)
+    if tables.cells:
+        summary.facts["model_table"] = tables.cells
+    if not reader.n_runs:
+        summary.note(f"{path.name} has no run's header: ranks and nodes are unknown")
+
+
+def _named_in(path: Path) -> Collective | None:
+    """The collective that a file's name speaks of, if one only."""
+    found = {
+        collective
+        for word in ("all_reduce", "all_gather", "reduce_scatter", "allreduce", "allgather", "reducescatter")
+        if word in path.name.lower() and (collective := find_collective(word)) is not None
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+@dataclass
+class _Reader:
+    """Goes through a file's lines with what they have told so far."""
+
+    run: _Run
+    summary: Summary
+    counters: Counters = field(default_factory=Counters)
+    n_runs: int = 0
+    is_tagged: bool = False
+    forced: set[int] = field(default_factory=set)
+    """Communicators of runs whose settings the environment set."""
+
+    def blocks(self, chunk: bytes) -> Iterator[Block]:
+        """A piece of the file. Rows in a row, undisturbed by other lines, are read in one go."""
+        self.is_tagged = self.is_tagged or b"]<std" in chunk or b"0: #" in chunk
+        if self.is_tagged:
+            chunk = _TAG.sub(b"", chunk)
+        if b"NCCL INFO" in chunk:
+            yield from self._line_by_line(chunk)
+            return
+        at = 0
+        for table in _TABLE.finditer(chunk):
+            yield from self._line_by_line(chunk[at : table.start()])
+            at = table.end()
+            rows = None if self.run.split is not None else self._table(table[0])
+            if rows is None:
+                yield from self._line_by_line(table[0])
+            elif len(rows):
+                yield rows
+        yield from self._line_by_line(chunk[at:])
+
+    def _line_by_line(self, chunk: bytes) -> Iterator[Block]:
+        for block in blocks_of(self._lines(chunk)):
+            block["flags"][np.isin(block["comm_id"], list(self.forced))] |= FLAG_FORCED
+            yield block
+
+    def _comm_id(self) -> int:
+        """Of the run at hand."""
+        comm_id = communicator_id("nccl-tests", self.n_runs, self.run.n_ranks)
+        if self.run.is_forced:
+            self.forced.add(comm_id)
+        return comm_id
+
+    def _table(self, text: bytes) -> Block | None:
+        """Rows of a known collective, all with both times and no wrong results; None: go line by line."""
+        collective, fields = self.run.collective, Fields(text, b" ")
+        full, first, n_fields = fields.full()
+        first, n_fields = first[n_fields > 0], n_fields[n_fields > 0]
+        # Size, count, type, perhaps redop and root; twice time, two bandwidths and wrong results, perhaps more.
+        width, n_side = int(n_fields[0]), 4 + self.run.n_extra
+        if collective is None or self.run.is_cpu_time or width < 3 + 2 * n_side or not (n_fields == width).all():
+            return None
+        sizes, kinds = fields.integers(full[first]), fields.texts(full[first + 2], full[first + width - 2 * n_side - 1])
+        sides = [first + width - 2 * n_side, first + width - n_side]
+        first_us, second_us = (fields.decimals(full[side]) for side in sides)
+        wrong = [fields.texts(full[side + 3], full[side + 3]) for side in sides]
+        if sizes is None or kinds is None or first_us is None or second_us is None:
+            return None
+        found = [(_KINDS if self.run.has_root else _KINDS_WITHOUT_ROOT).fullmatch(kind) for kind in kinds[1]]
+        if not all(column is not None and all(map(_is_right, column[1])) for column in wrong) or not all(found):
+            return None
+        unused = [(first + 1, rb"\d+"), *((side + offset, _NUMBER) for side in sides for offset in (1, 2))]
+        if not all(_is_all(fields, full[column], pattern) for column, pattern in unused):
+            return None
+        durations_us = np.stack((first_us, second_us), 1).ravel()
+        if sizes.min() < 1 or sizes.max() > MAX_BYTES or durations_us.min() <= 0:
+            return None
+        self.run.in_header = False
+        datatypes = [datatype_index(one[1].decode()) for one in found if one is not None]
+        block = empty_block(len(durations_us))
+        block["collective"], block["message_bytes"] = collective, np.repeat(sizes, 2)
+        block["duration_us"], block["timing_source"], block["flags"] = durations_us, TimingSource.reported, FLAG_TIMED
+        known = np.array([UNKNOWN_U1 if one is None else one for one in datatypes], np.uint8)
+        block["datatype"] = np.repeat(known[kinds[0]], 2)
+        block["n_ranks"], block["n_nodes"], block["rank"] = self.run.n_ranks, len(set(self.run.hosts)), 0
+        setting = self.run.setting()
+        if setting.algorithm is not None and setting.protocol is not None:
+            block["algorithm"], block["protocol"] = setting.algorithm, setting.protocol
+            block["n_channels"] = setting.n_channels
+        comm_id = self._comm_id()
+        block["comm_id"] = comm_id
+        if comm_id in self.forced:
+            block["flags"] |= FLAG_FORCED
+        block["sequence"] = self.counters.take(comm_id, collective, len(block)) + np.arange(len(block))
+        return block
+
+    def _lines(self, chunk: bytes) -> Iterator[Observation]:
+        for line in chunk.split(b"\n"):
+            yield from self._line(line)
+
+    def _line(self, line: bytes) -> Iterator[Observation]:
+        run = self.run
+        row = _row(run.has_root, run.n_extra).match(line)
+        if row is not None:
+            run.in_header = False
+            bodies = ((row[4], row[5]), (row[6], row[7]))
+            yield from _records(int(row[1][:18]), row[2], bodies, run, self._comm_id(), self.counters, self.summary)
+            return
+        begun = _ROW_KIND.match(line) if b"NCCL INFO" not in line else None
+        if begun is not None and datatype_index(begun[1].decode()) is not None:
+            self.summary.skip("damaged rows")
+            return
+        if run.split is not None and (split := _body(line, run.split)) is not None:
+            yield from _records(
+                run.split.message_bytes, run.split.datatype, (split,), run, self._comm_id(), self.counters, self.summary
+            )
+            return
+        if b"NCCL INFO" in line:
+            _interleaved(line, run)
+        if b"_perf" in line and (program := _PROGRAM.search(line)) is not None:
+            run.collective = find_collective(program[1].decode()) or run.collective
+        if line.startswith(b"#"):
+            if _RUN.match(line) and not run.in_header:
+                self.n_runs += 1
+                self.run = run = _Run(collective=run.collective, in_header=True)
+            _header_line(line, run, self.summary)
+        elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
+            _force(run, forced[1], forced[2].decode("utf-8", "replace"))
+
+
+def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
+    """Whether a column that is not used has what careful reading asks for."""
+    numbers = fields.decimals(column) if pattern == _NUMBER else fields.integers(column)
+    texts = fields.texts(column, column) if numbers is None else None
+    return numbers is not None or (texts is not None and all(re.fullmatch(pattern, text) for text in texts[1]))
+
+
+def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
+    rank = _RANK.match(line)
+    if rank is not None:
+        run.n_ranks += 1
+        run.hosts.append(rank[3])
+    if b" algbw " in line and b" busbw " in line:
+        run.has_root = b" root " in line
+        names = line.split()
+        times = [place for place, name in enumerate(names) if name in (b"time", b"cputime")]
+        run.n_extra = min(max(0, times[1] - times[0] - 4), 16) if len(times) == 2 else 0
+        run.is_cpu_time = b"cputime" in names
+    grouped = _GROUPED.search(line)
+    if grouped is not None and int(grouped[1]) > 1:
+        summary.note(GROUPED)
+    starting = _STARTING.match(line)
+    if starting is not None:
+        run.collective = find_collective(starting[1].decode()) or run.collective
+    if line.startswith(b"# Out of bounds"):
+        run.in_header, run.split = False, None
+
+
+def _interleaved(line: bytes, run: _Run) -> None:
+    """With NCCL_DEBUG on, NCCL's lines tear a row apart; its selections between the parts say what ran."""
+    begun = _ROW_BEGUN.match(line)
+    if begun is not None:
+        run.split = _Split(int(begun[1][:18]), begun[2])
+    selected = _SELECTED.search(line)
+    if run.split is not None and selected is not None:
+        run.split.settings.add((selected[1], selected[2], int(selected[4]) - int(selected[3]) + 1))
+
+
+def _body(line: bytes, split: _Split) -> tuple[bytes | None, bytes | None] | None:
+    """Time and wrong results of the torn row's next part; what follows in the same line is NCCL's."""
+    found = _BODY.match(line)
+    if found is None:
+        return None
+    glued = b"NCCL INFO" in line
+    return found[1], b"0" if glued and found[2].startswith(b"0") else found[2]
+
+
+def _force(run: _Run, which: bytes, value: str) -> None:
+    """Takes a setting only if it names exactly one algorithm or protocol."""
+    try:
+        if which == b"ALGO":
+            run.algorithm = parse_algorithm(value.rstrip(".").split(":")[-1])
+        else:
+            run.protocol = parse_protocol(value.rstrip("."))
+    except UserError:
+        return
+
+
+def _records(
+    message_bytes: int,
+    datatype: bytes,
+    bodies: Iterable[tuple[bytes | None, bytes | None]],
+    run: _Run,
+    comm_id: int,
+    counters: Counters,
+    summary: Summary,
+) -> Iterator[Observation]:
+    if message_bytes == 0:
+        summary.skip("rows of size 0")
+        return
+    if run.is_cpu_time:
+        summary.skip(CPU_TIMES)
+        return
+    if run.collective is None:
+        summary.skip("rows of a table that does not say which collective (name it with --collective)")
+        return
+    setting = run.setting()
+    for time_text, wrong_text in bodies:
+        if time_text is None:
+            continue
+        duration_us = float(time_text)
+        if not _is_right(wrong_text):
+            summary.skip("rows with wrong results")
+            continue
+        if not 0 < duration_us < 1e12:
+            summary.skip("rows without a time")
+            continue
+        yield Observation(
+            sequence=counters.next(comm_id, run.collective),
+            collective=run.collective,
+            message_bytes=message_bytes,
+            n_ranks=run.n_ranks,
+            n_nodes=len(set(run.hosts)) or None,
+            comm_id=comm_id,
+            datatype=datatype.decode(),
+            algorithm=setting.algorithm,
+            protocol=setting.protocol,
+            n_channels=setting.n_channels or None,
+            duration_us=duration_us,
+            timing_source=TimingSource.reported,
+        )
+
+
+def _is_right(text: bytes | None) -> bool:
+    """No wrong results; old versions print the largest deviation instead of their number."""
+    if text == b"N/A":
+        return True
+    try:
+        return text is not None and 0 <= float(text) <= MAX_DEVIATION
+    except ValueError:
+        return False

@@ -1,0 +1,153 @@
+"""nccl-tests' `-J` files (versions 2 and 3): booleans and nan are text, and the whole environment is inside.
+
+The environment is read for NCCL_ALGO, NCCL_PROTO and channel limits only; nothing else of it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from zerotune.store.errors import TraceError, UserError
+from zerotune.store.records import Algorithm, Collective, Observation, Protocol, TimingSource
+from zerotune.tuner.traces.files import JsonStream
+from zerotune.tuner.traces.nccl.nccl_tests import CPU_TIMES, GROUPED
+from zerotune.tuner.traces.records import (
+    FLAG_DEFAULT,
+    FLAG_FORCED,
+    Block,
+    Counters,
+    Summary,
+    blocks_of,
+    communicator_id,
+)
+
+_BODIES: Final = (("out_of_place", "out_of_place_per_iter"), ("in_place", "in_place_per_iter"))
+
+
+def matches(begin: bytes) -> bool:
+    """A JSON object that begins as nccl-tests writes it."""
+    return begin.lstrip().startswith(b"{") and b'"start_time"' in begin[:512] and b'"args"' in begin[:4096]
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """One record per result, or per iteration where iterations were timed one by one."""
+    head: dict[str, Any] = {}
+    stream = JsonStream(path, ("results",))
+    seen = False
+    for key, value in stream.members():
+        if key == "results" and isinstance(value, Iterator):
+            seen = True
+            settings, flag = _environment(head.get("env")), _chosen_by(head.get("env"))
+            for block in blocks_of(_observations(head, value, settings, summary)):
+                block["flags"] |= flag
+                yield block
+        elif key in ("version", "args", "nccl_version", "env"):
+            head[key] = value
+        elif key in ("config", "devices", "ranks"):
+            head.setdefault("devices", value)
+            grouped = value.get("aggregated_iterations") if isinstance(value, Mapping) else None
+            if type(grouped) is int and grouped > 1:
+                summary.note(GROUPED)
+    summary.facts["nccl_version"] = head.get("nccl_version")
+    if stream.truncated:
+        summary.note(f"{path.name} ends early")
+    elif not seen:
+        raise TraceError(f"{path} has no results", "name a file that nccl-tests -J wrote")
+
+
+def _chosen_by(env: Any) -> int:
+    """The flag for NCCL's own choice, or for somebody's (a list such as `^NVLS` is one, too); 0: not told."""
+    if not isinstance(env, list):
+        return 0
+    asked = any(isinstance(entry, str) and entry.startswith(("NCCL_ALGO=", "NCCL_PROTO=")) for entry in env)
+    return FLAG_FORCED if asked else FLAG_DEFAULT
+
+
+def _environment(env: Any) -> tuple[Algorithm | None, Protocol | None]:
+    """What NCCL_ALGO and NCCL_PROTO forced, each if it named one thing only."""
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    for entry in env if isinstance(env, list) else ():
+        name, _, value = entry.partition("=") if isinstance(entry, str) else ("", "", "")
+        try:
+            if name == "NCCL_ALGO":
+                algorithm = parse_algorithm(value)
+            elif name == "NCCL_PROTO":
+                protocol = parse_protocol(value)
+        except UserError:
+            continue
+    return algorithm, protocol
+
+
+def _observations(
+    head: Mapping[str, Any],
+    results: Iterator[Any],
+    settings: tuple[Algorithm | None, Protocol | None],
+    summary: Summary,
+) -> Iterator[Observation]:
+    arguments = head.get("args")
+    program = str(arguments[0])[:200] if isinstance(arguments, list) and arguments else ""
+    collective = find_collective(program.rsplit("/", 1)[-1])
+    hosts = list(_hosts(head.get("devices")))
+    if collective is None:
+        summary.skip("results of an unknown program", sum(1 for _ in results))
+        return
+    comm_id = communicator_id("nccl-tests", len(hosts))
+    counters = Counters()
+    algorithm, protocol = settings if None not in settings else (None, None)
+    for result in results:
+        if not isinstance(result, Mapping):
+            summary.skip("not a result")
+            continue
+        message_bytes, datatype = result.get("size"), result.get("type")
+        if type(message_bytes) is not int or not 0 < message_bytes < 1 << 50:
+            summary.skip("rows of size 0")
+            continue
+        for body_key, iterations_key in _BODIES:
+            body = result.get(body_key)
+            if isinstance(body, Mapping) and "cpu_time" in body:
+                summary.skip(CPU_TIMES)
+            for duration_us in _times(body, result.get(iterations_key)):
+                yield Observation(
+                    sequence=counters.next(comm_id, collective),
+                    collective=Collective(collective),
+                    message_bytes=message_bytes,
+                    n_ranks=len(hosts),
+                    n_nodes=len(set(hosts)) or None,
+                    comm_id=comm_id,
+                    datatype=datatype if isinstance(datatype, str) else None,
+                    algorithm=algorithm,
+                    protocol=protocol,
+                    duration_us=duration_us,
+                    timing_source=TimingSource.reported,
+                )
+
+
+def _times(body: Any, iterations: Any) -> Iterator[float]:
+    times = iterations.get("times_us") if isinstance(iterations, Mapping) else None
+    if not isinstance(times, list) or not times:
+        wrong = body.get("nwrong") if isinstance(body, Mapping) else None
+        right = isinstance(body, Mapping) and (wrong is None or wrong == 0)
+        times = [body.get("time")] if right else []
+    for time_us in times:
+        if isinstance(time_us, int | float) and 0 < time_us < 1e12:
+            yield float(time_us)
+
+
+def _hosts(devices: Any, depth: int = 0) -> Iterator[str]:
+    """Host names of the ranks, wherever this version puts the list."""
+    if depth > 4:
+        return
+    if isinstance(devices, Mapping):
+        if "hostname" in devices and "rank" in devices:
+            yield str(devices["hostname"])[:256]
+            return
+        for value in devices.values():
+            if isinstance(value, list | Mapping):
+                yield from _hosts(value, depth + 1)
+    elif isinstance(devices, list):
+        for value in devices:
+            yield from _hosts(value, depth + 1)

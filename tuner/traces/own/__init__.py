@@ -1,0 +1,1 @@
+"""Formats of our own: `launch --log-trace` and `export --to measurements`."""

@@ -1,0 +1,203 @@
+"""Our own measurements as CSV, as `zerotune export --to measurements` writes them.
+
+Columns are those of store.sqlite.measurements.MEASUREMENT, with names in place of numbers, and the job and fabric that
+a row was measured on; empty = unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
+from zerotune.store.sqlite.measurements import MEASUREMENT, well_formed
+from zerotune.store.wire import FLAG_TIMED
+from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME, cells_of, csv_chunks, line_of, rows_of, value_in
+from zerotune.tuner.traces.measuring import Portion, Said, placed, with_setting, without_impossible
+from zerotune.tuner.traces.near_misses import OWN_REQUIRED
+from zerotune.tuner.traces.records import (
+    FLAG_DEFAULT,
+    FLAG_FORCED,
+    MAX_BYTES,
+    MAX_EXAMPLES,
+    UNKNOWN_U1,
+    Block,
+    Summary,
+    empty_block,
+)
+
+_NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
+    "collective": (Collective, None),
+    "phase": (Phase, Phase.other),
+    "algorithm": (Algorithm, UNKNOWN_U1),
+    "protocol": (Protocol, UNKNOWN_U1),
+    "source": (Source, Source.imported),
+    "outcome": (Outcome, Outcome.ok),
+    "timing_source": (TimingSource, TimingSource.none),
+}
+"""Columns of names, and what an empty cell means; None: there is none."""
+_NUMBERS: Final[dict[str, float]] = {
+    "n_ranks": 1 << 32, "n_nodes": 1 << 32, "message_bytes": MAX_BYTES + 1, "duration_us": 1e12, "epoch": 1 << 32,
+    "step": 1 << 32, "n_channels": 65, "is_default": 2,
+}  # fmt: skip
+"""Columns of numbers from 0 on, and the first that is too large; empty = 0. All but the duration are whole."""
+_SAME_FIELDS: Final = (
+    "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "step", "memory_pressure", "collective", "phase",
+    "algorithm", "protocol", "n_channels", "timing_source",
+)  # fmt: skip
+_MAX_NAME: Final = 200
+_NOBODY: Final = ("algorithm", "is_default")
+"""With neither column nobody says what ran, unless the user does."""
+
+Columns = Mapping[str, Sequence[str]]
+
+
+def matches(begin: bytes) -> bool:
+    """The header names our columns."""
+    first = cells_of(begin.split(b"\n", 1)[0].decode("utf-8", "replace").strip())
+    return all(name in first for name in OWN_REQUIRED)
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """One record per row that succeeded: the others are no calls that a job would repeat."""
+    for piece in _pieces(path, summary):
+        rows, _ = _rows(piece, summary)
+        ok = rows["outcome"] == Outcome.ok
+        summary.skip("run that failed or stands out", int((~ok).sum()))
+        rows = without_impossible(rows[ok], summary)
+        block = empty_block(len(rows))
+        for name in _SAME_FIELDS:
+            block[name] = rows[name]
+        timed = rows["duration_us"] > 0
+        block["duration_us"] = np.where(timed, rows["duration_us"], -1.0)
+        asked = np.where(rows["algorithm"] == UNKNOWN_U1, 0, FLAG_FORCED)
+        block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(rows["is_default"], FLAG_DEFAULT, asked)
+        yield block
+
+
+def portions(path: Path, said: Said, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
+    """The rows as they were exported, by job and fabric; `found` is told what the file has, whatever was said."""
+    for piece in _pieces(path, summary):
+        rows, kept = _rows(piece, summary)
+        is_timed = (rows["duration_us"] > 0) | (rows["outcome"] != Outcome.ok)
+        summary.skip("no duration", int((~is_timed).sum()))
+        kept[kept] = is_timed
+        rows = rows[is_timed]
+        summary.n_records += len(rows)
+        summary.n_timed += int((rows["duration_us"] > 0).sum())
+        summary.n_settings += int((rows["algorithm"] != UNKNOWN_U1).sum())
+        if summary.collective is not None and (rows["collective"] != summary.collective).any():
+            summary.note(f"the file says which collective ran: --collective {summary.collective.name} was not used")
+        jobs, fabrics = (
+            [text[:_MAX_NAME] for text in piece.columns.get(name, ("",) * piece.n_rows)] for name in _OF_JOB
+        )
+        owners = [owner for owner, is_kept in zip(zip(jobs, fabrics, strict=True), kept, strict=True) if is_kept]
+        numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
+        numbered = np.array([numbers[owner] for owner in owners], np.int64)
+        found(rows.tobytes() + numbered.tobytes() + repr(list(numbers)).encode())
+        is_silent = not any(name in piece.columns for name in _NOBODY)
+        for (job_id, fabric_id), number in numbers.items():
+            chosen = _said(rows[numbered == number], said, summary, is_silent=is_silent)
+            if len(chosen):
+                yield Portion(chosen, job_id or None, fabric_id or None, path=path)
+
+
+_OF_JOB: Final = ("job_id", "fabric_id")
+
+
+def _said(rows: Block, said: Said, summary: Summary, *, is_silent: bool) -> Block:
+    rows = placed(rows, said, summary)
+    if not is_silent:
+        for option, value in (("--setting", said.setting), ("--default", said.is_default)):
+            if value:
+                summary.note(f"the file says what ran and what was NCCL's own choice: {option} was not used")
+        return rows
+    return with_setting(rows, said, summary)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a piece of the file that have all columns."""
+
+    path: Path
+    columns: Columns
+    lines: Callable[[int], int]
+    """The number of a row's line."""
+    n_rows: int
+
+
+def _pieces(path: Path, summary: Summary) -> Iterator[_Piece]:
+    header: list[str] | None = None
+    for first_line, chunk in csv_chunks(path, summary):
+        rows = rows_of(chunk, path)
+        if not chunk.endswith(b"\n"):
+            rows[-1:] = []  # `export` ends each line: the last cell, a name or a number, may be a part of one
+        at_header = next((at for at, row in enumerate(rows) if row), None) if header is None else None
+        if at_header is not None:
+            header = rows[at_header]
+            rows[at_header] = []
+        if header is None:
+            continue
+        places = [at for at, row in enumerate(rows) if row]
+        kept = [at for at in places if len(rows[at]) == len(header)]
+        others = [at for at in places if len(rows[at]) != len(header)]
+        examples = (f"line {first_line + line_of(rows, at)} of {path.name}" for at in others[:MAX_EXAMPLES])
+        summary.skip("row with another number of columns", len(others), *examples)
+        if kept:
+            columns = dict(zip(header, zip(*(rows[at] for at in kept), strict=True), strict=True))
+            yield _Piece(path, columns, _line_numbers(rows, kept, first_line), len(kept))
+
+
+def _line_numbers(rows: list[list[str]], kept: list[int], first_line: int) -> Callable[[int], int]:
+    return lambda at: first_line + line_of(rows, kept[at])
+
+
+def _rows(piece: _Piece, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
+    """The rows that the store would take, and which of the file's rows these are."""
+    columns, n_rows = piece.columns, piece.n_rows
+    rows = np.zeros(n_rows, MEASUREMENT)
+    right: dict[str, NDArray[np.bool_]] = {}
+    nothing = ("",) * n_rows
+    for name, (kind, if_empty) in _NAMED.items():
+        numbers = _each(columns.get(name, nothing), _numbers_of(kind, if_empty))
+        right[name] = numbers >= 0
+        rows[name] = np.where(right[name], numbers, 0)
+    for name, limit in _NUMBERS.items():
+        values = _each(columns.get(name, nothing), _number)
+        right[name] = (values >= 0) & (values < limit) & ((values == np.floor(values)) | (name == "duration_us"))
+        rows[name] = np.where(right[name], values, 0)
+    pressure = _each(columns.get("memory_pressure", nothing), lambda text: _number(text) if text else np.nan)
+    rows["memory_pressure"] = np.where(np.abs(pressure) < 1e6, pressure, np.nan)
+    usable = np.logical_and.reduce(list(right.values())) & well_formed(rows)
+    wrong = np.flatnonzero(~usable)
+    examples = []
+    for at in wrong[:MAX_EXAMPLES].tolist():
+        name = next((name for name, is_right in right.items() if not is_right[at]), "")
+        what = f"{value_in(name, columns.get(name, nothing)[at])} in line" if name else "line"
+        examples.append(f"{what} {piece.lines(at)} of {piece.path.name}")
+    summary.skip(UNKNOWN_NAME, len(wrong), *examples)
+    return rows[usable], usable
+
+
+def _each(texts: Sequence[str], find: Callable[[str], float]) -> Any:
+    """`find` of every text, each distinct one looked up once."""
+    known = {text: find(text) for text in set(texts)}
+    return np.array([known[text] for text in texts], np.float64)
+
+
+def _numbers_of(kind: type[IntEnum], if_empty: int | None) -> Callable[[str], float]:
+    members = {name: int(member) for name, member in kind.__members__.items()}
+    return lambda text: members.get(text, -1) if text else -1 if if_empty is None else if_empty
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,207 @@
+"""Reads the traces that `zerotune launch --log-trace` writes; docs/trace-format.md describes them.
+
+A file that ends in the middle of a member (its process was killed) gives everything before that
+member. Anything else that is wrong raises TraceError with the member's offset.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+import numpy as np
+
+from zerotune.store.errors import TraceError
+from zerotune.store.trace_format import (
+    MAX_MEMBER_BYTES,
+    STEP_FIELDS,
+    TRACE_FORMAT,
+    TRACE_SUFFIX,
+    TRACE_VERSION,
+    RecordBlock,
+    StepBlock,
+    TraceEnd,
+    TraceHeader,
+    TraceMember,
+)
+from zerotune.store.wire import OBSERVATION_FIELDS
+
+RECORD_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
+STEP_DTYPE: Final = np.dtype(STEP_FIELDS)
+_READ_BYTES: Final = 256 * 1024
+_GZIP_WINDOW_BITS: Final = 31
+_decoder: Final[msgspec.msgpack.Decoder[TraceMember]] = msgspec.msgpack.Decoder(TraceMember)
+
+
+@dataclass(frozen=True)
+class OwnTrace:
+    """One rank's trace. `records` [n] of OBSERVATION_FIELDS, `steps` [m] of STEP_FIELDS."""
+
+    header: TraceHeader
+    records: np.ndarray[Any, Any]
+    steps: np.ndarray[Any, Any]
+    n_dropped: int
+    """Records that the rank lost before they reached the file."""
+    ended: bool
+    """False when the process did not end in good order: up to a second of records is missing."""
+
+
+def is_own_trace(head: bytes) -> bool:
+    """Whether `head`, the first bytes of a file (1024 are enough), begins one of our traces."""
+    try:
+        start = zlib.decompressobj(_GZIP_WINDOW_BITS).decompress(head, 64)
+    except zlib.error:
+        return False
+    return TRACE_FORMAT.encode() in start
+
+
+def trace_files(path: Path) -> list[Path]:
+    """The trace files meant by `path`: itself, or all of our traces in that directory.
+
+    Raises:
+        TraceError: there is none.
+    """
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise TraceError(f"{path} does not exist", "name a trace file, or a directory of --log-trace")
+    files = sorted(path.glob(f"*{TRACE_SUFFIX}"))
+    if not files:
+        raise TraceError(f"{path} holds no *{TRACE_SUFFIX} file", "name the directory given to --log-trace")
+    return files
+
+
+def read_own(path: Path) -> OwnTrace:
+    """One file, whole in memory.
+
+    Raises:
+        TraceError: it is not one of our traces, from another version, or damaged.
+    """
+    members = iter_members(path)
+    header = next(members)
+    assert isinstance(header, TraceHeader)
+    records: list[np.ndarray[Any, Any]] = []
+    steps: list[np.ndarray[Any, Any]] = []
+    n_dropped, ended = 0, False
+    for member in members:
+        if isinstance(member, RecordBlock):
+            records.append(record_array(member, path))
+            n_dropped = member.n_dropped
+        elif isinstance(member, StepBlock):
+            steps.append(_array(member, STEP_DTYPE, path))
+        elif isinstance(member, TraceEnd):
+            n_dropped, ended = member.n_dropped, True
+    return OwnTrace(
+        header=header,
+        records=np.concatenate(records) if records else np.empty(0, RECORD_DTYPE),
+        steps=np.concatenate(steps) if steps else np.empty(0, STEP_DTYPE),
+        n_dropped=n_dropped,
+        ended=ended,
+    )
+
+
+def iter_members(path: Path) -> Generator[TraceMember, None, None]:
+    """The members of a trace in order, the header first; holds one member in memory.
+
+    Raises:
+        TraceError: as `read_own`.
+    """
+    try:
+        with path.open("rb") as file:
+            yield from _checked(_unpacked(file, path), path)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
+
+
+def record_array(block: RecordBlock, path: Path) -> np.ndarray[Any, Any]:
+    """Observations [n] of OBSERVATION_FIELDS; columns that the file lacks are 0.
+
+    Raises:
+        TraceError: a column's length is not that of n_records values.
+    """
+    return _array(block, RECORD_DTYPE, path)
+
+
+def _checked(members: Iterator[tuple[int, bytes]], path: Path) -> Iterator[TraceMember]:
+    seen_header = False
+    for offset, body in members:
+        try:
+            member = _decoder.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            if not seen_header:
+                raise _not_ours(path) from error
+            raise _damaged(path, f"the member at byte {offset} is not one of ours ({error})") from error
+        if isinstance(member, TraceHeader):
+            if seen_header:
+                raise _damaged(path, f"a second header at byte {offset}")
+            seen_header = True
+            _check_version(member, path)
+        elif not seen_header:
+            raise _not_ours(path)
+        yield member
+    if not seen_header:
+        raise TraceError(f"{path} is empty or ends within its header", "its process died at once; log again")
+
+
+def _check_version(header: TraceHeader, path: Path) -> None:
+    if header.format != TRACE_FORMAT:
+        raise _not_ours(path)
+    if header.version != TRACE_VERSION:
+        raise TraceError(
+            f"{path} is of trace version {header.version}, this zerotune reads version {TRACE_VERSION}",
+            f"read it with the release that wrote it ({header.written_by})",
+        )
+
+
+def _not_ours(path: Path) -> TraceError:
+    return TraceError(f"{path} is not a zerotune trace", "name a file that launch --log-trace wrote")
+
+
+def _damaged(path: Path, problem: str) -> TraceError:
+    return TraceError(f"{path}: {problem}", "the file is damaged; copy it again from where it was written")
+
+
+def _unpacked(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    """(offset, decompressed bytes) of each whole member; a cut last one is left out."""
+    offset = 0
+    held = file.read(_READ_BYTES)
+    while held:
+        unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        parts: list[bytes] = []
+        n_unpacked = 0
+        n_consumed = 0
+        while held and not unpacker.eof:
+            try:
+                part = unpacker.decompress(held, MAX_MEMBER_BYTES + 1 - n_unpacked)
+            except zlib.error as error:
+                if offset == 0:
+                    raise _not_ours(path) from error
+                raise _damaged(path, f"the member at byte {offset} cannot be unpacked ({error})") from error
+            n_unpacked += len(part)
+            if n_unpacked > MAX_MEMBER_BYTES:
+                raise _damaged(path, f"the member at byte {offset} unpacks to over {MAX_MEMBER_BYTES} bytes")
+            parts.append(part)
+            rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+            n_consumed += len(held) - len(rest)
+            held = rest or file.read(_READ_BYTES)
+        if not unpacker.eof:
+            return
+        yield offset, b"".join(parts)
+        offset += n_consumed
+
+
+def _array(block: RecordBlock | StepBlock, dtype: np.dtype[Any], path: Path) -> np.ndarray[Any, Any]:
+    n_records = block.n_records
+    columns = {name: block.columns[name] for name in dtype.names or () if name in block.columns}
+    fits = columns and all(len(data) == n_records * dtype[name].itemsize for name, data in columns.items())
+    if not fits:
+        raise _damaged(path, f"a block of {n_records} records has columns of another length")
+    array = np.zeros(n_records, dtype)
+    for name, data in columns.items():
+        planes = np.frombuffer(data, np.uint8).reshape(-1, n_records)
+        array[name] = np.ascontiguousarray(planes.T).view(dtype[name]).reshape(n_records)
+    return array

@@ -1,0 +1,1 @@
+"""Formats of PyTorch and the tools around it."""

@@ -1,0 +1,38 @@
+"""PyTorch Flight Recorder dumps as PyTorch writes them by default: pickled plain data, never unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from zerotune.store.errors import TraceError
+from zerotune.tuner.traces.files import opened, read_some
+from zerotune.tuner.traces.pytorch.flight_recorder import FACTS, observations
+from zerotune.tuner.traces.pytorch.plain_pickle import MAX_PICKLE_BYTES, load_plain
+from zerotune.tuner.traces.records import Block, Summary, blocks_of
+
+
+def matches(begin: bytes) -> bool:
+    """Protocol 2 and newer start with an instruction that says so."""
+    return len(begin) > 2 and begin[0] == 0x80 and 2 <= begin[1] <= 5
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """The collectives of one rank's dump; the file is held in memory (a dump is a bounded ring)."""
+    with opened(path) as file:
+        pieces = [read_some(file, MAX_PICKLE_BYTES + 1)]
+        while pieces[-1] and sum(map(len, pieces)) <= MAX_PICKLE_BYTES:
+            pieces.append(read_some(file, MAX_PICKLE_BYTES))
+    data = b"".join(pieces)
+    if len(data) > MAX_PICKLE_BYTES:
+        raise TraceError(f"{path} is larger than a Flight Recorder dump can be", "name another file")
+    try:
+        dump = load_plain(data)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error.problem}", error.remedy) from None
+    if not isinstance(dump, Mapping) or not isinstance(dump.get("entries"), list):
+        raise TraceError(f"{path} is no Flight Recorder dump", "it has no entries")
+    summary.facts.update({fact: dump[key] for key, fact in FACTS.items() if key in dump})
+    groups = dump.get("pg_config")
+    known = groups if isinstance(groups, Mapping) else {}
+    yield from blocks_of(observations(iter(dump["entries"]), known, path, summary))

@@ -1,0 +1,298 @@
+"""Kineto (Chrome) traces of PyTorch's profiler: GPU kernels of collectives, one file per rank.
+
+From PyTorch 2.4 on the kernels (or the `record_param_comms` call that launched them) say what was sent; in
+older traces the call around the launch has the input's dimensions. Sizes are in elements. `RING_LL` in a
+kernel's name is a template's name, not the protocol that ran, so algorithm and protocol stay unknown; the grid's
+width is the channel count. A kernel's time includes waiting for the other ranks. A trace of the CPU alone has the
+calls without their times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from zerotune.agent.nccl.catalog import find_collective
+from zerotune.store.errors import TraceError
+from zerotune.store.records import Collective, Observation, TimingSource
+from zerotune.tuner.traces.files import Batches, JsonStream
+from zerotune.tuner.traces.records import (
+    IMPOSSIBLE_SIZES,
+    MAX_BYTES,
+    UNKNOWN_U4,
+    Block,
+    Counters,
+    Summary,
+    blocks_of,
+    communicator_id,
+    datatype_bytes,
+    datatype_index,
+    is_impossible,
+    total_bytes,
+)
+
+_CALLS: Final = ("record_param_comms", "nccl:")
+_LAUNCHES: Final = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt")
+_CALLS_OR_LAUNCHES: Final = (*_CALLS, *_LAUNCHES)
+_KERNELS: Final = ("kernel", "Kernel")
+# A trace names the same few things again and again; what they are is looked up once.
+_collective_of: Final = lru_cache(maxsize=1024)(find_collective)
+_datatype_of: Final = lru_cache(maxsize=1024)(datatype_index)
+_communicator_of: Final = lru_cache(maxsize=1024)(communicator_id)
+
+
+class _Event(msgspec.Struct, gc=False):
+    """A trace event whose arguments are not looked into before it is known to matter."""
+
+    name: Any = None
+    cat: Any = None
+    ts: Any = None
+    dur: Any = None
+    tid: Any = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_BATCHES: Final = Batches('"ph"', msgspec.json.Decoder(list[_Event]))
+
+
+def matches(begin: bytes) -> bool:
+    """A trace-event document, with or without the object around it."""
+    start = begin.lstrip()
+    if start.startswith(b"{"):
+        return b'"traceEvents"' in begin or (b'"schemaVersion"' in begin and b'"deviceProperties"' in begin)
+    return start.startswith(b"[") and b'"ph"' in begin[:4096]
+
+
+@dataclass
+class _Kernel:
+    name: str
+    start_us: float
+    duration_us: float
+    n_channels: int
+    external_id: int
+    correlation: int
+    told: Mapping[str, Any] | None
+
+
+@dataclass
+class _Events:
+    """What is kept of a trace: its collectives, and where each launch happened."""
+
+    rank: int | None = None
+    base_ns: int = 0
+    kernels: list[_Kernel] = field(default_factory=list)
+    told: dict[int, tuple[float, Mapping[str, Any]]] = field(default_factory=dict)
+    """External id -> start and arguments of the call that launched the kernel."""
+    calls: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
+    """Thread -> (start, end, name, arguments) of calls with dimensions."""
+    launch_correlation: array[int] = field(default_factory=lambda: array("q"))
+    launch_us: array[float] = field(default_factory=lambda: array("d"))
+    launch_thread: array[int] = field(default_factory=lambda: array("q"))
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """The collectives of one rank, in the order of their kernels."""
+    events = _collect(path, summary)
+    yield from blocks_of(_observations(events, summary))
+
+
+def _collect(path: Path, summary: Summary) -> _Events:
+    events = _Events()
+    stream = JsonStream(path, ("traceEvents",), _BATCHES)
+    seen = False
+    for key, value in stream.members():
+        if key in ("traceEvents", "") and isinstance(value, Iterator):
+            seen = True
+            for event in value:
+                if isinstance(event, _Event):
+                    if _may_matter(event.name, event.cat):
+                        _take({**msgspec.structs.asdict(event), "args": _decoded(event.args)}, events)
+                elif isinstance(event, dict):
+                    _take(event, events)
+        elif key == "distributedInfo" and isinstance(value, Mapping):
+            events.rank = _integer(value.get("rank"))
+            summary.facts["world_size"] = _integer(value.get("world_size"))
+            summary.facts["nccl_version"] = value.get("nccl_version")
+        elif key == "baseTimeNanoseconds":
+            events.base_ns = _integer(value) or 0
+    if stream.truncated:
+        summary.note(f"{path.name} ends early")
+    elif not seen:
+        raise TraceError(f"{path} has no trace events", "name a file that torch.profiler exported")
+    return events
+
+
+def _may_matter(name: Any, category: Any) -> bool:
+    return isinstance(name, str) and (
+        (category in _KERNELS and "nccl" in name.lower()) or name.startswith(_CALLS_OR_LAUNCHES)
+    )
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw)
+
+
+def _take(event: dict[str, Any], events: _Events) -> None:
+    name, args = event.get("name"), event.get("args")
+    if not isinstance(name, str) or not isinstance(args, dict):
+        return
+    category = str(event.get("cat", ""))[:32].lower()
+    start, duration = event.get("ts"), event.get("dur")
+    if not isinstance(start, int | float) or not math.isfinite(start) or abs(start) > 1e17:
+        return
+    if category == "kernel":
+        if "nccl" in name.lower() and isinstance(duration, int | float):
+            grid = args.get("grid")
+            width = grid[0] if isinstance(grid, list) and grid and type(grid[0]) is int else 0
+            events.kernels.append(
+                _Kernel(
+                    name,
+                    float(start),
+                    float(duration),
+                    width if 0 < width <= 64 else 0,
+                    _integer(args.get("External id", args.get("external id"))) or -1,
+                    _integer(args.get("correlation")) or -1,
+                    args if "Collective name" in args else None,
+                )
+            )
+    elif name.startswith(_CALLS):
+        external_id = _integer(args.get("External id", args.get("external id")))
+        if "Collective name" in args and external_id is not None:
+            events.told[external_id] = float(start), args
+        elif "Input Dims" in args and isinstance(duration, int | float) and name != "record_param_comms":
+            calls = events.calls.setdefault(_integer(event.get("tid")) or 0, [])
+            calls.append((float(start), float(start) + float(duration), name, args))
+    elif category in ("cuda_runtime", "cuda_driver") and name.startswith(_LAUNCHES):
+        correlation = _integer(args.get("correlation"))
+        if correlation is not None:
+            events.launch_correlation.append(correlation)
+            events.launch_us.append(float(start))
+            events.launch_thread.append(_integer(event.get("tid")) or 0)
+
+
+def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
+    counters = Counters()
+    launches = _launches(events)
+    for calls in events.calls.values():
+        calls.sort(key=lambda call: call[:2])
+    used: set[tuple[int, int]] = set()
+    kernels = events.kernels or _calls_alone(events, summary)
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
+        told = kernel.told
+        if told is None and kernel.external_id in events.told:
+            told = events.told[kernel.external_id][1]
+        if told is None:
+            told = _dimensions(kernel, events, launches, used)
+        if told is None:
+            summary.skip("kernel of which the trace does not say the size")
+            continue
+        observation = _observation(kernel, told, events, counters, summary)
+        if observation is not None:
+            yield observation
+
+
+def _calls_alone(events: _Events, summary: Summary) -> list[_Kernel]:
+    """Calls in a trace without any kernel, as kernels of unknown duration and channels."""
+    if events.told:
+        summary.note("the trace has the calls of collectives but not their kernels: their durations are unknown")
+    return [_Kernel("", start_us, -1.0, 0, -1, -1, told) for start_us, told in events.told.values()]
+
+
+def _launches(events: _Events) -> dict[int, tuple[float, int]]:
+    """Correlation -> (time, thread) of the launches of collective kernels that do not tell by themselves."""
+    wanted = {kernel.correlation for kernel in events.kernels if kernel.told is None}
+    return {
+        correlation: (launch_us, thread)
+        for correlation, launch_us, thread in zip(
+            events.launch_correlation, events.launch_us, events.launch_thread, strict=True
+        )
+        if correlation in wanted
+    }
+
+
+def _dimensions(
+    kernel: _Kernel, events: _Events, launches: Mapping[int, tuple[float, int]], used: set[tuple[int, int]]
+) -> Mapping[str, Any] | None:
+    """Old traces: the `nccl:` call in which the kernel was launched, if it launched this kernel alone."""
+    launch = launches.get(kernel.correlation)
+    if launch is None:
+        return None
+    launch_us, thread = launch
+    calls = events.calls.get(thread, [])
+    index = bisect_right(calls, launch_us, key=lambda call: call[0]) - 1
+    if index < 0 or calls[index][1] < launch_us or (thread, index) in used:
+        return None
+    used.add((thread, index))
+    _, _, name, args = calls[index]
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return None
+    elements = 0
+    for dim in dims:
+        if not isinstance(dim, list) or not all(type(extent) is int and 0 <= extent <= MAX_BYTES for extent in dim):
+            return None
+        elements += math.prod(dim) if dim else 0
+    return {"Collective name": name, "In msg nelems": elements, "dtype": types[0] if types else None}
+
+
+def _observation(
+    kernel: _Kernel, told: Mapping[str, Any], events: _Events, counters: Counters, summary: Summary
+) -> Observation | None:
+    name, dtype = told.get("Collective name"), told.get("dtype")
+    collective = _collective_of(name) if isinstance(name, str) else None
+    if collective is None or collective in (Collective.send, Collective.recv, Collective.send_recv):
+        summary.skip("point to point or unknown operation")
+        return None
+    index = _datatype_of(dtype) if isinstance(dtype, str) else None
+    width = None if index is None else datatype_bytes(index)
+    n_ranks = _integer(told.get("Group size")) or 0
+    elements = [told.get(f"{side} msg nelems") for side in ("In", "Out")]
+    if any(map(is_impossible, elements)):
+        summary.skip(IMPOSSIBLE_SIZES)
+        return None
+    in_bytes, out_bytes = (_side(n_elements, width) for n_elements in elements)
+    message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
+    if not message_bytes:
+        summary.skip("bytes unknown")
+        return None
+    group, ranks = str(told.get("Process Group Name", ""))[:400], str(told.get("Process Group Ranks", ""))[:400]
+    comm_id = _communicator_of(f"{group}\0{ranks}")
+    sequence = _integer(told.get("Seq"))
+    timed = 0 < kernel.duration_us < 1e12
+    return Observation(
+        sequence=counters.next(comm_id, collective) if sequence is None or sequence < 0 else sequence & UNKNOWN_U4,
+        collective=collective,
+        message_bytes=message_bytes,
+        n_ranks=n_ranks if 0 <= n_ranks <= UNKNOWN_U4 else 0,
+        rank=UNKNOWN_U4 if events.rank is None or not 0 <= events.rank < UNKNOWN_U4 else events.rank,
+        comm_id=comm_id,
+        datatype=dtype if isinstance(dtype, str) else None,
+        n_channels=kernel.n_channels or None,
+        start_ns=max(0, int(kernel.start_us * 1000) + events.base_ns) & ((1 << 62) - 1),
+        duration_us=kernel.duration_us if timed else None,
+        timing_source=TimingSource.reported if timed else TimingSource.none,
+    )
+
+
+def _side(n_elements: Any, width: int | None) -> int | None:
+    if type(n_elements) is not int or width is None or not 0 < n_elements <= MAX_BYTES:
+        return None
+    return n_elements * width
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, str) and len(value) < 20:
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    return value if type(value) is int and -(1 << 62) < value < 1 << 62 else None

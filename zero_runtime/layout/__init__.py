@@ -1,0 +1,1 @@
+"""Where every parameter lies in flat buffers, and which rank owns which part."""

@@ -1,0 +1,104 @@
+"""Reads a model: its parameters with all their holders, and the layers that are worth gathering one by one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zerotune.zero_runtime.errors import SettingsError
+from zerotune.zero_runtime.layout.flat_buffer import Managed
+
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def managed_parameters(model: nn.Module) -> list[Managed]:
+    """Every distinct parameter once, in the model's order, with every module that holds it."""
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for prefix, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            found.setdefault(id(parameter), (name, parameter))
+            holders.setdefault(id(parameter), []).append((module, attribute))
+    return [Managed(name, p, tuple(holders[key])) for key, (name, p) in found.items()]
+
+
+def default_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of a model: outermost members of its module lists, else its children."""
+    layers: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
+                layers.append(child)
+            else:
+                visit(child)
+
+    visit(model)
+    layers = [m for m in layers if next(m.parameters(), None) is not None]
+    return layers or [m for m in model.children() if next(m.parameters(), None) is not None]
+
+
+Part = tuple[str, nn.Module, list[Managed]]
+"""A name, the module, the parameters that it owns."""
+
+
+def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[Part]:
+    """(name, module, its parameters) for the root and each layer; what two layers share goes to the root.
+
+    Raises:
+        SettingsError: a layer is not part of the model.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    owner: dict[int, int] = {}  # module -> index of the innermost layer around it
+    for index, layer in enumerate(layers):
+        if id(layer) not in names:
+            raise SettingsError(f"the layer {type(layer).__name__} is not part of the model; name layers inside it")
+        for module in layer.modules():
+            owner[id(module)] = index
+    # a layer inside another one is the innermost for its own modules
+    for index, layer in sorted(enumerate(layers), key=lambda item: names[id(item[1])].count(".")):
+        for module in layer.modules():
+            owner[id(module)] = index
+    parts: list[list[Managed]] = [[] for _ in range(len(layers) + 1)]
+    for managed in managed_parameters(model):
+        owners = {owner.get(id(module), -1) for module, _ in managed.holders}
+        parts[owners.pop() + 1 if len(owners) == 1 else 0].append(managed)
+    found = [("", model, parts[0])]
+    found += [(names[id(layer)], layer, part) for layer, part in zip(layers, parts[1:], strict=True)]
+    return [part for part in found if part[2]]
+
+
+def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Compares a hash of `description` among ranks by one collective of fixed length.
+
+    Raises:
+        SettingsError: on every rank, naming those that differ from rank 0.
+    """
+    everyone = _digests(description, group, device)
+    odd = [rank for rank, other in enumerate(everyone) if not torch.equal(other, everyone[0])]
+    if odd:
+        raise SettingsError(
+            f"ranks {odd} hold another model or other settings than rank 0; build the same model, with the same "
+            "names, shapes, dtypes and frozen parameters, and the same zero_runtime settings on every rank"
+        )
+
+
+def tell_others(mistake: SettingsError, model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Takes part in what the others compare, so that a mistake of this rank alone does not leave them waiting."""
+    parameter = next(model.parameters(), None)
+    if parameter is not None:
+        _digests(f"mistake: {mistake}", group, parameter.device)
+
+
+def _digests(description: str, group: dist.ProcessGroup, device: torch.device) -> list[torch.Tensor]:
+    digest = torch.tensor(list(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8, device=device)
+    everyone = [torch.empty_like(digest) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, digest, group=group)
+    return everyone

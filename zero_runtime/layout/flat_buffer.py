@@ -1,0 +1,182 @@
+"""The tensors behind one flat buffer: whole parameters, this rank's shard, its fp32 master copy.
+
+What a rank keeps at rest, in the words of the ZeRO paper (Ψ elements, N_d ranks):
+
+                        whole (2Ψ)      shard           master, momentum, variance (KΨ/N_d)
+    stages 1 and 2      kept            part of whole   this rank's slices
+    stage 3             only while used kept            this rank's slices
+
+Without mixed precision the shard is its own master, and no second copy exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.collectives import Collectives, Work
+from zerotune.zero_runtime.layout.flat_layout import Layout, plan_layout
+
+
+@dataclass(frozen=True)
+class Managed:
+    """A parameter of the model and every place that holds it (several when tied)."""
+
+    name: str
+    parameter: nn.Parameter
+    holders: tuple[tuple[nn.Module, str], ...]
+
+
+class Flat:
+    """Parameters of one dtype, all trainable or all frozen, in one flat buffer.
+
+    Args:
+        managed: the parameters, in the model's order.
+        group: ranks among which the buffer is sharded.
+        compute_dtype: of the whole parameters and the shard.
+        partitioned: True in stage 3: whole parameters exist only between `gather` and `free`.
+        max_chunk_bytes: C_B, the most that one collective moves.
+    """
+
+    def __init__(
+        self,
+        managed: Sequence[Managed],
+        group: dist.ProcessGroup,
+        collectives: Collectives,
+        compute_dtype: torch.dtype,
+        partitioned: bool,
+        max_chunk_bytes: int,
+    ) -> None:
+        self.managed = tuple(managed)
+        self.parameters = tuple(m.parameter for m in managed)
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.partitioned = partitioned
+        self.trainable = self.parameters[0].requires_grad
+        self.compute_dtype = compute_dtype
+        self.master_dtype = self.parameters[0].dtype if compute_dtype.itemsize >= 4 else torch.float32
+        self.device = self.parameters[0].device
+        self._collectives = collectives
+        self.layout: Layout = plan_layout(
+            [(m.name, tuple(m.parameter.shape)) for m in managed],
+            dist.get_world_size(group),
+            max_chunk_bytes // compute_dtype.itemsize,
+        )
+        layout = self.layout
+        self._bytes = layout.numel * compute_dtype.itemsize
+        self.whole = torch.empty(layout.numel, dtype=compute_dtype, device=self.device)
+        self._views = [self.whole[s.offset : s.end].view(s.shape) for s in layout.slots]
+        # At rest a stage-3 parameter keeps its shape and dtype, takes one element of memory, reads as NaN,
+        # and refuses to be written.
+        nothing = torch.full((), float("nan"), dtype=compute_dtype, device=self.device)
+        self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
+        self._works: dict[int, Work] = {}
+        own = [slice(*layout.rank_slice(chunk, self.rank)) for chunk in layout.chunks]
+        if partitioned:
+            self.shard = torch.empty(layout.shard_numel, dtype=compute_dtype, device=self.device)
+            self.slices = [self.shard[c.shard_start : c.shard_start + c.shard_numel] for c in layout.chunks]
+        else:
+            self.slices = [self.whole[s] for s in own]
+        self.has_master = self.trainable and compute_dtype != self.master_dtype
+        if self.has_master:
+            master = torch.empty(layout.shard_numel, dtype=self.master_dtype, device=self.device)
+            self.masters = [master[c.shard_start : c.shard_start + c.shard_numel] for c in layout.chunks]
+        else:
+            self.masters = self.slices
+
+    @property
+    def name(self) -> str:
+        """First parameter's name, for messages."""
+        return self.managed[0].name
+
+    @torch.no_grad()
+    def adopt(self, broadcast_group: dist.ProcessGroup | None) -> None:
+        """Takes over the model's values, those of rank 0 where a group is given, chunk by chunk."""
+        for index, chunk in enumerate(self.layout.chunks):
+            stage = torch.zeros(chunk.numel, dtype=self.parameters[0].dtype, device=self.device)
+            for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
+                low, high = max(slot.offset, chunk.start), min(slot.end, chunk.end)
+                if low < high:
+                    source = parameter.detach().reshape(-1)[low - slot.offset : high - slot.offset]
+                    stage[low - chunk.start : high - chunk.start].copy_(source)
+            if broadcast_group is not None:
+                phases.announce(phases.OTHER)
+                dist.broadcast(stage, group=broadcast_group, group_src=0)
+            own = self.rank * chunk.shard_numel
+            mine = stage[own : own + chunk.shard_numel]
+            if not self.partitioned:
+                self.whole[chunk.start : chunk.end].copy_(stage)
+            self.slices[index].copy_(mine)
+            if self.has_master:
+                self.masters[index].copy_(mine)
+        if self.partitioned:
+            self.whole.untyped_storage().resize_(0)
+        self._point(self._placeholders if self.partitioned else self._views)
+        self.accept_writes()
+
+    def accept_writes(self) -> None:
+        """Takes the parameters' present values as ours: from now on a write in place is an intrusion."""
+        self._versions = [parameter._version for parameter in self.parameters]
+
+    def _point(self, values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.data = value
+
+    def start_gather(self, phase: str, chunks: Sequence[int] | None = None) -> None:
+        """Begins to fill the whole buffer from every rank's slices."""
+        storage = self.whole.untyped_storage()
+        if storage.nbytes() < self._bytes:
+            storage.resize_(self._bytes)
+        for index in range(len(self.layout.chunks)) if chunks is None else chunks:
+            chunk = self.layout.chunks[index]
+            phases.announce(phase)
+            self._works[index] = self._collectives.all_gather(
+                self.whole[chunk.start : chunk.end], self.slices[index], self.group
+            )
+
+    def finish_gather(self, chunks: Sequence[int] | None = None) -> None:
+        """Waits until the given chunks are whole; in stage 3 the parameters then show their values."""
+        if self._works:
+            for index in tuple(self._works) if chunks is None else chunks:
+                work = self._works.pop(index, None)
+                if work is not None:
+                    work.wait()
+        if self.partitioned:
+            self._point(self._views)
+
+    def free(self) -> None:
+        """Drops the whole parameters; what autograd saved of them is refilled by the next gather."""
+        self._point(self._placeholders)
+        self.whole.untyped_storage().resize_(0)
+
+    @torch.no_grad()
+    def publish_master(self) -> None:
+        """Rounds the updated master copy into the shard that is gathered next."""
+        if self.has_master and self.slices:
+            torch._foreach_copy_(self.slices, self.masters)
+
+    def mend(self) -> tuple[str, str] | None:
+        """(parameter, what was done to it behind our back), and puts our own tensors back; None when nothing."""
+        expected = self._placeholders if self.partitioned else self._views
+        for managed, value, version in zip(self.managed, expected, self._versions, strict=True):
+            parameter = managed.parameter
+            found = ""
+            for module, attribute in managed.holders:
+                if module._parameters.get(attribute) is not parameter:
+                    found = "was replaced by another tensor"
+            if parameter.data_ptr() != value.data_ptr():
+                found = found or "was given new storage"
+            if parameter._version != version:
+                found = found or "was written in place"
+            if found:
+                for module, attribute in managed.holders:
+                    module._parameters[attribute] = parameter
+                self._point(expected)
+                self.accept_writes()
+                return managed.name, found
+        return None

@@ -1,0 +1,1 @@
+"""torch's optimizers on shards."""

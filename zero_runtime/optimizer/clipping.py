@@ -1,0 +1,56 @@
+"""The norm of all gradients, of which every rank has a part.
+
+Shards of one group are disjoint, so powers of their norms add up. Model-parallel ranks have parts of some
+parameters and equal copies of others; as Megatron does, parts are marked by `tensor_model_parallel = True` on the
+parameter, and copies count once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.collectives import Collectives
+from zerotune.zero_runtime.optimizer.sharded import Run
+
+
+def counted(runs: Sequence[Run], model_parallel_group: dist.ProcessGroup | None) -> list[Tensor]:
+    """This rank's gradients, without those that another model-parallel rank counts already."""
+    found = [(run, run.parameter.grad) for run in runs if run.parameter.grad is not None]
+    if model_parallel_group is None or dist.get_rank(model_parallel_group) == 0:
+        return [gradient for _, gradient in found]
+    return [
+        gradient[piece.shard_offset - run.start :][: piece.numel]
+        for run, gradient in found
+        for piece in run.pieces
+        if getattr(run.flat.parameters[piece.slot], "tensor_model_parallel", False)
+    ]
+
+
+def global_norm(
+    parts: Sequence[Tensor],
+    norm_type: float,
+    collectives: Collectives,
+    groups: Sequence[dist.ProcessGroup],
+    device: torch.device,
+) -> Tensor:
+    """The norm of all parts on all ranks, by one all-reduce of one number for each of `groups`."""
+    norms = [torch.linalg.vector_norm(part, norm_type) for part in parts if part.numel()]
+    own = torch.stack(norms) if norms else torch.zeros(1, device=device)
+    if norm_type == float("inf"):
+        total = own.max()
+        for group in groups:
+            everyone = [torch.zeros_like(total) for _ in range(dist.get_world_size(group))]
+            phases.announce(phases.OTHER)
+            dist.all_gather(everyone, total, group=group)  # a maximum on the way might lose NaN
+            total = torch.stack(everyone).max()
+        return total
+    powers = (own**norm_type).sum()
+    for group in groups:
+        phases.announce(phases.OTHER)
+        collectives.all_reduce(powers, group).wait()
+    return powers ** (1.0 / norm_type)

@@ -1,0 +1,188 @@
+"""torch's own optimizers on flat shards: a genuine `torch.optim` object whose parameters are this rank's runs.
+
+Hooks of the optimizer do the rest: before a step the reductions land and become `.grad`, after it the
+gradients are gone and the updated slices are published. So schedulers, param groups, `fused=True` and the
+optimizer's own state dict work as they do in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.collectives import Collectives
+from zerotune.zero_runtime.errors import SettingsError
+from zerotune.zero_runtime.layout.flat_buffer import Flat
+from zerotune.zero_runtime.layout.flat_layout import Piece
+from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights
+
+# Their update of one element depends on others of the same tensor, which a shard does not have.
+NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "Muon", "SparseAdam"}
+RUN_NUMEL = 1 << 20
+"""A run with so many elements takes no more parameters: optimizers make temporaries of its size, one run at a time."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring elements of a shard that one optimizer parameter stands for.
+
+    parameter: shares the master copy's memory. pieces: the model's parameters in it, in order; padding
+    between and behind them is zero and stays so.
+    """
+
+    gradients: FlatGradients
+    start: int  # first element within the shard
+    parameter: nn.Parameter
+    pieces: tuple[Piece, ...]
+
+    @property
+    def flat(self) -> Flat:
+        """The buffer that the run lies in."""
+        return self.gradients.flat
+
+
+def plan_runs(gradients: FlatGradients, group_of: Callable[[int], int], by_piece: bool) -> dict[int, list[Run]]:
+    """Cuts a shard into few runs such that each belongs to one param group; keyed by group.
+
+    Args:
+        group_of: param group of a slot.
+        by_piece: one run per parameter, so that the optimizer can skip unused ones.
+    """
+    flat = gradients.flat
+    pieces = flat.layout.pieces(flat.rank)
+    starts: list[tuple[int, list[Piece]]] = []
+    for piece in pieces:
+        last = starts[-1][1][-1] if starts else None
+        new = last is None or by_piece or group_of(last.slot) != group_of(piece.slot)
+        new = new or piece.shard_offset - starts[-1][0] >= RUN_NUMEL
+        if not new and last is not None:
+            new = _address(flat, piece.shard_offset) != _address(flat, last.shard_offset) + (
+                piece.shard_offset - last.shard_offset
+            )
+        if new:
+            starts.append((piece.shard_offset, []))
+        starts[-1][1].append(piece)
+    runs: dict[int, list[Run]] = {}
+    for start, members in starts:
+        numel = members[-1].shard_offset + members[-1].numel - start
+        values = torch.empty(0, dtype=flat.master_dtype, device=flat.device)
+        storage = flat.masters[0].untyped_storage()
+        values.set_(storage, _address(flat, start), (numel,))  # type: ignore[call-overload]
+        run = Run(gradients, start, nn.Parameter(values), tuple(members))
+        runs.setdefault(group_of(members[0].slot), []).append(run)
+    return runs
+
+
+def _address(flat: Flat, shard_offset: int) -> int:
+    """Offset within the masters' storage of an element of the shard."""
+    for chunk, master in zip(flat.layout.chunks, flat.masters, strict=True):
+        if shard_offset < chunk.shard_start + chunk.shard_numel:
+            return int(master.storage_offset()) + shard_offset - chunk.shard_start
+    raise AssertionError("an offset beyond the shard")
+
+
+class ShardedGradients:
+    """Turns reduced shards into `.grad` of the optimizer's parameters, and clears them."""
+
+    def __init__(
+        self,
+        gradients: Sequence[FlatGradients],
+        flights: Flights,
+        collectives: Collectives,
+        find_unused: bool,
+    ) -> None:
+        self._gradients = tuple(gradients)
+        self._flights = flights
+        self._collectives = collectives
+        self._find_unused = find_unused
+        self.runs: list[Run] = []
+
+    def finish(self) -> list[Tensor]:
+        """Waits for all reductions and returns the gradients, in the master copy's dtype."""
+        self._flights.land_all()
+        if any(gradients.changed for gradients in self._gradients):
+            unused = self._unused() if self._find_unused else set()
+            for run in self.runs:
+                if not run.gradients.changed:
+                    continue
+                if not run.gradients.is_ready or (id(run.gradients), run.pieces[0].slot) in unused:
+                    run.parameter.grad = None
+                    continue
+                values = run.gradients.values(run.start, run.parameter.numel(), run.parameter.dtype)
+                if run.gradients.is_handed_over and run.parameter.grad is not None:
+                    run.parameter.grad.add_(values)
+                else:
+                    run.parameter.grad = values
+            for gradients in self._gradients:
+                if gradients.changed:
+                    gradients.hand_over()
+        return [run.parameter.grad for run in self.runs if run.parameter.grad is not None]
+
+    def _unused(self) -> set[tuple[int, int]]:
+        """(gradients, slot) of parameters that no rank has a gradient for."""
+        keys = [(id(g), slot) for g in self._gradients for slot in range(len(g.layout.slots))]
+        seen = {(id(g), slot) for g in self._gradients for slot in g.seen}
+        first = self._gradients[0].flat
+        counts = torch.tensor([key in seen for key in keys], dtype=torch.int32, device=first.device)
+        phases.announce(phases.OTHER)
+        self._collectives.all_reduce(counts, first.group).wait()
+        return {key for key, count in zip(keys, counts.tolist(), strict=True) if count == 0}
+
+    def clear(self) -> None:
+        """Drops every gradient."""
+        self._flights.land_all()
+        for run in self.runs:
+            run.parameter.grad = None
+        for gradients in self._gradients:
+            gradients.clear()
+
+
+def build_optimizer(
+    cls: type[torch.optim.Optimizer],
+    sharded: ShardedGradients,
+    gradients: Sequence[FlatGradients],
+    groups: Sequence[Mapping[str, Any]] | None,
+    find_unused: bool,
+    defaults: dict[str, Any],
+) -> torch.optim.Optimizer:
+    """A `cls` over this rank's runs.
+
+    Args:
+        groups: as torch's param groups, over the model's parameters; those in none are an error.
+
+    Raises:
+        SettingsError: the optimizer needs whole tensors, or the groups do not cover the parameters once each.
+    """
+    if cls.__name__ in NOT_ELEMENTWISE:
+        raise SettingsError(
+            f"torch.optim.{cls.__name__} needs whole tensors and cannot run on shards; use an element-wise "
+            "optimizer such as Adam, AdamW, SGD or RMSprop"
+        )
+    options: list[dict[str, Any]] = [{}]
+    member: dict[int, int] = {}
+    if groups is not None:
+        options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        for index, group in enumerate(groups):
+            for parameter in group["params"]:
+                if member.setdefault(id(parameter), index) != index:
+                    raise SettingsError("a parameter is in two param groups; list each parameter once")
+        for g in gradients:
+            for managed in g.flat.managed:
+                if id(managed.parameter) not in member:
+                    raise SettingsError(f"parameter {managed.name} is in no param group; list it in one")
+    lists: list[list[Run]] = [[] for _ in options]
+    for g in gradients:
+        ids = [id(p) for p in g.flat.parameters]
+        planned = plan_runs(g, lambda slot, ids=ids: member.get(ids[slot], 0), find_unused)  # type: ignore[misc]
+        for index, runs in planned.items():
+            lists[index] += runs
+    sharded.runs = [run for runs in lists for run in runs]
+    param_groups = [
+        {**option, "params": [run.parameter for run in runs]} for option, runs in zip(options, lists, strict=True)
+    ]
+    return cls(param_groups, **defaults)

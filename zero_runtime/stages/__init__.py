@@ -1,0 +1,1 @@
+"""The three stages at work: gathers, gradients, reductions, and their order."""

@@ -1,0 +1,71 @@
+"""P_a: activation checkpoints partitioned among model-parallel ranks, and P_a+cpu: moved to CPU memory.
+
+Tensor parallelism replicates a block's input on all its ranks. Checkpointing keeps just that input; so each
+rank keeps 1/n of it, and one all-gather per block brings it back right before the block is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from zerotune.zero_runtime import collectives, phases
+from zerotune.zero_runtime.layout.contiguous_buffers import Arena
+
+
+class PartitionedActivations:
+    """Checkpoints blocks such that their inputs are kept in shares.
+
+    Args:
+        group: the model-parallel ranks, whose inputs of a block are equal.
+        offload: keep the share in CPU memory (P_a+cpu).
+        arena: keep the shares in this contiguous buffer (M_D); the caller resets it after backward.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, offload: bool = False, arena: Arena | None = None) -> None:
+        self._group = group
+        self._offload = offload
+        self._arena = arena
+        self._collectives = collectives.for_group(group)
+        self._rank = dist.get_rank(group)
+        self._n_ranks = dist.get_world_size(group)
+        self.kept_bytes = 0
+        self.n_gathers = 0
+
+    def __call__(self, block: Callable[..., Any], *args: Any) -> Any:
+        """`block(*args)`, computed again in backward from its partitioned inputs."""
+        with saved_tensors_hooks(self._partition, self._restore):
+            return checkpoint(block, *args, use_reentrant=False)
+
+    def _partition(self, value: Tensor) -> tuple[Tensor, torch.Size, torch.device] | Tensor:
+        if not value.is_floating_point() or value.numel() == 0:
+            return value
+        flat = value.detach().reshape(-1)
+        share = -(-flat.numel() // self._n_ranks)
+        start = min(self._rank * share, flat.numel())
+        part = flat.new_zeros(share)
+        own = flat[start : start + share]
+        part[: own.numel()].copy_(own)
+        self.kept_bytes += share * value.element_size()
+        if self._offload:
+            part = part.to("cpu", non_blocking=True)
+        if self._arena is not None:
+            part = self._arena.keep(part)
+        return part, value.shape, value.device
+
+    def _restore(self, packed: tuple[Tensor, torch.Size, torch.device] | Tensor) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        part, shape, device = packed
+        part = part.to(device)
+        whole = part.new_empty(part.numel() * self._n_ranks)
+        self.n_gathers += 1
+        phases.announce(phases.OTHER)
+        self._collectives.all_gather(whole, part, self._group).wait()
+        return whole[: shape.numel()].view(shape)

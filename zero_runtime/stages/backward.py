@@ -1,0 +1,136 @@
+"""What happens to gradients while backward runs, and once when it ends.
+
+autograd calls us after it has produced each parameter's gradient, and, by a callback queued at the first sign
+of a backward pass, after the whole of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zerotune.zero_runtime.errors import LifecycleError
+from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights
+from zerotune.zero_runtime.stages.unit import Unit
+
+
+class Parameters(Protocol):
+    """Who holds the whole parameters: `PartitionedParameters` or `ReplicatedParameters`."""
+
+    def begin_backward(self) -> None:
+        """A pass begins."""
+
+    def on_unit_done(self, unit: Unit) -> None:
+        """Every trainable parameter of the unit has its gradient."""
+
+    def finish_units(self) -> None:
+        """The pass is over: what this rank did not use is still to be gathered and freed."""
+
+    def end_backward(self, learn: bool) -> None:
+        """Gradients are sent; with `learn`, a rank has used layers in a new order."""
+
+
+class BackwardPass:
+    """Moves gradients into buckets and sends the buckets.
+
+    Args:
+        units: in the model's order.
+        flights: shared by all units, so that the number of buckets under way is bounded for the model.
+    """
+
+    def __init__(self, units: Sequence[Unit], flights: Flights, parameters: Parameters, roll_call: RollCall) -> None:
+        self.sync = True
+        self.active = False
+        self.n_steps = 0
+        self._units = units
+        self._flights = flights
+        self._parameters = parameters
+        self._roll_call = roll_call
+        self._missing = {id(unit): 0 for unit in units}
+        for unit in units:
+            for gradients in unit.gradients:
+                for slot, parameter in enumerate(gradients.flat.parameters):
+                    receive = self._receiver(unit, gradients, slot)
+                    # torch declares no types for this method of Tensor.
+                    parameter.register_post_accumulate_grad_hook(receive)  # type: ignore[no-untyped-call]
+        self._reset()
+
+    def _reset(self) -> None:
+        for unit in self._units:
+            self._missing[id(unit)] = sum(len(g.flat.parameters) for g in unit.gradients)
+
+    def is_done(self, unit: Unit) -> bool:
+        """Whether every trainable parameter of the unit has delivered in this pass."""
+        return self._missing[id(unit)] <= 0
+
+    def begin(self) -> None:
+        """Called at every sign of a backward pass; the first one counts."""
+        if self.active:
+            return
+        self.active = True
+        self._flights.land_all()  # last pass's buckets may be written again
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if self.sync:
+            self._roll_call.open()
+        self._parameters.begin_backward()
+
+    def is_under_way(self) -> bool:
+        """Whether a pass runs now; one that ended by an exception is forgotten."""
+        if self.active and torch._C._current_graph_task_id() == -1:
+            self.active = False
+            self._reset()
+        return self.active
+
+    def check_age(self, n_steps: int) -> None:
+        """Refuses the backward of a forward that ran before the last optimizer step.
+
+        Raises:
+            LifecycleError: `n_steps`, as counted at the forward, is not the present number.
+        """
+        if n_steps != self.n_steps:
+            raise LifecycleError(
+                "this backward belongs to a forward that ran before the last optimizer step, whose parameters "
+                "are gone; call backward before step(), or the model again"
+            )
+
+    def _receiver(self, unit: Unit, gradients: FlatGradients, slot: int) -> Callable[[Tensor], None]:
+        key = id(unit)
+
+        def receive(parameter: Tensor) -> None:
+            self.begin()
+            gradient = parameter.grad
+            assert gradient is not None
+            if not self.sync and not gradients.has_local:
+                gradients.allocate_local()
+            gradients.add(slot, gradient, final=self.sync)
+            parameter.grad = None
+            if self.sync:
+                unit.schedule.advance()
+            self._missing[key] -= 1
+            if self._missing[key] == 0:
+                self._parameters.on_unit_done(unit)
+
+        return receive
+
+    def _end(self) -> None:
+        learn = False
+        try:
+            self._parameters.finish_units()
+            if self.sync:
+                for unit in reversed(self._units):
+                    unit.schedule.flush()
+                    for gradients in unit.gradients:
+                        gradients.release_local()
+                learn = self._roll_call.close()
+        finally:
+            self.active = False
+            self._reset()
+            self._parameters.end_backward(learn)
+            if self.sync:
+                for unit in self._units:
+                    if unit.gradients:
+                        unit.send_gradients()

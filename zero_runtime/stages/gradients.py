@@ -1,0 +1,358 @@
+"""Gradients on their way from backward into the shards: buckets, reduce-scatter, accumulation.
+
+As autograd produces a gradient it is moved into the bucket of its chunk; a full bucket is reduce-scattered
+while backward goes on, and the sum, times 1/n_ranks, lands in the shard. Stages 2 and 3 keep a bucket only until
+it is reduced. Stage 1 keeps all buckets side by side in one buffer of the model's length, and the sums in it, each
+in the place of this rank's slice; only where a second pass adds to them does it need a shard beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.collectives import Collectives, Work
+from zerotune.zero_runtime.layout.flat_buffer import Flat
+
+
+@dataclass
+class InFlight:
+    """A reduction under way."""
+
+    work: Work
+    flat: FlatGradients
+    chunk: int
+    reduced: Tensor
+    source: Tensor  # kept alive while the collective reads it
+    first: bool  # writes the shard rather than adding to it
+    replicated: bool = False
+
+
+class Flights:
+    """Reductions under way, at most `limit` at a time, finished in the order they were issued."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._queue: deque[InFlight] = deque()
+
+    def push(self, flight: InFlight) -> None:
+        """Adds one, first finishing the oldest when too many are under way."""
+        self._queue.append(flight)
+        while len(self._queue) > self._limit:
+            self.land_one()
+
+    def land_one(self) -> None:
+        """Waits for the oldest and adds it to its shard."""
+        flight = self._queue.popleft()
+        flight.work.wait()
+        flight.flat.land(flight)
+
+    def land_done(self) -> None:
+        """Lands what need not be waited for, so that its memory is there for others.
+
+        Ranks do this at different times, so a sum that another collective follows is left.
+        """
+        while self._queue and self._queue[0].flat.is_done(self._queue[0]):
+            self.land_one()
+
+    def land_all(self) -> None:
+        """Waits for all."""
+        while self._queue:
+            self.land_one()
+
+
+@dataclass(frozen=True)
+class ReduceSettings:
+    """How gradients are summed.
+
+    dtype: of buckets, of the collective, and of the accumulated shard.
+    keep_local: True in stage 1: a buffer of the model's length stays.
+    all_reduce: the stage-1 variant of the articles: every rank gets every sum, and uses its own slice.
+    prescale: divide before the sum, so that fp16 cannot overflow in it, instead of after.
+    """
+
+    dtype: torch.dtype
+    keep_local: bool
+    all_reduce: bool
+    prescale: bool
+    n_replicas: int
+    replicate_group: dist.ProcessGroup | None
+
+
+class FlatGradients:
+    """The gradients of one trainable flat buffer."""
+
+    def __init__(self, flat: Flat, collectives: Collectives, flights: Flights, settings: ReduceSettings) -> None:
+        self.flat = flat
+        self.layout = flat.layout
+        self._collectives = collectives
+        self._flights = flights
+        self._settings = settings
+        self._scale = 1.0 / (self.layout.n_ranks * settings.n_replicas)
+        slots, chunks = self.layout.slots, self.layout.chunks
+        self._chunks_of = [self.layout.chunks_of(slot) for slot in slots]
+        self.slots_of: list[list[int]] = [[] for _ in chunks]
+        for index, held in enumerate(self._chunks_of):
+            for chunk in held:
+                self.slots_of[chunk].append(index)
+        self._missing = [len(members) for members in self.slots_of]
+        self._arrived: list[set[int]] = [set() for _ in chunks]
+        self._buckets: list[Tensor | None] = [None] * len(chunks)
+        self._local: Tensor | None = None
+        self.seen: set[int] = set()  # slots that got a gradient since the gradients were last cleared
+        self.shard: Tensor | None = None
+        self.changed = False  # since the shard was last turned into the optimizer's gradients
+        self.is_handed_over = False  # earlier sums are in those gradients only
+        self._fresh = [True] * len(chunks)  # nothing was sent towards the shard's slice yet
+
+    def _bucket(self, chunk: int) -> Tensor:
+        bucket = self._buckets[chunk]
+        if bucket is None:
+            plan = self.layout.chunks[chunk]
+            if self._settings.keep_local and self._local is None:
+                self.allocate_local()
+            if self._settings.keep_local and self.shard is None and not self._fresh[chunk]:
+                self._move_sums_to_shard()
+            if self._local is not None:
+                bucket = self._local[plan.start : plan.end]
+            else:
+                self._flights.land_done()
+                bucket = torch.empty(plan.numel, dtype=self._settings.dtype, device=self.flat.device)
+            self._buckets[chunk] = bucket
+        return bucket
+
+    def allocate_local(self) -> None:
+        """Makes room for gradients of the whole length, for stage 1 or for accumulation without sync."""
+        self._local = torch.empty(self.layout.numel, dtype=self._settings.dtype, device=self.flat.device)
+
+    @property
+    def has_local(self) -> bool:
+        """Whether a buffer of the whole length exists."""
+        return self._local is not None
+
+    def add(self, slot_index: int, gradient: Tensor, final: bool) -> None:
+        """Moves one parameter's gradient into its buckets; `final` when no more is to come before the sum."""
+        slot = self.layout.slots[slot_index]
+        self.seen.add(slot_index)
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        values = gradient.reshape(-1)
+        prescale = self._settings.prescale
+        for chunk in self._chunks_of[slot_index]:
+            plan = self.layout.chunks[chunk]
+            low, high = max(slot.offset, plan.start), min(slot.end, plan.end)
+            target = self._bucket(chunk)[low - plan.start : high - plan.start]
+            part = values[low - slot.offset : high - slot.offset]
+            if slot_index in self._arrived[chunk]:
+                target.add_(part, alpha=self._scale if prescale else 1)
+            elif prescale:
+                torch.mul(part, self._scale, out=target)
+            else:
+                target.copy_(part)
+            self._arrived[chunk].add(slot_index)
+            if final:
+                self._missing[chunk] -= 1
+
+    def is_complete(self, chunk: int) -> bool:
+        """Whether every parameter with elements in the chunk has delivered."""
+        return self._missing[chunk] <= 0
+
+    def is_pending(self, chunk: int) -> bool:
+        """Whether the chunk has gradients that were not sent yet."""
+        return bool(self._arrived[chunk])
+
+    def launch(self, chunk: int) -> None:
+        """Sends one bucket; parameters that delivered nothing count as zero."""
+        plan, bucket = self.layout.chunks[chunk], self._bucket(chunk)
+        self._blank(chunk, bucket)
+        first = self._fresh[chunk]
+        if first:
+            self._fresh[chunk] = False
+            if self.shard is None and not self._settings.keep_local:
+                self._allocate_shard()
+            reduced = self._sum(chunk)
+        else:
+            reduced = torch.empty(plan.shard_numel, dtype=bucket.dtype, device=bucket.device)
+        self.changed = True
+        phases.announce(phases.GRADIENT_SCATTER)
+        if self._settings.all_reduce:
+            work = self._collectives.all_reduce(bucket, self.flat.group)
+        else:
+            work = self._collectives.reduce_scatter(reduced, bucket, self.flat.group)
+        self._flights.push(InFlight(work, self, chunk, reduced, bucket, first))
+        self._buckets[chunk] = None
+        self._arrived[chunk].clear()
+        self._missing[chunk] = len(self.slots_of[chunk])
+
+    def _blank(self, chunk: int, bucket: Tensor) -> None:
+        plan = self.layout.chunks[chunk]
+        empty = [
+            (s.offset, s.end)
+            for i in self.slots_of[chunk]
+            if i not in self._arrived[chunk]
+            for s in (self.layout.slots[i],)
+        ]
+        for start, end in [*empty, *self.layout.gaps]:
+            low, high = max(start, plan.start), min(end, plan.end)
+            if low < high:
+                bucket[low - plan.start : high - plan.start].zero_()
+
+    def is_done(self, flight: InFlight) -> bool:
+        """Whether landing neither waits nor sends anything."""
+        return self._settings.replicate_group is None and self._collectives.is_done(flight.work)
+
+    @torch.no_grad()
+    def land(self, flight: InFlight) -> None:
+        """Adds a finished sum to the shard; across replicas, first starts their all-reduce."""
+        settings, reduced, chunk = self._settings, flight.reduced, flight.chunk
+        if settings.all_reduce and not flight.replicated:
+            own = self.flat.rank * reduced.numel()
+            summed = flight.source[own : own + reduced.numel()]
+            if summed.data_ptr() != reduced.data_ptr():
+                reduced.copy_(summed)
+        if settings.replicate_group is not None and not flight.replicated:
+            phases.announce(phases.GRADIENT_SCATTER)
+            work = self._collectives.all_reduce(reduced, settings.replicate_group)
+            self._flights.push(InFlight(work, self, chunk, reduced, reduced, flight.first, replicated=True))
+            return
+        scale = 1.0 if settings.prescale else self._scale
+        if not flight.first:
+            self._sum(chunk).add_(reduced, alpha=scale)
+        elif scale != 1.0:
+            reduced.mul_(scale)
+
+    def _allocate_shard(self) -> None:
+        self.shard = torch.empty(self.layout.shard_numel, dtype=self._settings.dtype, device=self.flat.device)
+
+    def _move_sums_to_shard(self) -> None:
+        """New gradients are about to be written where the sums of an earlier pass lie."""
+        self._flights.land_all()
+        sums = [self._sum(chunk) for chunk in range(len(self.layout.chunks))]
+        self._allocate_shard()
+        for chunk, values in enumerate(sums):
+            self._sum(chunk).copy_(values)
+
+    def _sum(self, chunk: int) -> Tensor:
+        """Where the chunk's slice of the sum lies."""
+        plan = self.layout.chunks[chunk]
+        if self.shard is not None:
+            return self.shard[plan.shard_start : plan.shard_start + plan.shard_numel]
+        assert self._local is not None
+        return self._local[slice(*self.layout.rank_slice(plan, self.flat.rank))]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a sum was sent towards every chunk of the shard."""
+        return not any(self._fresh)
+
+    def values(self, start: int, numel: int, dtype: torch.dtype) -> Tensor:
+        """Elements of the sum's shard, in `dtype`: the memory itself where that is possible."""
+        if self.shard is not None:
+            return self.shard[start : start + numel].to(dtype)
+        parts = []
+        for index, plan in enumerate(self.layout.chunks):
+            low, high = max(start, plan.shard_start), min(start + numel, plan.shard_start + plan.shard_numel)
+            if low < high:
+                parts.append(self._sum(index)[low - plan.shard_start : high - plan.shard_start])
+        if len(parts) == 1:
+            return parts[0].to(dtype)
+        joined = torch.empty(numel, dtype=dtype, device=self.flat.device)
+        torch._foreach_copy_(list(torch.split(joined, [part.numel() for part in parts])), parts)
+        return joined
+
+    def hand_over(self) -> None:
+        """The optimizer has its gradients; where they are copies in another dtype, the shard is not needed any more."""
+        self.changed = False
+        if self.shard is not None and self.shard.dtype != self.flat.master_dtype:
+            self.shard = None
+            self._fresh = [True] * len(self._fresh)
+            self.is_handed_over = True
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether gradients of this rank were accumulated and not sent."""
+        return any(self._arrived)
+
+    def release_local(self) -> None:
+        """Drops the buffer of accumulation without sync; stage 1 keeps its own."""
+        if not self._settings.keep_local:
+            self._local = None
+
+    def clear(self) -> None:
+        """Forgets every gradient, reduced or not; stage 1's buffer stays, a shard makes room for activations."""
+        self.shard = None
+        self._fresh = [True] * len(self._fresh)
+        self.changed = self.is_handed_over = False
+        self.seen.clear()
+        for chunk, arrived in enumerate(self._arrived):
+            arrived.clear()
+            self._buckets[chunk] = None
+            self._missing[chunk] = len(self.slots_of[chunk])
+        self.release_local()
+
+
+class Schedule:
+    """The order in which a unit's buckets are sent: last parameters first, and the same on every rank.
+
+    A bucket that is complete waits for those before it, so that a parameter which one rank did not use
+    cannot make ranks send different buckets to each other. Where gathers come between (stage 3), what is missing
+    when the next unit's turn comes counts as zero; but buckets known to be *late*, because their last gradient
+    comes after that, are sent at the end of the pass.
+    """
+
+    def __init__(self, gradients: Sequence[FlatGradients], positions: dict[int, int]) -> None:
+        order = [
+            (positions[id(g.flat.parameters[g.slots_of[chunk][-1]])], g, chunk)
+            for g in gradients
+            for chunk in range(len(g.layout.chunks))
+            if g.slots_of[chunk]
+        ]
+        self._order = [(g, chunk) for _, g, chunk in sorted(order, key=lambda item: -item[0])]
+        self._next = 0
+        self._late = [False] * len(self._order)
+        self._came_late = [False] * len(self._order)
+
+    @property
+    def late(self) -> list[bool]:
+        """Which buckets were late in the last pass that was sent."""
+        return self._came_late
+
+    @late.setter
+    def late(self, flags: Sequence[bool]) -> None:
+        self._late = list(flags)
+
+    def advance(self) -> None:
+        """Sends what is complete and next."""
+        while self._next < len(self._order):
+            gradients, chunk = self._order[self._next]
+            if not self._late[self._next]:
+                if not gradients.is_complete(chunk):
+                    return
+                gradients.launch(chunk)
+            self._next += 1
+
+    def flush_timely(self) -> None:
+        """The next unit's turn: sends what is not late, complete or not."""
+        for index, (gradients, chunk) in enumerate(self._order):
+            if self._late[index]:
+                self._came_late[index] = not gradients.is_complete(chunk)
+            elif index >= self._next:
+                gradients.launch(chunk)
+        self._next = len(self._order)
+
+    def flush(self) -> None:
+        """The end of backward: sends the rest, late buckets, and what came for a bucket sent before."""
+        for index, (gradients, chunk) in enumerate(self._order):
+            if self._late[index] or index >= self._next:
+                gradients.launch(chunk)
+            else:
+                self._came_late[index] = gradients.is_pending(chunk)
+                if self._came_late[index]:
+                    gradients.launch(chunk)
+        self._next = 0

@@ -1,0 +1,256 @@
+"""Stage 3: a layer's parameters are whole only around its use.
+
+    forward   gather 0 │ use 0, gather 1 │ free 0, use 1, gather 2 │ …            one gather per layer
+    backward  (last is still whole) use n │ free n, use n−1, gather n−2 │ …       one less
+
+The next layer is gathered while this one computes; in backward, the previous one. The order is the one that
+ranks agreed on (`order.py`): a layer that this rank skips is passed by, gathered like the others' and not used.
+The layer that ends the forward begins the backward, so it stays; the root, whose parameters may be used anywhere,
+stays from its forward to the end of backward. With n layers besides the root that makes the 2n − 1 gathers of
+ZeRO-3, and one for the root.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.errors import LifecycleError
+from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.stages.backward import BackwardPass
+from zerotune.zero_runtime.stages.lifecycle import State
+from zerotune.zero_runtime.stages.order import Order
+from zerotune.zero_runtime.stages.unit import Unit
+
+
+def differentiable(value: Any) -> Iterator[Tensor]:
+    """The tensors inside `value` through which a gradient will flow."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            if leaf.requires_grad:
+                yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from differentiable([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+
+
+class PartitionedParameters:
+    """Gathers and frees units by hooks on their modules.
+
+    Args:
+        units: in the model's order, the root first if it has parameters of its own.
+        prefetch: units gathered ahead of the one in use.
+        reshard_after_forward: False keeps every unit until its backward.
+        world: the ranks that agree on an order.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        units: Sequence[Unit],
+        prefetch: int,
+        reshard_after_forward: bool,
+        world: dist.ProcessGroup,
+        roll_call: RollCall,
+    ) -> None:
+        self._root = root
+        self._units = tuple(units)
+        self._prefetch = prefetch
+        self._reshard = reshard_after_forward
+        self._world = world
+        self._roll_call = roll_call
+        self._order = Order(units, units[0].module is root)
+        self._backward_order: list[Unit] = []
+        self._position = 0  # in the order of the pass that runs
+        self.backward: BackwardPass
+        self._inputs_due: dict[int, int] = {}
+        for unit in self._units:
+            self._watch(unit)
+        root.register_forward_pre_hook(self._begin_forward, prepend=True)  # runs first
+        root.register_forward_hook(self._end_forward)
+
+    def _watch(self, unit: Unit) -> None:
+        module = unit.module
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._before_forward(unit, args, kwargs)
+
+        def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._after_forward(unit, output)
+
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(after)
+        inside = {m for flat in unit.flats for managed in flat.managed for m, _ in managed.holders}
+        for holder in inside - {module}:
+            holder.register_forward_pre_hook(self._guard(unit), prepend=True)
+
+    @staticmethod
+    def _guard(unit: Unit) -> Callable[[nn.Module, Any], None]:
+        def check(module: nn.Module, _: Any) -> None:
+            if not unit.is_whole:
+                raise LifecycleError(
+                    f"the forward of a {type(module).__name__} ran while its parameters, part of {unit.life.name}, "
+                    f"are {unit.life.state.value}; call the sharded model itself, or a layer named as a unit"
+                )
+
+        return check
+
+    # forward
+
+    def _begin_forward(self, *_: Any) -> None:
+        self._refuse_compiled(self._root)
+        if self.backward.is_under_way():
+            return
+        for unit in self._units:
+            if not unit.is_whole and unit.life.state is not State.GATHERING:
+                for flat in unit.flats:
+                    if found := flat.mend():
+                        self._roll_call.report(*found)
+        self._order.begin_forward()
+        self._position = 0
+
+    @staticmethod
+    def _refuse_compiled(module: nn.Module) -> None:
+        """A compiled graph would hold on to whole parameters that are freed and gathered again.
+
+        Raises:
+            LifecycleError: the module is compiled, or being compiled.
+        """
+        callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+        if module._compiled_call_impl is not None or callback not in (None, False):
+            raise LifecycleError(
+                "stage 3 does not run under torch.compile, whose graphs keep parameters that are freed in between; "
+                "use stage 1 or 2, or compile functions that take no parameters"
+            )
+
+    def _before_forward(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._refuse_compiled(unit.module)
+        if self.backward.is_under_way():  # activation checkpointing computes the layer again
+            unit.ensure_whole(phases.BACKWARD_GATHER)
+            unit.use()
+            return
+        order = self._order.forward
+        if self._order.see(unit) and unit in order[self._position :]:
+            position = order.index(unit, self._position)
+            for passed in order[self._position : position]:  # for the other ranks, or for later
+                passed.start_gather(phases.FORWARD_GATHER)
+            unit.ensure_whole(phases.FORWARD_GATHER)
+            for ahead in order[position + 1 : position + 1 + self._prefetch]:
+                ahead.start_gather(phases.FORWARD_GATHER)
+            self._position = position + 1
+        elif not unit.is_whole:
+            unit.ensure_whole(phases.FORWARD_GATHER)
+            self._roll_call.order_changed = True
+        unit.use()
+        if unit.has_frozen and torch.is_grad_enabled():
+            self._await_inputs(unit, [*differentiable(args), *differentiable(kwargs)])
+
+    def _await_inputs(self, unit: Unit, inputs: list[Tensor]) -> None:
+        """Frozen weights are needed until the layer's inputs have their gradients."""
+        self._inputs_due[id(unit)] = self._inputs_due.get(id(unit), 0) + len(inputs)
+
+        def arrived(_: Tensor) -> None:
+            self._inputs_due[id(unit)] -= 1
+            self.on_unit_done(unit)
+
+        for tensor in inputs:
+            tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def _after_forward(self, unit: Unit, output: Any) -> None:
+        if self.backward.active:
+            return
+        if not torch.is_grad_enabled():
+            unit.free()
+            return
+        n_steps = self.backward.n_steps
+
+        def before_backward(_: Tensor) -> None:
+            self._before_backward(unit, n_steps)
+
+        for tensor in differentiable(output):
+            tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+        if not self._stays(unit):
+            unit.free()
+
+    def _stays(self, unit: Unit) -> bool:
+        """Whether the unit stays whole from its forward to its backward."""
+        order = self._order
+        return not self._reshard or unit.module is self._root or unit is order.last or unit in order.kept
+
+    def _end_forward(self, *_: Any) -> None:
+        if self.backward.active:
+            return
+        for passed in self._order.forward[self._position :]:
+            passed.ensure_whole(phases.FORWARD_GATHER)
+        self._position = 0
+        for unit in self._units:
+            if not torch.is_grad_enabled() or not self._stays(unit):
+                unit.free()
+
+    # backward
+
+    def begin_backward(self) -> None:
+        """A pass begins: no unit had its turn."""
+        self._backward_order = self._order.backward
+        self._position = 0
+
+    def _before_backward(self, unit: Unit, n_steps: int) -> None:
+        self.backward.check_age(n_steps)
+        self.backward.begin()
+        if unit in self._backward_order[self._position :]:
+            while self._position < len(self._backward_order):
+                turn = self._backward_order[self._position]
+                self._take_turn()
+                if turn is unit:
+                    break
+        elif not unit.is_whole:
+            unit.ensure_whole(phases.BACKWARD_GATHER)
+            self._roll_call.order_changed |= unit not in self._backward_order
+        self._order.see_backward(unit)
+        unit.use()
+
+    def _take_turn(self) -> None:
+        """What every rank does when the next unit's backward begins, or is passed by."""
+        order, here = self._backward_order, self._position
+        self._end_last_turn()
+        order[here].ensure_whole(phases.BACKWARD_GATHER)
+        for ahead in order[here + 1 : here + 1 + self._prefetch]:
+            ahead.start_gather(phases.BACKWARD_GATHER)
+        self._position = here + 1
+
+    def on_unit_done(self, unit: Unit) -> None:
+        """Frees a unit as soon as nothing in this backward pass needs it."""
+        if self.backward.is_done(unit) and self._inputs_due.get(id(unit), 0) <= 0 and unit.is_whole:
+            if unit.gradients:
+                unit.have_gradients()
+            else:
+                unit.free()
+
+    def finish_units(self) -> None:
+        """Passes by the units that had no turn; other ranks gather them."""
+        while self._position < len(self._backward_order):
+            self._take_turn()
+        self._end_last_turn()
+
+    def _end_last_turn(self) -> None:
+        if self._position and self.backward.sync:
+            self._backward_order[self._position - 1].schedule.flush_timely()
+
+    def end_backward(self, learn: bool) -> None:
+        """Frees what is left: the root, and layers with frozen or unused parameters."""
+        self._inputs_due.clear()
+        self.free_all()
+        if self.backward.sync and (learn or not self._order.is_learned):
+            self._order.agree(self._world)
+            self._roll_call.order_changed = False
+
+    def free_all(self) -> None:
+        """Leaves only shards."""
+        for unit in self._units:
+            unit.free()

@@ -1,0 +1,124 @@
+"""Stages 1 and 2: every rank keeps whole parameters and updates its slices; a gather after the step shares them.
+
+The gather is issued chunk by chunk in the model's order right after the optimizer step and runs on while the
+next forward begins: a layer waits only for the chunks that hold its own parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.layout.flat_buffer import Flat
+from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.stages.backward import BackwardPass
+from zerotune.zero_runtime.stages.lifecycle import State
+from zerotune.zero_runtime.stages.partitioned import differentiable
+from zerotune.zero_runtime.stages.unit import Unit
+
+
+class ReplicatedParameters:
+    """Publishes updated slices after a step and holds each layer back until its parameters are there.
+
+    Args:
+        unit: all sharded parameters of the model.
+        layers: modules that wait for their own parameters only.
+        overlap: False waits for everything within the step.
+    """
+
+    def __init__(
+        self, root: nn.Module, unit: Unit, layers: Sequence[nn.Module], overlap: bool, roll_call: RollCall
+    ) -> None:
+        self._unit = unit
+        self._overlap = overlap
+        self._roll_call = roll_call
+        self.backward: BackwardPass
+        slot_of = {id(p): (flat, i) for flat in unit.flats for i, p in enumerate(flat.parameters)}
+        inside = {id(p) for layer in layers for p in layer.parameters()}
+        root.register_forward_pre_hook(self._begin_forward, prepend=True)
+        # Every module that holds parameters waits too: it may be called without the layer around it.
+        holders = {module for flat in unit.flats for managed in flat.managed for module, _ in managed.holders}
+        for module in {*layers, *holders} - {root}:
+            self._hold(module, self._needs(slot_of, [p for p in module.parameters() if id(p) in slot_of]))
+        rest = [p for p in root.parameters() if id(p) not in inside and id(p) in slot_of]
+        self._root_needs = self._needs(slot_of, rest)
+        root.register_forward_hook(self._end_forward)
+
+    @staticmethod
+    def _needs(
+        slot_of: dict[int, tuple[Flat, int]], parameters: Sequence[nn.Parameter]
+    ) -> list[tuple[Flat, list[int]]]:
+        chunks: dict[int, tuple[Flat, set[int]]] = {}
+        for parameter in parameters:
+            flat, slot = slot_of[id(parameter)]
+            chunks.setdefault(id(flat), (flat, set()))[1].update(flat.layout.chunks_of(flat.layout.slots[slot]))
+        return [(flat, sorted(indices)) for flat, indices in chunks.values()]
+
+    def _hold(self, module: nn.Module, needs: list[tuple[Flat, list[int]]]) -> None:
+        life = self._unit.life
+
+        def before(*_: Any) -> None:
+            if life.state is State.GATHERING:
+                for flat, chunks in needs:
+                    flat.finish_gather(chunks)
+
+        module.register_forward_pre_hook(before, prepend=True)
+
+    def _begin_forward(self, *_: Any) -> None:
+        if self.backward.is_under_way():
+            return
+        for flat in self._unit.flats:
+            if found := flat.mend():
+                self._roll_call.report(*found)
+        for flat, chunks in self._root_needs:
+            flat.finish_gather(chunks)
+
+    def _end_forward(self, _: nn.Module, __: Any, output: Any) -> None:
+        if self.backward.active:
+            return
+        self.finish()
+        if not torch.is_grad_enabled():
+            return
+        self._unit.use()
+        n_steps = self.backward.n_steps
+
+        def before_backward(_: Any) -> None:
+            self.backward.check_age(n_steps)
+            self.backward.begin()
+
+        for tensor in differentiable(output):
+            tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+    def begin_backward(self) -> None:
+        """A part of the model may have run without the model around it."""
+        self.finish()
+
+    def on_unit_done(self, unit: Unit) -> None:
+        """All gradients are in buckets; parameters stay as they are."""
+        unit.have_gradients()
+
+    def finish_units(self) -> None:
+        """Nothing to gather: parameters are whole."""
+
+    def end_backward(self, learn: bool) -> None:
+        """Nothing to free, and no order to learn."""
+
+    def after_step(self) -> None:
+        """Begins to share the updated slices."""
+        unit = self._unit
+        self.finish()
+        unit.free()
+        unit.life.to(State.UPDATED)
+        unit.life.to(State.GATHERING)
+        for flat in unit.flats:
+            flat.start_gather(phases.POST_STEP_GATHER)
+        if not self._overlap:
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until every parameter is whole and up to date."""
+        self._unit.finish_gather()

@@ -1,0 +1,46 @@
+"""Online autotuning of NCCL collectives for ZeRO and FSDP training.
+
+`enable()` and `step_ended()` are all that a training script may call, and few scripts need to: under
+`zerotune launch` the first is done for it, and where a torch optimizer steps outside backward the second is, too.
+`zerotune.zero_runtime` is a public library of its own. All other names are private and may change.
+"""
+
+from __future__ import annotations
+
+__all__ = ["__version__", "enable", "step_ended"]
+
+
+def enable(*, fabric: str | None = None, endpoint: str | None = None) -> None:
+    """Turn the agent on in this process; call it before `init_process_group`.
+
+    Never raises: where tuning is impossible it logs one line and training runs as without us.
+
+    Args:
+        fabric: name or path of a fabric file: run the collectives on the emulated NCCL instead of
+            the real one, as `launch --fabric` does. None: the real NCCL.
+        endpoint: ZeroMQ endpoint of the daemon; None: `ZEROTUNE_ENDPOINT` or the default.
+    """
+    from zerotune.agent.activate import activate
+
+    activate(fabric=fabric, endpoint=endpoint)
+
+
+def step_ended() -> None:
+    """Say that a training step ends here, where no torch optimizer's `step()` does: settings may change here.
+
+    All ranks must call it, at the same point of the program, outside backward. Where the agent is not on, or has seen
+    this step end already, nothing happens.
+    """
+    from zerotune.agent import activate
+
+    if activate.installed is not None:
+        activate.installed.hooks.step_ended()
+
+
+def __getattr__(name: str) -> str:
+    # Not at import: reading an installation's metadata takes longer than all else here.
+    if name == "__version__":
+        import importlib.metadata
+
+        return importlib.metadata.version("zerotune")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
