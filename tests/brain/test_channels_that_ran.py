@@ -50,6 +50,13 @@ def test_what_ran_is_known_of_what_was_asked_for() -> None:
     assert prior.mean[more] != prior.mean[at], "one name for one setting: the lowest count"
 
 
+def test_candidates_without_the_baseline_are_weighed_too() -> None:
+    """As a replay asks for one setting at a time, of a store that knows NCCL's own choice as well."""
+    costs = CostPrior(fabric.load("h100_ib_2").describe())
+    prior = known((BASELINE, 100.0), (RAN, 60.0)).prior(KEY, MESSAGE_BYTES, (ASKED,), costs)
+    assert prior.mean[0] == pytest.approx(math.log(60.0))
+
+
 def test_a_later_job_begins_with_it_under_the_name_that_is_on_offer() -> None:
     for us, kind in ((60.0, "prior"), (98.0, "lead")):
         knowledge = known((BASELINE, 100.0), (RAN, us))

@@ -257,7 +257,7 @@ def _as_asked(
     known: dict[Candidate, _Known], candidates: Sequence[Candidate], key: DecisionKey
 ) -> dict[Candidate, _Known]:
     """What is known of settings by what was asked for, among `candidates`; by the most calls where several ran."""
-    others = known.keys() - {*candidates}
+    others = known.keys() - {*candidates, BASELINE}  # which has no other name, and no place in their order
     if not others:
         return known
     offered = {str(one) for one in candidates}
