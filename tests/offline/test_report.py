@@ -20,6 +20,7 @@ from zerotune.store.records import Algorithm, Collective, Protocol, Source, Step
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.cli import main
+from zerotune.tuner.demo import demo
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.explanations import explain
 from zerotune.tuner.offline.report import gather, write_report
@@ -177,6 +178,21 @@ def altered(path: Path, **values: object) -> Path:
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | values))
     return path
+
+
+def test_the_demos_summaries_name_its_job(tmp_path: Path):
+    path = make_store(tmp_path / "s.db", "first")
+    make_store(path, "second")
+    steps = [{"step": step, "epoch": 0, "duration_us": 100.0, "exposed_us": 1.0} for step in range(1, 80)]
+    losses = [1.0] * 80
+    off, on = (
+        demo.Run(label, steps, [loss.hex() for loss in losses], losses, 0, 1.0, job_id)
+        for label, job_id in (("agent off", ""), ("agent on", "first"))
+    )
+    demo.write_summaries(tmp_path, "ethernet_boxes", off, on)
+    facts = gather(path, summaries=[tmp_path / "off.json", tmp_path / "on.json"])
+    assert facts.job.job_id == "first"
+    assert not facts.before_after.warnings
 
 
 def test_summaries_are_of_the_job_that_they_name(tmp_path: Path):

@@ -55,6 +55,8 @@ class Run:
     losses: list[float]
     n_disagreements: int
     wall_s: float
+    job_id: str = ""
+    """The daemon's name for it; empty where the agent was off."""
 
     def settled_us(self, field: str) -> float:
         """Median of `field` over the last quarter of the steps."""
@@ -95,7 +97,7 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     _print_comparison(console, off, on)
     _print_decisions(console, decisions, here, everywhere)
     _print_checks(console, off, on, n_explored, earlier)
-    _write_summaries(out, fabric, off, on)
+    write_summaries(out, fabric, off, on)
     from zerotune.tuner.offline.report import write_report
 
     report = write_report(
@@ -169,6 +171,7 @@ def _train(console: Console, label: str, out: Path, fabric: str, n_steps: int, e
         [line["loss"] for line in lines],
         summary_json["n_disagreements"],
         wall_s,
+        summary_json["job_id"],
     )
 
 
@@ -253,11 +256,13 @@ def _print_checks(console: Console, off: Run, on: Run, n_explored: int, earlier:
     console.print(f"settings tried out: {n_explored}{before}")
 
 
-def _write_summaries(out: Path, fabric: str, off: Run, on: Run) -> None:
+def write_summaries(out: Path, fabric: str, off: Run, on: Run) -> None:
+    """Leave both runs in `out` as `zerotune report --summary` reads them, with their losses."""
     for name, run in (("off", off), ("on", on)):
         steps = [{**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)]
         document = {
             "label": run.label,
+            "job_id": run.job_id,
             "emulated": True,
             "fabric": fabric,
             "steps": steps,
