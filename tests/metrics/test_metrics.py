@@ -59,7 +59,7 @@ def text_of(collected: Collector) -> str:
     return generate_latest(registry).decode()
 
 
-LABELS = 'algorithm="ring",collective="all_gather",job="job",phase="forward_gather",protocol="simple"'
+LABELS = 'algorithm="ring",collective="all_gather",phase="forward_gather",protocol="simple",zerotune_job="job"'
 
 
 def value(text: str, name: str, labels: str = LABELS) -> float:
@@ -76,10 +76,10 @@ def test_measurements_are_counted_once_and_split(store):
     assert value(text, "zerotune_collective_duration_seconds_count") == 8
     assert value(text, "zerotune_collective_duration_seconds_sum") == pytest.approx(1700e-6)
     assert value(text, "zerotune_collective_bytes_total") == 8 << 20
-    assert value(text, "zerotune_collective_duration_seconds_bucket", f'{LABELS.replace("job=", "job=")}'.replace(
-        'job="job"', 'job="job",le="0.00016"')) == 5  # fmt: skip
+    bucket = LABELS.replace("phase=", 'le="0.00016",phase=')
+    assert value(text, "zerotune_collective_duration_seconds_bucket", bucket) == 5
     assert 'phase="gradient_scatter"' in text
-    assert value(text, "zerotune_job_step_seconds", 'job="job"') == 0.072
+    assert value(text, "zerotune_job_step_seconds", 'zerotune_job="job"') == 0.072
     assert "zerotune_up 1.0" in text
 
 
@@ -111,22 +111,35 @@ def test_label_sets_are_bounded(store, monkeypatch):
     store.record_measurements("fabric", "another", rows(4))
     store.flush()
     text = text_of(Collector("ipc://x", store.path, from_start=True))
-    assert 'job="another"' not in text
+    assert '"another"' not in text
     assert value(text, "zerotune_collective_duration_seconds_count", LABELS.replace('"job"', '"other"')) == 4
 
 
-def test_the_dashboard_asks_for_what_there_is(store):
+def exposed_labels(store) -> dict[str, set[str]]:
+    """By name of a metric."""
     exposed: dict[str, set[str]] = {}
     for name, labels in re.findall(
         r"^(zerotune_\w+)(?:\{(.*)\})? ", text_of(Collector("x", store.path, from_start=True)), re.MULTILINE
     ):
         exposed.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))
+    return exposed
+
+
+def test_no_label_is_one_that_prometheus_sets_itself(store):
+    labels = set.union(*exposed_labels(store).values())
+    assert "zerotune_job" in labels
+    assert not labels & {"job", "instance", "exported_job", "exported_instance"}
+    assert not [label for label in labels if label.startswith("__")]
+
+
+def test_the_dashboard_asks_for_what_there_is(store):
+    exposed = exposed_labels(store)
     document = dashboard()
     expressions = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
     assert len(expressions) >= 10
     for panel in document["panels"]:
         for target in panel["targets"]:
-            names = re.findall(r"zerotune_\w+", target["expr"])
+            names = [name for name in re.findall(r"zerotune_\w+", target["expr"]) if name != collector.JOB_LABEL]
             assert names
             assert set(names) <= exposed.keys(), target["expr"]
             labels = set.union(*(exposed[name] for name in names))
@@ -136,7 +149,7 @@ def test_the_dashboard_asks_for_what_there_is(store):
             assert wanted <= labels, target["expr"]
     assert any("phase, algorithm, protocol" in one for one in expressions)
     variable = document["templating"]["list"][0]["query"]["query"]
-    assert re.match(r"label_values\((\w+), job\)", variable)[1] in exposed
+    assert re.match(r"label_values\((\w+), zerotune_job\)", variable)[1] in exposed
     corners = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in document["panels"]}
     assert len(corners) == len(document["panels"])
 

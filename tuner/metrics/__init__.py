@@ -6,6 +6,5 @@ and reads the store as any other reader does.
 
 from zerotune.tuner.metrics.collector import Collector
 from zerotune.tuner.metrics.dashboard import dashboard
-from zerotune.tuner.metrics.server import serve
 
-__all__ = ["Collector", "dashboard", "serve"]
+__all__ = ["Collector", "dashboard"]

@@ -24,7 +24,9 @@ from zerotune.store.sqlite.tally import Taken, Tally
 from zerotune.store.wire import StatusReply
 from zerotune.tuner.client.status import fetch_status
 
-COLLECTIVE_LABELS: Final = ("job", "collective", "phase", "algorithm", "protocol")
+JOB_LABEL: Final = "zerotune_job"
+"""Not `job`: Prometheus keeps that word for the scrape's own and would rename ours to `exported_job`."""
+COLLECTIVE_LABELS: Final = (JOB_LABEL, "collective", "phase", "algorithm", "protocol")
 BUCKETS_US: Final = tuple(round(10 * 2 ** (step / 2), 1) for step in range(37))
 """10 us to 2.6 s, two per octave."""
 STATUS_AGE_S: Final = 1.0
@@ -160,9 +162,9 @@ def _of_jobs(status: StatusReply | None) -> Iterator[Metric]:
     """Gauges and counters by job."""
     if status is None:
         return
-    by_job = ("job",)
+    by_job = (JOB_LABEL,)
     info = GaugeMetricFamily(
-        "zerotune_job_info", "1; facts in the labels.", labels=("job", "fabric", "stage", "health")
+        "zerotune_job_info", "1; facts in the labels.", labels=(JOB_LABEL, "fabric", "stage", "health")
     )
     gauges = {
         "ranks": GaugeMetricFamily("zerotune_job_ranks", "Ranks that the job has.", labels=by_job),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 _SPLIT: Final = "phase, algorithm, protocol"
-_OF_JOB: Final = '{job=~"$job"}'
+_OF_JOB: Final = '{zerotune_job=~"$job"}'
+_JOB: Final = "{{zerotune_job}}"
 _LEGEND: Final = "{{phase}} {{algorithm}}/{{protocol}}"
 _DURATION: Final = "zerotune_collective_duration_seconds"
 
@@ -41,16 +42,16 @@ _PANELS: Final = (
         f"sum by (collective, {_SPLIT}) (rate({_DURATION}_count{_OF_JOB}[$__rate_interval]))",
         "{{collective}} " + _LEGEND,
     ),
-    ("Step time", "s", f"zerotune_job_step_seconds{_OF_JOB}", "{{job}}"),
-    ("Plan epoch", "none", f"zerotune_job_epoch{_OF_JOB}", "{{job}}"),
-    ("Share of step time spent on exploring", "percentunit", f"zerotune_job_exploration_ratio{_OF_JOB}", "{{job}}"),
+    ("Step time", "s", f"zerotune_job_step_seconds{_OF_JOB}", _JOB),
+    ("Plan epoch", "none", f"zerotune_job_epoch{_OF_JOB}", _JOB),
+    ("Share of step time spent on exploring", "percentunit", f"zerotune_job_exploration_ratio{_OF_JOB}", _JOB),
     (
         "Observations per second, and lost ones",
         "cps",
         f"rate(zerotune_job_observations_total{_OF_JOB}[$__rate_interval])",
-        "{{job}} observed",
+        f"{_JOB} observed",
         f"rate(zerotune_job_dropped_total{_OF_JOB}[$__rate_interval])",
-        "{{job}} lost",
+        f"{_JOB} lost",
     ),
     (
         "Daemon: up, failures, refused messages, records lost or waiting",
@@ -89,7 +90,7 @@ def dashboard() -> dict[str, Any]:
                     "name": "job",
                     "type": "query",
                     "datasource": _SOURCE,
-                    "query": {"query": f"label_values({_DURATION}_count, job)", "refId": "jobs"},
+                    "query": {"query": f"label_values({_DURATION}_count, zerotune_job)", "refId": "jobs"},
                     "refresh": 2,
                     "multi": True,
                     "includeAll": True,

@@ -83,13 +83,3 @@ def make_server(collector: Collector, address: tuple[str, int]) -> WSGIServer:
         raise UserError(f"metrics cannot be served at {where}: {error.strerror}", "choose another HOST:PORT") from error
     server.set_app(make_wsgi_app(registry))
     return server
-
-
-def serve(collector: Collector, address: tuple[str, int]) -> None:
-    """Serve until the process is told to end.
-
-    Raises:
-        UserError: the address cannot be had.
-    """
-    with make_server(collector, address) as server:
-        server.serve_forever()
