@@ -19,13 +19,18 @@ def programs() -> dict[str, Path]:
     }
 
 
+def module_of(name: str) -> str:
+    """The module of the benchmark that is called `name`; KeyError when there is none."""
+    return f"benchmarks.{programs()[name].parent.name}.{name}"
+
+
 def main() -> None:
     """Run the benchmark that the first word names, with the words that follow."""
     known = programs()
     if len(sys.argv) > 1 and sys.argv[1] in known:
         name = sys.argv[1]
         sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
-        runpy.run_module(f"benchmarks.{known[name].parent.name}.{name}", run_name="__main__", alter_sys=True)
+        runpy.run_module(module_of(name), run_name="__main__", alter_sys=True)
         return
     if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
         raise SystemExit(f"no benchmark is called {sys.argv[1]!r}; `python -m benchmarks` lists them")

@@ -1,4 +1,4 @@
-"""`agent.enable()` never raises: a mistake is one line, and training runs as without us."""
+"""`zerotune.enable()` never raises: a mistake is one line, and training runs as without us."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import pytest
 
 SCRIPT = """
-import agent, torch.distributed as dist
-agent.enable({arguments})
+import zerotune, torch.distributed as dist
+zerotune.enable({arguments})
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.barrier()
 print(dist.get_backend())

@@ -49,16 +49,6 @@ def test_on_the_real_nccl_its_own_settings_are_its_own_business(world):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["agent.py", "store/__init__.py", "tuner.py", "zero_runtime/__init__.py"])
-def test_a_user_file_that_hides_a_package(world, name):
-    shadow = world.folder / "project" / name
-    shadow.parent.mkdir(parents=True)
-    shadow.write_text("")
-    script = world.folder / "project" / "train.py"
-    script.write_text("print('trained')")
-    refused(launch(world, sys.executable, script), str(shadow), "rename")
-
-
 def test_another_tuner_plugin(world):
     done = launch(world, sys.executable, "-c", "0", NCCL_TUNER_PLUGIN="/opt/other.so")
     refused(done, "NCCL_TUNER_PLUGIN=/opt/other.so", "unset")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import module_of
 from benchmarks.lib import generated_csvs
 from benchmarks.lib.data_sets import check_sources, of_folder, of_store
 from zerotune.store.sqlite.database import Store
@@ -68,7 +69,7 @@ def test_mistakes_are_refused_in_words(
     out = [places["new"]] if name == "learning_pictures" and words[0].startswith("--") else []
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *out, *words])
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(name).main()
+        importlib.import_module(module_of(name)).main()
     said = capsys.readouterr()
     last = said.err.splitlines()[-1]
     assert (ended.value.code, said.out) == (2, ""), last
@@ -91,7 +92,7 @@ def test_a_single_rank_count_is_refused_with_the_reason(
     generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
     monkeypatch.setattr(sys, "argv", ["prediction_warm_start.py", "--data", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module("prediction_warm_start").main()
+        importlib.import_module(module_of("prediction_warm_start")).main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert f"--data {tmp_path}: this benchmark leaves one rank count out and needs two at least" in said
