@@ -193,7 +193,7 @@ def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Problem]
 def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
     try:
         file = read_plan(path)
-        library.load().stage_plan(file.plan)
+        library.load().load_plan(file.plan)
     except PlanError as error:
         # The plugin knows rows, not files.
         where = "" if str(path) in error.problem else f"{path}: "

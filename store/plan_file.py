@@ -89,7 +89,7 @@ def write_plan(path: Path, file: PlanFile) -> None:
 
 
 def read_plan(path: Path) -> PlanFile:
-    """The plan in `path`, under epoch 1. What NCCL cannot do is refused when it is staged, not here.
+    """The plan in `path`, under epoch 1. What NCCL cannot do is refused when it is loaded, not here.
 
     Raises:
         PlanError: no such file, not a plan, or a name that means nothing; names the row.

@@ -199,11 +199,11 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 RANKS_PER_TURN_INTERVAL: Final = 512
-"""Ranks whose reads of one turn the job's store answers in a few milliseconds (docs/agreement.md)."""
+"""Ranks whose reads of one agreed boundary the job's store answers in a few milliseconds (docs/agreement.md)."""
 
 
-def turn_interval(n_ranks: int) -> int:
-    """Boundaries from one turn to the next while plans change, in a job of so many ranks."""
+def agreement_interval(n_ranks: int) -> int:
+    """Boundaries from one agreed boundary to the next while plans change, in a job of so many ranks."""
     return max(1, n_ranks // RANKS_PER_TURN_INTERVAL)
 
 

@@ -1,7 +1,7 @@
 """`Agreement`: the protocol between a training thread and a background thread with the store.
 
-The training thread counts, compares and flips. The background thread reads the next turn ahead of time,
-stages its plan in the inactive table, and on rank 0 writes the one after.
+The training thread counts, compares and flips. The background thread reads rank 0's next message ahead of time,
+loads its plan into the inactive table, and on rank 0 writes the one after.
 """
 
 from __future__ import annotations
@@ -15,18 +15,26 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from zerotune.agent.agreement import job_start as muster
+from zerotune.agent.agreement import job_start
 from zerotune.agent.agreement.exchange import Closed, Exchange
 from zerotune.agent.agreement.plan_table import PlanTable
-from zerotune.agent.agreement.protocol import Crossing, Follower, Leader, Pacing, Turn, decode_turn, encode_turn
+from zerotune.agent.agreement.protocol import (
+    BoundaryMessage,
+    Crossing,
+    Follower,
+    Leader,
+    Pacing,
+    decode_message,
+    encode_message,
+)
 from zerotune.store.errors import RankDisagreement
-from zerotune.store.records import Plan, turn_interval
+from zerotune.store.records import Plan, agreement_interval
 from zerotune.store.wire import WIRE_VERSION
 
 logger = logging.getLogger("zerotune.agreement")
 
-TURNS_PER_ACKNOWLEDGEMENT = 64
-"""Every so many turns a rank says that it has read them; then rank 0 deletes them."""
+BOUNDARIES_PER_ACKNOWLEDGEMENT = 64
+"""Every so many agreed boundaries a rank says that it has read them; then rank 0 deletes them."""
 CLOSE_TIMEOUT_S = 2.0
 CONFIRMED_KEY = "lockstep/confirmed"
 ALL_CONFIRMED_KEY = "lockstep/all"
@@ -34,8 +42,8 @@ MISMATCH_KEY = "lockstep/mismatch"
 
 
 def pacing_for(world_size: int) -> Pacing:
-    """Turns far enough apart for one store to serve `world_size` ranks."""
-    base = turn_interval(world_size)
+    """Agreed boundaries far enough apart for one store to serve `world_size` ranks."""
+    base = agreement_interval(world_size)
     return Pacing(base=base, limit=8 * base)
 
 
@@ -45,11 +53,11 @@ class Agreement:
     Args:
         store: a connection of our own to the job's store, below a prefix of ours.
         rank, world_size: of the default process group.
-        plan_table: where plans are staged and flipped.
-        calls_on_world: collectives enqueued so far on communicators of all ranks; called once per turn.
+        plan_table: where plans are loaded and flipped.
+        calls_on_world: collectives enqueued so far on communicators of all ranks; called once per agreed boundary.
         fingerprint: what else must be equal on all ranks (plugin layout, NCCL version, tuner ABI).
         timeout_s: the process group's timeout.
-        pacing: distance of turns; only rank 0's counts.
+        pacing: distance of agreed boundaries; only rank 0's counts.
     """
 
     def __init__(
@@ -70,8 +78,8 @@ class Agreement:
         self._plan_table = plan_table
         self._calls_on_world = calls_on_world
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
-        # A peer that has the word goes on, and its next collective waits for us: after two timeouts
-        # its watchdog has ended the job. Whoever still lives then knows that no rank has the word.
+        # A peer that has the message goes on, and its next collective waits for us: after two timeouts
+        # its watchdog has ended the job. Whoever still lives then knows that no rank has it.
         self._patience_s = 2 * timeout_s + 60.0
         self._changed = threading.Condition(threading.Lock())
         self._follower = Follower()
@@ -82,13 +90,13 @@ class Agreement:
         self._crossing: Crossing | None = None
         self._is_closing = False
         self._failure: RankDisagreement | None = None
-        self.state = "mustering"
-        """`mustering`, `agreeing`, `frozen` (the plan stays), `off` (never started) or `lost` (no store)."""
+        self.state = "starting"
+        """`starting`, `agreeing`, `frozen` (the plan stays), `off` (never started) or `lost` (no store)."""
         self.incarnation: int | None = None
         """Which start of the job on this store, from 1; None until this rank knows."""
-        self.n_turns = 0
+        self.n_agreed = 0
         self.n_waits = 0
-        """Turns at which the training thread had to wait for the word."""
+        """Agreed boundaries at which the training thread had to wait for rank 0's message."""
         self.wait_us = 0.0
         self.n_refused_plans = 0
         self.n_mismatches = 0
@@ -138,14 +146,14 @@ class Agreement:
             if not follower.arrive():
                 return follower.epoch
             if follower.is_blocked:
-                self._wait_for_word()
+                self._wait_for_message()
             if self._failure is not None:
                 raise self._failure
-            if follower.is_turn:
+            if follower.is_agreed:
                 crossing = follower.cross(self._count_calls())
                 if crossing.is_change:
                     self._plan_table.flip(follower.epoch)
-                self.n_turns += 1
+                self.n_agreed += 1
                 self._crossing = crossing
                 self._crossed.release()
             return follower.epoch
@@ -168,7 +176,7 @@ class Agreement:
             logger.warning("zerotune: collectives cannot be counted: %s", error)
             return -(2**31)
 
-    def _wait_for_word(self) -> None:
+    def _wait_for_message(self) -> None:
         follower = self._follower
         self.n_waits += 1
         start_s = time.perf_counter()
@@ -177,7 +185,7 @@ class Agreement:
             self.state = "lost"
             self._exchange.close()
             logger.warning(
-                "zerotune: no word from rank 0 at boundary %d for %.0f s; the plan of epoch %d stays for good",
+                "zerotune: no message from rank 0 at boundary %d for %.0f s; the plan of epoch %d stays for good",
                 follower.boundary,
                 self._patience_s,
                 follower.epoch,
@@ -188,9 +196,9 @@ class Agreement:
 
     def _run(self) -> None:
         try:
-            if self._muster():
+            if self._start_job():
                 self.state = "agreeing"
-                self._take_turns()
+                self._follow_messages()
         except Closed:
             pass
         except RankDisagreement as failure:
@@ -202,13 +210,13 @@ class Agreement:
                 self.state = "lost"
                 logger.warning("zerotune: agreement lost the job's store: %s", error)
 
-    def _muster(self) -> bool:
+    def _start_job(self) -> bool:
         exchange, world_size = self._exchange, self._world_size
         if self._leader is not None:
-            self.incarnation = muster.found_incarnation(exchange)
-            is_alike = muster.compare(exchange, world_size, self.fingerprint)
+            self.incarnation = job_start.found_incarnation(exchange)
+            is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
-            self.incarnation, is_alike = muster.join(exchange, world_size, self.fingerprint)
+            self.incarnation, is_alike = job_start.join(exchange, world_size, self.fingerprint)
         if not is_alike:
             self.state = "off"
             if self._rank == 0:
@@ -216,19 +224,21 @@ class Agreement:
             return False
         with self._changed:
             promised = self._follower.promise()
-        muster.announce_promise(exchange, self._rank, promised)
+        job_start.announce_promise(exchange, self._rank, promised)
         leader = self._leader
         if leader is not None:
-            muster.write_first_turn(exchange, world_size, lambda promises: encode_turn(leader.first_turn(promises)))
+            job_start.write_first_message(
+                exchange, world_size, lambda promises: encode_message(leader.first_message(promises))
+            )
         return True
 
-    def _take_turns(self) -> None:
+    def _follow_messages(self) -> None:
         exchange = self._exchange
         read: deque[int] = deque()
         has_confirmed = False
-        turn = muster.read_first_turn(exchange)
+        message = job_start.read_first_message(exchange)
         while True:
-            self._receive(turn)
+            self._receive(message)
             crossing = self._next_crossing()
             if not crossing.is_lockstep:
                 self._report_mismatch(crossing)
@@ -239,22 +249,22 @@ class Agreement:
             if self._leader is not None:
                 self._publish(self._leader, crossing)
                 read.append(crossing.boundary)
-            if self.n_turns % TURNS_PER_ACKNOWLEDGEMENT == 0:
-                exchange.add(f"read/{self.n_turns}")
+            if self.n_agreed % BOUNDARIES_PER_ACKNOWLEDGEMENT == 0:
+                exchange.add(f"read/{self.n_agreed}")
                 if self._leader is not None:
                     self._delete_read(read)
-            turn = decode_turn(exchange.get(_turn_key(turn.next_boundary)))
+            message = decode_message(exchange.get(_message_key(message.next_boundary)))
 
-    def _receive(self, turn: Turn) -> None:
-        if turn.plan is not None:
+    def _receive(self, message: BoundaryMessage) -> None:
+        if message.plan is not None:
             try:
-                self._plan_table.stage(turn.plan)
+                self._plan_table.load(message.plan)
             except Exception as error:
                 raise RankDisagreement(
-                    f"rank {self._rank} cannot stage the plan of epoch {turn.epoch} that rank 0 could: {error}"
+                    f"rank {self._rank} cannot load the plan of epoch {message.epoch} that rank 0 could: {error}"
                 ) from error
         with self._changed:
-            self._follower.receive(turn)
+            self._follower.receive(message)
             self._changed.notify()
 
     def _next_crossing(self) -> Crossing:
@@ -283,20 +293,20 @@ class Agreement:
                 leader.freeze()
                 self.state = "frozen"
             news = leader.news()
-        if news is not None and not self._can_stage(news):
+        if news is not None and not self._can_load(news):
             with self._changed:
                 leader.refuse(news)
             news = None
         with self._changed:
-            turn = leader.next_turn(crossing.n_calls, news)
-        exchange.set(_turn_key(turn.boundary), encode_turn(turn))
+            message = leader.next_message(crossing.n_calls, news)
+        exchange.set(_message_key(message.boundary), encode_message(message))
 
-    def _can_stage(self, plan: Plan) -> bool:
+    def _can_load(self, plan: Plan) -> bool:
         """Rank 0 asks nobody for what it cannot do itself, nor for what the others could not read."""
         try:
-            self._plan_table.stage(plan.at_last())
-            self._plan_table.stage(plan)
-            decode_turn(encode_turn(Turn(0, 1, plan.epoch, 0, plan)))
+            self._plan_table.load(plan.at_last())
+            self._plan_table.load(plan)
+            decode_message(encode_message(BoundaryMessage(0, 1, plan.epoch, 0, plan)))
         except Exception as error:
             self._refuse(plan, str(error))
             return False
@@ -308,14 +318,14 @@ class Agreement:
             logger.warning("zerotune: the plan of epoch %d is refused: %s", plan.epoch, reason)
 
     def _delete_read(self, read: deque[int]) -> None:
-        """Delete the turns of each block that all ranks have read."""
+        """Delete the messages of each block that all ranks have read."""
         n_open = len(read)
-        while n_open > TURNS_PER_ACKNOWLEDGEMENT:
-            block = self.n_turns - n_open + TURNS_PER_ACKNOWLEDGEMENT
+        while n_open > BOUNDARIES_PER_ACKNOWLEDGEMENT:
+            block = self.n_agreed - n_open + BOUNDARIES_PER_ACKNOWLEDGEMENT
             if self._exchange.add(f"read/{block}", 0) < self._world_size:
                 return
-            for _ in range(TURNS_PER_ACKNOWLEDGEMENT):
-                self._exchange.delete(_turn_key(read.popleft()))
+            for _ in range(BOUNDARIES_PER_ACKNOWLEDGEMENT):
+                self._exchange.delete(_message_key(read.popleft()))
             self._exchange.delete(f"read/{block}")
             n_open = len(read)
 
@@ -327,5 +337,5 @@ def _version() -> str:
         return "uninstalled"
 
 
-def _turn_key(boundary: int) -> str:
-    return f"turn/{boundary}"
+def _message_key(boundary: int) -> str:
+    return f"boundary/{boundary}"

@@ -1,5 +1,5 @@
 """Before anything else: which start of the job is this, and are all its ranks here, alike, and ready to
-stop where the first turn is?
+stop at the first agreed boundary?
 
 A restarted job may find the store that its last start left behind, and launchers number starts differently
 on different nodes. So rank 0 numbers them in the store: an *incarnation* is one start of rank 0, and all
@@ -13,8 +13,8 @@ the background and none of them bounded in time:
    all are here, and whether every rank had the same fingerprint. In an old incarnation it is dead: there,
    either nobody ever says it, or it had been said and the count is full, which a newcomer sees.
 2. Each rank that reads "alike" promises a boundary that it will not cross without knowing the first
-   turn. By now all ranks are known to be there, so that this wait ends.
-3. Rank 0 collects the promises and writes the first turn, at the furthest of them.
+   agreed boundary. By now all ranks are known to be there, so that this wait ends.
+3. Rank 0 collects the promises and writes the message for the first agreed boundary, which is the furthest of them.
 
 With a rank missing, step 1 never ends, and training runs untuned.
 """
@@ -25,13 +25,14 @@ import hashlib
 from collections.abc import Callable
 
 from zerotune.agent.agreement.exchange import Exchange
-from zerotune.agent.agreement.protocol import Turn, decode_turn
+from zerotune.agent.agreement.protocol import BoundaryMessage, decode_message
 
 N_INCARNATIONS_KEY = "n_incarnations"
 INCARNATION_KEY = "incarnation"
-FIRST_TURN_KEY = "turn/first"
+FIRST_MESSAGE_KEY = "boundary/first"
 ALIKE = b"alike"
 DIFFERENT = b"different"
+# The keys below `muster/` keep that name, so that ranks of other versions are found to differ.
 
 
 def found_incarnation(exchange: Exchange) -> int:
@@ -71,19 +72,19 @@ def announce_promise(exchange: Exchange, rank: int, boundary: int) -> None:
     exchange.set(promise_key(rank), str(boundary).encode())
 
 
-def write_first_turn(exchange: Exchange, world_size: int, first_turn: Callable[[list[int]], bytes]) -> None:
-    """Step 3, on rank 0: `first_turn` makes the value from all promises."""
+def write_first_message(exchange: Exchange, world_size: int, first_message: Callable[[list[int]], bytes]) -> None:
+    """Step 3, on rank 0: `first_message` makes the bytes from all promises."""
     promises = []
     for rank in range(world_size):
         promises.append(int(exchange.poll(promise_key(rank))))
-    exchange.set(FIRST_TURN_KEY, first_turn(promises))
+    exchange.set(FIRST_MESSAGE_KEY, first_message(promises))
     for rank in range(world_size):
         exchange.delete(promise_key(rank))
 
 
-def read_first_turn(exchange: Exchange) -> Turn:
-    """The first turn, on every rank."""
-    return decode_turn(exchange.poll(FIRST_TURN_KEY))
+def read_first_message(exchange: Exchange) -> BoundaryMessage:
+    """The message for the first agreed boundary, on every rank."""
+    return decode_message(exchange.poll(FIRST_MESSAGE_KEY))
 
 
 def all_key(world_size: int) -> str:

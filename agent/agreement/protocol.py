@@ -1,9 +1,9 @@
 """The agreement protocol as a pure state machine: no threads, no sockets, no clocks.
 
-A *boundary* is the end of an optimizer step, counted from 1 on each rank. A *turn* is a boundary at
-which all ranks read one value, the `Turn` that rank 0 wrote for exactly that boundary when it
-crossed the turn before. Between turns nothing can change. `Follower` is what every rank knows (rank 0
-too: it obeys what it reads back, never what it wrote), `Leader` is how rank 0 chooses the next value.
+A *boundary* is the end of an optimizer step, counted from 1 on each rank. An *agreed boundary* is one at
+which all ranks obey the same `BoundaryMessage`, which rank 0 wrote for exactly that boundary when it
+crossed the agreed boundary before. Between them nothing can change. `Follower` is what every rank knows
+(rank 0 too: it obeys what it reads back, never what it wrote), `Leader` is how rank 0 chooses the next message.
 
 The model checker in tests/agreement drives these very classes through every interleaving.
 """
@@ -23,17 +23,17 @@ BASELINE_PLAN: Final = Plan(epoch=0)
 """What every job starts with and an expired plan gives way to."""
 
 PROMISE_LEAD: Final = 2
-"""Boundaries between a rank's promise and the first one it will not cross without rank 0's word.
+"""Boundaries between a rank's promise and the first one it will not cross without rank 0's message.
 
-One more than the least possible, so that the charter normally arrives while training goes on.
+One more than the least possible, so that the first message normally arrives while training goes on.
 """
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """The value for one boundary: what is in force from there, and where the next value is read.
+class BoundaryMessage(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 says for one boundary: what is in force from there, and at which boundary the next message is due.
 
     `plan` is None to keep the plan in force ("keep"). `n_calls` is rank 0's count of collectives on
-    the world communicator at the turn before, counted from the first turn; negative when there was
+    the world communicator at the agreed boundary before, counted from the first; negative when there was
     none before.
     """
 
@@ -45,148 +45,148 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Turn)
+_decoder = msgspec.msgpack.Decoder(BoundaryMessage)
 
 
-def encode_turn(turn: Turn) -> bytes:
+def encode_message(message: BoundaryMessage) -> bytes:
     """The bytes that travel through the store."""
-    return _encoder.encode(turn)
+    return _encoder.encode(message)
 
 
-def decode_turn(data: bytes) -> Turn:
-    """The turn in `data`.
+def decode_message(data: bytes) -> BoundaryMessage:
+    """The message in `data`.
 
     Raises:
-        WireError: `data` is not a turn of this version, or contradicts itself.
+        WireError: `data` is not a message of this version, or contradicts itself.
     """
     try:
-        turn = _decoder.decode(data)
+        message = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"turn cannot be decoded: {error}") from error
-    if turn.next_boundary <= turn.boundary or (turn.plan is not None and turn.plan.epoch != turn.epoch):
-        raise WireError(f"turn for boundary {turn.boundary} contradicts itself")
-    return turn
+        raise WireError(f"message cannot be decoded: {error}") from error
+    if message.next_boundary <= message.boundary or (message.plan is not None and message.plan.epoch != message.epoch):
+        raise WireError(f"message for boundary {message.boundary} contradicts itself")
+    return message
 
 
 @dataclass(slots=True)
 class Crossing:
-    """What a rank learned when it crossed a turn."""
+    """What a rank learned when it crossed an agreed boundary."""
 
     boundary: int
     n_calls: int
-    """This rank's own count at this turn, from the first turn."""
+    """This rank's own count of collectives at this agreed boundary, from the first one."""
     is_change: bool
     is_lockstep: bool
-    """False when this rank's count at the turn before was not rank 0's."""
+    """False when this rank's count at the agreed boundary before was not rank 0's."""
     is_checked: bool
     """True when a count over at least one full interval was compared."""
 
 
 @dataclass(slots=True)
 class Follower:
-    """One rank's side: which boundary it is at, and what it may not cross without a word."""
+    """One rank's side: which boundary it is at, and what it may not cross without a message."""
 
     boundary: int = 0
     """Boundaries reached so far."""
     due: int | None = None
-    """The next boundary that needs a word from rank 0; None while the muster is not done."""
-    turn: Turn | None = None
-    """That word, once it is here."""
+    """The next boundary that needs a message from rank 0; None before the job has started."""
+    message: BoundaryMessage | None = None
+    """The message for `due`, once it is here."""
     epoch: int = 0
-    n_turns: int = 0
-    """Turns crossed."""
+    n_agreed: int = 0
+    """Agreed boundaries crossed."""
     n_calls_start: int = 0
     n_calls: int = 0
-    """Own count at the last turn, from the first."""
+    """Own count at the last agreed boundary, from the first."""
 
     def promise(self) -> int:
-        """From now on stop at the returned boundary until the first turn is known."""
+        """From now on stop at the returned boundary until the first agreed boundary is known."""
         self.due = self.boundary + PROMISE_LEAD
         return self.due
 
-    def receive(self, turn: Turn) -> None:
-        """Take rank 0's word, which must not lie before what this rank promised.
+    def receive(self, message: BoundaryMessage) -> None:
+        """Take rank 0's message, which must not lie before what this rank promised.
 
         Raises:
-            WireError: the word is for another boundary than the one due.
+            WireError: the message is for another boundary than the one due.
         """
-        is_early = self.due is None or turn.boundary < self.due
-        if is_early or (self.n_turns > 0 and turn.boundary != self.due):
-            raise WireError(f"turn for boundary {turn.boundary} arrived, {self.due} is due")
-        self.due = turn.boundary
-        self.turn = turn
+        is_early = self.due is None or message.boundary < self.due
+        if is_early or (self.n_agreed > 0 and message.boundary != self.due):
+            raise WireError(f"message for boundary {message.boundary} arrived, {self.due} is due")
+        self.due = message.boundary
+        self.message = message
 
     def arrive(self) -> bool:
-        """Reach the next boundary; True when it is a turn, or one that waits to become one."""
+        """Reach the next boundary; True when it is an agreed boundary, or one that waits to become one."""
         self.boundary += 1
         return self.due is not None and self.boundary >= self.due
 
     @property
     def is_blocked(self) -> bool:
-        """The boundary reached needs a word that is not here yet."""
-        return self.due is not None and self.boundary >= self.due and self.turn is None
+        """The boundary reached needs a message that is not here yet."""
+        return self.due is not None and self.boundary >= self.due and self.message is None
 
     @property
-    def is_turn(self) -> bool:
-        """The boundary reached is the one that the word is for."""
-        return self.turn is not None and self.boundary == self.turn.boundary
+    def is_agreed(self) -> bool:
+        """The boundary reached is the one that the message is for."""
+        return self.message is not None and self.boundary == self.message.boundary
 
     def cross(self, n_calls: int) -> Crossing:
-        """Obey the word for the boundary reached; only when `is_turn`.
+        """Obey the message for the boundary reached; only when `is_agreed`.
 
         `n_calls`: collectives that this rank enqueued on the world communicator since it started.
         """
-        turn = self.turn
-        if turn is None or turn.boundary != self.boundary:
-            raise ValueError(f"boundary {self.boundary} is no turn")
-        if self.n_turns == 0:
+        message = self.message
+        if message is None or message.boundary != self.boundary:
+            raise ValueError(f"boundary {self.boundary} is not an agreed one")
+        if self.n_agreed == 0:
             self.n_calls_start = n_calls
         previous = self.n_calls
         self.n_calls = n_calls - self.n_calls_start
         crossing = Crossing(
-            boundary=turn.boundary,
+            boundary=message.boundary,
             n_calls=self.n_calls,
-            is_change=turn.epoch != self.epoch,
-            is_lockstep=self.n_turns == 0 or turn.n_calls == previous,
-            is_checked=self.n_turns >= 2,
+            is_change=message.epoch != self.epoch,
+            is_lockstep=self.n_agreed == 0 or message.n_calls == previous,
+            is_checked=self.n_agreed >= 2,
         )
-        self.n_turns += 1
-        self.epoch = turn.epoch
-        self.due = turn.next_boundary
-        self.turn = None
+        self.n_agreed += 1
+        self.epoch = message.epoch
+        self.due = message.next_boundary
+        self.message = None
         return crossing
 
     def abandon(self) -> None:
         """Never wait again; the plan in force stays."""
         self.due = None
-        self.turn = None
+        self.message = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How far turns lie apart, in boundaries.
+    """How far agreed boundaries lie apart, in boundaries.
 
-    `base` while plans are changing; after `n_quiet` turns without news the distance doubles with each
-    turn up to `limit`. Only rank 0 applies this; the others read `next_boundary`.
+    `base` while plans are changing; after `n_quiet` agreed boundaries without news the distance doubles with each
+    agreed boundary up to `limit`. Only rank 0 applies this; the others read `next_boundary`.
     """
 
     base: int = 1
     limit: int = 8
     n_quiet: int = 8
 
-    def interval(self, n_quiet_turns: int) -> int:
-        """Boundaries to the next turn after `n_quiet_turns` turns without news."""
-        doublings = min(max(0, n_quiet_turns - self.n_quiet), 30)
+    def interval(self, n_quiet_boundaries: int) -> int:
+        """Boundaries to the next agreed one, after `n_quiet_boundaries` agreed ones without news."""
+        doublings = min(max(0, n_quiet_boundaries - self.n_quiet), 30)
         return min(self.base << doublings, max(self.base, self.limit))
 
 
 @dataclass(slots=True)
 class Leader:
-    """Rank 0's side: what the next turn says. Takes offers from a daemon, never waits for one."""
+    """Rank 0's side: what the next message says. Takes offers from a daemon, never waits for one."""
 
     pacing: Pacing = field(default_factory=Pacing)
     plan: Plan = BASELINE_PLAN
-    """The plan in force at the last turn written."""
+    """The plan in force from the last message written."""
     offered: Plan | None = None
     is_daemon_alive: bool = False
     is_confirmed: bool = False
@@ -198,8 +198,8 @@ class Leader:
     """The boundary from which the plan in force is in force."""
     highest: Plan = BASELINE_PLAN
     next_boundary: int = 0
-    """The boundary of the next turn to write."""
-    n_quiet_turns: int = 0
+    """The boundary that the next message is for."""
+    n_quiet_boundaries: int = 0
 
     def offer(self, plan: Plan) -> bool:
         """Take the daemon's latest plan; False when its epoch does not rise."""
@@ -222,7 +222,7 @@ class Leader:
         self.offered = None
 
     def refuse(self, plan: Plan) -> None:
-        """`plan` cannot be staged here, so nobody is asked to."""
+        """`plan` cannot be loaded here, so nobody is asked to."""
         if self.offered is plan:
             self.offered = None
 
@@ -230,15 +230,15 @@ class Leader:
         """Change nothing any more."""
         self.is_frozen = True
 
-    def first_turn(self, promises: Iterable[int]) -> Turn:
-        """The charter: the first turn lies where the last of the ranks has promised to stop."""
+    def first_message(self, promises: Iterable[int]) -> BoundaryMessage:
+        """The first agreed boundary lies where the last of the ranks has promised to stop."""
         boundary = max(promises)
         self.renewed_at = boundary
         self.next_boundary = boundary + self.pacing.interval(0)
-        return Turn(boundary, self.next_boundary, epoch=0, n_calls=-1)
+        return BoundaryMessage(boundary, self.next_boundary, epoch=0, n_calls=-1)
 
     def news(self) -> Plan | None:
-        """The plan that the next turn would bring; None to keep. Stage it before `next_turn`."""
+        """The plan that the next agreed boundary would bring; None to keep. Load it before `next_message`."""
         if self.is_frozen or not self.is_confirmed:
             return None
         if self.offered is not None:
@@ -251,23 +251,23 @@ class Leader:
             return BASELINE_PLAN
         return None
 
-    def next_turn(self, n_calls: int, news: Plan | None) -> Turn:
-        """The value for the next turn, to be written when rank 0 has crossed the one before.
+    def next_message(self, n_calls: int, news: Plan | None) -> BoundaryMessage:
+        """The value for the next agreed boundary, to be written when rank 0 has crossed the one before.
 
-        `n_calls` is rank 0's `Crossing.n_calls` there, `news` what `news()` said and could be staged.
+        `n_calls` is rank 0's `Crossing.n_calls` there, `news` what `news()` said and could be loaded.
         """
         boundary = self.next_boundary
         if self.is_daemon_alive:
             self.renewed_at = boundary
         if news is None:
-            self.n_quiet_turns += 1
+            self.n_quiet_boundaries += 1
         else:
-            self.n_quiet_turns = 0
+            self.n_quiet_boundaries = 0
             self.plan = news
             self.renewed_at = self.adopted_at = boundary
             if news.epoch > self.highest.epoch:
                 self.highest = news
             if self.offered is news:
                 self.offered = None
-        self.next_boundary = boundary + self.pacing.interval(self.n_quiet_turns)
-        return Turn(boundary, self.next_boundary, self.plan.epoch, n_calls, news)
+        self.next_boundary = boundary + self.pacing.interval(self.n_quiet_boundaries)
+        return BoundaryMessage(boundary, self.next_boundary, self.plan.epoch, n_calls, news)

@@ -79,7 +79,7 @@ class Counters:
     n_abandoned_events: int
 
 
-class _CounterWords(ctypes.Structure):
+class _CounterFields(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in Counters.__dataclass_fields__]
 
 
@@ -218,7 +218,7 @@ class Plugin:
         self._tuner_abi = _bind(quick, "tuner_abi", u32)
         self._calls_with_ranks = _bind(library, "calls_with_ranks", ctypes.c_uint64, u32)
         self._row_is_legal = _bind(library, "plan_row_is_legal", ctypes.c_int, pointer)
-        self._stage = _bind(library, "plan_stage", ctypes.c_int, pointer, u32, u32, u32)
+        self._load_plan = _bind(library, "plan_load", ctypes.c_int, pointer, u32, u32, u32)
         self._drain = _bind(library, "drain", count, pointer, count)
         self._drain_costs = _bind(library, "drain_costs", count, pointer, count)
         self._counters = _bind(library, "counters", None, pointer)
@@ -227,9 +227,9 @@ class Plugin:
         self._drained_costs = np.empty(COST_RING_RECORDS, COST_DTYPE)
         self._reset = _bind(library, "reset", None)
 
-    def set_phase(self, phase_word: int) -> None:
+    def set_phase(self, phase_or_region: int) -> None:
         """Say where in the step training is: a Phase's value, or one of the REGION_ codes."""
-        self._set_phase(phase_word)
+        self._set_phase(phase_or_region)
 
     def set_step(self, step: int) -> None:
         """Number of the training step, as records carry it."""
@@ -259,7 +259,7 @@ class Plugin:
         """Most channels a timed collective of this class ran with; 0 = none was timed."""
         return int(self._channels_seen(communicator.n_ranks, communicator.n_nodes))
 
-    def stage_plan(self, plan: Plan) -> None:
+    def load_plan(self, plan: Plan) -> None:
         """Write `plan` beside the active one; lookups go on meanwhile. `flip` makes it active.
 
         Raises:
@@ -268,7 +268,7 @@ class Plugin:
         if not 0 <= plan.epoch < 2**32:
             raise PlanError(f"epoch {plan.epoch} is outside 0..2^32-1")
         rows = _plan_rows(plan.rows)
-        fault = self._stage(rows.ctypes.data, len(rows), plan.epoch, int(plan.gathers_after_step))
+        fault = self._load_plan(rows.ctypes.data, len(rows), plan.epoch, int(plan.gathers_after_step))
         if fault == -1:
             raise PlanError(f"plan of {len(rows)} rows", f"a plan has at most {MAX_PLAN_ROWS}")
         if fault == -2:
@@ -284,7 +284,7 @@ class Plugin:
             raise PlanError("the plan names more than 256 shapes of communicators", "leave out those not in use")
 
     def flip(self, epoch: int) -> bool:
-        """Make the staged plan active; False when it is not of this epoch or was replaced. Under 1 µs."""
+        """Make the loaded plan active; False when it is not of this epoch or was replaced. Under 1 µs."""
         return bool(self._flip(epoch) == 0)
 
     def active_epoch(self) -> int:
@@ -304,9 +304,9 @@ class Plugin:
 
     def counters(self) -> Counters:
         """Counts since the plugin was loaded, over all communicators of this process."""
-        words = _CounterWords()
-        self._counters(ctypes.byref(words))
-        return Counters(*(int(getattr(words, name)) for name in Counters.__dataclass_fields__))
+        counts = _CounterFields()
+        self._counters(ctypes.byref(counts))
+        return Counters(*(int(getattr(counts, name)) for name in Counters.__dataclass_fields__))
 
     def n_dropped(self) -> int:
         """Records lost to a full ring so far."""
@@ -329,7 +329,7 @@ class Plugin:
         return LAYOUT_VERSION
 
     def reset(self) -> None:
-        """Forget plans, records, counters, words and the history of communicators: for tests."""
+        """Forget plans, records, counters, shared state and the history of communicators: for tests."""
         self._reset()
 
 

@@ -2,7 +2,7 @@
 
 Rank 0 and one more rank are real `Agreement`s whose boundaries are timed. All others are stubs: sockets
 in one process that send the store exactly the requests a rank's background thread sends (wait for the
-next turn's key, then its value, now and then an acknowledgement). The store runs in a process of its own,
+next message's key, then its value, now and then an acknowledgement). The store runs in a process of its own,
 as `torchrun` has it.
 """
 
@@ -26,11 +26,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from zerotune.agent.agreement import Agreement, Pacing, pacing_for
-from zerotune.agent.agreement import job_start as muster
-from zerotune.agent.agreement.agreement import CONFIRMED_KEY, TURNS_PER_ACKNOWLEDGEMENT
+from zerotune.agent.agreement import Agreement, Pacing, job_start, pacing_for
+from zerotune.agent.agreement.agreement import BOUNDARIES_PER_ACKNOWLEDGEMENT, CONFIRMED_KEY
 from zerotune.agent.agreement.plan_table import PlanTable
-from zerotune.agent.agreement.protocol import decode_turn
+from zerotune.agent.agreement.protocol import decode_message
 from zerotune.store.records import (
     Algorithm,
     Candidate,
@@ -62,7 +61,7 @@ def text(key: str) -> bytes:
 
 
 class StubRank:
-    """One connection that reads each turn as a rank does. States: waiting, reading, counting."""
+    """One connection that reads each message as a rank does. States: waiting, reading, counting."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection((LOOPBACK, port))
@@ -72,7 +71,7 @@ class StubRank:
         self.key = ""
         self.buffer = b""
         self.n_requests = 0
-        self.n_turns = 0
+        self.n_agreed = 0
 
     def wait(self, key: str) -> None:
         self.state, self.key, self.buffer = "waiting", key, b""
@@ -80,7 +79,7 @@ class StubRank:
 
     def acknowledge(self) -> None:
         self.state = "counting"
-        self._send(struct.pack("<B", ADD) + text(f"read/{self.n_turns}") + struct.pack("<q", 1))
+        self._send(struct.pack("<B", ADD) + text(f"read/{self.n_agreed}") + struct.pack("<q", 1))
 
     def on_data(self) -> bytes | None:
         """The value, once it is complete."""
@@ -119,8 +118,8 @@ def serve(pipe: Connection) -> None:
         pipe.send(usage.ru_utime + usage.ru_stime)
 
 
-def follow_turns(port: int, n_stubs: int, pipe: Connection) -> None:
-    """All stub ranks: read turn after turn until told to stop, then send what it took."""
+def follow_messages(port: int, n_stubs: int, pipe: Connection) -> None:
+    """All stub ranks: read message after message until told to stop, then send what it took."""
     raise_file_limit()
     stubs = [StubRank(port) for _ in range(n_stubs)]
     selector = selectors.DefaultSelector()
@@ -129,7 +128,7 @@ def follow_turns(port: int, n_stubs: int, pipe: Connection) -> None:
     pipe.send("connected")
     pipe.recv()
     for stub in stubs:
-        stub.wait(muster.FIRST_TURN_KEY)
+        stub.wait(job_start.FIRST_MESSAGE_KEY)
     spread_ms: list[float] = []
     arrivals: dict[str, list[float]] = {}
     while True:
@@ -152,9 +151,9 @@ def follow_turns(port: int, n_stubs: int, pipe: Connection) -> None:
             if len(times) == n_stubs:
                 spread_ms.append((times[-1] - times[0]) * 1e3)
                 del arrivals[stub.key]
-            stub.n_turns += 1
-            next_key = f"turn/{decode_turn(value).next_boundary}"
-            if stub.n_turns % TURNS_PER_ACKNOWLEDGEMENT == 0:
+            stub.n_agreed += 1
+            next_key = f"boundary/{decode_message(value).next_boundary}"
+            if stub.n_agreed % BOUNDARIES_PER_ACKNOWLEDGEMENT == 0:
                 stub.key = next_key
                 stub.acknowledge()
             else:
@@ -165,10 +164,10 @@ class StubPlugin:
     """Plans cost nothing here: the plugin has benchmarks of its own."""
 
     def __init__(self) -> None:
-        self.staged = self.active = 0
+        self.loaded = self.active = 0
 
-    def stage_plan(self, plan: Plan) -> None:
-        self.staged = plan.epoch
+    def load_plan(self, plan: Plan) -> None:
+        self.loaded = plan.epoch
 
     def flip(self, epoch: int) -> bool:
         self.active = epoch
@@ -201,28 +200,28 @@ def train(port: int, rank: int, world_size: int, step_s: float, pacing: Pacing, 
     epoch = 0
     while (order := pipe.recv()) is not None:
         mode, n_boundaries = order
-        n_requests, n_turns, n_waits = agreement.n_store_requests, agreement.n_turns, agreement.n_waits
-        all_us, turn_us = [], []
+        n_requests, n_agreed, n_waits = agreement.n_store_requests, agreement.n_agreed, agreement.n_waits
+        all_us, agreed_us = [], []
         while n_boundaries > 0:
             if mode == "changing" and plugin.active == epoch:
                 epoch += 1
                 agreement.offer(plan(epoch))
             time.sleep(step_s)
-            n_before = agreement.n_turns
+            n_before = agreement.n_agreed
             start_ns = time.perf_counter_ns()
             agreement.boundary()
             took_us = (time.perf_counter_ns() - start_ns) / 1e3
             all_us.append(took_us)
-            if agreement.n_turns > n_before:
-                turn_us.append(took_us)
-            # Warming up ends when the ranks have mustered and confirmed that they are in step.
-            n_boundaries -= 1 if mode != "warm" or agreement.n_turns > 3 else 0
+            if agreement.n_agreed > n_before:
+                agreed_us.append(took_us)
+            # Warming up ends when the ranks have started and confirmed that they are in step.
+            n_boundaries -= 1 if mode != "warm" or agreement.n_agreed > 3 else 0
         pipe.send(
             {
                 "boundary_us": all_us,
-                "turn_us": turn_us,
+                "agreed_us": agreed_us,
                 "n_requests": agreement.n_store_requests - n_requests,
-                "n_turns": agreement.n_turns - n_turns,
+                "n_agreed": agreement.n_agreed - n_agreed,
                 "n_waits": agreement.n_waits - n_waits,
                 "n_adopted": epoch,
             }
@@ -231,13 +230,13 @@ def train(port: int, rank: int, world_size: int, step_s: float, pacing: Pacing, 
 
 
 def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
-    """Take the stubs through the muster and the lockstep check, which happen once per job."""
+    """Take the stubs through the job start and the lockstep check, which happen once per job."""
     store = dist.PrefixStore(str(INCARNATION), client(port))
     for rank in range(2, 2 + n_stubs):
-        store.set(muster.promise_key(rank), "2")
+        store.set(job_start.promise_key(rank), "2")
     store.add(CONFIRMED_KEY, n_stubs)
-    store.add(muster.member_key(fingerprint), n_stubs)
-    store.add(muster.all_key(2 + n_stubs), n_stubs)
+    store.add(job_start.member_key(fingerprint), n_stubs)
+    store.add(job_start.all_key(2 + n_stubs), n_stubs)
 
 
 def measure(
@@ -257,7 +256,7 @@ def measure(
 
     server = spawn(serve)
     port = server.recv()
-    stubs = spawn(follow_turns, port, world_size - 2)
+    stubs = spawn(follow_messages, port, world_size - 2)
     stubs.recv()
     ranks = [spawn(train, port, rank, world_size, step_s, pacing) for rank in range(2)]
     fingerprint, _ = (pipe.recv() for pipe in ranks)
@@ -277,10 +276,10 @@ def measure(
         figures[mode] = {
             "boundary_p50_us": statistics.median(follower["boundary_us"]),
             "boundary_p99_us": sorted(follower["boundary_us"])[int(0.99 * n_seen)],
-            "turn_p50_us": statistics.median(follower["turn_us"] or [0.0]),
-            "leader_turn_p50_us": statistics.median(leader["turn_us"] or [0.0]),
+            "agreed_p50_us": statistics.median(follower["agreed_us"] or [0.0]),
+            "leader_agreed_p50_us": statistics.median(leader["agreed_us"] or [0.0]),
             "n_boundaries": n_seen,
-            "n_turns": follower["n_turns"],
+            "n_agreed": follower["n_agreed"],
             "n_waits": follower["n_waits"],
             "requests_per_boundary": n_requests / n_seen,
             "store_cpu_us_per_request": store_s * 1e6 / max(1, n_requests),
@@ -326,7 +325,7 @@ def main() -> None:
         ]
     table = {}
     print(
-        f"{'run':42} {'mode':9} {'boundary':>9} {'p99':>8} {'turn':>7} {'waits':>6} "
+        f"{'run':42} {'mode':9} {'boundary':>9} {'p99':>8} {'agreed':>7} {'waits':>6} "
         f"{'requests/':>9} {'store CPU':>9} {'spread':>7}"
     )
     print(f"{'':42} {'':9} {'p50 us':>9} {'us':>8} {'p50 us':>7} {'':>6} {'boundary':>9} {'us/req':>9} {'ms':>7}")
@@ -336,7 +335,7 @@ def main() -> None:
             f = figures[mode]
             print(
                 f"{name:42} {mode:9} {f['boundary_p50_us']:9.1f} {f['boundary_p99_us']:8.0f} "
-                f"{f['turn_p50_us']:7.0f} {f['n_waits']:2.0f}/{f['n_turns']:3.0f} "
+                f"{f['agreed_p50_us']:7.0f} {f['n_waits']:2.0f}/{f['n_agreed']:3.0f} "
                 f"{f['requests_per_boundary']:9.0f} {f['store_cpu_us_per_request']:9.1f} {f['spread_ms']:7.0f}",
                 flush=True,
             )
@@ -346,7 +345,7 @@ def main() -> None:
 
         results = [
             result("boundary_p50_us_4096_ranks", shipped["changing"]["boundary_p50_us"], "us", 50.0),
-            result("turn_p50_us_4096_ranks", shipped["changing"]["turn_p50_us"], "us", 50.0),
+            result("agreed_p50_us_4096_ranks", shipped["changing"]["agreed_p50_us"], "us", 50.0),
             result("store_requests_per_boundary_4096_ranks", shipped["changing"]["requests_per_boundary"], "1", None),
         ]
         environment = {

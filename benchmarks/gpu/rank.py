@@ -112,7 +112,7 @@ class Rank:
         """Every rank is here between the same two collectives, as at a boundary of training."""
         self._epoch += 1
         row = PlanRow(shape, collective, Phase.other, 1, EVERY_SIZE, candidate)
-        self.plugin.stage_plan(Plan(self._epoch, () if candidate == BASELINE else (row,)))
+        self.plugin.load_plan(Plan(self._epoch, () if candidate == BASELINE else (row,)))
         if not self.plugin.flip(self._epoch):
             raise RuntimeError(f"the plan of epoch {self._epoch} could not be adopted")
 

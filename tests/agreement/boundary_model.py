@@ -13,7 +13,7 @@ watchdog, with its job.
 
 A restart replaces all ranks and leaves the store as it is; nobody tells the new ranks which start this is.
 
-`Bounds.reduced` leaves out interleavings that change nothing: a rank that has mustered and whose next step
+`Bounds.reduced` leaves out interleavings that change nothing: a rank that has started and whose next step
 touches nothing but itself takes it at once. That is sound for the real classes only, so mutants run without,
 and a test compares what both find.
 """
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from zerotune.agent.agreement.protocol import Follower, Leader, Pacing, Turn
+from zerotune.agent.agreement.protocol import BoundaryMessage, Follower, Leader, Pacing
 from zerotune.store.errors import WireError
 from zerotune.store.records import FirstLook, Plan
 
@@ -53,8 +53,8 @@ class Bounds:
     n_losses: int = 0
     """Ranks that may lose the store."""
     reduced: bool = False
-    muster: bool = True
-    """False starts from a finished muster and confirmed lockstep, to spend the bounds on turns."""
+    with_start: bool = True
+    """False starts from a finished job start and confirmed lockstep, to spend the bounds on agreed boundaries."""
 
 
 @dataclass
@@ -66,9 +66,9 @@ class Rank:
     """Its background thread has no store any more."""
     n_calls: int = 0
     """Collectives enqueued; also the number of boundaries in the program so far."""
-    n_calls_at_turn: int = 0
+    n_calls_at_agreed: int = 0
     crossed: int = 0
-    """Boundary of the last turn crossed."""
+    """The last agreed boundary crossed."""
     has_confirmed: bool = False
     must_report: bool = False
     must_confirm: bool = False
@@ -89,7 +89,7 @@ class State:
     epochs: dict[int, int] = field(default_factory=dict)
     """Epoch of call k, as the first rank to enqueue it saw it."""
     deadline: tuple[int, int] | None = None
-    """An offer's epoch, and the turn at which rank 0 must adopt it or a later one."""
+    """An offer's epoch, and the agreed boundary at which rank 0 must adopt it or a later one."""
     look: tuple[int, int] | None = None
     """A first look's epoch, and the boundary at which rank 0 must end it."""
 
@@ -136,7 +136,7 @@ class Model:
             self.leader_type(self.bounds.pacing),
         )
         state.ranks[0].background = "found"
-        if not self.bounds.muster:
+        if not self.bounds.with_start:
             state.store[("n_incarnations",)] = state.store[("begun", 1)] = 1
             for rank in state.ranks:
                 rank.incarnation = 1
@@ -148,7 +148,7 @@ class Model:
             state.store[self.key(leader, "verdict")] = True
             state.store[self.key(leader, "confirmed")] = self.bounds.n_ranks
             state.leader.is_confirmed = True
-            state.store[self.key(leader, FIRST)] = state.leader.first_turn([1] * self.bounds.n_ranks)
+            state.store[self.key(leader, FIRST)] = state.leader.first_message([1] * self.bounds.n_ranks)
         return state
 
     def key(self, rank: Rank, name: object) -> tuple[object, ...]:
@@ -157,8 +157,8 @@ class Model:
     def actions(self, state: State) -> Iterator[Action]:
         """Everything but the daemon and restarts: what must make progress alone."""
         for index, rank in enumerate(state.ranks):
-            if rank.follower.is_blocked or rank.follower.is_turn:
-                if rank.follower.is_turn and rank.background == "idle":
+            if rank.follower.is_blocked or rank.follower.is_agreed:
+                if rank.follower.is_agreed and rank.background == "idle":
                     yield f"rank {index} crosses", lambda s, i=index: self.cross(s, i)
             elif rank.n_calls < self.bounds.n_boundaries:
                 yield f"rank {index} steps", lambda s, i=index: self.step(s, i)
@@ -173,17 +173,17 @@ class Model:
                 yield f"rank {index} gives up", lambda s, i=index: self.give_up(s, i)
 
     def may_give_up(self, state: State, index: int, is_quiet: bool) -> bool:
-        """Nothing else can happen any more, and no peer has gone on with the word that this rank lacks."""
+        """Nothing else can happen any more, and no peer has gone on with the message that this rank lacks."""
         boundary = state.ranks[index].follower.boundary
         return is_quiet and state.n_losses > 0 and all(rank.crossed < boundary for rank in state.ranks)
 
     def local_action(self, state: State) -> Action | None:
-        """An action of a mustered rank that commutes with all others and that no other can prevent."""
+        """An action of a started rank that commutes with all others and that no other can prevent."""
         for index, rank in enumerate(state.ranks):
             if rank.background not in ("receive", "idle", "report", "publish"):
                 continue
             follower = rank.follower
-            if follower.is_turn:
+            if follower.is_agreed:
                 if index and rank.background == "idle":
                     return f"rank {index} crosses", lambda s, i=index: self.cross(s, i)
             elif not follower.is_blocked and rank.n_calls < self.bounds.n_boundaries:
@@ -233,13 +233,13 @@ class Model:
         rank = state.ranks[index]
         crossing = rank.follower.cross(rank.n_calls)
         rank.crossed = crossing.boundary
-        if index == 0 and state.deadline and rank.follower.n_turns >= state.deadline[1]:
+        if index == 0 and state.deadline and rank.follower.n_agreed >= state.deadline[1]:
             if rank.follower.epoch < state.deadline[0]:
-                raise Violation(f"epoch {state.deadline[0]} not adopted by turn {state.deadline[1]}")
+                raise Violation(f"epoch {state.deadline[0]} not adopted by agreed boundary {state.deadline[1]}")
             state.deadline = None
         if index == 0 and self.bounds.look_boundaries:
             self.watch_first_look(state, crossing.boundary)
-        rank.n_calls_at_turn = crossing.n_calls
+        rank.n_calls_at_agreed = crossing.n_calls
         rank.must_report = not crossing.is_lockstep
         rank.must_confirm = crossing.is_lockstep and crossing.is_checked and not rank.has_confirmed
         next_step = "receive" if index else "publish"
@@ -270,11 +270,11 @@ class Model:
             return has("verdict") or self.has_begun(state, rank.incarnation + 1)
         if rank.background == "judge":
             return state.store[self.key(rank, "all")] >= self.bounds.n_ranks
-        if rank.background == "charter":
+        if rank.background == "write_first":
             return len(state.store[self.key(rank, "promises")]) == self.bounds.n_ranks
         if rank.background == "receive":
-            first = rank.follower.n_turns == 0
-            return rank.follower.turn is None and has(FIRST if first else rank.follower.due)
+            first = rank.follower.n_agreed == 0
+            return rank.follower.message is None and has(FIRST if first else rank.follower.due)
         return rank.background != "idle"
 
     def work(self, state: State, index: int) -> None:
@@ -318,27 +318,27 @@ class Model:
         key = self.key(rank, "promises")
         promises = (*state.store.get(key, ()), rank.follower.promise())
         state.store[key] = tuple(sorted(promises))
-        rank.background = "receive" if index else "charter"
+        rank.background = "receive" if index else "write_first"
 
-    def charter(self, state: State, index: int) -> None:
+    def write_first(self, state: State, index: int) -> None:
         rank = state.ranks[index]
         promises = state.store.pop(self.key(rank, "promises"))
-        state.store[self.key(rank, FIRST)] = state.leader.first_turn(promises)
+        state.store[self.key(rank, FIRST)] = state.leader.first_message(promises)
         rank.background = "receive"
 
     def receive(self, state: State, index: int) -> None:
         rank = state.ranks[index]
-        name = FIRST if rank.follower.n_turns == 0 else rank.follower.due
-        turn = state.store[self.key(rank, name)]
-        assert isinstance(turn, Turn)
-        rank.follower.receive(turn)
+        name = FIRST if rank.follower.n_agreed == 0 else rank.follower.due
+        message = state.store[self.key(rank, name)]
+        assert isinstance(message, BoundaryMessage)
+        rank.follower.receive(message)
         rank.background = "idle"
         self.forget_read(state, rank, name)
 
     def forget_read(self, state: State, rank: Rank, name: object) -> None:
         """Keep states small: a value that every rank has moved past is gone, as acknowledged reads do."""
         done = all(
-            r.follower.n_turns > 0 and r.follower.due is not None and r.follower.due > name
+            r.follower.n_agreed > 0 and r.follower.due is not None and r.follower.due > name
             for r in state.ranks
             if isinstance(name, int)
         )
@@ -365,10 +365,10 @@ class Model:
         if news is not None and not leader.is_confirmed:
             raise Violation("a plan was published before all ranks confirmed lockstep")
         before = leader.plan
-        turn = leader.next_turn(rank.n_calls_at_turn, news)
+        message = leader.next_message(rank.n_calls_at_agreed, news)
         if leader.is_frozen and leader.plan != before:
             raise Violation("the plan changed although ranks are out of step")
-        state.store[self.key(rank, turn.boundary)] = turn
+        state.store[self.key(rank, message.boundary)] = message
         rank.background = "receive"
 
     # outside
@@ -383,7 +383,7 @@ class Model:
         if not state.leader.offer(plan):
             raise Violation(f"a rising epoch {plan.epoch} was refused")
         if state.leader.is_confirmed and self.bounds.skips_boundary is None:
-            state.deadline = (plan.epoch, state.ranks[0].follower.n_turns + 2)
+            state.deadline = (plan.epoch, state.ranks[0].follower.n_agreed + 2)
 
     def die(self, state: State) -> None:
         state.n_daemon_events += 1

@@ -18,22 +18,22 @@ from zerotune.store.records import Plan
 
 
 class StubPlugin:
-    """The plugin's plan words: one table in force, one staged, nothing else."""
+    """The plugin's plan tables: one table in force, one loaded, nothing else."""
 
     def __init__(self, refuses: frozenset[int] = frozenset()) -> None:
         self._active = 0
-        self._staged: int | None = None
+        self._loaded: int | None = None
         self._refuses = refuses
 
-    def stage_plan(self, plan: Plan) -> None:
+    def load_plan(self, plan: Plan) -> None:
         if plan.epoch in self._refuses:
             raise PlanError(f"epoch {plan.epoch} names an illegal cell")
-        self._staged = plan.epoch
+        self._loaded = plan.epoch
 
     def flip(self, epoch: int) -> bool:
-        if self._staged != epoch:
+        if self._loaded != epoch:
             return False
-        self._active, self._staged = epoch, None
+        self._active, self._loaded = epoch, None
         return True
 
     def active_epoch(self) -> int:
@@ -80,9 +80,9 @@ def run_rank(
         timeout_s=20,
         pacing=Pacing(base=1, limit=1),
     )
-    while agreement.state == "mustering":
+    while agreement.state == "starting":
         time.sleep(0.001)
-    pipe.send("mustered")
+    pipe.send("started")
     pipe.recv()
     stop = threading.Event()
 

@@ -36,7 +36,7 @@ def start(port: int, n_ranks: int, n_steps: int, seed: int = 0, **options: objec
         process.start()
         job.append((process, ours))
     for _, pipe in job:
-        assert pipe.poll(60), "a rank did not muster"
+        assert pipe.poll(60), "a rank did not start"
         pipe.recv()
     for _, pipe in job:
         pipe.send("go")
@@ -85,7 +85,7 @@ def test_two_jobs_on_one_store_keep_apart(port: int) -> None:
 
 def test_killed_job_restarts_from_nothing(port: int) -> None:
     killed = start(port, 2, n_steps=10**9)
-    # Let it come far enough to leave turns and counters behind.
+    # Let it come far enough to leave messages and counters behind.
     connect(port).get("1/lockstep/all")
     for process, _ in killed:
         assert process.pid is not None

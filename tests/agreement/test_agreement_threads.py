@@ -11,11 +11,10 @@ import pytest
 import torch.distributed as dist
 from job_stubs import StubPlugin
 
-from zerotune.agent.agreement import Agreement, Pacing, pacing_for
-from zerotune.agent.agreement import job_start as muster
+from zerotune.agent.agreement import Agreement, Pacing, job_start, pacing_for
 from zerotune.agent.agreement.exchange import Closed, Exchange
 from zerotune.agent.agreement.plan_table import PlanTable
-from zerotune.agent.agreement.protocol import Turn, decode_turn, encode_turn
+from zerotune.agent.agreement.protocol import BoundaryMessage, decode_message, encode_message
 from zerotune.store.errors import RankDisagreement, WireError
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, FirstLook, Phase, Plan, PlanRow
 
@@ -54,9 +53,9 @@ class Job:
         return list(self._pool.map(Agreement.boundary, self.ranks))
 
     def until_agreeing(self) -> None:
-        """Past muster and probation, so that offers are taken."""
+        """Past job start and probation, so that offers are taken."""
         deadline = time.monotonic() + 20
-        while min(rank.n_turns for rank in self.ranks) < 5:
+        while min(rank.n_agreed for rank in self.ranks) < 5:
             assert time.monotonic() < deadline
             self.step()
 
@@ -139,7 +138,7 @@ def test_epochs_that_do_not_rise_are_refused(job: Any) -> None:
     assert leader.n_refused_plans == 3
 
 
-def test_a_plan_that_rank_0_cannot_stage_is_never_published(job: Any) -> None:
+def test_a_plan_that_rank_0_cannot_load_is_never_published(job: Any) -> None:
     ranks = job(2, refuses={0: frozenset({1})})
     ranks.until_agreeing()
     ranks.ranks[0].offer(Plan(1))
@@ -153,7 +152,7 @@ def test_a_rank_that_cannot_follow_says_so_instead_of_diverging(job: Any) -> Non
     ranks = job(2, refuses={1: frozenset({1})})
     ranks.until_agreeing()
     ranks.ranks[0].offer(Plan(1))
-    with pytest.raises(RankDisagreement, match="rank 1 cannot stage the plan of epoch 1"):
+    with pytest.raises(RankDisagreement, match="rank 1 cannot load the plan of epoch 1"):
         ranks.step(), ranks.step(), ranks.step()
 
 
@@ -176,7 +175,7 @@ def test_ranks_of_different_versions_train_on_untuned() -> None:
     store = dist.HashStore()
     pair = [Agreement(store, r, 2, PlanTable(StubPlugin()), lambda: 0, fingerprint=f"layout {r}") for r in range(2)]
     deadline = time.monotonic() + 20
-    while any(rank.state == "mustering" for rank in pair):
+    while any(rank.state == "starting" for rank in pair):
         assert time.monotonic() < deadline
         assert [rank.boundary() for rank in pair] == [0, 0]
     pair[0].offer(Plan(1))
@@ -189,7 +188,7 @@ def test_ranks_of_different_versions_train_on_untuned() -> None:
 def test_a_missing_rank_is_never_waited_for() -> None:
     alone = Agreement(dist.HashStore(), 1, 2, PlanTable(StubPlugin()), lambda: 0)
     assert [alone.boundary() for _ in range(1000)] == [0] * 1000
-    assert (alone.state, alone.n_waits) == ("mustering", 0)
+    assert (alone.state, alone.n_waits) == ("starting", 0)
     alone.close()
 
 
@@ -197,7 +196,7 @@ def test_a_missing_rank_is_never_waited_for() -> None:
 def test_a_restarted_job_takes_nothing_from_what_the_store_still_holds(
     job: Any, n_before: int, n_came: int, n_after: int
 ) -> None:
-    """`n_came` of `n_before` ranks had mustered before; the new rank 0 comes last."""
+    """`n_came` of `n_before` ranks had started before; the new rank 0 comes last."""
     store = dist.HashStore()
     if n_came == n_before:
         first = job(n_before, store=store)
@@ -209,17 +208,17 @@ def test_a_restarted_job_takes_nothing_from_what_the_store_still_holds(
     else:
         for number in range(n_came):
             dead = Agreement(store, number, n_before, PlanTable(StubPlugin()), lambda: 0)
-            while store.add(f"1/{muster.all_key(n_before)}", 0) <= number:
+            while store.add(f"1/{job_start.all_key(n_before)}", 0) <= number:
                 time.sleep(0.001)
             dead.close()
     early = [Agreement(store, r, n_after, PlanTable(StubPlugin()), lambda: 0) for r in range(1, n_after)]
     for rank in early:
         assert [rank.boundary() for _ in range(500)] == [0] * 500
     time.sleep(0.05)
-    assert {(rank.state, rank.n_waits, rank.incarnation) for rank in early} == {("mustering", 0, None)}
+    assert {(rank.state, rank.n_waits, rank.incarnation) for rank in early} == {("starting", 0, None)}
     late = Agreement(store, 0, n_after, PlanTable(StubPlugin()), lambda: 0, pacing=EVERY)
     deadline = time.monotonic() + 20
-    while any(rank.state == "mustering" for rank in [late, *early]):
+    while any(rank.state == "starting" for rank in [late, *early]):
         assert time.monotonic() < deadline
         time.sleep(0.001)
     assert {(rank.state, rank.incarnation) for rank in [late, *early]} == {("agreeing", 2)}
@@ -239,20 +238,20 @@ def test_silence_of_rank_0_ends_in_the_plan_in_force(job: Any) -> None:
     assert follower.boundary() == 0
 
 
-def test_quiet_turns_lie_further_apart(job: Any) -> None:
+def test_quiet_boundaries_lie_further_apart(job: Any) -> None:
     ranks = job(2, pacing=Pacing(base=1, limit=4, n_quiet=2))
     ranks.until_agreeing()
     for _ in range(10):
         ranks.step()
-    before = ranks.ranks[1].n_turns
+    before = ranks.ranks[1].n_agreed
     for _ in range(40):
         ranks.step()
-    assert ranks.ranks[1].n_turns - before == 10
+    assert ranks.ranks[1].n_agreed - before == 10
     ranks.ranks[0].offer(Plan(1))
     assert [ranks.step() for _ in range(8)][-1] == [1, 1]
 
 
-def test_read_turns_are_deleted(job: Any) -> None:
+def test_read_messages_are_deleted(job: Any) -> None:
     ranks = job(2)
     for _ in range(700):
         ranks.step()
@@ -264,10 +263,10 @@ def test_interval_grows_with_the_world() -> None:
     assert pacing_for(4096).base > pacing_for(1024).base >= 1
 
 
-def test_a_turn_survives_the_wire() -> None:
+def test_a_message_survives_the_wire() -> None:
     row = PlanRow(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 1, 2, BASELINE)
-    turn = Turn(5, 6, 3, 17, Plan(3, (row,)))
-    assert decode_turn(encode_turn(turn)) == turn
+    message = BoundaryMessage(5, 6, 3, 17, Plan(3, (row,)))
+    assert decode_message(encode_message(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -275,14 +274,14 @@ def test_a_turn_survives_the_wire() -> None:
     [
         b"",
         b"\xff",
-        encode_turn(Turn(5, 6, 3, 0))[:-1],
-        encode_turn(Turn(5, 5, 3, 0)),
-        encode_turn(Turn(5, 6, 3, 0, Plan(4))),
+        encode_message(BoundaryMessage(5, 6, 3, 0))[:-1],
+        encode_message(BoundaryMessage(5, 5, 3, 0)),
+        encode_message(BoundaryMessage(5, 6, 3, 0, Plan(4))),
     ],
 )
-def test_a_broken_turn_is_refused(data: bytes) -> None:
+def test_a_broken_message_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
-        decode_turn(data)
+        decode_message(data)
 
 
 def test_a_blocking_read_can_be_called_off() -> None:

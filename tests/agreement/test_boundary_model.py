@@ -7,40 +7,40 @@ from dataclasses import replace
 import pytest
 from boundary_model import FIRST, Bounds, Model, State, Violation, explore
 
-from zerotune.agent.agreement.protocol import Follower, Leader, Pacing, Turn
+from zerotune.agent.agreement.protocol import BoundaryMessage, Follower, Leader, Pacing
 from zerotune.store.records import Plan
 
-SMALL = Bounds(n_ranks=2, n_boundaries=4, n_daemon_events=3, expires_after=1, muster=False)
-FOUR = Bounds(n_ranks=4, muster=False, reduced=True)
+SMALL = Bounds(n_ranks=2, n_boundaries=4, n_daemon_events=3, expires_after=1, with_start=False)
+FOUR = Bounds(n_ranks=4, with_start=False, reduced=True)
 GROWING = Pacing(base=1, limit=4, n_quiet=1)
 
 QUICK = {
-    "2 ranks, muster and probation": Bounds(n_boundaries=6, n_daemon_events=1, reduced=True),
+    "2 ranks, job start and probation": Bounds(n_boundaries=6, n_daemon_events=1, reduced=True),
     "2 ranks, restart": Bounds(n_boundaries=2, n_daemon_events=0, n_restarts=1),
-    "2 ranks, restart under way": Bounds(n_boundaries=2, n_daemon_events=1, n_restarts=1, muster=False),
+    "2 ranks, restart under way": Bounds(n_boundaries=2, n_daemon_events=1, n_restarts=1, with_start=False),
     "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2, reduced=True),
     "2 ranks, lost": replace(SMALL, n_boundaries=3, n_losses=2, n_daemon_events=2),
-    "3 ranks": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=1, muster=False),
+    "3 ranks": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=1, with_start=False),
     "out of step": replace(SMALL, n_boundaries=4, skips_boundary=1, n_daemon_events=2),
-    "3 ranks, muster": Bounds(n_ranks=3, n_boundaries=4, n_daemon_events=1, reduced=True),
-    "4 ranks": Bounds(n_ranks=4, n_boundaries=6, n_daemon_events=3, muster=False, reduced=True),
-    "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=1, n_losses=1, muster=False, reduced=True),
+    "3 ranks, job start": Bounds(n_ranks=3, n_boundaries=4, n_daemon_events=1, reduced=True),
+    "4 ranks": Bounds(n_ranks=4, n_boundaries=6, n_daemon_events=3, with_start=False, reduced=True),
+    "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=1, n_losses=1, with_start=False, reduced=True),
     "2 ranks, first looks": replace(SMALL, n_boundaries=6, look_boundaries=2, reduced=True),
     "3 ranks, first looks": replace(SMALL, n_ranks=3, n_boundaries=5, look_boundaries=1, reduced=True),
 }
 LONG = {
     "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2),
-    "2 ranks, muster and probation": Bounds(n_boundaries=7, n_daemon_events=1),
+    "2 ranks, job start and probation": Bounds(n_boundaries=7, n_daemon_events=1),
     "2 ranks, expiry": replace(SMALL, n_boundaries=6, expires_after=2),
     "2 ranks": Bounds(n_boundaries=8, n_daemon_events=3),
     "2 ranks, restart": Bounds(n_boundaries=3, n_daemon_events=1, n_restarts=1, reduced=True),
     "3 ranks, restart": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=0, n_restarts=1, reduced=True),
-    "3 ranks": Bounds(n_ranks=3, n_boundaries=5, n_daemon_events=2, muster=False),
-    "3 ranks, growing interval": Bounds(n_ranks=3, n_boundaries=6, n_daemon_events=2, muster=False, pacing=GROWING),
-    "3 ranks, lost": Bounds(n_ranks=3, n_boundaries=4, n_daemon_events=2, n_losses=2, muster=False, reduced=True),
+    "3 ranks": Bounds(n_ranks=3, n_boundaries=5, n_daemon_events=2, with_start=False),
+    "3 ranks, growing interval": Bounds(n_ranks=3, n_boundaries=6, n_daemon_events=2, with_start=False, pacing=GROWING),
+    "3 ranks, lost": Bounds(n_ranks=3, n_boundaries=4, n_daemon_events=2, n_losses=2, with_start=False, reduced=True),
     "4 ranks": replace(FOUR, n_boundaries=7, n_daemon_events=4),
-    "4 ranks, muster": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=0, reduced=True),
-    "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=1, n_losses=2, muster=False, reduced=True),
+    "4 ranks, job start": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=0, reduced=True),
+    "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=1, n_losses=2, with_start=False, reduced=True),
     "4 ranks, growing interval": replace(FOUR, n_boundaries=12, n_daemon_events=4, pacing=GROWING),
     "4 ranks, out of step": replace(FOUR, n_boundaries=6, n_daemon_events=3, skips_boundary=1),
     "4 ranks, first looks": replace(FOUR, n_boundaries=8, n_daemon_events=4, look_boundaries=2, expires_after=3),
@@ -108,12 +108,12 @@ def test_first_looks_end_by_themselves_and_give_way_to_newer_plans() -> None:
 
 
 class FlipsOnReceipt(Follower):
-    def receive(self, turn: Turn) -> None:
-        super().receive(turn)
-        self.epoch = turn.epoch
+    def receive(self, message: BoundaryMessage) -> None:
+        super().receive(message)
+        self.epoch = message.epoch
 
 
-class CrossesWithoutWord(Follower):
+class CrossesWithoutMessage(Follower):
     @property
     def is_blocked(self) -> bool:
         return False
@@ -126,9 +126,9 @@ class IgnoresPromise(Follower):
         assert promised is not None
         return promised
 
-    def receive(self, turn: Turn) -> None:
-        self.due = turn.boundary
-        self.turn = turn if turn.boundary > self.boundary else None
+    def receive(self, message: BoundaryMessage) -> None:
+        self.due = message.boundary
+        self.message = message if message.boundary > self.boundary else None
 
 
 class ActsEarly(Model):
@@ -142,10 +142,11 @@ class ActsEarly(Model):
 class WritesNoKeep(Model):
     def publish(self, state: State, index: int) -> None:
         super().publish(state, index)
-        key, turn = max(
-            ((k, t) for k, t in state.store.items() if isinstance(t, Turn)), key=lambda item: item[1].boundary
+        key, message = max(
+            ((k, t) for k, t in state.store.items() if isinstance(t, BoundaryMessage)),
+            key=lambda item: item[1].boundary,
         )
-        if turn.plan is None:
+        if message.plan is None:
             del state.store[key]
 
 
@@ -156,15 +157,17 @@ class WaitsForDaemon(Model):
         return super().can_work(state, index)
 
 
-class RewritesTurn(Model):
+class RewritesMessage(Model):
     """Rank 0 replaces a value that some ranks may have read already."""
 
     def offer(self, state: State) -> None:
         super().offer(state)
-        for key, turn in state.store.items():
-            if isinstance(turn, Turn) and key[1] != FIRST and turn.plan is None:
+        for key, message in state.store.items():
+            if isinstance(message, BoundaryMessage) and key[1] != FIRST and message.plan is None:
                 plan = Plan(epoch=state.n_offers)
-                state.store[key] = Turn(turn.boundary, turn.next_boundary, plan.epoch, turn.n_calls, plan)
+                state.store[key] = BoundaryMessage(
+                    message.boundary, message.next_boundary, plan.epoch, message.n_calls, plan
+                )
 
 
 class TakesTheOldStart(Model):
@@ -200,19 +203,19 @@ class GivesUpAtOnce(Model):
 
 
 class LeavesItsPeers(Model):
-    """A rank whose patience is at its end goes on although a peer has crossed with the word."""
+    """A rank whose patience is at its end goes on although a peer has crossed with the message."""
 
     def may_give_up(self, state: State, index: int, is_quiet: bool) -> bool:
         return is_quiet and state.n_losses > 0
 
 
-class MustersEarly(Model):
-    """The first turn lies at rank 0's own promise instead of the furthest."""
+class StartsEarly(Model):
+    """The first agreed boundary lies at rank 0's own promise instead of the furthest."""
 
-    def charter(self, state: State, index: int) -> None:
+    def write_first(self, state: State, index: int) -> None:
         key = self.key(state.ranks[0], "promises")
         state.store[key] = (state.ranks[0].follower.due,) * self.bounds.n_ranks
-        super().charter(state, index)
+        super().write_first(state, index)
 
 
 class NeverOffers(Leader):
@@ -228,11 +231,11 @@ class LooksOn(Leader):
 
 
 class AdoptsLate(Leader):
-    """News is written one turn later than it could be."""
+    """News is written one agreed boundary later than it could be."""
 
     def news(self) -> Plan | None:
         news = super().news()
-        return news if self.n_quiet_turns else None
+        return news if self.n_quiet_boundaries else None
 
 
 class Unfrozen(Leader):
@@ -247,22 +250,22 @@ def _with(follower: type[Follower] = Follower, leader: type[Leader] = Leader) ->
     return type("Mutant", (Model,), {"follower_type": follower, "leader_type": leader})
 
 
-MUSTER = replace(QUICK["2 ranks, muster and probation"], reduced=False)
+JOB_START = replace(QUICK["2 ranks, job start and probation"], reduced=False)
 RESTARTED = replace(QUICK["2 ranks, restart under way"], n_boundaries=3)
 MUTANTS = {
     "flips on receipt": (_with(FlipsOnReceipt), SMALL, "under epochs"),
-    "crosses without the word": (_with(CrossesWithoutWord), SMALL, "under epochs"),
-    "ignores its promise": (_with(IgnoresPromise), replace(MUSTER, n_boundaries=8), "under epochs|all ranks wait"),
+    "crosses without the message": (_with(CrossesWithoutMessage), SMALL, "under epochs"),
+    "ignores its promise": (_with(IgnoresPromise), replace(JOB_START, n_boundaries=8), "under epochs|all ranks wait"),
     "rank 0 one boundary early": (ActsEarly, SMALL, "under epochs"),
     "no keep": (WritesNoKeep, SMALL, "all ranks wait"),
     "waits for the daemon": (WaitsForDaemon, SMALL, "all ranks wait"),
-    "rewrites a turn": (RewritesTurn, SMALL, "under epochs"),
+    "rewrites a message": (RewritesMessage, SMALL, "under epochs"),
     "takes the old start": (TakesTheOldStart, RESTARTED, "under epochs|arrived|all ranks wait"),
     "last to come judges": (LastToComeJudges, replace(QUICK["2 ranks, restart"], n_boundaries=4), "all ranks wait"),
     "gives up at once": (GivesUpAtOnce, QUICK["2 ranks, lost"], "under epochs"),
     "leaves its peers": (LeavesItsPeers, QUICK["2 ranks, lost"], "under epochs"),
     "adopts late": (_with(leader=AdoptsLate), SMALL, "not adopted"),
-    "musters early": (MustersEarly, MUSTER, "under epochs|arrived"),
+    "starts early": (StartsEarly, JOB_START, "under epochs|arrived"),
     "looks on": (_with(leader=LooksOn), replace(QUICK["2 ranks, first looks"], reduced=False), "goes on"),
     "never adopts": (_with(leader=NeverOffers), SMALL, "not adopted"),
     "thaws": (_with(leader=Unfrozen), QUICK["out of step"], "out of step"),

@@ -259,7 +259,7 @@ def test_rows_ahead_are_disjoint_and_fit_the_plugins_table() -> None:
     assert any(row.reason == ahead.SHORT for row in world.plan.rows)
     plugin = library.load()
     plugin.reset()
-    plugin.stage_plan(Plan(1, world.plan.rows))  # refuses what overlaps or is illegal
+    plugin.load_plan(Plan(1, world.plan.rows))  # refuses what overlaps or is illegal
     for n_bytes in (16, 4096, MIB, 2 * MIB, 64 * MIB, 1 << 34):
         default = cost_model.default_choice(world.topology, Collective.all_gather, n_bytes)
         row = _row_for(world.plan.rows, world, Collective.all_gather, Phase.other, n_bytes)

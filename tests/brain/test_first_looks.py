@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, turn_interval
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, agreement_interval
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.policy.trials.withdrawal import FIRST_LOOK_STEPS, Withdrawal
 
@@ -161,8 +161,8 @@ def test_however_late_plans_are_what_is_lost_is_charged_and_is_no_more_than_a_fe
 
 def test_first_looks_of_large_jobs_last_from_turn_to_turn() -> None:
     delay = Withdrawal(1.0)
-    delay.turns_lie_apart(turn_interval(4096))
+    delay.set_agreement_interval(agreement_interval(4096))
     assert delay.first_steps == 8
     delay.looks_on()
-    delay.turns_lie_apart(turn_interval(8192))
+    delay.set_agreement_interval(agreement_interval(8192))
     assert not delay.needs_looks

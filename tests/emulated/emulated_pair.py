@@ -110,5 +110,5 @@ def adopt(
 ) -> None:
     """Make these settings the plan in force."""
     rows = tuple(PlanRow(shape, each, Phase.other, 1, 1 << 40, candidate) for each, candidate in settings.items())
-    plugin.stage_plan(Plan(epoch=epoch, rows=rows))
+    plugin.load_plan(Plan(epoch=epoch, rows=rows))
     assert plugin.flip(epoch)

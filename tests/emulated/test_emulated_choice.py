@@ -72,7 +72,7 @@ def test_every_tuner_abi_decides(pair: Pair, version: str, abi: int) -> None:
         ranks = pair(NCCL_TUNER_PLUGIN=path, NCCL_PROFILER_PLUGIN=path, ZEROTUNE_NCCL_VERSION=version)
         assert plugin.tuner_abi() == abi
         assert issue(ranks, Collective.all_reduce, MIB).candidate != asked
-        plugin.stage_plan(Plan(epoch=1, rows=(row,)))
+        plugin.load_plan(Plan(epoch=1, rows=(row,)))
         assert plugin.flip(1)
         plugin.set_observing(True)
         call = issue(ranks, Collective.all_reduce, MIB)

@@ -144,7 +144,7 @@ def _planned(rank: int, folder: str) -> Any:
         )
     )
     try:
-        plugin.stage_plan(Plan(epoch=1, rows=rows))
+        plugin.load_plan(Plan(epoch=1, rows=rows))
         assert plugin.flip(1)
         plugin.set_observing(True)
         dist.all_reduce(torch.ones(MIB))

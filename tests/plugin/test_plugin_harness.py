@@ -69,7 +69,7 @@ def test_no_allocation_lock_or_system_call_in_get_coll_info(tmp_path):
     """What getCollInfo can reach, by the symbols that its objects leave undefined."""
     forbidden = {"malloc", "calloc", "free", "pthread_mutex_lock", "write", "syscall", "clock_gettime"}
     flags = [f"@{PLUGIN / 'compile_flags.txt'}"]
-    for source in ("tuner.c", "records.c", "words.c"):  # plan.c locks among stagers only
+    for source in ("tuner.c", "records.c", "shared_state.c"):  # plan.c locks among loaders only
         out = tmp_path / f"{source}.o"
         subprocess.run(["cc", *flags, "-c", str(PLUGIN / source), "-o", str(out)], check=True)
         undefined = subprocess.run(["nm", "-u", str(out)], capture_output=True, text=True, check=True).stdout
@@ -81,19 +81,19 @@ MUTANTS = {
     "producer releases nothing": ("ring.h", "wanted + 1, memory_order_release", "wanted + 1, memory_order_relaxed"),
     "consumer acquires nothing": (
         "ring.h",
-        "atomic_load_explicit(turn, memory_order_acquire) != filled",
-        "atomic_load_explicit(turn, memory_order_relaxed) != filled",
+        "atomic_load_explicit(sequence, memory_order_acquire) != filled",
+        "atomic_load_explicit(sequence, memory_order_relaxed) != filled",
     ),
     "consumer releases nothing": ("ring.h", "filled + 1, memory_order_release", "filled + 1, memory_order_relaxed"),
     "producer acquires nothing": (
         "ring.h",
-        "(atomic_load_explicit(turn, memory_order_acquire) - wanted)",
-        "(atomic_load_explicit(turn, memory_order_relaxed) - wanted)",
+        "(atomic_load_explicit(sequence, memory_order_acquire) - wanted)",
+        "(atomic_load_explicit(sequence, memory_order_relaxed) - wanted)",
     ),
     "no mark while rebuilt": ("plan.c", "PUT(table->version, version + 1);", "(void)version;"),
     "reader ignores the mark": ("plan.c", "version % 2 == 0 && ", ""),
     "reader looks at the version once": ("plan.c", " && GET(table->version) == version", ""),
-    "staged while rebuilt": ("plan.c", "atomic_fetch_and(&plan_state, 1u) & 1u", "atomic_load(&plan_state) & 1u"),
+    "loaded while rebuilt": ("plan.c", "atomic_fetch_and(&plan_state, 1u) & 1u", "atomic_load(&plan_state) & 1u"),
 }
 
 
@@ -103,7 +103,7 @@ def points(folder: Path, sources: Path) -> dict[str, subprocess.CompletedProcess
     ring, plan = folder / "ring_race", folder / "plan_points"
     # Unoptimised: where it folds copies, gcc leaves some of them out of TSan's sight.
     subprocess.run([*cc, "-O0", *MODES["tsan"], "-o", ring, POINTS / "ring_race.c"], check=True)
-    helpers = [sources / "classes.c", sources / "words.c"]
+    helpers = [sources / "classes.c", sources / "shared_state.c"]
     subprocess.run([*cc, "-Wno-unused", "-o", plan, POINTS / "plan_points.c", *helpers], check=True)
     return {
         "ring.h": subprocess.run([ring], capture_output=True, text=True, timeout=60, check=False),

@@ -132,7 +132,7 @@ def reference_lookup(rows, shape, collective, phase, message_bytes) -> Candidate
 def test_lookup_equals_a_naive_scan(rows, gathers_after_step, data):
     plugin = library.load()
     plugin.reset()
-    plugin.stage_plan(Plan(epoch=3, rows=tuple(rows), gathers_after_step=gathers_after_step))
+    plugin.load_plan(Plan(epoch=3, rows=tuple(rows), gathers_after_step=gathers_after_step))
     assert plugin.flip(3)
     for shape in SHAPES:
         plugin.set_channel_limit(shape, 64)
@@ -199,14 +199,14 @@ def row(**changes) -> PlanRow:
     ],
 )
 def test_bad_plans_are_refused_and_change_nothing(plugin, rows, complaint):
-    plugin.stage_plan(Plan(epoch=1, rows=(ROW,)))
+    plugin.load_plan(Plan(epoch=1, rows=(ROW,)))
     assert plugin.flip(1)
     with pytest.raises(PlanError, match=complaint):
-        plugin.stage_plan(Plan(epoch=2, rows=tuple(rows)))
+        plugin.load_plan(Plan(epoch=2, rows=tuple(rows)))
     assert not plugin.flip(2)
     assert plugin.active_epoch() == 1
     with pytest.raises(PlanError, match="epoch"):
-        plugin.stage_plan(Plan(epoch=2**32))
+        plugin.load_plan(Plan(epoch=2**32))
 
 
 def test_records_come_out_as_numpy(plugin):
@@ -275,8 +275,8 @@ def test_a_changed_source_is_built_anew(sources):
     first = library.build()
     inode = first.stat().st_ino
     assert library.build().stat().st_ino == inode
-    with (sources / "words.c").open("a") as words:
-        words.write("\n/* changed */\n")
+    with (sources / "shared_state.c").open("a") as shared_state:
+        shared_state.write("\n/* changed */\n")
     assert library.plugin_path() is None
     assert library.build().stat().st_ino != inode
     assert {file.name for file in sources.glob("*libnccl*")} <= {library.LIBRARY_NAME, f".{library.LIBRARY_NAME}.lock"}
@@ -293,7 +293,7 @@ def test_without_a_compiler_the_remedy_is_named(sources, monkeypatch):
 
 
 def test_a_compiler_that_fails_is_quoted(sources):
-    (sources / "words.c").write_text("#error spoilt\n")
+    (sources / "shared_state.c").write_text("#error spoilt\n")
     with pytest.raises(PluginError, match=r"(?s)failed: .*spoilt.*install gcc"):
         library.build()
     assert not list(sources.glob("*.so"))

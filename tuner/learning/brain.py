@@ -28,7 +28,7 @@ from zerotune.store.records import (
     Plan,
     Stage,
     StepRecord,
-    turn_interval,
+    agreement_interval,
 )
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint import StageFingerprint
@@ -364,7 +364,7 @@ class Brain:
 
     def _new_key(self, state: KeyState) -> None:
         self._plans.meet(state)
-        self._withdrawal.turns_lie_apart(turn_interval(state.key.communicator.n_ranks))
+        self._withdrawal.set_agreement_interval(agreement_interval(state.key.communicator.n_ranks))
         self._policy.register(state)
         row = covering(self._ahead.rows, state.key)
         if row is not None and self.memory.is_short:

@@ -2,7 +2,7 @@
 #include "communicator.h"
 #include "events.h"
 #include "records.h"
-#include "words.h"
+#include "shared_state.h"
 
 void zerotune_counters(zt_counters *out) {
   *out = (zt_counters){.n_dropped_records = zt_records_dropped(), .n_dropped_costs = zt_costs_dropped()};
@@ -11,7 +11,8 @@ void zerotune_counters(zt_counters *out) {
 }
 
 void zerotune_reset(void) {
-  zt_words_reset();
+  zt_shared_state_reset();
+  zerotune_set_observing(0);
   zt_communicators_reset();
   zt_events_reset();
   zt_records_reset();

@@ -5,7 +5,7 @@
 
 #include "nccl_abi.h"
 #include "records.h"
-#include "words.h"
+#include "shared_state.h"
 
 #define N_EVENTS 1024u
 #define N_CHANNELS 128u /* RCCL's; NCCL has 64 */
@@ -123,7 +123,7 @@ static bool kernel_times(event *its, uint32_t generation, uint64_t *start_ns, ui
     if (start < *start_ns) *start_ns = start;
     if (stop > *stop_ns) *stop_ns = stop;
   }
-  const uint32_t override = zt_word(&zt_the_words.timing_source_override);
+  const uint32_t override = zt_read(&zt_shared.timing_source_override);
   *source = n_cpu > 0 ? TIMING_CPU_KERNEL : override != 0 ? (uint8_t)override : TIMING_GPU_KERNEL;
   return n_untimed == 0 && (n_gpu == 0) != (n_cpu == 0) && *stop_ns >= *start_ns;
 }

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-#include "words.h"
+#include "shared_state.h"
 #include "zerotune_plugin.h"
 
 #define N_MASKS 64 /* one in practice: NCCL has a single mask, a stand-in may have one per communicator */
@@ -30,7 +30,7 @@ void zt_mask_add(int *mask, int events) {
     atomic_store(&masks[chosen].events, events);
     atomic_store(&masks[chosen].mask, mask);
   }
-  write_mask(mask, chosen >= 0 && zt_word(&zt_the_words.observing) ? events : 0);
+  write_mask(mask, chosen >= 0 && zt_read(&zt_shared.observing) ? events : 0);
   pthread_mutex_unlock(&adding);
 }
 
@@ -45,7 +45,7 @@ void zt_mask_remove(int *mask) {
 }
 
 void zerotune_set_observing(uint32_t on) {
-  atomic_store_explicit(&zt_the_words.observing, on != 0, memory_order_relaxed);
+  atomic_store_explicit(&zt_shared.observing, on != 0, memory_order_relaxed);
   for (int i = 0; i < N_MASKS; i++) {
     int *mask = atomic_load(&masks[i].mask);
     if (mask != NULL) write_mask(mask, on ? atomic_load(&masks[i].events) : 0);

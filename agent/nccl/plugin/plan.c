@@ -7,7 +7,7 @@
 
 #include "classes.h"
 #include "nccl_abi.h"
-#include "words.h"
+#include "shared_state.h"
 #include "zerotune_plugin.h"
 
 #define N_PHASES 5u
@@ -29,12 +29,12 @@ typedef struct {
 
 static plan_table tables[2];
 
-/* bit 0: the active table; bit 1: the other one is staged, with its epoch in the upper half */
+/* bit 0: the active table; bit 1: the other one is loaded, with its epoch in the upper half */
 static _Atomic uint64_t plan_state;
 #define STAGED 2u
 
-static pthread_mutex_t staging = PTHREAD_MUTEX_INITIALIZER; /* between stagers only */
-static zt_plan_row scratch[ZT_MAX_PLAN_ROWS];               /* the stager's */
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER; /* between loaders only */
+static zt_plan_row scratch[ZT_MAX_PLAN_ROWS];               /* the loader's */
 
 #define GET(cell) atomic_load_explicit(&(cell), memory_order_acquire)
 #define PUT(cell, value) atomic_store_explicit(&(cell), (value), memory_order_release)
@@ -57,9 +57,9 @@ static const table_row *row_at(const plan_table *table, uint32_t run, uint64_t b
 }
 
 static zt_choice look_up(const plan_table *table, uint32_t class_index, uint32_t collective, uint64_t bytes,
-                         uint32_t phase_word) {
+                         uint32_t phase_or_region) {
   zt_choice choice = {.epoch = GET(table->epoch)};
-  choice.phase = zt_phase(phase_word, collective, GET(table->gathers_after_step) != 0);
+  choice.phase = zt_phase(phase_or_region, collective, GET(table->gathers_after_step) != 0);
   if (class_index >= ZT_MAX_CLASSES || collective >= NCCL_N_COLLECTIVES || bytes == 0) return choice;
   const uint32_t group = GET(table->group[class_index][collective][choice.phase]);
   if (group == 0) return choice;
@@ -75,18 +75,18 @@ static zt_choice look_up(const plan_table *table, uint32_t class_index, uint32_t
   return choice;
 }
 
-zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t message_bytes, uint32_t phase_word) {
+zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t message_bytes, uint32_t phase_or_region) {
   for (;;) {
     const plan_table *table = &tables[GET(plan_state) & 1u];
     const uint32_t version = GET(table->version);
-    const zt_choice choice = look_up(table, class_index, collective, message_bytes, phase_word);
+    const zt_choice choice = look_up(table, class_index, collective, message_bytes, phase_or_region);
     if (version % 2 == 0 && GET(table->version) == version) return choice;
   }
 }
 
 uint32_t zerotune_active_epoch(void) { return zt_plan_lookup(ZT_MAX_CLASSES, 0, 0, 0).epoch; }
 
-/* ---- staging ---- */
+/* ---- loading ---- */
 
 /* Cells that NCCL has for a collective, by algorithm * 3 + protocol; which of them this fabric has is
  * for the cost table to say. */
@@ -133,7 +133,7 @@ static int by_group_then_bytes(const void *left, const void *right) {
   return order != 0 ? order : compare(a->min_bytes, b->min_bytes);
 }
 
-/* Copy to scratch, sorted; the result codes are zerotune_plan_stage's. */
+/* Copy to scratch, sorted; the result codes are zerotune_plan_load's. */
 static int check_and_sort(const zt_plan_row *rows, uint32_t n_rows) {
   if (n_rows > ZT_MAX_PLAN_ROWS) return -1;
   for (uint32_t i = 0; i < n_rows; i++)
@@ -180,8 +180,8 @@ static void write_table(plan_table *table, uint32_t n_rows, uint32_t epoch, uint
   PUT(table->version, version + 2);
 }
 
-int zerotune_plan_stage(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step) {
-  pthread_mutex_lock(&staging);
+int zerotune_plan_load(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step) {
+  pthread_mutex_lock(&loading);
   const int fault = check_and_sort(rows, n_rows);
   if (fault == 0) {
     /* From here on no flip can succeed, so that the inactive table is this thread's alone. */
@@ -189,7 +189,7 @@ int zerotune_plan_stage(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch
     write_table(&tables[1u - state], n_rows, epoch, gathers_after_step);
     atomic_store(&plan_state, (uint64_t)epoch << 32 | STAGED | state);
   }
-  pthread_mutex_unlock(&staging);
+  pthread_mutex_unlock(&loading);
   return fault;
 }
 
@@ -200,6 +200,6 @@ int zerotune_plan_flip(uint32_t epoch) {
 }
 
 void zt_plan_reset(void) {
-  (void)zerotune_plan_stage(NULL, 0, 0, 0);
+  (void)zerotune_plan_load(NULL, 0, 0, 0);
   (void)zerotune_plan_flip(0);
 }

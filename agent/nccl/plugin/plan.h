@@ -24,7 +24,7 @@ typedef struct {
   uint8_t n_channels;
 } zt_choice;
 
-zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t message_bytes, uint32_t phase_word);
+zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t message_bytes, uint32_t phase_or_region);
 void zt_plan_reset(void);
 
 #endif

@@ -10,7 +10,7 @@
 #include "nccl_abi.h"
 #include "observing.h"
 #include "plan.h"
-#include "words.h"
+#include "shared_state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -61,7 +61,7 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
    * may be deciding. */
   const bool was_asked = coll->algorithm < NCCL_MAX_ALGORITHMS && !(coll->flags & ZT_FLAG_CAPTURED);
   if (!was_asked || !zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags)) {
-    const zt_choice here = zt_plan_lookup(ZT_MAX_CLASSES, coll->collective, bytes, zt_word(&zt_the_words.phase_word));
+    const zt_choice here = zt_plan_lookup(ZT_MAX_CLASSES, coll->collective, bytes, zt_read(&zt_shared.phase_or_region));
     epoch = here.epoch;
     phase = here.phase;
     flags = 0; /* a capture's or NCCL's own choice */
@@ -82,7 +82,7 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
                  .datatype = coll->datatype,
                  .flags = (uint8_t)(flags | coll->flags),
                  .memory_pressure = zt_memory_pressure(),
-                 .step = zt_word(&zt_the_words.step)},
+                 .step = zt_read(&zt_shared.step)},
       .its_class = its_class,
       .owner = communicator->owner,
       .group = coll->group,
@@ -207,7 +207,7 @@ static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *col
 
 /* A GPU that does not write the globaltimer leaves 0; a stand-in's clock may start there. */
 static zt_handle begin_channel_v4(const void *parent, const nccl_kernel_channel_v4 *channel) {
-  const bool has_gpu_time = channel->start_ns != 0 || zt_word(&zt_the_words.timing_source_override) != 0;
+  const bool has_gpu_time = channel->start_ns != 0 || zt_read(&zt_shared.timing_source_override) != 0;
   return begin_channel(parent, channel->channel, has_gpu_time, channel->start_ns);
 }
 
@@ -248,7 +248,7 @@ static nccl_result record_nothing(void *handle, int state, nccl_event_state_args
 
 static nccl_result record_stop(void *handle, int state, nccl_event_state_args *args) {
   if (state == NCCL_STATE_KERNEL_CHANNEL_STOP && args != NULL &&
-      (args->kernel_channel_stop_ns != 0 || zt_word(&zt_the_words.timing_source_override) != 0))
+      (args->kernel_channel_stop_ns != 0 || zt_read(&zt_shared.timing_source_override) != 0))
     zt_channel_gpu_stop(handle_in(handle), args->kernel_channel_stop_ns);
   return NCCL_SUCCESS;
 }

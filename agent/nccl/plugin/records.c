@@ -7,12 +7,12 @@ _Static_assert(sizeof(zt_cost_record) == 120, "store/wire.py: COST_BYTES");
 _Static_assert((ZT_RING_RECORDS & (ZT_RING_RECORDS - 1)) == 0, "a power of two keeps division cheap");
 
 static struct {
-  uint64_t turn;
+  uint64_t sequence;
   zt_record record;
 } record_slots[ZT_RING_RECORDS];
 
 static struct {
-  uint64_t turn;
+  uint64_t sequence;
   zt_cost_record record;
 } cost_slots[ZT_COST_RING_RECORDS];
 

@@ -1,9 +1,9 @@
 /* A bounded queue of fixed-size records: many producers, one consumer, no lock, no allocation.
  *
- * D. Vyukov's bounded queue: each slot carries a turn. Producers of lap n may fill a slot whose turn
- * is 2n, which makes it 2n+1; the consumer empties it, which makes it 2n+2, lap n+1's. A slot that
- * was not emptied yet has a smaller turn than a producer wants: the ring is full, the record is
- * dropped and counted. All-zero memory is an empty ring.
+ * D. Vyukov's bounded queue: each slot carries a sequence number. Producers of lap n may fill a slot whose
+ * number is 2n, which makes it 2n+1; the consumer empties it, which makes it 2n+2, lap n+1's. A slot that
+ * was not emptied yet has a smaller number than a producer wants: the ring is full, the record is dropped
+ * and counted. All-zero memory is an empty ring.
  */
 #ifndef ZEROTUNE_RING_H
 #define ZEROTUNE_RING_H
@@ -22,16 +22,16 @@ typedef struct {
 
 #define ZT_RING_PREFETCH 6u
 
-/* Slots are arrays of { _Atomic uint64_t turn; record }, declared by the ring's owner. */
+/* Slots are arrays of { _Atomic uint64_t sequence; record }, declared by the ring's owner. */
 static inline bool zt_ring_push(zt_ring *ring, void *slots, uint64_t n_slots, const void *record,
                                 size_t record_bytes) {
   const size_t slot_bytes = sizeof(uint64_t) + record_bytes;
   uint64_t position = atomic_load_explicit(&ring->tail, memory_order_relaxed);
   for (;;) {
     unsigned char *slot = (unsigned char *)slots + (position % n_slots) * slot_bytes;
-    _Atomic uint64_t *turn = (_Atomic uint64_t *)(void *)slot;
+    _Atomic uint64_t *sequence = (_Atomic uint64_t *)(void *)slot;
     const uint64_t wanted = 2 * (position / n_slots);
-    const int64_t ahead = (int64_t)(atomic_load_explicit(turn, memory_order_acquire) - wanted);
+    const int64_t ahead = (int64_t)(atomic_load_explicit(sequence, memory_order_acquire) - wanted);
     if (ahead == 0) {
       if (atomic_compare_exchange_weak_explicit(&ring->tail, &position, position + 1, memory_order_relaxed,
                                                 memory_order_relaxed)) {
@@ -40,7 +40,7 @@ static inline bool zt_ring_push(zt_ring *ring, void *slots, uint64_t n_slots, co
         __builtin_prefetch((unsigned char *)slots + later * slot_bytes, 1);
         __builtin_prefetch((unsigned char *)slots + later * slot_bytes + slot_bytes - 1, 1);
         memcpy(slot + sizeof(uint64_t), record, record_bytes);
-        atomic_store_explicit(turn, wanted + 1, memory_order_release);
+        atomic_store_explicit(sequence, wanted + 1, memory_order_release);
         return true;
       }
     } else if (ahead < 0) {
@@ -69,11 +69,11 @@ static inline size_t zt_ring_drain(zt_ring *ring, void *slots, uint64_t n_slots,
   size_t n_records = 0;
   for (; n_records < max_records; n_records++, position++) {
     unsigned char *slot = (unsigned char *)slots + (position % n_slots) * slot_bytes;
-    _Atomic uint64_t *turn = (_Atomic uint64_t *)(void *)slot;
+    _Atomic uint64_t *sequence = (_Atomic uint64_t *)(void *)slot;
     const uint64_t filled = 2 * (position / n_slots) + 1;
-    if (atomic_load_explicit(turn, memory_order_acquire) != filled) break;
+    if (atomic_load_explicit(sequence, memory_order_acquire) != filled) break;
     memcpy((unsigned char *)out + n_records * record_bytes, slot + sizeof(uint64_t), record_bytes);
-    atomic_store_explicit(turn, filled + 1, memory_order_release);
+    atomic_store_explicit(sequence, filled + 1, memory_order_release);
   }
   atomic_store_explicit(&ring->head, position, memory_order_relaxed);
   atomic_flag_clear_explicit(&ring->draining, memory_order_release);

@@ -10,7 +10,7 @@
 #include "plan.h"
 #include "records.h"
 #include "size_class.h"
-#include "words.h"
+#include "shared_state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -142,7 +142,7 @@ static void record_decision(zt_communicator *communicator, const zt_class *its_c
       .datatype = 255,
       .flags = flags,
       .memory_pressure = zt_memory_pressure(),
-      .step = zt_word(&zt_the_words.step),
+      .step = zt_read(&zt_shared.step),
   };
   if (asked->has_costs) cheapest(table, &record.algorithm, &record.protocol);
   if (!asked->has_costs && flags & ZT_FLAG_MATCHED) {
@@ -179,7 +179,7 @@ static bool decide(zt_communicator *communicator, const call *asked, const cost_
   if (asked->has_costs && costs_are_news(communicator, asked)) report_costs(communicator, its_class, asked, table);
 
   *choice = zt_plan_lookup(zt_class_index(its_class), asked->collective, asked->message_bytes,
-                           zt_word(&zt_the_words.phase_word));
+                           zt_read(&zt_shared.phase_or_region));
   int asked_channels = 0;
   bool matched = choice->found && !communicator->leave_alone &&
                  apply(communicator, its_class, choice, asked, table, &asked_channels);
@@ -189,9 +189,9 @@ static bool decide(zt_communicator *communicator, const call *asked, const cost_
   const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
   atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
   const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0));
-  if (zt_word(&zt_the_words.observing))
+  if (zt_read(&zt_shared.observing))
     zt_decision_note(communicator, asked->collective, asked->message_bytes, choice->epoch, choice->phase, flags);
-  if (zt_word(&zt_the_words.recording))
+  if (zt_read(&zt_shared.recording))
     record_decision(communicator, its_class, asked, choice, table, flags, sequence, asked_channels);
   return matched;
 }

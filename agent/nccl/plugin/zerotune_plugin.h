@@ -1,4 +1,4 @@
-/* What Python and the tests know of the plugin: shared words, plan table, rings, entry points.
+/* What Python and the tests know of the plugin: shared state, plan table, rings, entry points.
  *
  * The plugin lives in the training process; Python reaches the same library with ctypes, so nothing
  * here is ever in a shared-memory object that could be left behind. store/wire.py mirrors the record
@@ -18,7 +18,7 @@
 #define ZT_COST_RING_RECORDS 512u
 #define ZT_NO_OPINION 255u /* algorithm or protocol of a row that leaves NCCL's cell alone */
 
-/* phase word: 0 = other; 1..4 = Phase said by the runtime; 16+region = derived from hooks */
+/* phase or region: 0 = other; 1..4 = Phase said by the runtime; 16+region = derived from hooks */
 enum zt_region_code {
   ZT_REGION_FORWARD = 16,
   ZT_REGION_BACKWARD = 17,
@@ -110,11 +110,11 @@ typedef struct {
  * recordEventState(22), then stopEvent. It initialises a communicator's tuner and profiler on one
  * thread, and keeps the activation mask's int alive until after finalize. */
 
-/* All words are read by getCollInfo with relaxed or acquire atomics and written by Python through
+/* The shared state is read by getCollInfo with relaxed or acquire atomics and written by Python through
  * the setters; none ever blocks. */
 uint32_t zerotune_layout_version(void);
 const char *zerotune_source_hash(void);
-void zerotune_set_phase(uint32_t phase_word);
+void zerotune_set_phase(uint32_t phase_or_region);
 void zerotune_set_step(uint32_t step);
 void zerotune_set_memory_pressure(float pressure); /* 0..1, negative = unknown */
 void zerotune_set_recording(uint32_t decisions_on); /* decision records into the ring */
@@ -129,10 +129,10 @@ void zerotune_set_channel_limit(uint32_t n_ranks, uint32_t n_nodes, uint32_t n_c
 
 /* Build the inactive table. Returns 0, or a negative code and leaves everything as it was:
  * -1 too many rows, -2 overlapping ranges, -3 illegal value, -4 too many communicator classes.
- * Lookups go on meanwhile; what was staged before and not flipped is gone. */
-int zerotune_plan_stage(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step);
+ * Lookups go on meanwhile; what was loaded before and not flipped is gone. */
+int zerotune_plan_load(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step);
 int zerotune_plan_row_is_legal(const zt_plan_row *row); /* what -3 is about */
-/* Make the staged table active; -1 if the staged epoch is not `epoch`. One atomic store. */
+/* Make the loaded table active; -1 if the loaded epoch is not `epoch`. One atomic store. */
 int zerotune_plan_flip(uint32_t epoch);
 uint32_t zerotune_active_epoch(void);
 

@@ -51,7 +51,7 @@ typedef struct {
   __typeof__(&zerotune_channels_seen) channels_seen;
   __typeof__(&zerotune_calls_with_ranks) calls_with_ranks;
   __typeof__(&zerotune_tuner_abi) tuner_abi;
-  __typeof__(&zerotune_plan_stage) stage;
+  __typeof__(&zerotune_plan_load) load;
   __typeof__(&zerotune_plan_flip) flip;
   __typeof__(&zerotune_active_epoch) active_epoch;
   __typeof__(&zerotune_drain) drain;

@@ -46,7 +46,7 @@ static void open_plugin(const char *path) {
   BIND(channels_seen, channels_seen);
   BIND(calls_with_ranks, calls_with_ranks);
   BIND(tuner_abi, tuner_abi);
-  BIND(stage, plan_stage);
+  BIND(load, plan_load);
   BIND(flip, plan_flip);
   BIND(active_epoch, active_epoch);
   BIND(drain, drain);
@@ -163,7 +163,7 @@ void chosen(const question *answered, int *algorithm, int *protocol) {
 }
 
 void adopt(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step) {
-  CHECK_EQUAL(the.stage(rows, n_rows, epoch, gathers_after_step), 0);
+  CHECK_EQUAL(the.load(rows, n_rows, epoch, gathers_after_step), 0);
   CHECK_EQUAL(the.flip(epoch), 0);
   CHECK_EQUAL(the.active_epoch(), epoch);
 }

@@ -18,14 +18,14 @@ static _Atomic int n_working;
 static _Atomic uint64_t n_seen_records;
 
 /* In the plan of epoch e every row has n_channels 1 + e % 60 and protocol e % 3: a mixture would show. */
-static void stage_epoch(uint32_t epoch) {
+static void load_epoch(uint32_t epoch) {
   zt_plan_row rows[64];
   const uint32_t n_rows = 1 + epoch % 64;
   for (uint32_t i = 0; i < n_rows; i++)
     rows[i] = (zt_plan_row){.min_bytes = 1000 + i * 10, .max_bytes = 1009 + i * 10, .n_ranks = 8, .n_nodes = 1,
                             .collective = 2, .algorithm = NCCL_RING, .protocol = epoch % 3,
                             .n_channels = (uint8_t)(1 + epoch % 60)};
-  CHECK_EQUAL(the.stage(rows, n_rows, epoch, 0), 0);
+  CHECK_EQUAL(the.load(rows, n_rows, epoch, 0), 0);
 }
 
 typedef struct {
@@ -139,7 +139,7 @@ void test_threads(void) {
   pthread_create(&drainer, NULL, run_drainer, NULL);
   uint32_t epoch = 0;
   while (atomic_load(&n_working) > 0 || epoch < N_EPOCHS) {
-    stage_epoch(++epoch);
+    load_epoch(++epoch);
     the.set_observing(epoch % 2);
     the.set_step(epoch);
     CHECK_EQUAL(the.flip(epoch), 0);

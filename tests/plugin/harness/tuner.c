@@ -189,10 +189,10 @@ static void v2_asks_only_for_what_every_fabric_has(void) {
   tuner_finalize(tuner);
 }
 
-static void phases_follow_the_word(void) {
+static void phases_follow_what_was_told(void) {
   enum { OTHER, FORWARD, BACKWARD, SCATTER, POST_STEP };
   static const struct {
-    uint32_t word;
+    uint32_t phase_or_region;
     int collective;
     uint32_t gathers_after_step;
     int phase;
@@ -206,7 +206,7 @@ static void phases_follow_the_word(void) {
   the.set_recording(1);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     adopt(NULL, 0, (uint32_t)i + 1, cases[i].gathers_after_step);
-    the.set_phase(cases[i].word);
+    the.set_phase(cases[i].phase_or_region);
     question asked = ordinary_question(cases[i].collective, 2048);
     tuner_ask(tuner, &asked);
     zt_record record;
@@ -217,30 +217,30 @@ static void phases_follow_the_word(void) {
   tuner_finalize(tuner);
 }
 
-static void flips_only_what_is_staged(void) {
+static void flips_only_what_is_loaded(void) {
   zt_plan_row row = any_gather;
   CHECK_EQUAL(the.flip(5), -1);
-  CHECK_EQUAL(the.stage(&row, 1, 5, 0), 0);
+  CHECK_EQUAL(the.load(&row, 1, 5, 0), 0);
   CHECK_EQUAL(the.flip(6), -1);
   CHECK_EQUAL(the.active_epoch(), 0);
   CHECK_EQUAL(the.flip(5), 0);
   CHECK_EQUAL(the.flip(5), -1);
   CHECK_EQUAL(the.active_epoch(), 5);
   row.collective = 7;
-  CHECK_EQUAL(the.stage(&row, 1, 6, 0), -3);
+  CHECK_EQUAL(the.load(&row, 1, 6, 0), -3);
   CHECK_EQUAL(the.flip(6), -1);
   zt_plan_row rows[] = {any_gather, any_gather};
   rows[0].min_bytes = rows[0].max_bytes = 4095;
-  CHECK_EQUAL(the.stage(rows, 2, 6, 0), -2);
+  CHECK_EQUAL(the.load(rows, 2, 6, 0), -2);
   static zt_plan_row many[ZT_MAX_PLAN_ROWS + 1];
   for (uint32_t i = 0; i <= ZT_MAX_PLAN_ROWS; i++) {
     many[i] = any_gather;
     many[i].min_bytes = many[i].max_bytes = i + 1;
   }
-  CHECK_EQUAL(the.stage(many, ZT_MAX_PLAN_ROWS + 1, 6, 0), -1);
-  CHECK_EQUAL(the.stage(many, ZT_MAX_PLAN_ROWS, 6, 0), 0);
+  CHECK_EQUAL(the.load(many, ZT_MAX_PLAN_ROWS + 1, 6, 0), -1);
+  CHECK_EQUAL(the.load(many, ZT_MAX_PLAN_ROWS, 6, 0), 0);
   for (uint32_t i = 0; i < 300; i++) many[i].n_ranks = 100 + i;
-  CHECK_EQUAL(the.stage(many, 300, 7, 0), -4);
+  CHECK_EQUAL(the.load(many, 300, 7, 0), -4);
   CHECK_EQUAL(the.active_epoch(), 5);
 }
 
@@ -258,7 +258,7 @@ void test_tuner(void) {
   the.reset();
   v2_asks_only_for_what_every_fabric_has();
   the.reset();
-  phases_follow_the_word();
+  phases_follow_what_was_told();
   the.reset();
-  flips_only_what_is_staged();
+  flips_only_what_is_loaded();
 }

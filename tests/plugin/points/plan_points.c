@@ -3,7 +3,7 @@
  *
  * 1. A reader is held up at its k-th load; meanwhile the plan flips, and the table it reads is rebuilt up
  *    to the j-th store. Going on, it must answer from one plan.
- * 2. At the j-th store of a rebuilding, somebody flips to the plan that was staged before: refused. */
+ * 2. At the j-th store of a rebuilding, somebody flips to the plan that was loaded before: refused. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdatomic.h>
@@ -22,8 +22,6 @@ static void at_load(void), at_store(void);
 
 #define BYTES 1005u
 
-void zerotune_set_observing(uint32_t on) { (void)on; } /* words.c resets it; there is nothing to observe */
-
 static int loads_left = -1, stores_left = -1; /* until something comes in between; -1: nothing does */
 static int n_loads, n_stores;                  /* done */
 static void (*between)(void);
@@ -40,13 +38,13 @@ static void at_store(void) {
 }
 
 /* In the plan of epoch e every row is ring, protocol e % 3, e channels; each has other rows. */
-static int stage(uint32_t epoch) {
+static int load(uint32_t epoch) {
   zt_plan_row rows[6];
   for (uint32_t i = 0; i < 6; i++)
     rows[i] = (zt_plan_row){.min_bytes = 1000 + i * 10, .max_bytes = 1009 + i * 10, .n_ranks = 8, .n_nodes = 1,
                             .collective = 2, .algorithm = NCCL_RING, .protocol = epoch % 3,
                             .n_channels = (uint8_t)epoch};
-  return zerotune_plan_stage(rows, 1 + epoch % 6, epoch, 0);
+  return zerotune_plan_load(rows, 1 + epoch % 6, epoch, 0);
 }
 
 static void demand(int condition, const char *what, int k, int j) {
@@ -59,12 +57,12 @@ static int rebuild_until;
 
 static void leave(void) { longjmp(held_up, 1); }
 
-/* Epoch 2 comes into force, and epoch 3 is being staged where epoch 1, which the reader reads, was. */
+/* Epoch 2 comes into force, and epoch 3 is being loaded where epoch 1, which the reader reads, was. */
 static void overtake(void) {
   if (zerotune_plan_flip(2) != 0) exit(2);
   stores_left = rebuild_until;
   between = leave;
-  if (setjmp(held_up) == 0) (void)stage(3);
+  if (setjmp(held_up) == 0) (void)load(3);
   stores_left = -1;
 }
 
@@ -80,7 +78,7 @@ static void check_reader(int last_load, int last_store, uint32_t class_index) {
   for (int k = 0; k < last_load; k++)
     for (int j = 0; j <= last_store; j = next_store(j, last_store)) {
       mend();
-      if (stage(1) != 0 || zerotune_plan_flip(1) != 0 || stage(2) != 0) exit(2);
+      if (load(1) != 0 || zerotune_plan_flip(1) != 0 || load(2) != 0) exit(2);
       rebuild_until = j;
       between = overtake;
       loads_left = k;
@@ -95,15 +93,15 @@ static int n_flips_refused;
 
 static void flip_to_old(void) { n_flips_refused += zerotune_plan_flip(1) != 0; }
 
-static void check_stager(int last_store) {
+static void check_loader(int last_store) {
   mend();
   for (int j = 0; j < last_store; j = next_store(j, last_store)) {
     zt_plan_reset();
-    if (stage(1) != 0) exit(2);
+    if (load(1) != 0) exit(2);
     n_flips_refused = 0;
     between = flip_to_old;
     stores_left = j;
-    (void)stage(2);
+    (void)load(2);
     stores_left = -1;
     demand(n_flips_refused == 1, "a plan came into force while its table was rebuilt", -1, j);
   }
@@ -111,15 +109,15 @@ static void check_stager(int last_store) {
 
 int main(void) {
   zt_plan_reset();
-  if (stage(1) != 0 || zerotune_plan_flip(1) != 0) return 2;
+  if (load(1) != 0 || zerotune_plan_flip(1) != 0) return 2;
   const uint32_t class_index = zt_class_index(zt_class_of(8, 1));
   n_loads = n_stores = 0;
   (void)zt_plan_lookup(class_index, 2, BYTES, 0);
   const int loads_of_lookup = n_loads;
-  (void)stage(3);
-  const int stores_of_staging = n_stores;
-  demand(loads_of_lookup > 8 && stores_of_staging > 100, "points are missing", loads_of_lookup, stores_of_staging);
-  check_reader(loads_of_lookup, stores_of_staging, class_index);
-  check_stager(stores_of_staging);
+  (void)load(3);
+  const int stores_of_loading = n_stores;
+  demand(loads_of_lookup > 8 && stores_of_loading > 100, "points are missing", loads_of_lookup, stores_of_loading);
+  check_reader(loads_of_lookup, stores_of_loading, class_index);
+  check_loader(stores_of_loading);
   return 0;
 }

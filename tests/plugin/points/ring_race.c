@@ -1,4 +1,4 @@
-/* The ring alone under TSan: nothing but the slots' turns orders what producers write before what the
+/* The ring alone under TSan: nothing but the slots' sequence numbers orders what producers write before what the
  * consumer reads, nor its reading before the next lap's writing. Any weaker order is a data race. */
 #include <pthread.h>
 #include <sched.h>
@@ -16,7 +16,7 @@ typedef struct {
 } record;
 
 static struct {
-  uint64_t turn;
+  uint64_t sequence;
   record record;
 } slots[N_SLOTS];
 static zt_ring ring = {.draining = ATOMIC_FLAG_INIT};

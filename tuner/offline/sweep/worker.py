@@ -141,7 +141,7 @@ class Worker:
     def _adopt(self, epoch: int, collective: Collective, candidate: Candidate) -> None:
         """Every rank is told so between the same two collectives, as at a boundary of training."""
         row = PlanRow(self._communicator, collective, Phase.other, 1, _ENTIRE_RANGE, candidate)
-        self._plugin.stage_plan(Plan(epoch, () if candidate == BASELINE else (row,)))
+        self._plugin.load_plan(Plan(epoch, () if candidate == BASELINE else (row,)))
         if not self._plugin.flip(epoch):
             raise RuntimeError(f"the plan of epoch {epoch} could not be adopted")
 

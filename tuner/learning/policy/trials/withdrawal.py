@@ -37,7 +37,7 @@ class Withdrawal:
         """The epoch under which a first look will end, and the step at which it began."""
         self._look_steps = float(FIRST_LOOK_STEPS)
 
-    def turns_lie_apart(self, n_boundaries: int) -> None:
+    def set_agreement_interval(self, n_boundaries: int) -> None:
         """A first look ends at a turn, the first after it is over."""
         self._look_steps = max(self._look_steps, float(n_boundaries))
 
