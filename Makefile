@@ -1,5 +1,6 @@
 # make run   see it work, on any machine: no GPU needed
 # make test  the whole suite: lint, types, tests
+# make docs  the documentation as a site: build/site/index.html, opens without a server
 # make setup only the environment
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := .venv/bin
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test setup clean
+.PHONY: run test docs setup clean
 
 run: .venv/.run-ready
 	$(BIN)/zerotune demo --out run
@@ -18,6 +19,10 @@ test: .venv/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(TWO_AT_A_TIME)
+
+docs: .venv/.test-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html"
 
 setup: .venv/.test-ready
 

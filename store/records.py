@@ -199,7 +199,7 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 RANKS_PER_TURN_INTERVAL: Final = 512
-"""Ranks whose reads of one agreed boundary the job's store answers in a few milliseconds (docs/agreement.md)."""
+"""Ranks whose reads of one agreed boundary the job's store answers in a few milliseconds (docs/design/agreement.md)."""
 
 
 def agreement_interval(n_ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""All ranks adopt the same plan at the same boundary. See docs/agreement.md."""
+"""All ranks adopt the same plan at the same boundary. See docs/design/agreement.md."""
 
 from zerotune.agent.agreement.agreement import Agreement, pacing_for
 from zerotune.agent.agreement.protocol import Pacing

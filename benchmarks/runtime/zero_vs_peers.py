@@ -9,7 +9,7 @@ kernels and scratch), each contender in a fresh world whose heap gives large fre
 tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a forward and backward of
 plain torch keeps for activations. With `--keep`, cells that are in the file are not run
 again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
-as docs/zero.md says.
+as docs/design/zero.md says.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ def main() -> None:
         except (OSError, ValueError, KeyError, TypeError):
             parser.error(f"--keep {options.keep} holds no cells of this benchmark; name another file")
     if not importlib.util.find_spec("deepspeed"):
-        print("deepspeed is not installed: its rows are left out (docs/zero.md says how to have them)", flush=True)
+        print("deepspeed is not installed: its rows are left out (docs/design/zero.md says how)", flush=True)
     jobs: dict[str, Callable[[], list[Result]]] = {
         cell.name: partial(run_cell, cell)
         for cell in (QUICK if options.quick else CELLS)

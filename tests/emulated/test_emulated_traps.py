@@ -1,4 +1,4 @@
-"""What docs/nccl.md says becomes of NCCL's traps, each shown on the emulated NCCL through the real plugin."""
+"""What docs/design/nccl.md says becomes of NCCL's traps, each shown on the emulated NCCL through the real plugin."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ while True:
 
 
 def test_any_gzip_and_messagepack_reader_can_read_it(tmp_path: Path):
-    """What docs/trace-format.md promises: nothing of ours is needed."""
+    """What docs/reference/trace-format.md promises: nothing of ours is needed."""
     log = new_log(tmp_path)
     log.record(typical_records(3))
     log.close()

@@ -195,8 +195,8 @@ def test_the_columns_of_a_tuner_csv_may_stand_in_any_order(tmp_path: Path):
 @pytest.mark.parametrize(
     ("lost", "words"),
     [
-        ("collective", r"t.csv lacks the column collective \(line 1: '.*'\); add it; docs/traces.md says"),
-        ("algorithm", r"t.csv lacks the column algorithm \(line 1: '.*'\); add it; docs/traces.md says"),
+        ("collective", r"t.csv lacks the column collective \(line 1: '.*'\); add it; docs/reference/traces.md says"),
+        ("algorithm", r"t.csv lacks the column algorithm \(line 1: '.*'\); add it; docs/reference/traces.md says"),
         ("ranks", r"number of ranks unknown, or 1 \(1\); only the file can say that: a table needs a column `ranks`"),
         ("nodes", r"number of nodes unknown \(1\); say with --n-nodes"),
         ("latency_us", r"no duration \(1\); a table needs a column of times, `latency_us`"),

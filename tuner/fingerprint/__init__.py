@@ -1,4 +1,4 @@
-"""What kind of training the bare sequence of collectives shows; docs/stage-fingerprint.md."""
+"""What kind of training the bare sequence of collectives shows; docs/design/stage-fingerprint.md."""
 
 from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.labels import Shown

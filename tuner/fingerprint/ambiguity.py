@@ -1,7 +1,7 @@
 """What a step's calls leave open, whatever training they came from: without gaps, equal sequences mean the same.
 
 `labels.visible` says what a kind of training shows in general; here are the sequences that other kinds enqueue too,
-so that neither is claimed. docs/stage-fingerprint.md lists them.
+so that neither is claimed. docs/design/stage-fingerprint.md lists them.
 """
 
 from __future__ import annotations

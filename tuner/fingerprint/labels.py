@@ -2,8 +2,9 @@
 
 Where two kinds of training enqueue the same sequence, no recogniser can tell them apart, so the label is the
 set of both: `zero1_or_2` for a stage, None ("cannot tell") for accumulation and tensor parallelism. This is what a
-kind of training shows in general; `ambiguity.py` has single sequences that show less. docs/stage-fingerprint.md lists
-which are the same, and `tests/stage/test_stage_labels.py` checks it on recordings and on generated runs.
+kind of training shows in general; `ambiguity.py` has single sequences that show less.
+docs/design/stage-fingerprint.md lists which are the same, and `tests/stage/test_stage_labels.py` checks it on
+recordings and on generated runs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The daemon that rank 0 talks to leads the job: only it has a brain. The other nodes' daemons join what
 their own ranks saw and forward it, one record per call, since the shortest of the shortest durations is
 what the last rank of all to arrive saw. Rank 0's agent publishes in the job's store where its daemon
-listens, the agents of other nodes tell their own daemon. See docs/protocol.md.
+listens, the agents of other nodes tell their own daemon. See docs/reference/protocol.md.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def wrong_with(line: str, number: int) -> Refusal | None:
     missing = _missing_column(cells_of(header))
     if missing is not None:
         return Refusal(
-            f"lacks the column {missing} (line {number}: {_cut(line)!r})", "add it; docs/traces.md says what it holds"
+            f"lacks the column {missing} (line {number}: {_cut(line)!r})",
+            "add it; docs/reference/traces.md says what it holds",
         )
     cells = cells_of(line)
     if len(cells) >= len(TUNER_REQUIRED) and cells[1].strip().isdigit() and find_collective(cells[0]) is not None:

@@ -233,7 +233,7 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
     if not files and len(refusals) == 1:
         raise refusals[0]
     if not files:
-        raise TraceError(f"{path} holds no trace of a known format", "docs/traces.md lists the formats")
+        raise TraceError(f"{path} holds no trace of a known format", "docs/reference/traces.md lists the formats")
     names = sorted({file_format.name for _, file_format in files})
     if len(names) > 1:
         raise TraceError(f"{path} holds traces of several formats: {', '.join(names)}", "name one file or one format")

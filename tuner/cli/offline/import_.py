@@ -17,7 +17,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Format by its name in docs/traces.md, where the file's beginning does not tell.",
+        help="Format by its name in docs/reference/traces.md, where the file's beginning does not tell.",
         autocompletion=completion.formats,
     ),
 ]
@@ -69,7 +69,7 @@ def import_(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import measurements of nccl-tests, NVIDIA's tuner CSV and other formats (docs/traces.md).
+    """Import measurements of nccl-tests, NVIDIA's tuner CSV and other formats (docs/reference/traces.md).
 
     Example: zerotune import all_gather.log --default --n-nodes 2 --fabric-id my-cluster
 

@@ -20,7 +20,7 @@ _log = logging.getLogger("zerotune.stage")
 
 SHIPPED: Final = Path(__file__).parent / "weights"
 KINDS: Final = ("lstm", "ngram")
-"""Best first, by accuracy on frameworks left out of training (docs/stage-fingerprint.md)."""
+"""Best first, by accuracy on frameworks left out of training (docs/design/stage-fingerprint.md)."""
 FABRIC: Final = ""
 """Stage models belong to no fabric."""
 DAMAGED: Final = ".damaged"

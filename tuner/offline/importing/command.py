@@ -185,7 +185,7 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
         if summary.n_records
         else f"it has no {trace.record} to use"
     )
-    remedy = "docs/traces.md says what each format must hold"
+    remedy = "docs/reference/traces.md says what each format must hold"
     for reason, remedy_for in (_REMEDIES | _REMEDIES_OF_FORMAT.get(trace.format_name, {})).items():
         if any(reason in one for one in summary.unusable):
             remedy = remedy_for
@@ -196,11 +196,11 @@ _REMEDIES: Final = {
     UNKNOWN_NAME: "mend it: numbers without units, algorithms of"
     f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
     "does not say which collective": "say with --collective what was run",
-    "no duration": "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV (docs/traces.md)",
-    IMPOSSIBLE_TIME: "give each row its time in microseconds (docs/traces.md)",
+    "no duration": "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV (docs/reference/traces.md)",
+    IMPOSSIBLE_TIME: "give each row its time in microseconds (docs/reference/traces.md)",
     NODES_UNKNOWN: "say with --n-nodes on how many nodes it ran",
-    RANKS_UNKNOWN: "only the file can say that: a table needs a column `ranks` (docs/traces.md)",
-    CANNOT_RUN: "mend the columns that say what ran, or measure what NCCL has (docs/traces.md)",
+    RANKS_UNKNOWN: "only the file can say that: a table needs a column `ranks` (docs/reference/traces.md)",
+    CANNOT_RUN: "mend the columns that say what ran, or measure what NCCL has (docs/reference/traces.md)",
     "nobody says which setting ran": "say with --default or --setting what ran",
 }
 _REMEDIES_OF_FORMAT: Final = {

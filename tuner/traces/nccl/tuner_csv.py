@@ -172,7 +172,7 @@ def _columns(header: str, path: Path, line: int) -> dict[str, int]:
     columns = {name.strip().lower(): index for index, name in enumerate(cells_of(header.lstrip("# ")))}
     missing = [name for name in TUNER_REQUIRED if name not in columns]
     if missing:
-        unlike = Refusal(f"lacks the column {missing[0]} (line {line})", "docs/traces.md lists the columns")
+        unlike = Refusal(f"lacks the column {missing[0]} (line {line})", "docs/reference/traces.md lists the columns")
         wrong = wrong_with(header, line) or unlike
         raise TraceError(f"{path} {wrong.what}", wrong.remedy)
     return columns
