@@ -78,7 +78,7 @@ def _policies(ctx: typer.Context) -> Iterable[str]:
 
 def _jobs(ctx: typer.Context) -> Iterable[str]:
     from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.cli.options import store_path
+    from zerotune.tuner.cli.paths import store_path
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
         return [job.job_id for job in reversed(store.jobs())]
@@ -86,7 +86,7 @@ def _jobs(ctx: typer.Context) -> Iterable[str]:
 
 def _fabric_ids(ctx: typer.Context) -> Iterable[str]:
     from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.cli.options import store_path
+    from zerotune.tuner.cli.paths import store_path
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
         return list(store.fabrics())
@@ -94,7 +94,7 @@ def _fabric_ids(ctx: typer.Context) -> Iterable[str]:
 
 def _models(ctx: typer.Context) -> Iterable[str]:
     from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.cli.options import store_path
+    from zerotune.tuner.cli.paths import store_path
     from zerotune.tuner.modeling import kept_models as models
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number, endpoint_or_default, store_path
+from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number
+from zerotune.tuner.cli.paths import endpoint_or_default, store_path
 from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings
 
 

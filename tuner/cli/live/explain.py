@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json, store_path
+from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
+from zerotune.tuner.cli.paths import store_path
+from zerotune.tuner.cli.sizes import a_size
 
 
 def explain(
@@ -21,12 +23,15 @@ def explain(
     phase: Annotated[
         str | None, typer.Option(help="Only this phase, e.g. forward_gather.", autocompletion=completion.phases)
     ] = None,
-    message_bytes: Annotated[int | None, typer.Option(help="Only the size class of this size.")] = None,
+    message_bytes: Annotated[
+        int | None,
+        typer.Option(help="Only the size class of this size: 1048576, 1MiB, 1e6.", parser=a_size, metavar="SIZE"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say why each setting is what it is: evidence, prediction, alternatives.
 
-    Example: zerotune explain --collective all_gather --message-bytes 1048576
+    Example: zerotune explain --collective all_gather --message-bytes 1MiB
     """
     from zerotune.tuner.offline import explanations, explanations_shown
 

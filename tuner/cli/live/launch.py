@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_number, output_file, store_path
+from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath
+from zerotune.tuner.cli.paths import output_file, store_path
+from zerotune.tuner.cli.sizes import megabytes
 from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_words
 
 IDLE_EXIT_S = 1800.0
@@ -42,10 +44,13 @@ def launch(
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write step times to this JSON file.")] = None,
-    nccl_memory_mb: Annotated[
-        float | None,
+    nccl_memory: Annotated[
+        int | None,
         typer.Option(
-            min=1, help="Limit channels so that a communicator's ring takes no more memory.", callback=a_number
+            "--nccl-memory-mb",
+            help="Limit channels so that a communicator's ring takes no more memory (10^6 bytes; or 256MiB).",
+            parser=megabytes,
+            metavar="SIZE",
         ),
     ] = None,
     budget_percent: BudgetPercent = None,
@@ -66,7 +71,7 @@ def launch(
     request = launching.LaunchRequest(
         command, fabric, endpoint, agent,
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
-        nccl_memory_mb=nccl_memory_mb,
+        nccl_memory_mb=None if nccl_memory is None else nccl_memory / 1e6,
     )  # fmt: skip
     # As the shell does: a word with a slash is a path, all others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():

@@ -10,16 +10,8 @@ from typing import Annotated
 import typer
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import (
-    AsJson,
-    CurveKeys,
-    Endpoint,
-    StorePath,
-    endpoint_or_default,
-    output_file,
-    store_path,
-    write_text,
-)
+from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, StorePath
+from zerotune.tuner.cli.paths import endpoint_or_default, output_file, store_path, write_text
 
 
 def metrics(

@@ -8,7 +8,8 @@ import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json, store_path
+from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
+from zerotune.tuner.cli.paths import store_path
 
 if TYPE_CHECKING:
     from zerotune.store.sqlite.database import Store

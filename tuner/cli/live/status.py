@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, console, endpoint_or_default, print_json
+from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, console, print_json
+from zerotune.tuner.cli.paths import endpoint_or_default
 
 PATIENCE_S: Final = 8.0
 """With a daemon that is there, and busy."""

@@ -9,7 +9,8 @@ import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, output_file, store_path
+from zerotune.tuner.cli.options import AsJson, StorePath
+from zerotune.tuner.cli.paths import output_file, store_path
 
 
 def export(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, console, store_path
+from zerotune.tuner.cli.options import AsJson, StorePath, console
+from zerotune.tuner.cli.paths import store_path
 
 if TYPE_CHECKING:
     from zerotune.store.records import Collective

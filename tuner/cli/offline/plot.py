@@ -11,7 +11,8 @@ import typer
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.offline.report import A_TRACE, Summaries, Traces
-from zerotune.tuner.cli.options import AsJson, StorePath, output_file, store_path
+from zerotune.tuner.cli.options import AsJson, StorePath
+from zerotune.tuner.cli.paths import output_file, store_path
 
 NAMES = ("steps", "exposed", "timeline", "winners", "regret", "memory")
 

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.offline.import_ import CollectiveName, FormatName, collective_named
-from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, store_path
-
-MAX_BUCKET_MB = 1_000_000
+from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console
+from zerotune.tuner.cli.paths import store_path
+from zerotune.tuner.cli.sizes import megabytes
 
 
 def replay(
@@ -49,8 +48,14 @@ def replay(
             autocompletion=completion.fabrics,
         ),
     ] = None,
-    bucket_mb: Annotated[
-        float | None, typer.Option(help="What if gradients went in buckets of so many MB (10^6 bytes)?")
+    bucket: Annotated[
+        int | None,
+        typer.Option(
+            "--bucket-mb",
+            help="What if gradients went in buckets of so many MB (10^6 bytes; 25MiB is taken as it says)?",
+            parser=megabytes,
+            metavar="SIZE",
+        ),
     ] = None,
     stage: Annotated[int | None, typer.Option(help="What if it were ZeRO stage 1, 2, 3, or 0 for plain DDP?")] = None,
     job: JobOfTrace = None,
@@ -68,7 +73,7 @@ def replay(
     change = replaying.Change(
         n_ranks=n_ranks,
         fabric=None if on_fabric is None else fabrics.load(on_fabric),
-        bucket_bytes=None if bucket_mb is None else _bucket_bytes(bucket_mb),
+        bucket_bytes=bucket,
         stage=stage,
     )
     result = replaying.replay(
@@ -86,9 +91,3 @@ def replay(
         print(result.to_json())
         return
     replaying.render(result, console())
-
-
-def _bucket_bytes(bucket_mb: float) -> int:
-    if not 0 < bucket_mb <= MAX_BUCKET_MB:  # neither is a NaN
-        raise UserError(f"buckets of {bucket_mb:g} MB are none", f"ask for more than 0 and at most {MAX_BUCKET_MB:,}")
-    return int(bucket_mb * 1e6)

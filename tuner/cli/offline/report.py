@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, output_file, store_path
+from zerotune.tuner.cli.options import AsJson, StorePath
+from zerotune.tuner.cli.paths import output_file, store_path
 
 Traces = Annotated[
     list[Path] | None,

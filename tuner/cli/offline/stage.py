@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json, store_path
+from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json
+from zerotune.tuner.cli.paths import store_path
 
 if TYPE_CHECKING:
     from zerotune.tuner.fingerprint.labels import Shown

@@ -8,15 +8,9 @@ import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import (
-    AsJson,
-    FabricName,
-    StorePath,
-    console,
-    progress_console,
-    sigterm_like_ctrl_c,
-    store_path,
-)
+from zerotune.tuner.cli.options import AsJson, FabricName, StorePath, console, progress_console, sigterm_like_ctrl_c
+from zerotune.tuner.cli.paths import store_path
+from zerotune.tuner.cli.sizes import a_size
 
 
 def sweep(
@@ -30,8 +24,12 @@ def sweep(
         "all_gather",
         "reduce_scatter",
     ],
-    min_bytes: Annotated[int, typer.Option(help="Smallest message, total bytes.")] = 4096,
-    max_bytes: Annotated[int, typer.Option(help="Largest message, total bytes.")] = 64 * 2**20,
+    min_bytes: Annotated[
+        int, typer.Option(help="Smallest message, total bytes: 4096, 4KiB, 4K.", parser=a_size, metavar="SIZE")
+    ] = 4096,
+    max_bytes: Annotated[
+        int, typer.Option(help="Largest message, total bytes: 16MB, 16MiB, 1e6.", parser=a_size, metavar="SIZE")
+    ] = 64 * 2**20,
     full: Annotated[bool, typer.Option("--full", help="Measure the whole grid.")] = False,
     precision: Annotated[
         float,
@@ -60,7 +58,7 @@ def sweep(
     Ctrl-C keeps what was measured; the same command goes on from there. A setting that hangs or gives a wrong result
     is recorded as broken and never tried again.
 
-    Example: zerotune sweep --fabric ethernet_boxes --max-bytes 1048576
+    Example: zerotune sweep --fabric ethernet_boxes --max-bytes 1MiB
 
     Before and after an update: zerotune sweep --compare sweep-20261121-105757 sweep-20261122-090000
     """
