@@ -6,6 +6,7 @@ All else is in pyproject.toml.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ class BuildWithPlugin(build_py):
     """Adds the compiled plugin beside its sources; without a compiler the sources alone go in."""
 
     def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)  # what an earlier build left would go into the wheel
         super().run()
         if self.editable_mode or PURE:
             return  # built on first use

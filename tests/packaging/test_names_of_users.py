@@ -1,0 +1,109 @@
+"""A project that has modules of the names of our folders goes on with its own, and zerotune with its own."""
+
+import json
+import os
+import socket
+
+import pytest
+from builds import Environment, run
+
+OURS = ("agent", "store", "tuner", "zero_runtime")
+SCRIPT = """
+import agent, store.shelf, tuner.knob, zero_runtime
+import json, pathlib, sys
+
+here = str(pathlib.Path(__file__).parent)
+for module in (agent, store.shelf, tuner.knob, zero_runtime):
+    assert module.__file__.startswith(here) and module.mine, module
+
+import zerotune.agent.settings, zerotune.store.errors, zerotune.tuner, zerotune.zero_runtime.stages
+for module in (zerotune.agent.settings, zerotune.store.errors, zerotune.tuner, zerotune.zero_runtime.stages):
+    assert not module.__file__.startswith(here), module
+"""
+TRAINING = """
+import os
+child = os.fork()
+if child == 0:
+    os.environ["RANK"] = "1"
+import torch, torch.distributed as dist
+dist.init_process_group()
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.ones(1, 64)).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def project(folder, *, packages, script=SCRIPT):
+    """A user's project; its folders are `packages` with an `__init__.py`, or namespaces without."""
+    for module in ("agent.py", "zero_runtime.py", "store/shelf.py", "tuner/knob.py"):
+        file = folder / module
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine = True\n")
+        if packages and file.parent != folder:
+            (file.parent / "__init__.py").write_text("")
+    (folder / "train.py").write_text(script)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(built, tmp_path_factory):
+    made = {}
+
+    def of(kind):
+        if kind not in made:
+            made[kind] = Environment(tmp_path_factory.mktemp("e"))
+            made[kind].install(built(kind))
+            made[kind].lend_packages()
+        return made[kind]
+
+    return of
+
+
+def own_world(folder):
+    """Variables under which no daemon is found, and of rank 0 of a job of two."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    names = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {**os.environ, **names, "ZEROTUNE_RUNTIME_DIR": str(folder / "r"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("packages", [True, False])
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_a_project_keeps_its_modules_after_the_install(environment, tmp_path, kind, packages):
+    run(environment(kind).python, project(tmp_path, packages=packages) / "train.py")
+
+
+@pytest.mark.parametrize(
+    ("kind", "packages"),
+    [
+        ("wheel", False),
+        pytest.param("wheel", True, marks=pytest.mark.slow),
+        pytest.param("editable", False, marks=pytest.mark.slow),
+        ("editable", True),
+    ],
+)
+def test_and_under_launch_which_refuses_none_for_its_name(environment, tmp_path, kind, packages):
+    python, summary = environment(kind).python, tmp_path / "summary.json"
+    trained = project(tmp_path / "project", packages=packages, script=SCRIPT + TRAINING)
+    run(
+        python.parent / "zerotune", "launch", "--fabric", "ethernet_boxes", "--summary", summary, "--",
+        python, "train.py", cwd=trained, env=own_world(tmp_path),
+    )  # fmt: skip
+    assert json.loads(summary.read_text())["steps"]  # the agent saw them
+
+
+def test_the_environment_gets_one_name(built, tmp_path):
+    fresh = Environment(tmp_path)
+    before = fresh.files()
+    fresh.install(built("wheel"))
+    importable = {path.name for path in fresh.files() - before if path.parent == fresh.site and path.suffix == ""}
+    assert importable == {"zerotune"}
+    assert importable.isdisjoint(OURS)
