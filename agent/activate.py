@@ -38,7 +38,7 @@ _active = False
 
 
 def activate(fabric: str | None = None, endpoint: str | None = None) -> None:
-    """Turn the agent on once; see `agent.enable`. Never raises."""
+    """Turn the agent on once; see `zerotune.enable`. Never raises."""
     global _active
     if _active:
         return

@@ -157,7 +157,7 @@ class NoSteps(msgspec.Struct, frozen=True, tag="no_steps"):
         return (
             f"nothing is tuned: no training step was seen to end in {self.waited_s:.0f} s and {self.n_calls:,}"
             " collectives. A step ends where step() of a torch optimizer is called, outside backward; a script that has"
-            " none calls `agent.step_ended()` there, on all ranks (docs/operate/troubleshooting.md)"
+            " none calls `zerotune.step_ended()` there, on all ranks (docs/operate/troubleshooting.md)"
         )
 
 

@@ -92,7 +92,7 @@ def test_a_job_whose_steps_nobody_sees_is_said_not_to_be_tuned():
     said = NoSteps("job-1", 2, 4012, 75.2)
     words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, without_steps=(said,)))
     assert "job-1: nothing is tuned: no training step was seen to end in 75 s and 4,012 collectives" in words
-    assert "agent.step_ended()" in words
+    assert "zerotune.step_ended()" in words
     assert "no job is connected" not in words
 
 

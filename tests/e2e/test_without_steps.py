@@ -6,7 +6,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import agent, sys, torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist, zerotune
 dist.init_process_group(init_method="env://")
 model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(5)])
 for _ in range(120):
@@ -16,7 +16,7 @@ for _ in range(120):
         dist.all_reduce(parameter.grad)
         parameter.data -= 0.01 * parameter.grad
     if sys.argv[1] == "says":
-        agent.step_ended()
+        zerotune.step_ended()
 dist.destroy_process_group()
 """
 
@@ -38,7 +38,7 @@ def test_a_script_without_an_optimizer_is_told_which_call_is_missing(world, word
     assert returncode == 0, output
     if word == "silent":
         assert output.count("nothing is tuned: no training step was seen to end") == 1
-        assert "agent.step_ended()" in output
+        assert "zerotune.step_ended()" in output
     else:
         assert "nothing is tuned" not in output
         assert len(json.loads(summary.read_text())["steps"]) == 119
