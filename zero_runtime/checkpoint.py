@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,9 +39,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from zerotune.zero_runtime.errors import CheckpointError
 from zerotune.zero_runtime.layout.rectangles import boxes
-
-if TYPE_CHECKING:
-    from zerotune.zero_runtime.engine import Engine
+from zerotune.zero_runtime.sharded_model import ShardedModel
 
 MANIFEST = "zero.json"
 _TRUSTED_NAMES = {
@@ -167,7 +165,7 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
         return self.state_dict[index.fqn].__get_tensor_shard__(index)  # type: ignore[no-any-return]
 
 
-def _model_shares(engine: Engine) -> dict[str, Share]:
+def _model_shares(engine: ShardedModel) -> dict[str, Share]:
     shares: dict[str, Share] = {}
     for flat in engine.flats:
         layout = flat.layout
@@ -186,7 +184,7 @@ def _model_shares(engine: Engine) -> dict[str, Share]:
     return shares
 
 
-def _optimizer_shares(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Share]:
+def _optimizer_shares(engine: ShardedModel, optimizer: torch.optim.Optimizer) -> dict[str, Share]:
     shares: dict[str, Share] = {}
     for run in engine.sharded.runs:
         for key, value in optimizer.state.get(run.parameter, {}).items():
@@ -222,7 +220,7 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params" and keep(value)}
 
 
-def save(engine: Engine, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
+def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
     """Writes `folder/step-<step>`; every rank calls it, with a folder that all see.
 
     Args:
@@ -283,7 +281,7 @@ def latest(folder: str | Path) -> Path:
     return found[-1]
 
 
-def load(engine: Engine, folder: str | Path, step: int | None = None) -> dict[str, Any]:
+def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> dict[str, Any]:
     """Resumes from `folder`, saved on any number of ranks, and returns {"step": …, "extra": …}.
 
     Raises:
@@ -313,7 +311,7 @@ def load(engine: Engine, folder: str | Path, step: int | None = None) -> dict[st
     return told
 
 
-def load_weights(engine: Engine, path: str | Path) -> None:
+def load_weights(engine: ShardedModel, path: str | Path) -> None:
     """Takes the `model.*` of any DCP folder, e.g. one that FSDP2 saved as {"model": model.state_dict()}.
 
     Raises:
@@ -343,7 +341,7 @@ def _compare(path: Path, stored: Mapping[str, list[int]], own: Mapping[str, list
 
 
 @torch.no_grad()
-def _read(engine: Engine, reader: SafeReader, shares: dict[str, Share]) -> None:
+def _read(engine: ShardedModel, reader: SafeReader, shares: dict[str, Share]) -> None:
     try:
         dcp.load(dict(shares), storage_reader=reader, planner=_LoadPlanner(), process_group=engine.world)
     except CheckpointException as error:
@@ -356,7 +354,7 @@ def _read(engine: Engine, reader: SafeReader, shares: dict[str, Share]) -> None:
     engine.after_load()
 
 
-def _make_room(engine: Engine, optimizer: torch.optim.Optimizer, metadata: Metadata) -> None:
+def _make_room(engine: ShardedModel, optimizer: torch.optim.Optimizer, metadata: Metadata) -> None:
     """Empty optimizer states of the kinds that were saved, for a fresh optimizer to be filled."""
     kinds: dict[str, list[tuple[str, bool, torch.dtype]]] = {}
     names = {slot.name for flat in engine.flats for slot in flat.layout.slots}

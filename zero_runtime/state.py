@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,12 +10,10 @@ from torch import Tensor
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.errors import CheckpointError
 from zerotune.zero_runtime.layout.flat_buffer import Flat
-
-if TYPE_CHECKING:
-    from zerotune.zero_runtime.engine import Engine
+from zerotune.zero_runtime.sharded_model import ShardedModel
 
 
-def _gathered(engine: Engine, flat: Flat) -> Tensor:
+def _gathered(engine: ShardedModel, flat: Flat) -> Tensor:
     """The flat buffer in the master copy's precision, on every rank."""
     if not flat.has_master and not flat.partitioned:
         return flat.whole
@@ -27,7 +24,7 @@ def _gathered(engine: Engine, flat: Flat) -> Tensor:
     return whole
 
 
-def named_values(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+def named_values(engine: ShardedModel) -> Iterator[tuple[str, Tensor]]:
     """(name, whole value) of every sharded parameter, one flat buffer in memory at a time."""
     engine.synchronize()
     for flat in engine.flats:
@@ -37,7 +34,7 @@ def named_values(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def full_state_dict(engine: Engine) -> dict[str, Tensor]:
+def full_state_dict(engine: ShardedModel) -> dict[str, Tensor]:
     """A plain state dict in master precision, on the CPU, equal on every rank; tied names repeat."""
     values = {name: value.detach().cpu().clone() for name, value in named_values(engine)}
     names = {id(m.parameter): m.name for flat in engine.flats for m in flat.managed}
@@ -48,7 +45,7 @@ def full_state_dict(engine: Engine) -> dict[str, Tensor]:
     return found
 
 
-def _entries(engine: Engine) -> dict[str, Tensor]:
+def _entries(engine: ShardedModel) -> dict[str, Tensor]:
     """Parameters and persistent buffers under every name that a state dict would give them."""
     entries: dict[str, Tensor] = {}
     for prefix, module in engine.model.named_modules(remove_duplicate=False):
@@ -62,7 +59,7 @@ def _entries(engine: Engine) -> dict[str, Tensor]:
     return entries
 
 
-def unsharded_values(engine: Engine) -> dict[str, Tensor]:
+def unsharded_values(engine: ShardedModel) -> dict[str, Tensor]:
     """Entries of the state dict that no flat buffer holds, tied ones under their first name."""
     known = {id(p) for flat in engine.flats for p in flat.parameters}
     found = {}
@@ -74,7 +71,7 @@ def unsharded_values(engine: Engine) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_full_state_dict(engine: Engine, values: Mapping[str, Tensor]) -> None:
+def load_full_state_dict(engine: ShardedModel, values: Mapping[str, Tensor]) -> None:
     """Takes this rank's part of every value; every rank passes the same state dict.
 
     Raises:

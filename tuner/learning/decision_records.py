@@ -12,7 +12,7 @@ import numpy as np
 from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.field import Field
+from zerotune.tuner.learning.policy.evidence.options_field import Field
 from zerotune.tuner.learning.policy.gain_texts import Z_90
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats

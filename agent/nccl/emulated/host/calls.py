@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import torch
 
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM, Operator
+from zerotune.agent.nccl.emulated.transport.rendezvous import Rendezvous
 from zerotune.store.records import BASELINE, Candidate, Collective
-
-if TYPE_CHECKING:
-    from zerotune.agent.nccl.emulated.host.communicator import Communicator
-    from zerotune.agent.nccl.emulated.transport.rendezvous import Rendezvous
 
 TUNED: Final = frozenset(
     {Collective.broadcast, Collective.reduce, Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce}
@@ -68,11 +65,23 @@ class Run:
         return sum(task.message_bytes for task in self.tasks)
 
 
+class Completing(Protocol):
+    """What a call needs of the communicator that issued it."""
+
+    rendezvous: Rendezvous
+
+    def is_ready(self, call: Call) -> bool:
+        """Whether every rank has issued it."""
+
+    def complete(self, call: Call, timeout_us: int | None = None) -> float:
+        """Take the results; returns when it ended on the virtual clock, in microseconds."""
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """A run that was issued."""
 
-    communicator: Communicator
+    communicator: Completing
     index: int
     run: Run
     message_bytes: int

@@ -16,30 +16,13 @@ from zerotune.agent.nccl import catalog
 from zerotune.agent.nccl.cost_model import channels_used
 from zerotune.store.records import BASELINE, Candidate, size_class
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.evidence.options_field import N_COLUMNS, Field
 from zerotune.tuner.learning.policy.trials.trial import Family, KeyState
 from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import CostPrior, Floats, cell_of
 
-N_COLUMNS: Final = 8
-"""Of `Field.table`."""
 MAX_BATCH: Final = 64
 """Message sizes whose guesses are worked out in one go: bounds the time of one call."""
-
-
-class Field:
-    """The options of one key, the baseline first, and where each lies.
-
-    `table` has a row per option: log2 bytes, log2 channels, algorithm, protocol, and the starting guess's
-    log microseconds (NaN = not available) and standard deviation, the share of it that goes with the bytes, and by how
-    many octaves its channels are fewer than the communicator has.
-    """
-
-    __slots__ = ("options", "place", "table")
-
-    def __init__(self, options: tuple[Candidate, ...], table: Floats) -> None:
-        self.options = options
-        self.place = {option: at for at, option in enumerate(options)}
-        self.table = table
 
 
 class FieldBook:

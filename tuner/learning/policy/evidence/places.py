@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.field import N_COLUMNS, Field, FieldBook
+from zerotune.tuner.learning.policy.evidence.field import FieldBook
+from zerotune.tuner.learning.policy.evidence.options_field import N_COLUMNS, Field
 from zerotune.tuner.learning.policy.evidence.posterior import MAX_POINTS, Kinship, Known, Settings
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats, Ints

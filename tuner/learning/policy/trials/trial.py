@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from zerotune.agent.nccl.catalog import CHANNEL_LADDER
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius_of_pairs
+from zerotune.tuner.learning.policy.evidence.options_field import Field
 from zerotune.tuner.modeling.features import Floats
-
-if TYPE_CHECKING:
-    from zerotune.tuner.learning.policy.evidence.field import Field
 
 Family = tuple[CommunicatorClass, Collective]
 """Keys of one family differ by phase and message size only."""

@@ -1,0 +1,36 @@
+"""What reading, saving and loading a sharded model needs of it: what an engine offers, without importing one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerotune.zero_runtime.collectives import Collectives
+from zerotune.zero_runtime.layout.flat_buffer import Flat
+from zerotune.zero_runtime.optimizer.sharded import ShardedGradients
+
+
+class ShardedModel(Protocol):
+    """A model whose states are spread over the ranks of `world`."""
+
+    model: nn.Module
+    world: dist.ProcessGroup
+    flats: list[Flat]
+    sharded: ShardedGradients
+    collectives: Collectives
+
+    @property
+    def current_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer on the shards; None = none was made yet."""
+
+    def unsharded_values(self) -> dict[str, Tensor]:
+        """What no flat buffer holds, by its name in the state dict."""
+
+    def synchronize(self) -> None:
+        """Wait until every parameter is up to date."""
+
+    def after_load(self) -> None:
+        """Share master copies that were written from outside."""
