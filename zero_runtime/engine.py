@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from zerotune.zero_runtime import checkpoint, phases
-from zerotune.zero_runtime import collectives as backends
+from zerotune.zero_runtime import checkpoint, collectives, phases
 from zerotune.zero_runtime.errors import LifecycleError, SettingsError
 from zerotune.zero_runtime.layout.discovery import Part, agree_on_model, assign, default_layers, tell_others
 from zerotune.zero_runtime.layout.flat_buffer import Flat, Managed
@@ -63,7 +62,7 @@ class Engine:
         self.group, self.replicate_group = hybrid_groups(world, settings.n_ranks_per_shard)
         beside = [] if model_parallel_group is None else [model_parallel_group]
         self.disjoint_groups = [self.group, *beside]  # over these, one after another, every element is met once
-        self.collectives = backends.for_group(self.group)
+        self.collectives = collectives.for_group(self.group)
         self._flights = Flights(settings.n_buckets_in_flight)
         self._positions = {id(p): position for position, p in enumerate(model.parameters())}
         if settings.stage < 3:

@@ -16,7 +16,7 @@
 #define N_TIMED 40000 /* calls per thread in the tail measurement */
 
 static const nccl_tuner_v5 *tuner;
-static __typeof__(&zerotune_plan_stage) stage;
+static __typeof__(&zerotune_plan_load) load;
 static __typeof__(&zerotune_plan_flip) flip;
 static __typeof__(&zerotune_set_phase) set_phase;
 static __typeof__(&zerotune_set_recording) set_recording;
@@ -91,7 +91,7 @@ static void make_plan(uint32_t n_rows, uint32_t epoch) {
       queries[pair][i] = (query){rows[row].min_bytes + next_random(&state) % (rows[row].max_bytes - rows[row].min_bytes + 1),
                                  rows[row].collective};
     }
-  if (stage(rows, n_rows, epoch, 0) != 0 || flip(epoch) != 0) exit(2);
+  if (load(rows, n_rows, epoch, 0) != 0 || flip(epoch) != 0) exit(2);
 }
 
 /* ---- calls ---- */
@@ -192,7 +192,7 @@ static double flip_ns(uint32_t epoch, int n_flips) {
   double *costs = malloc(sizeof(double) * (size_t)n_flips);
   const double clock_ns = clock_cost_ns();
   for (int i = 0; i < n_flips; i++) {
-    stage(rows, 100, epoch + (uint32_t)i, 0);
+    load(rows, 100, epoch + (uint32_t)i, 0);
     const uint64_t begin = now_ns();
     flip(epoch + (uint32_t)i);
     costs[i] = (double)(now_ns() - begin) - clock_ns;
@@ -212,7 +212,7 @@ static double exchange_ns(void) {
 int main(int argc, char **argv) {
   if (argc != 2 || (library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL)) == NULL) return 1;
   tuner = symbol("ncclTunerPlugin_v5");
-  stage = (__typeof__(stage))symbol("zerotune_plan_stage");
+  load = (__typeof__(load))symbol("zerotune_plan_load");
   flip = (__typeof__(flip))symbol("zerotune_plan_flip");
   set_phase = (__typeof__(set_phase))symbol("zerotune_set_phase");
   set_recording = (__typeof__(set_recording))symbol("zerotune_set_recording");

@@ -13,8 +13,7 @@ from zerotune.store.records import ModelRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling import kept_models as models
-from zerotune.tuner.modeling import trainer
+from zerotune.tuner.modeling import kept_models, trainer
 from zerotune.tuner.modeling.correction.baked import RUNGS, Baked
 
 FABRIC = "fabric"
@@ -52,7 +51,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def states(store: Store) -> dict[str, str]:
-    return {line.model_id: line.state for line in models.listed(store)}
+    return {line.model_id: line.state for line in kept_models.listed(store)}
 
 
 def test_the_newest_is_used_and_some_earlier_ones_are_kept(path: Path) -> None:
@@ -67,20 +66,20 @@ def test_the_newest_is_used_and_some_earlier_ones_are_kept(path: Path) -> None:
 
 def test_pin_outlives_the_next_fit_until_it_is_released(path: Path) -> None:
     with Store.open(path) as store:
-        assert models.pin(store, "kriging-00000005", None).state == "pinned"
+        assert kept_models.pin(store, "kriging-00000005", None).state == "pinned"
         trainer.keep(store, _model(9))
         store.flush()
         assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000005"
         assert Knowledge.from_store(store, FABRIC).model_id == "kriging-00000005"
         assert states(store)["kriging-00000009"] == "newest, not in use"
-        assert models.release(store, None) == [FABRIC]
+        assert kept_models.release(store, None) == [FABRIC]
         assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000009"
 
 
 def test_rollback_goes_one_back_each_time(path: Path) -> None:
     with Store.open(path) as store:
-        assert models.roll_back(store, None).model_id == "kriging-00000007"
-        assert models.roll_back(store, FABRIC).model_id == "kriging-00000006"
+        assert kept_models.roll_back(store, None).model_id == "kriging-00000007"
+        assert kept_models.roll_back(store, FABRIC).model_id == "kriging-00000006"
         assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000006"
 
 
@@ -93,7 +92,7 @@ def test_what_cannot_be_used_is_not_pinned(path: Path) -> None:
         store.flush()
         for model_id, problem in (("00000002", "other versions"), ("00000001", "damaged"), ("ffffffff", "no model")):
             with pytest.raises(UserError, match=problem):
-                models.pin(store, f"kriging-{model_id}", None)
+                kept_models.pin(store, f"kriging-{model_id}", None)
         assert {"other versions", "damaged"} <= set(states(store).values())
 
 
@@ -106,7 +105,7 @@ def test_a_damaged_model_is_set_aside_and_learning_goes_on(path: Path, name: str
         used = trainer.load_correction(store, FABRIC)[1]
         store.flush()
         assert used == ("" if name == "kriging" else "kriging-00000008")
-        assert any(line.state == "set aside" for line in models.listed(store))
+        assert any(line.state == "set aside" for line in kept_models.listed(store))
         assert store.load_model(name, FABRIC) is None
         trainer.keep(store, _model(21))
         store.flush()
@@ -117,7 +116,7 @@ def test_a_comparison_tells_which_model_is_nearer(path: Path) -> None:
     with Store.open(path) as store:
         trainer.keep(store, _model(30, shift=3.0))
         store.flush()
-        by_id = {one.model_id: one for one in models.compared(store)}
+        by_id = {one.model_id: one for one in kept_models.compared(store)}
     near, far = by_id["kriging-00000008"], by_id["kriging-0000001e"]
     assert near.n_points == 3
     assert abs(near.median_error_percent - far.median_error_percent) > 50

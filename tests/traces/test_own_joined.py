@@ -15,7 +15,7 @@ from zerotune.tuner.offline.importing.command import import_measurements
 from zerotune.tuner.offline.importing.messages import left_out
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.traces import Trace, read_trace
-from zerotune.tuner.traces.own import joined as own_joined
+from zerotune.tuner.traces.own import joined
 
 MATCHED, TIMED = 1, 2
 N_CALLS = 500
@@ -98,7 +98,7 @@ def test_the_size_of_pieces_changes_nothing(
     n_waiting: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     imported(folder, tmp_path / "whole.db")
-    monkeypatch.setattr(own_joined, "_WAITING_RECORDS", n_waiting)
+    monkeypatch.setattr(joined, "_WAITING_RECORDS", n_waiting)
     imported(folder, tmp_path / "pieces.db")
     whole, pieces = rows_in(tmp_path / "whole.db"), rows_in(tmp_path / "pieces.db")
     assert sorted(map(repr, whole.tolist())) == sorted(map(repr, pieces.tolist()))

@@ -95,10 +95,10 @@ def _fabric_ids(ctx: typer.Context) -> Iterable[str]:
 def _models(ctx: typer.Context) -> Iterable[str]:
     from zerotune.store.sqlite.database import Store
     from zerotune.tuner.cli.paths import store_path
-    from zerotune.tuner.modeling import kept_models as models
+    from zerotune.tuner.modeling import kept_models
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
-        return [line.model_id for line in models.listed(store)]
+        return [line.model_id for line in kept_models.listed(store)]
 
 
 fabrics, collectives, swept = of(_fabrics), of(_collectives), of(_swept)

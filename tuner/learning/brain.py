@@ -33,7 +33,7 @@ from zerotune.store.records import (
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
-from zerotune.tuner.learning import decision_records as explain
+from zerotune.tuner.learning import decision_records
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.ahead import Ahead, covering
 from zerotune.tuner.learning.policy.choice import TRUSTED_HOPE, Event, Policy
@@ -309,7 +309,7 @@ class Brain:
         pending, self._pending = self._pending, []
         evidence, now_s = self._regimes.evidence, self._clock()
         return [
-            explain.decision(
+            decision_records.decision(
                 job_id=self.job_id,
                 fabric_id=self.fabric_id,
                 model_id=self.knowledge.model_id,

@@ -11,8 +11,7 @@ from zerotune.store.errors import TraceError
 from zerotune.tuner.traces.files import head
 from zerotune.tuner.traces.nccl import inspector, nccl_debug, nccl_tests, nccl_tests_json, profiler_events, tuner_csv
 from zerotune.tuner.traces.near_misses import near_miss
-from zerotune.tuner.traces.own import blocks as own_blocks
-from zerotune.tuner.traces.own import measurements_csv
+from zerotune.tuner.traces.own import blocks, measurements_csv
 from zerotune.tuner.traces.pytorch import (
     chakra,
     execution_trace,
@@ -40,7 +39,7 @@ class Format:
 
 
 FORMATS: Final = (
-    Format("zerotune", "our own trace (--log-trace)", own_blocks.matches, own_blocks.read, "collective"),
+    Format("zerotune", "our own trace (--log-trace)", blocks.matches, blocks.read, "collective"),
     Format(
         "flight_recorder",
         "PyTorch Flight Recorder, JSON",

@@ -32,14 +32,14 @@ def list_models(store: StorePath = None, fabric_id: FabricId = None, as_json: As
 
     Example: zerotune models list
     """
-    from zerotune.tuner.modeling import kept_models as kept
+    from zerotune.tuner.modeling import kept_models
 
-    with kept.check_fabric(_reading(store), fabric_id) as opened:
-        lines = kept.listed(opened, fabric_id)
+    with kept_models.check_fabric(_reading(store), fabric_id) as opened:
+        lines = kept_models.listed(opened, fabric_id)
     if as_json:
         print_json(lines)
         return
-    kept.render(lines, console())
+    kept_models.render(lines, console())
 
 
 @models.command()
@@ -48,14 +48,14 @@ def compare(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
 
     Example: zerotune models compare --fabric-id emulated-h100_node-1f2e3d
     """
-    from zerotune.tuner.modeling import kept_models as kept
+    from zerotune.tuner.modeling import kept_models
 
-    with kept.check_fabric(_reading(store), fabric_id) as opened:
-        found, lines = kept.compared(opened, fabric_id), kept.listed(opened, fabric_id)
+    with kept_models.check_fabric(_reading(store), fabric_id) as opened:
+        found, lines = kept_models.compared(opened, fabric_id), kept_models.listed(opened, fabric_id)
     if as_json:
         print_json(found)
         return
-    kept.render_comparison(found, lines, console())
+    kept_models.render_comparison(found, lines, console())
 
 
 @models.command()
@@ -71,10 +71,10 @@ def pin(
 
     Example: zerotune models pin kriging-1f2e3d4c
     """
-    from zerotune.tuner.modeling import kept_models as kept
+    from zerotune.tuner.modeling import kept_models
 
-    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
-        line = kept.pin(opened, model, fabric_id)
+    with kept_models.check_fabric(kept_models.open_for_change(store_path(store)), fabric_id) as opened:
+        line = kept_models.pin(opened, model, fabric_id)
     if as_json:
         print_json(line)
         return
@@ -87,10 +87,10 @@ def roll_back(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJs
 
     Example: zerotune models rollback
     """
-    from zerotune.tuner.modeling import kept_models as kept
+    from zerotune.tuner.modeling import kept_models
 
-    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
-        line = kept.roll_back(opened, fabric_id)
+    with kept_models.check_fabric(kept_models.open_for_change(store_path(store)), fabric_id) as opened:
+        line = kept_models.roll_back(opened, fabric_id)
     if as_json:
         print_json(line)
         return
@@ -103,10 +103,10 @@ def release(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
 
     Example: zerotune models release
     """
-    from zerotune.tuner.modeling import kept_models as kept
+    from zerotune.tuner.modeling import kept_models
 
-    with kept.check_fabric(kept.open_for_change(store_path(store)), fabric_id) as opened:
-        freed = kept.release(opened, fabric_id)
+    with kept_models.check_fabric(kept_models.open_for_change(store_path(store)), fabric_id) as opened:
+        freed = kept_models.release(opened, fabric_id)
     if as_json:
         print_json(freed)
         return

@@ -82,7 +82,7 @@ def import_(
     be true of it.
     """
     from zerotune.tuner.offline.importing import command as importing
-    from zerotune.tuner.offline.importing import messages as importing_shown
+    from zerotune.tuner.offline.importing import messages
 
     try:
         trace, n_rows = importing.import_measurements(
@@ -100,6 +100,6 @@ def import_(
         typer.echo("zerotune: interrupted; what was recorded stays, and the same command goes on from there", err=True)
         raise
     if as_json:
-        print(importing_shown.to_json(trace, n_rows, dry_run=dry_run))
+        print(messages.to_json(trace, n_rows, dry_run=dry_run))
         return
-    importing_shown.render(trace, n_rows, console(), dry_run=dry_run)
+    messages.render(trace, n_rows, console(), dry_run=dry_run)

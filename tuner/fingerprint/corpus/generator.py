@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from zerotune.store.records import Collective, Stage
-from zerotune.tuner.fingerprint.corpus import model_shapes as models
+from zerotune.tuner.fingerprint.corpus import model_shapes
 from zerotune.tuner.fingerprint.corpus.deepspeed import Gathering, gathers
 from zerotune.tuner.fingerprint.corpus.grammar import MIN_SHARE_TWICE
 from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, RS, Speed, Timeline
@@ -32,7 +32,7 @@ class Setup:
 
     framework: str
     training: Training
-    model: models.ModelShape
+    model: model_shapes.ModelShape
     speed: Speed
     n_ranks: int
     parameter_bytes: int
@@ -72,7 +72,7 @@ FRAMEWORKS = (*REPLICATED, *SHARDED, "none")
 
 def setup(framework: str, rng: Rng, family: str | None = None) -> Setup:
     """A run of `framework` (one of FRAMEWORKS) with random settings, on a random model of `family`."""
-    model = models.draw(family or str(rng.choice(list(models.FAMILIES))), rng)
+    model = model_shapes.draw(family or str(rng.choice(list(model_shapes.FAMILIES))), rng)
     stage = {**REPLICATED, **SHARDED}.get(framework, Stage.unknown)
     tensor_parallel = framework == "none" or (not framework.startswith("deepspeed") and rng.random() < 0.3)
     partitioned = tensor_parallel and rng.random() < 0.5

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl import memory as nccl_memory
+from zerotune.agent.nccl import memory
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 
 RELEASE: Final = 0.02
@@ -179,9 +179,9 @@ class MemoryGate:
             return 0.0
         n_channels = max(own.values(), default=_USUAL_CHANNELS)
         if self._channel_mb > 0:
-            taken_mb = n_channels * self._channel_mb * nccl_memory.n_neighbours(algorithm, communicator)
+            taken_mb = n_channels * self._channel_mb * memory.n_neighbours(algorithm, communicator)
         else:
-            taken_mb = nccl_memory.connection_mb(algorithm, communicator, n_channels)
+            taken_mb = memory.connection_mb(algorithm, communicator, n_channels)
         return taken_mb / self._device_mb
 
 

@@ -21,7 +21,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
-    """Run one setting: stage and flip a plan, warm up, then `n_repeats` timed collectives."""
+    """Run one setting: load and flip a plan, warm up, then `n_repeats` timed collectives."""
 
     epoch: int
     collective: Collective
