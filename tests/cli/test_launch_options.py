@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.agent.steps.summary import RunSummary
+from zerotune.store import wire
 from zerotune.store.records import StepRecord
 from zerotune.tuner import cli
 
@@ -153,13 +154,16 @@ def test_a_command_without_the_two_dashes_is_told_of_them(monkeypatch, capsys):
 def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
-        "zerotune.tuner.client.background_daemon.start_in_background",
-        lambda *_, options, **__: asked.append(options) or Started,
+        "zerotune.tuner.client.background_daemon.ensure_daemon",
+        lambda *_, options, **__: asked.append(options) or (ANSWER, Started),
     )
     for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore",), ()):
         code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *words)
         assert code == 0, error
         assert asked.pop() == list(words)
+
+
+ANSWER = wire.StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0)
 
 
 class Started:

@@ -63,7 +63,7 @@ def test_a_file_that_the_system_cannot_run(tmp_path):
 
 def test_no_daemon_is_started_for_a_command_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "zerotune.tuner.client.background_daemon.start_in_background", lambda *_, **__: pytest.fail("started a daemon")
+        "zerotune.tuner.client.background_daemon.ensure_daemon", lambda *_, **__: pytest.fail("started a daemon")
     )
     endpoint = f"ipc://{os.path.relpath(tmp_path)}/d"[:100]
     assert "not found" in refusal(lambda: launch(["no-such-program"], endpoint=endpoint, start_daemon=True))

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from zerotune.store import wire
 from zerotune.store.errors import UserError
-from zerotune.tuner.client.status import fetch_status
+from zerotune.tuner.client.status import fetch_status, holder_of
 
 START_TIMEOUT_S = 30.0
 
@@ -24,10 +25,47 @@ def start_in_background(
 ) -> subprocess.Popen[bytes]:
     """Start a daemon as a process of its own session and wait until it answers.
 
-    It leaves by itself when no rank has spoken for `idle_exit_s`. `options` are more words for `zerotune daemon`.
+    Args:
+        endpoint: where it listens; nobody else may.
+        store_path: the file that it writes.
+        idle_exit_s: it leaves by itself when no rank has spoken for so long.
+        log_path: what it says goes there; default: beside the store.
+        options: more words for `zerotune daemon`.
+
+    Returns:
+        Its process.
 
     Raises:
-        UserError: it does not answer within START_TIMEOUT_S; its last words are in the message.
+        UserError: it does not answer within START_TIMEOUT_S, or another one does; the reason is in the message.
+    """
+    answer, process = ensure_daemon(endpoint, store_path, idle_exit_s=idle_exit_s, log_path=log_path, options=options)
+    if process is None:
+        raise UserError(f"a daemon (pid {answer.daemon_pid}) answers at {endpoint} already", "stop it")
+    return process
+
+
+def ensure_daemon(
+    endpoint: str,
+    store_path: Path,
+    *,
+    idle_exit_s: float = 60.0,
+    log_path: Path | None = None,
+    options: Sequence[str] = (),
+) -> tuple[wire.StatusReply, subprocess.Popen[bytes] | None]:
+    """As `start_in_background`, but where several do this at once, all end up with the one daemon that got the address.
+
+    Args:
+        endpoint: where it listens.
+        store_path: the file that it writes.
+        idle_exit_s: it leaves by itself when no rank has spoken for so long.
+        log_path: what it says goes there; default: beside the store.
+        options: more words for `zerotune daemon`.
+
+    Returns:
+        What the daemon that serves answered, and its process; None where another command started it.
+
+    Raises:
+        UserError: none answers within START_TIMEOUT_S; the last words of ours are in the message.
     """
     command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
@@ -46,11 +84,22 @@ def start_in_background(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if fetch_status(endpoint, timeout_s=0.3) is not None:
-            return process
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+    while time.monotonic() < deadline:
+        if (answer := fetch_status(endpoint, timeout_s=0.3)) is not None:
+            if answer.daemon_pid == process.pid:
+                return answer, process
+            _end(process)
+            return answer, None
+        if process.poll() is not None and holder_of(endpoint) is None:
+            break  # with a holder, it has lost the race and the winner is about to answer
+        time.sleep(0.02)
+    _end(process)
     words = log.read_bytes()[n_before:].decode(errors="replace").strip().splitlines()
     raise UserError(f"the daemon did not start: {words[-1] if words else 'no message'}", f"see {log}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a daemon that serves nobody."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()

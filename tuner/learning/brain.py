@@ -30,7 +30,7 @@ from zerotune.store.records import (
     StepRecord,
     agreement_interval,
 )
-from zerotune.store.wire import FLAG_TIMED
+from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning import decision_records
@@ -71,6 +71,10 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """Steps a plan runs before the next one may replace it."""
     explore: bool = True
     """False: nothing is tried out; what earlier jobs proved is used, and verified."""
+
+    def told(self) -> DaemonOptions:
+        """As `zerotune status` tells what the daemon was given."""
+        return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore)
 
 
 class Brain:

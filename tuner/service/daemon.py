@@ -267,8 +267,7 @@ def run_daemon(
 def _options(settings: BrainSettings | None) -> wire.DaemonOptions:
     from zerotune.tuner.learning.brain import BrainSettings
 
-    chosen = settings or BrainSettings()
-    return wire.DaemonOptions(round(100.0 * chosen.budget_fraction, 9), chosen.memory_threshold, chosen.explore)
+    return (settings or BrainSettings()).told()
 
 
 def _reachable(bound: list[BoundEndpoint]) -> str:

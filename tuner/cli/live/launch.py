@@ -93,17 +93,17 @@ def launch(
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given)
     for_daemon = given_words(budget_percent, memory_threshold, no_explore)
-    if for_daemon:
-        brain_settings(budget_percent, memory_threshold, no_explore)  # now, not in the daemon's log
-    answers, silent = False, None
+    # Now: what is wrong with them belongs here, not in the daemon's log.
+    bounds = brain_settings(budget_percent, memory_threshold, no_explore) if for_daemon else None
+    answer, silent = None, None
     if agent and plan is None:
         check_endpoint(where)
-        answers = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys) is not None
-        if not answers and (holder := holder_of(where)) is not None:
+        answer = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys)
+        if answer is None and (holder := holder_of(where)) is not None:
             silent = no_answer(where, holder)
             if start_daemon and holder.is_stopped:
                 raise silent  # none can be started in its place
-    problems = launching.check(request, daemon_answers=answers or start_daemon, silent=silent)
+    problems = launching.check(request, daemon_answers=answer is not None or start_daemon, silent=silent)
     launching.refuse_fatal(problems)
     if summary is not None:
         launching.check_writable(output_file(summary).parent)
@@ -113,22 +113,26 @@ def launch(
         print(f"zerotune: --endpoint {where} is not used: --plan heeds none; leave one of them out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
-    unused = [*for_daemon, *(("--store", str(store)) if given["--store"] else ())]
-    if answers and unused:
-        print(
-            f"zerotune: {' '.join(unused)} is not used: the daemon that answers at {where} has its own; end it to"
-            " have one started with these",
-            file=sys.stderr,
-        )
-    if agent and plan is None and start_daemon and store_file is not None and not answers:
-        from zerotune.tuner.client.background_daemon import start_in_background
+    if agent and plan is None and start_daemon and store_file is not None and answer is None:
+        from zerotune.tuner.client.background_daemon import ensure_daemon
 
-        started = start_in_background(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
-        print(
-            f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
-            f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank",
-            file=sys.stderr,
-        )
+        answer, started = ensure_daemon(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
+        if started is not None:
+            print(
+                f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
+                f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank",
+                file=sys.stderr,
+            )
+    if answer is not None:
+        unused = for_daemon if bounds is not None and bounds.told() != answer.options else []
+        if given["--store"] and store_file is not None and str(store_file.absolute()) != answer.store_path:
+            unused = [*unused, "--store", str(store)]
+        if unused:
+            print(
+                f"zerotune: {' '.join(unused)} is not used: the daemon that answers at {where} (pid"
+                f" {answer.daemon_pid}) has its own; end it to have one started with these",
+                file=sys.stderr,
+            )
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, launching.environment(request))

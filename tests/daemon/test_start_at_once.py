@@ -1,0 +1,37 @@
+"""Several commands start a daemon for one address at once, as the ranks of a job under srun do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerotune.tuner.client.status import fetch_status
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    where = f"ipc://{tmp_path}/d.sock"
+    yield where
+    if (answer := fetch_status(where)) is not None:
+        os.kill(answer.daemon_pid, signal.SIGTERM)
+
+
+def test_one_of_them_starts_it_and_all_train(endpoint: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--start-daemon", "--endpoint", endpoint]
+    command += ["--fabric", "ethernet_boxes", "--store", str(tmp_path / "s.db"), "--", sys.executable, "-c", "print(7)"]
+    launched = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [process.communicate(timeout=120) for process in launched]
+    assert [process.returncode for process in launched] == [0] * 4
+    assert [out for out, _ in said] == ["7\n"] * 4
+    started = re.findall(r"started daemon (\d+)", "".join(error for _, error in said))
+    answer = fetch_status(endpoint)
+    assert answer is not None
+    assert started == [str(answer.daemon_pid)]
+    assert not any("not used" in error for _, error in said), said
