@@ -12,9 +12,9 @@ import numpy.typing as npt
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.evidence.connections import Connections
 from zerotune.tuner.learning.policy.evidence.evidence import Calls, Evidence, group_median, grouped
-from zerotune.tuner.learning.policy.evidence.stragglers import Stragglers
 from zerotune.tuner.learning.policy.trials.admission import CREDIT_STEPS
 from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.trials.stragglers import Stragglers
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.learning.regime import MIN_SHIFT, ChangeDetector, StepMeans, Together
 from zerotune.tuner.modeling.features import Floats, Ints

@@ -19,7 +19,7 @@ import numpy as np
 
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.policy.evidence.evidence import radius
-from zerotune.tuner.learning.policy.evidence.stragglers import Stragglers
+from zerotune.tuner.learning.policy.trials.stragglers import Stragglers
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats
 
