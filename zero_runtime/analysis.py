@@ -136,7 +136,7 @@ def table_2(memory_gb: float = 32.0, n_ranks: int = 64) -> list[tuple[int, int, 
 
 
 @dataclass(frozen=True)
-class Traffic:
+class CommunicationVolume:
     """What one rank's model sends and receives per step, in elements of the flat buffers (paper, section 7)."""
 
     gather_elements: float
@@ -149,7 +149,7 @@ class Traffic:
         return self.gather_elements + self.scatter_elements
 
 
-def step_traffic(n_parameters: float, stage: int, n_layers: int = 1) -> Traffic:
+def step_traffic(n_parameters: float, stage: int, n_layers: int = 1) -> CommunicationVolume:
     """Collective payload per step: an all-reduce counts as its reduce-scatter and its all-gather.
 
     Stage 3 gathers every layer forward and every layer but the last again backward: 2·layers − 1 gathers.
@@ -158,8 +158,8 @@ def step_traffic(n_parameters: float, stage: int, n_layers: int = 1) -> Traffic:
     if stage not in STAGE_NAMES:
         raise ValueError(f"stage is {stage!r}; it must be 0, 1, 2 or 3")
     if stage == 3:
-        return Traffic(2 * n_parameters, n_parameters, 2 * n_layers - 1)
-    return Traffic(n_parameters, n_parameters, 1)
+        return CommunicationVolume(2 * n_parameters, n_parameters, 2 * n_layers - 1)
+    return CommunicationVolume(n_parameters, n_parameters, 1)
 
 
 @dataclass(frozen=True)

@@ -186,11 +186,13 @@ def _model_shares(engine: ShardedModel) -> dict[str, Share]:
 
 def _optimizer_shares(engine: ShardedModel, optimizer: torch.optim.Optimizer) -> dict[str, Share]:
     shares: dict[str, Share] = {}
-    for run in engine.sharded.runs:
-        for key, value in optimizer.state.get(run.parameter, {}).items():
-            scalar = not isinstance(value, Tensor) or value.numel() == 1 != run.parameter.numel() or key == "step"
-            for piece in run.pieces:
-                slot = run.flat.layout.slots[piece.slot]
+    for shard_slice in engine.sharded.slices:
+        for key, value in optimizer.state.get(shard_slice.parameter, {}).items():
+            scalar = (
+                not isinstance(value, Tensor) or value.numel() == 1 != shard_slice.parameter.numel() or key == "step"
+            )
+            for piece in shard_slice.pieces:
+                slot = shard_slice.flat.layout.slots[piece.slot]
                 if scalar:
                     tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
                     share = Share((), tensor.dtype)
@@ -199,7 +201,7 @@ def _optimizer_shares(engine: ShardedModel, optimizer: torch.optim.Optimizer) ->
                 else:
                     name = f"elementwise.{slot.name}.{key}"
                     share = shares.setdefault(name, Share(slot.shape, value.dtype))
-                    at = piece.shard_offset - run.start
+                    at = piece.shard_offset - shard_slice.start
                     share.add(piece.slot_offset, value[at : at + piece.numel])
     return shares
 
@@ -364,9 +366,9 @@ def _make_room(engine: ShardedModel, optimizer: torch.optim.Optimizer, metadata:
         if kind in ("elementwise", "scalar") and name in names and isinstance(entry, TensorStorageMetadata):
             dtype = entry.properties.dtype
             kinds.setdefault(name, []).append((key, kind == "scalar", dtype))
-    for run in engine.sharded.runs:
-        slot = run.flat.layout.slots[run.pieces[0].slot]
-        state = optimizer.state[run.parameter]
+    for shard_slice in engine.sharded.slices:
+        slot = shard_slice.flat.layout.slots[shard_slice.pieces[0].slot]
+        state = optimizer.state[shard_slice.parameter]
         for key, scalar, dtype in kinds.get(slot.name, []):
-            shape = () if scalar else run.parameter.shape
-            state[key] = torch.zeros(shape, dtype=dtype, device="cpu" if scalar else run.parameter.device)
+            shape = () if scalar else shard_slice.parameter.shape
+            state[key] = torch.zeros(shape, dtype=dtype, device="cpu" if scalar else shard_slice.parameter.device)

@@ -261,7 +261,7 @@ class Engine:
         As `torch.nn.utils.clip_grad_norm_` over the whole model, that of all model-parallel ranks together.
         """
         gradients = self.finish_gradients()
-        parts = counted(self.sharded.runs, self.model_parallel_group)
+        parts = counted(self.sharded.slices, self.model_parallel_group)
         total = global_norm(parts, norm_type, self.collectives, self.disjoint_groups, self.flats[0].device)
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         if gradients:  # a rank may own nothing of a small model

@@ -34,7 +34,7 @@ from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.corpus.dataset import Sequence, disturbed, generated, recorded
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder, LstmEncoder, encoder_from_bytes
 from zerotune.tuner.fingerprint.encoding.weights import KINDS, shipped_blob
-from zerotune.tuner.fingerprint.training.evaluation import Tally, changes_noticed, middle, recognised
+from zerotune.tuner.fingerprint.training.evaluation import Accuracy, changes_noticed, middle, recognised
 from zerotune.tuner.fingerprint.training.held_out import (
     FRAMEWORKS,
     N_HYPOTHETICAL,
@@ -62,7 +62,7 @@ SEED = 7101
 def rows(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
     """A table's rows, and the mean over all that was left out for each encoder."""
     results = []
-    sums: dict[tuple[str, str], Tally] = {}
+    sums: dict[tuple[str, str], Accuracy] = {}
     for fold in found:
         for origin, tallies in (
             ("recorded", fold.recorded),
@@ -77,7 +77,7 @@ def rows(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
                 )
                 results.append(Result(f"  of these, stage alone ({kind})", tally.stage_percent, "%", TARGET))
                 key = (kind, origin)
-                sums[key] = total({"a": sums.get(key, Tally()), "b": tally})
+                sums[key] = total({"a": sums.get(key, Accuracy()), "b": tally})
                 mistakes += [f"{kind} {fold.left_out}: {m[0]}: {m[1]} taken for {m[2]}" for m in tally.mistakes]
     for (kind, origin), tally in sums.items():
         results.append(Result(f"accuracy_{kind}_{name}_{origin} ({tally.n})", tally.percent, "%", TARGET))

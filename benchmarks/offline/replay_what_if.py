@@ -29,7 +29,7 @@ from benchmarks.offline.replay_check import N_STEPS, World, zerotune
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import Algorithm, Candidate, Plan, PlanRow, Protocol
-from zerotune.tuner.offline.replay import Change, load_table, replay_table
+from zerotune.tuner.offline.replay import JobChange, load_table, replay_table
 
 SMALL_BUCKET_KB = 512
 TUNED = Candidate(Algorithm.ring, Protocol.ll, 2)
@@ -41,7 +41,7 @@ class Question(NamedTuple):
 
     job: str
     truth: str
-    change: Change
+    change: JobChange
 
 
 class Answer(NamedTuple):
@@ -85,18 +85,18 @@ def jobs(fabric: str) -> dict[str, World]:
 def questions(bucket_bytes: int) -> tuple[Question, ...]:
     """`bucket_bytes` are those of the job `zero2`."""
     return (
-        Question("zero3", "zero3", Change(stage=3)),
-        Question("zero3, tuned", "zero3", Change(stage=3)),
-        Question("zero2", "zero3", Change(stage=3)),
-        Question("zero3", "zero2", Change(stage=2)),
-        Question("zero3, tuned", "zero2", Change(stage=2)),
-        Question("zero2", "ddp", Change(stage=0)),
-        Question("ddp", "zero2", Change(stage=2)),
-        Question("ddp", "zero3", Change(stage=3)),
-        Question("zero3", "zero3 on 4 ranks", Change(n_ranks=4)),
-        Question("zero3 on 4 ranks", "zero3", Change(n_ranks=2)),
-        Question("zero2", "zero2 in small buckets", Change(bucket_bytes=SMALL_BUCKET_KB << 10)),
-        Question("zero2 in small buckets", "zero2", Change(bucket_bytes=bucket_bytes)),
+        Question("zero3", "zero3", JobChange(stage=3)),
+        Question("zero3, tuned", "zero3", JobChange(stage=3)),
+        Question("zero2", "zero3", JobChange(stage=3)),
+        Question("zero3", "zero2", JobChange(stage=2)),
+        Question("zero3, tuned", "zero2", JobChange(stage=2)),
+        Question("zero2", "ddp", JobChange(stage=0)),
+        Question("ddp", "zero2", JobChange(stage=2)),
+        Question("ddp", "zero3", JobChange(stage=3)),
+        Question("zero3", "zero3 on 4 ranks", JobChange(n_ranks=4)),
+        Question("zero3 on 4 ranks", "zero3", JobChange(n_ranks=2)),
+        Question("zero2", "zero2 in small buckets", JobChange(bucket_bytes=SMALL_BUCKET_KB << 10)),
+        Question("zero2 in small buckets", "zero2", JobChange(bucket_bytes=bucket_bytes)),
     )
 
 

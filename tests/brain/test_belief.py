@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotune.tuner.learning.policy.evidence.belief import Belief
+from zerotune.tuner.learning.policy.evidence.belief import KalmanFilter
 
 FIGURES = st.floats(-3.0, 3.0)
 OBSERVATIONS = st.lists(st.tuples(FIGURES, FIGURES, FIGURES, FIGURES, st.floats(0.1, 2.0)), max_size=8)
@@ -16,7 +16,7 @@ OBSERVATIONS = st.lists(st.tuples(FIGURES, FIGURES, FIGURES, FIGURES, st.floats(
 @given(OBSERVATIONS)
 def test_observations_one_by_one_say_what_they_say_together(observations: list[tuple[float, ...]]) -> None:
     variances = np.array([1.0, 0.25, 4.0])
-    belief = Belief()
+    belief = KalmanFilter()
     assert belief.add(*variances[:1]) == 0
     assert belief.add(*variances[1:]) == 1
     for *design, value, noise in observations:
@@ -31,7 +31,7 @@ def test_observations_one_by_one_say_what_they_say_together(observations: list[t
 
 
 def test_what_is_added_later_is_independent_of_what_is_known() -> None:
-    belief = Belief()
+    belief = KalmanFilter()
     belief.add(1.0, 1.0)
     belief.observe(np.array([1.0, 1.0]), 2.0, 0.5)
     known = belief.expected(np.array([1.0, 1.0]))
@@ -41,7 +41,7 @@ def test_what_is_added_later_is_independent_of_what_is_known() -> None:
 
 
 def test_a_value_far_off_counts_as_one_at_the_limit() -> None:
-    beliefs = [Belief() for _ in range(2)]
+    beliefs = [KalmanFilter() for _ in range(2)]
     for belief in beliefs:
         belief.add(1.0)
     limit = 3.0 * np.sqrt(1.0 + 0.5**2)

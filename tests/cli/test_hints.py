@@ -32,7 +32,7 @@ from zerotune.tuner import cli
 from zerotune.tuner.demo import demo
 from zerotune.tuner.demo import progress as demo_progress
 from zerotune.tuner.fingerprint.encoding.weights import record, shipped_blob
-from zerotune.tuner.modeling.medians import Measured
+from zerotune.tuner.modeling.medians import MeasuredSetting
 from zerotune.tuner.service.endpoint import temporary_folder_note
 
 
@@ -140,7 +140,7 @@ def test_the_demo_shows_what_was_not_decided(capsys):
     console = Console(file=sys.stdout, width=120)
     settled = DecisionKey(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, 80)
     other = DecisionKey(CommunicatorClass(2, 2), Collective.all_reduce, Phase.other, 8)
-    own = Measured(66.0, 10, Candidate(Algorithm.ring, Protocol.ll, 1))
+    own = MeasuredSetting(66.0, 10, Candidate(Algorithm.ring, Protocol.ll, 1))
 
     here = {settled: {BASELINE: own}, other: {BASELINE: own}}
     demo._print_decisions(console, [Decision("j", "f", settled, BASELINE, 1, "keep", "")], here, {})

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl import library
 from zerotune.agent.nccl.emulated.host import communicator, grouping, plugin_host
-from zerotune.agent.nccl.emulated.host.calls import Call, Task
+from zerotune.agent.nccl.emulated.host.calls import IssuedCall, Task
 from zerotune.agent.nccl.emulated.host.communicator import Communicator
 from zerotune.agent.nccl.emulated.settings import Emulation
 from zerotune.agent.nccl.emulated.torch_backend import tasks
@@ -56,15 +56,15 @@ class Pair:
             each.close()
 
 
-def issue(ranks: list[Communicator], collective: Collective, n_bytes: int, average: bool = False) -> Call:
+def issue(ranks: list[Communicator], collective: Collective, n_bytes: int, average: bool = False) -> IssuedCall:
     """One collective of `n_bytes` in all, run to its end on both ranks; rank 0's call."""
     return group(ranks, [(collective, n_bytes)], average)[0]
 
 
 def group(
     ranks: list[Communicator], members: list[tuple[Collective, int]], average: bool = False, finish: bool = True
-) -> list[Call]:
-    """The same for a group of collectives: rank 0's calls, one per fused run."""
+) -> list[IssuedCall]:
+    """A group of collectives, run to its end on both ranks: rank 0's calls, one per fused group."""
     op = Operator(AVERAGE) if average else SUM
     works = [
         grouping.launch(each, [deferred(collective, n_bytes, op, each.rank) for collective, n_bytes in members])

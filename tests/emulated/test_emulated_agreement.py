@@ -159,7 +159,7 @@ def test_the_plugin_is_asked_only_where_nccl_asks(world: World) -> None:
 def _fused(rank: int) -> list[int]:
     group = dist.new_group()
     calls = []
-    for sizes in ((256, 1000), (256, 1024), (10, 30, 100, 300)):  # fused while below 4 times the run's smallest
+    for sizes in ((256, 1000), (256, 1024), (10, 30, 100, 300)):  # fused while below 4 times the smallest
         before = _plugin_calls(rank)
         with dist.distributed_c10d._coalescing_manager(group=group):
             for n_elements in sizes:

@@ -138,7 +138,7 @@ def test_a_fused_group_is_decided_once_and_its_members_say_so(pair: Pair) -> Non
         calls = group(ranks, members)
         records = plugin.drain()
     # 1 and 2 MiB are fused, 8 MiB is too much more; the other operation is its own.
-    assert [(call.run.collective, call.message_bytes) for call in calls] == [
+    assert [(call.fused.collective, call.message_bytes) for call in calls] == [
         (GATHER, 3 * MIB), (GATHER, 8 * MIB), (REDUCE, MIB),
     ]  # fmt: skip
     decided = records[(records["flags"] & FLAG_TIMED) == 0]

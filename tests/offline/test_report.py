@@ -186,7 +186,7 @@ def test_the_demos_summaries_name_its_job(tmp_path: Path):
     steps = [{"step": step, "epoch": 0, "duration_us": 100.0, "exposed_us": 1.0} for step in range(1, 80)]
     losses = [1.0] * 80
     off, on = (
-        demo.Run(label, steps, [loss.hex() for loss in losses], losses, 0, 1.0, job_id)
+        demo.DemoRun(label, steps, [loss.hex() for loss in losses], losses, 0, 1.0, job_id)
         for label, job_id in (("agent off", ""), ("agent on", "first"))
     )
     demo.write_summaries(tmp_path, "ethernet_boxes", off, on)

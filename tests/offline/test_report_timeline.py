@@ -11,7 +11,7 @@ from zerotune.store.records import Collective, Phase
 from zerotune.store.trace_format import STEP_FIELDS
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import Call, Op, OpKind, Program
+from zerotune.tuner.offline.replay.timeline.program import Op, OpKind, Program, TimelineCall
 from zerotune.tuner.offline.replay.timeline.schedule import StepModel
 from zerotune.tuner.offline.report.step_timeline import lanes_of, played, timelines
 
@@ -20,7 +20,7 @@ SCATTER = Shape(2, 2, Collective.reduce_scatter, Phase.gradient_scatter, 1 << 20
 
 
 def model(ops: list[Op]) -> StepModel:
-    program = Program((Call(GATHER, 0, 100.0), Call(SCATTER, 1, 50.0)), tuple(ops))
+    program = Program((TimelineCall(GATHER, 0, 100.0), TimelineCall(SCATTER, 1, 50.0)), tuple(ops))
     return StepModel(program, {}, 8, 0, 160.0, 60.0, 0.4)
 
 

@@ -29,7 +29,7 @@ from zerotune.store.records import (
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.offline.replay import policies, render, replay, replay_table
 from zerotune.tuner.offline.replay.engine import judge
-from zerotune.tuner.offline.replay.evidence import Evidence, Grade
+from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.policies import Context
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape, from_own
@@ -237,24 +237,24 @@ def test_partial_refusal_is_measured_by_time(tmp_path: Path):
     table = CollectiveTable(**{**vars(table), "fabric": {}})
     known = [statistics(RING_SIMPLE_8, 100.0, is_default=True), statistics(RING_LL_4, 80.0)]
     shapes, index = table.shapes()
-    evidence = Evidence(table, shapes, index, known)
+    estimates = CostEstimates(table, shapes, index, known)
     for shape in shapes:
         is_gather = shape.collective is Collective.all_gather
-        assert (evidence.estimate(shape, RING_LL_4) is not None) == is_gather
+        assert (estimates.estimate(shape, RING_LL_4) is not None) == is_gather
 
 
 def test_predictions_are_wide_and_last(tmp_path: Path):
     table = table_of(tmp_path, records(30, 100.0))
     shapes, index = table.shapes()
-    evidence = Evidence(
+    estimates = CostEstimates(
         table, shapes, index, (), lambda shape, candidate: (200.0, 0.4) if candidate.is_baseline else (100.0, 0.4)
     )
-    predicted = evidence.estimate(shapes[0], RING_LL_4)
+    predicted = estimates.estimate(shapes[0], RING_LL_4)
     assert predicted is not None
     assert predicted.grade is Grade.predicted
     assert predicted.cost_us == pytest.approx(50), "half of the measured baseline, as predicted"
     assert predicted.high_us > 2 * predicted.cost_us
-    here = evidence.estimate(shapes[0], RING_SIMPLE_8)
+    here = estimates.estimate(shapes[0], RING_SIMPLE_8)
     assert here is not None
     assert here.grade is Grade.measured_here
 
@@ -264,10 +264,10 @@ def test_a_model_that_misses_what_was_measured_is_doubted_as_much(tmp_path: Path
     table = table_of(tmp_path, records(30, 100.0))
     shapes, index = table.shapes()
     for baseline_us, reach in ((100.0, 1.2), (300.0, 8.0)):
-        evidence = Evidence(
+        estimates = CostEstimates(
             table, shapes, index, (), lambda _, one, known=baseline_us: (known if one.is_baseline else known / 2, 0.05)
         )
-        predicted = evidence.estimate(shapes[0], Candidate(Algorithm.ring, Protocol.simple, 16))
+        predicted = estimates.estimate(shapes[0], Candidate(Algorithm.ring, Protocol.simple, 16))
         assert predicted is not None
         assert predicted.cost_us == pytest.approx(50)
         assert reach < predicted.high_us / predicted.cost_us < 1.3 * reach
@@ -280,9 +280,11 @@ def test_the_oracle_believes_a_prediction_only_where_its_doubt_leaves_a_gain(
     """A plan names what only the model knows, far from anything that was measured."""
     table = table_of(tmp_path, records(30, 100.0))
     shapes, index = table.shapes()
-    evidence = Evidence(table, shapes, index, (), lambda _, one: (100.0 if one.is_baseline else predicted_us, 0.4))
+    estimates = CostEstimates(
+        table, shapes, index, (), lambda _, one: (100.0 if one.is_baseline else predicted_us, 0.4)
+    )
     plan = [PlanRow(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, MIB, MIB, RING_LL_4)]
-    context = Context(evidence, plan=plan)
+    context = Context(estimates, plan=plan)
     (oracle, named), _ = judge(shapes, [30], [3000.0], policies.named(["oracle", "table"]), context)
     assert named.cost_us == pytest.approx(30 * predicted_us)
     assert oracle.cost_us == pytest.approx(30 * believed_us)

@@ -28,7 +28,7 @@ from zerotune.store.records import (
 from zerotune.tuner.learning.knowledge import Knowledge, Prior
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay import replay_table
-from zerotune.tuner.offline.replay.evidence import Evidence, Grade
+from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
 from zerotune.tuner.offline.replay.legality import SUMS_ONLY, in_effect, without_refused
 from zerotune.tuner.offline.replay.policies import Context, model
 from zerotune.tuner.offline.replay.table import Shape
@@ -65,10 +65,10 @@ def swept(collective: Collective, candidate: Candidate, us: float, *, is_default
 def named_by_model(table) -> Candidate:
     shapes, index = table.shapes()
     costs = CostPrior(table.fabric)
-    evidence = Evidence(table, shapes, index)
-    if not evidence.sums:
+    estimates = CostEstimates(table, shapes, index)
+    if not estimates.sums:
         without_refused(costs, fabrics.load(FABRIC), shapes)
-    return model(Context(evidence, knowledge=PatIsFree.empty(), costs=costs), shapes[0])
+    return model(Context(estimates, knowledge=PatIsFree.empty(), costs=costs), shapes[0])
 
 
 def test_nothing_is_promised_of_what_averages_are_refused(tmp_path: Path):
@@ -127,8 +127,8 @@ def test_a_sweep_tells_of_counts_that_come_to_its_own(tmp_path: Path):
     table = table_of(tmp_path, gather(20, 54.0))
     sweep = [swept(Collective.all_gather, RING_LL_1, 54.0, is_default=True), swept(Collective.all_gather, PAT_1, 74.6)]
     shapes, index = table.shapes()
-    evidence = Evidence(table, shapes, index, sweep, lambda *_: (10.0, 0.1))
-    found = evidence.estimate(shapes[0], PAT_8)
+    estimates = CostEstimates(table, shapes, index, sweep, lambda *_: (10.0, 0.1))
+    found = estimates.estimate(shapes[0], PAT_8)
     assert found is not None
     assert found.grade is Grade.measured_elsewhere
     assert found.cost_us == pytest.approx(74.6)
@@ -137,10 +137,10 @@ def test_a_sweep_tells_of_counts_that_come_to_its_own(tmp_path: Path):
 def test_predictions_are_doubted_by_their_distance_from_measurements(tmp_path: Path):
     table = table_of(tmp_path, records(20, 100.0), records(20, 100.0, message_bytes=1 << 26, first=20))
     shapes, index = table.shapes()
-    evidence = Evidence(table, shapes, index, (), lambda *_: (100.0, 0.01))
+    estimates = CostEstimates(table, shapes, index, (), lambda *_: (100.0, 0.01))
     errors = []
     for candidate in (*(Candidate(Algorithm.ring, Protocol.simple, n) for n in (4, 2)), RING_LL_4):
-        found = evidence.estimate(shapes[0], candidate)
+        found = estimates.estimate(shapes[0], candidate)
         assert found is not None
         errors.append(found.error)
     assert errors[0] < errors[1] < errors[2], "one rung away, two, and another protocol"

@@ -15,9 +15,17 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.store.trace_format import STEP_FIELDS
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.offline.replay import Change, replay_table
+from zerotune.tuner.offline.replay import JobChange, replay_table
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import Call, Op, OpKind, Program, run, steady_step, undisturbed
+from zerotune.tuner.offline.replay.timeline.program import (
+    Op,
+    OpKind,
+    Program,
+    TimelineCall,
+    run,
+    steady_step,
+    undisturbed,
+)
 from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer, latest_run
 from zerotune.tuner.offline.replay.timeline.steps import correction, step_facts
 from zerotune.tuner.offline.replay.whatif.reshape import stage_of, with_buckets, with_ranks, with_stage
@@ -27,8 +35,8 @@ MIB = 1 << 20
 GATHER, SCATTER, REDUCE = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 
 
-def call(phase: Phase, collective: Collective, us: float, message_bytes: int = MIB, stream: int = 0) -> Call:
-    return Call(Shape(2, 2, collective, phase, message_bytes), stream, us, 8)
+def call(phase: Phase, collective: Collective, us: float, message_bytes: int = MIB, stream: int = 0) -> TimelineCall:
+    return TimelineCall(Shape(2, 2, collective, phase, message_bytes), stream, us, 8)
 
 
 def compute(us: float) -> Op:
@@ -293,16 +301,16 @@ def test_ranks_grow_the_job_and_leave_small_groups():
 
 def test_what_if_is_priced_and_says_what_it_assumed():
     table = log_of(zero3(600.0, 600.0))
-    same = replay_table(table, ["baseline"], change=Change(bucket_bytes=2 * MIB)).what_if
+    same = replay_table(table, ["baseline"], change=JobChange(bucket_bytes=2 * MIB)).what_if
     assert same is not None
     assert same.n_collectives == 8 + 2
     assert same.totals[0].n_by_evidence["predicted"] == 2
     assert same.totals[0].n_by_evidence["measured_here"] == 8
-    larger = replay_table(table, ["baseline", "model"], change=Change(n_ranks=16384)).what_if
+    larger = replay_table(table, ["baseline", "model"], change=JobChange(n_ranks=16384)).what_if
     assert larger is not None
     assert larger.step_estimates[0].step_us > 3 * larger.logged_step_us
     assert any("cost model alone" in one for one in larger.assumptions)
-    elsewhere = replay_table(table, ["baseline"], change=Change(fabric=fabrics.load("h100_ib_16"))).what_if
+    elsewhere = replay_table(table, ["baseline"], change=JobChange(fabric=fabrics.load("h100_ib_16"))).what_if
     assert elsewhere is not None
     assert elsewhere.step_estimates[0].step_us < elsewhere.logged_step_us
     assert any("another fabric" in one for one in elsewhere.assumptions)
@@ -310,12 +318,12 @@ def test_what_if_is_priced_and_says_what_it_assumed():
 
 def test_what_cannot_be_asked_is_refused():
     with pytest.raises(UserError, match="99999 ranks"):
-        Change(n_ranks=99999)
+        JobChange(n_ranks=99999)
     table = log_of(ddp())
     with pytest.raises(UserError, match="cannot be judged from this trace"):
-        replay_table(replace(table, steps=table.steps[:0]), ["baseline"], change=Change(stage=2))
+        replay_table(replace(table, steps=table.steps[:0]), ["baseline"], change=JobChange(stage=2))
     with pytest.raises(UserError, match="described fabric"):
-        replay_table(replace(table, fabric={}), ["baseline"], change=Change(n_ranks=8))
+        replay_table(replace(table, fabric={}), ["baseline"], change=JobChange(n_ranks=8))
 
 
 # ---- policies that learn -------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import UserError
 from zerotune.store.records import Phase, Protocol
 from zerotune.tuner import cli
-from zerotune.tuner.offline.replay import Change, replay_table
+from zerotune.tuner.offline.replay import JobChange, replay_table
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.table import CollectiveTable
 from zerotune.tuner.offline.replay.timeline.program import Program, steady_step
@@ -44,7 +44,7 @@ def tuned_log(program: Program, factor: float = 0.6, seed: int = 3) -> Collectiv
     )
 
 
-def answered(table: CollectiveTable, change: Change) -> WhatIf:
+def answered(table: CollectiveTable, change: JobChange) -> WhatIf:
     answer = replay_table(table, ["baseline"], change=change).what_if
     assert answer is not None
     return answer
@@ -72,16 +72,16 @@ def test_both_levels_of_a_tuned_job_are_foretold(program: Program, seed: int):
 @pytest.mark.parametrize(
     "change",
     [
-        Change(n_ranks=2),
-        Change(fabric=fabrics.load("ethernet_boxes")),
-        Change(stage=3),
-        Change(bucket_bytes=MIB),
-        Change(bucket_bytes=round(1.05e6)),
-        Change(n_ranks=2, fabric=fabrics.load("ethernet_boxes"), stage=3),
+        JobChange(n_ranks=2),
+        JobChange(fabric=fabrics.load("ethernet_boxes")),
+        JobChange(stage=3),
+        JobChange(bucket_bytes=MIB),
+        JobChange(bucket_bytes=round(1.05e6)),
+        JobChange(n_ranks=2, fabric=fabrics.load("ethernet_boxes"), stage=3),
     ],
     ids=str,
 )
-def test_what_the_job_is_already_changes_nothing(change: Change):
+def test_what_the_job_is_already_changes_nothing(change: JobChange):
     table = tuned_log(zero3(600.0, 600.0))
     plain = replay_table(table, ["baseline", "oracle"], change=change)
     assert plain.what_if is not None
@@ -95,14 +95,14 @@ def test_what_the_job_is_already_changes_nothing(change: Change):
 
 def test_a_fabric_that_nobody_described_needs_none_for_what_the_job_is_already():
     table = replace(tuned_log(zero3(600.0, 600.0)), fabric={}, fabric_id="")
-    assert answered(table, Change(n_ranks=2, stage=3)).step_estimates
+    assert answered(table, JobChange(n_ranks=2, stage=3)).step_estimates
 
 
 # ---- tuned while logged --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [Change(stage=2), Change(bucket_bytes=2 * MIB), Change(n_ranks=4)], ids=str)
-def test_a_changed_job_is_foretold_the_same_from_a_tuned_log(change: Change):
+@pytest.mark.parametrize("change", [JobChange(stage=2), JobChange(bucket_bytes=2 * MIB), JobChange(n_ranks=4)], ids=str)
+def test_a_changed_job_is_foretold_the_same_from_a_tuned_log(change: JobChange):
     """The baseline is NCCL's own choice, whatever ran while the job was logged."""
     program = zero3(600.0, 600.0)
     untuned, tuned = (answered(table, change).step_estimates[0] for table in (log_of(program), tuned_log(program)))
@@ -111,19 +111,19 @@ def test_a_changed_job_is_foretold_the_same_from_a_tuned_log(change: Change):
 
 def test_another_stage_is_doubted_and_other_sizes_the_more_the_farther():
     table = log_of(zero3(600.0, 600.0))
-    stage = answered(table, Change(stage=2)).step_estimates[0]
+    stage = answered(table, JobChange(stage=2)).step_estimates[0]
     assert stage.high_us >= stage.step_us * (1 + STAGE_DOUBT)
     assert stage.low_us <= stage.step_us / (1 + STAGE_DOUBT)
     widths = []
     for bucket_bytes in (2 * MIB, MIB // 8):
-        total = answered(table, Change(bucket_bytes=bucket_bytes)).totals[0]
+        total = answered(table, JobChange(bucket_bytes=bucket_bytes)).totals[0]
         widths.append(total.high_us / total.low_us)
     assert widths[0] < widths[1]
 
 
 def test_what_nothing_prices_is_refused_and_not_free():
     table = replace(log_of(ddp()), fabric={}, fabric_id="")
-    answer = answered(table, Change(bucket_bytes=3 * MIB))
+    answer = answered(table, JobChange(bucket_bytes=3 * MIB))
     assert not answer.step_estimates
     assert answer.step_refusals[0].refused_share_percent == pytest.approx(100)
 

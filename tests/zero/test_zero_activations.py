@@ -157,7 +157,7 @@ def test_an_arena_that_is_full_says_so() -> None:
 
 def test_a_heap_gives_the_first_hole_that_fits() -> None:
     heap = fragmentation.replay(
-        fragmentation.Event(address, n)
+        fragmentation.AllocationEvent(address, n)
         for address, n in [(1, 10), (2, 20), (3, 10), (2, -20), (4, 15), (5, 10), (9, -7), (1, -10)]
     )
     assert heap.used() == [(10, 25), (30, 40), (40, 50)]  # 5 did not fit between 4 and 3

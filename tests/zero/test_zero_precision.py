@@ -50,7 +50,11 @@ def scaled_gradient(scale: float) -> list[Tensor]:
     scaler = zero_runtime.LossScaler(engine, initial=scale)
     scaler.scale(engine.model(*gpt_batch(0, 0))).backward()
     scaler.unscale_()
-    return [run.parameter.grad.clone() for run in engine.sharded.runs if run.parameter.grad is not None]
+    return [
+        shard_slice.parameter.grad.clone()
+        for shard_slice in engine.sharded.slices
+        if shard_slice.parameter.grad is not None
+    ]
 
 
 def test_unscaled_gradients_do_not_depend_on_the_scale_beyond_what_fp16_loses(world: World) -> None:

@@ -29,7 +29,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import n_tried, settled_decisions
 from zerotune.tuner.client.background_daemon import start_in_background
 from zerotune.tuner.demo.progress import Progress
-from zerotune.tuner.modeling.medians import Measured, Medians, medians
+from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import Comparison, compare
 from zerotune.tuner.offline.scratch import ScratchFolder
 from zerotune.tuner.offline.size_ranges import rounded_range
@@ -46,7 +46,7 @@ ENDING_TIMEOUT_S = 15
 
 
 @dataclass(frozen=True)
-class Run:
+class DemoRun:
     """One finished training run."""
 
     label: str
@@ -119,7 +119,9 @@ def _traces(out: Path) -> Path:
     return out / "traces"
 
 
-def _train(console: Console, label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, agent_on: bool) -> Run:
+def _train(
+    console: Console, label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, agent_on: bool
+) -> DemoRun:
     name = "on" if agent_on else "off"
     summary, losses, log = out / f"{name}.summary.json", out / f"{name}.losses.jsonl", out / f"{name}.log"
     command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", fabric, "--summary", str(summary)]
@@ -164,7 +166,7 @@ def _train(console: Console, label: str, out: Path, fabric: str, n_steps: int, e
         raise UserError(f"training with the {label} failed: {' '.join(words)}", f"see {log}")
     lines = [json.loads(line) for line in losses.read_text().splitlines()]
     summary_json = json.loads(summary.read_text())
-    return Run(
+    return DemoRun(
         label,
         summary_json["steps"],
         [line["loss_hex"] for line in lines],
@@ -198,7 +200,7 @@ def _n_explored(store: Store, job_id: str) -> int:
     return n_tried(store.decisions(job_id=job_id), store.highest_epoch(job_id))
 
 
-def _print_comparison(console: Console, off: Run, on: Run) -> None:
+def _print_comparison(console: Console, off: DemoRun, on: DemoRun) -> None:
     table = Table(
         "", "agent off", "agent on", "change", title="Per step, median of the settled quarter (emulated time)"
     )
@@ -228,7 +230,7 @@ def _decided(decision: Decision, here: Medians, everywhere: Medians) -> tuple[st
     return f"{found.own or 'unknown'}\n{_us(found.own_us)}", _chosen(decision, found)
 
 
-def _undecided(known: Mapping[Candidate, Measured]) -> tuple[str, str]:
+def _undecided(known: Mapping[Candidate, MeasuredSetting]) -> tuple[str, str]:
     """What ran without a decision: a later run has nothing to try where an earlier one found nothing better."""
     own = known.get(BASELINE)
     return (f"{own.setting}\n{_us(own.median_us)}" if own else "unknown\n-"), "the same: nothing decided in this run"
@@ -244,7 +246,7 @@ def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} us"
 
 
-def _print_checks(console: Console, off: Run, on: Run, n_explored: int, earlier: int | None) -> None:
+def _print_checks(console: Console, off: DemoRun, on: DemoRun, n_explored: int, earlier: int | None) -> None:
     same = off.loss_hex == on.loss_hex and len(on.loss_hex) > 0
     n_disagreements = off.n_disagreements + on.n_disagreements
     console.print(
@@ -256,7 +258,7 @@ def _print_checks(console: Console, off: Run, on: Run, n_explored: int, earlier:
     console.print(f"settings tried out: {n_explored}{before}")
 
 
-def write_summaries(out: Path, fabric: str, off: Run, on: Run) -> None:
+def write_summaries(out: Path, fabric: str, off: DemoRun, on: DemoRun) -> None:
     """Leave both runs in `out` as `zerotune report --summary` reads them, with their losses."""
     for name, run in (("off", off), ("on", on)):
         steps = [{**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)]

@@ -137,7 +137,7 @@ class ChangeDetector:
                 setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
 
 
-class Units(NamedTuple):
+class FinishedSteps(NamedTuple):
     """Steps of keys that are done: what is new in each, in noise scales, and how much (log) it deviates."""
 
     keys: Ints
@@ -166,7 +166,7 @@ class StepMeans:
         self._n[:] = 0
         self._last[:] = np.nan
 
-    def add(self, keys: Ints, deviation: Floats, step: int, sigma: Callable[[Ints], Floats]) -> Units:
+    def add(self, keys: Ints, deviation: Floats, step: int, sigma: Callable[[Ints], Floats]) -> FinishedSteps:
         """Calls of one step; the keys whose unit of the step before is done, and what is new in these units.
 
         Args:
@@ -187,7 +187,7 @@ class StepMeans:
         self._step[fresh], self._n[fresh], self._sum[fresh] = step, 0, 0.0
         self._n += np.bincount(keys, minlength=len(self._n))
         self._sum += np.bincount(keys, deviation, minlength=len(self._sum))
-        return Units(done, new, deviation_of)
+        return FinishedSteps(done, new, deviation_of)
 
     def _whiten(self, units: Floats, before: Floats) -> Floats:
         known = np.isfinite(before)
@@ -222,7 +222,7 @@ class Together:
         """A new regime began; how alike the keys of one step are is still true."""
         self._changes.reset()
 
-    def has_changed(self, units: Units) -> bool:
+    def has_changed(self, units: FinishedSteps) -> bool:
         """Whether the keys of a step deviate beyond doubt."""
         n_keys = len(units.keys)
         if n_keys < 2:

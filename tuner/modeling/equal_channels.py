@@ -11,16 +11,16 @@ from typing import Final
 
 from zerotune.agent.nccl.cost_model import channels_used
 from zerotune.store.records import Candidate, DecisionKey, size_class_range
-from zerotune.tuner.modeling.medians import Measured
+from zerotune.tuner.modeling.medians import MeasuredSetting
 
 MAX_CHANNELS: Final = 64
 
 
 def as_offered(
-    known: Mapping[Candidate, Measured], offered: Collection[str], key: DecisionKey
-) -> dict[Candidate, Measured]:
+    known: Mapping[Candidate, MeasuredSetting], offered: Collection[str], key: DecisionKey
+) -> dict[Candidate, MeasuredSetting]:
     """What was measured at `key`, each setting under the name by which it is `offered`, where it is."""
-    found: dict[Candidate, Measured] = {}
+    found: dict[Candidate, MeasuredSetting] = {}
     for candidate, measured in known.items():
         name = asked_for(candidate, offered, key)
         found[name] = measured.joined(found[name]) if name in found else measured

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zerotune.store.records import BASELINE, Candidate, CandidateStatistics, DecisionKey
 
 
-class Measured(NamedTuple):
+class MeasuredSetting(NamedTuple):
     """What the store knows of one setting under one key."""
 
     median_us: float
@@ -16,14 +16,14 @@ class Measured(NamedTuple):
     setting: Candidate
     """What ran; for the baseline the setting that NCCL chose most often."""
 
-    def joined(self, other: Measured) -> Measured:
+    def joined(self, other: MeasuredSetting) -> MeasuredSetting:
         """Both as one: their medians weighed by their calls."""
         n_calls = self.n_calls + other.n_calls
         median_us = (self.median_us * self.n_calls + other.median_us * other.n_calls) / n_calls
-        return Measured(median_us, n_calls, self.setting)
+        return MeasuredSetting(median_us, n_calls, self.setting)
 
 
-Medians = Mapping[DecisionKey, Mapping[Candidate, Measured]]
+Medians = Mapping[DecisionKey, Mapping[Candidate, MeasuredSetting]]
 """By key and candidate; NCCL's own choice is BASELINE."""
 
 
@@ -32,10 +32,10 @@ def medians(lines: Sequence[CandidateStatistics]) -> Medians:
 
     Where NCCL chose several settings under one key, their medians are weighed by their calls.
     """
-    found: dict[DecisionKey, dict[Candidate, Measured]] = {}
+    found: dict[DecisionKey, dict[Candidate, MeasuredSetting]] = {}
     for line in sorted(lines, key=lambda line: -line.count):
         known = found.setdefault(line.key, {})
         name = BASELINE if line.is_default else line.candidate
-        measured = Measured(line.median_us, line.count, line.candidate)
+        measured = MeasuredSetting(line.median_us, line.count, line.candidate)
         known[name] = known[name].joined(measured) if name in known else measured
     return found

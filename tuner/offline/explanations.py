@@ -27,7 +27,7 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran
 from zerotune.tuner.modeling.equal_channels import as_offered
-from zerotune.tuner.modeling.medians import Measured, Medians, medians
+from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of
 from zerotune.tuner.offline.jobs import job_of
 
@@ -222,8 +222,8 @@ def when(decision: Decision) -> str:
 def _explanation(
     key: DecisionKey,
     decisions: Sequence[Decision],
-    here: Mapping[Candidate, Measured],
-    everywhere: Mapping[Candidate, Measured],
+    here: Mapping[Candidate, MeasuredSetting],
+    everywhere: Mapping[Candidate, MeasuredSetting],
     guesses: Guesses | None,
     job_history: list[str],
     since_s: float,
@@ -271,8 +271,8 @@ def _explanation(
 
 def _unweighed(
     alternatives: Collection[Mapping[str, Any]],
-    here: Mapping[Candidate, Measured],
-    everywhere: Mapping[Candidate, Measured],
+    here: Mapping[Candidate, MeasuredSetting],
+    everywhere: Mapping[Candidate, MeasuredSetting],
 ) -> list[dict[str, Any]]:
     """Lines for what was measured, but is not among the candidates that the last decision weighed."""
     measured = {str(candidate): candidate for candidate in (*here, *everywhere)}
@@ -302,8 +302,8 @@ def _unweighed(
 
 def _add_medians(
     alternatives: Sequence[dict[str, Any]],
-    here: Mapping[Candidate, Measured],
-    everywhere: Mapping[Candidate, Measured],
+    here: Mapping[Candidate, MeasuredSetting],
+    everywhere: Mapping[Candidate, MeasuredSetting],
 ) -> None:
     by_name = [{str(candidate): found for candidate, found in known.items()} for known in (here, everywhere)]
     for one in alternatives:

@@ -25,7 +25,7 @@ GOOD = "good"
 
 
 @dataclass(frozen=True)
-class Reading:
+class Recognition:
     """What a trace showed: (calls so far, what was shown from there on), and the end."""
 
     changes: tuple[tuple[int, Shown], ...]
@@ -126,7 +126,7 @@ def _state(blob: bytes) -> str:
     return GOOD
 
 
-def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reading:
+def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Recognition:
     """Follow one rank of a trace (None: the first in it) as the daemon would.
 
     Raises:
@@ -169,7 +169,7 @@ def _no_rank(path: Path, rank: int, known: Iterable[int]) -> UserError:
     return UserError(f"{path} holds nothing of rank {rank}", f"use one of {', '.join(map(str, sorted(known)))}")
 
 
-def _followed(blocks: Iterator[Block]) -> Reading:
+def _followed(blocks: Iterator[Block]) -> Recognition:
     fingerprint = StageFingerprint()
     changes: list[tuple[int, Shown]] = []
     for mine in blocks:
@@ -179,4 +179,4 @@ def _followed(blocks: Iterator[Block]) -> Reading:
             part["flags"] = np.where(part["start_ns"] > 0, part["flags"] | FLAG_TIMED, part["flags"])
             if fingerprint.add_records(part):
                 changes.append((fingerprint.n_calls, fingerprint.shown))
-    return Reading(tuple(changes), fingerprint.n_calls, fingerprint.calls_per_step, fingerprint.shown)
+    return Recognition(tuple(changes), fingerprint.n_calls, fingerprint.calls_per_step, fingerprint.shown)

@@ -260,7 +260,7 @@ def to_observations(block: Block) -> Iterator[Observation]:
         )
 
 
-class Counters:
+class SequenceNumbers:
     """Running sequence numbers per key, for formats that have none."""
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of one parameter's elements that one rank owns."""
+    """Neighbouring elements of one parameter that one rank owns."""
 
     slot: int  # index into Layout.slots
     slot_offset: int  # first element, counted within the flattened parameter

@@ -15,14 +15,14 @@ USED, FREE = "#", "."
 
 
 @dataclass(frozen=True)
-class Event:
+class AllocationEvent:
     """Memory at `address` taken (`n_bytes` > 0) or given back (< 0)."""
 
     address: int
     n_bytes: int
 
 
-def record(run: Callable[[], object]) -> list[Event]:
+def record(run: Callable[[], object]) -> list[AllocationEvent]:
     """What `run` does to CPU memory, in order; what it returns stays alive until the end of the record."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -35,7 +35,7 @@ def record(run: Callable[[], object]) -> list[Event]:
         if event.tag.name == "Allocation"
     ]
     del kept
-    return [Event(address, n_bytes) for _, address, n_bytes in sorted(notes)]
+    return [AllocationEvent(address, n_bytes) for _, address, n_bytes in sorted(notes)]
 
 
 def _descend(events: Iterable[Any]) -> Iterator[Any]:
@@ -52,7 +52,7 @@ class Heap:
         self.extent = 0  # the furthest byte ever used: what the heap needed
         self._in_use = self.peak = 0  # bytes in use, now and at most: what it would have needed without holes
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: AllocationEvent) -> None:
         """Takes or gives back; memory that was taken before the record began is not ours to give."""
         low, high = self._taken.pop(event.address, (0, 0))
         self._in_use -= high - low
@@ -87,7 +87,7 @@ class Heap:
         return found
 
 
-def replay(events: Iterable[Event]) -> Heap:
+def replay(events: Iterable[AllocationEvent]) -> Heap:
     """The heap behind a record."""
     heap = Heap()
     for event in events:

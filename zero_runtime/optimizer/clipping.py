@@ -15,19 +15,21 @@ from torch import Tensor
 
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.collectives import Collectives
-from zerotune.zero_runtime.optimizer.sharded import Run
+from zerotune.zero_runtime.optimizer.sharded import ShardSlice
 
 
-def counted(runs: Sequence[Run], model_parallel_group: dist.ProcessGroup | None) -> list[Tensor]:
+def counted(slices: Sequence[ShardSlice], model_parallel_group: dist.ProcessGroup | None) -> list[Tensor]:
     """This rank's gradients, without those that another model-parallel rank counts already."""
-    found = [(run, run.parameter.grad) for run in runs if run.parameter.grad is not None]
+    found = [
+        (shard_slice, shard_slice.parameter.grad) for shard_slice in slices if shard_slice.parameter.grad is not None
+    ]
     if model_parallel_group is None or dist.get_rank(model_parallel_group) == 0:
         return [gradient for _, gradient in found]
     return [
-        gradient[piece.shard_offset - run.start :][: piece.numel]
-        for run, gradient in found
-        for piece in run.pieces
-        if getattr(run.flat.parameters[piece.slot], "tensor_model_parallel", False)
+        gradient[piece.shard_offset - shard_slice.start :][: piece.numel]
+        for shard_slice, gradient in found
+        for piece in shard_slice.pieces
+        if getattr(shard_slice.flat.parameters[piece.slot], "tensor_model_parallel", False)
     ]
 
 

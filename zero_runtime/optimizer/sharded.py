@@ -1,4 +1,4 @@
-"""torch's own optimizers on flat shards: a genuine `torch.optim` object whose parameters are this rank's runs.
+"""torch's own optimizers on flat shards: a genuine `torch.optim` object whose parameters are this rank's slices.
 
 Hooks of the optimizer do the rest: before a step the reductions land and become `.grad`, after it the
 gradients are gone and the updated slices are published. So schedulers, param groups, `fused=True` and the
@@ -23,12 +23,12 @@ from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights
 
 # Their update of one element depends on others of the same tensor, which a shard does not have.
 NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "Muon", "SparseAdam"}
-RUN_NUMEL = 1 << 20
-"""A run with so many elements takes no more parameters: optimizers make temporaries of its size, one run at a time."""
+SLICE_NUMEL = 1 << 20
+"""A slice with so many elements takes no more parameters: optimizers make temporaries of its size."""
 
 
 @dataclass(frozen=True)
-class Run:
+class ShardSlice:
     """Neighbouring elements of a shard that one optimizer parameter stands for.
 
     parameter: shares the master copy's memory. pieces: the model's parameters in it, in order; padding
@@ -42,16 +42,18 @@ class Run:
 
     @property
     def flat(self) -> Flat:
-        """The buffer that the run lies in."""
+        """The buffer that the slice lies in."""
         return self.gradients.flat
 
 
-def plan_runs(gradients: FlatGradients, group_of: Callable[[int], int], by_piece: bool) -> dict[int, list[Run]]:
-    """Cuts a shard into few runs such that each belongs to one param group; keyed by group.
+def plan_slices(
+    gradients: FlatGradients, group_of: Callable[[int], int], by_piece: bool
+) -> dict[int, list[ShardSlice]]:
+    """Cuts a shard into few slices such that each belongs to one param group; keyed by group.
 
     Args:
         group_of: param group of a slot.
-        by_piece: one run per parameter, so that the optimizer can skip unused ones.
+        by_piece: one slice per parameter, so that the optimizer can skip unused ones.
     """
     flat = gradients.flat
     pieces = flat.layout.pieces(flat.rank)
@@ -59,7 +61,7 @@ def plan_runs(gradients: FlatGradients, group_of: Callable[[int], int], by_piece
     for piece in pieces:
         last = starts[-1][1][-1] if starts else None
         new = last is None or by_piece or group_of(last.slot) != group_of(piece.slot)
-        new = new or piece.shard_offset - starts[-1][0] >= RUN_NUMEL
+        new = new or piece.shard_offset - starts[-1][0] >= SLICE_NUMEL
         if not new and last is not None:
             new = _address(flat, piece.shard_offset) != _address(flat, last.shard_offset) + (
                 piece.shard_offset - last.shard_offset
@@ -67,15 +69,15 @@ def plan_runs(gradients: FlatGradients, group_of: Callable[[int], int], by_piece
         if new:
             starts.append((piece.shard_offset, []))
         starts[-1][1].append(piece)
-    runs: dict[int, list[Run]] = {}
+    slices: dict[int, list[ShardSlice]] = {}
     for start, members in starts:
         numel = members[-1].shard_offset + members[-1].numel - start
         values = torch.empty(0, dtype=flat.master_dtype, device=flat.device)
         storage = flat.masters[0].untyped_storage()
         values.set_(storage, _address(flat, start), (numel,))  # type: ignore[call-overload]
-        run = Run(gradients, start, nn.Parameter(values), tuple(members))
-        runs.setdefault(group_of(members[0].slot), []).append(run)
-    return runs
+        shard_slice = ShardSlice(gradients, start, nn.Parameter(values), tuple(members))
+        slices.setdefault(group_of(members[0].slot), []).append(shard_slice)
+    return slices
 
 
 def _address(flat: Flat, shard_offset: int) -> int:
@@ -100,28 +102,33 @@ class ShardedGradients:
         self._flights = flights
         self._collectives = collectives
         self._find_unused = find_unused
-        self.runs: list[Run] = []
+        self.slices: list[ShardSlice] = []
 
     def finish(self) -> list[Tensor]:
         """Waits for all reductions and returns the gradients, in the master copy's dtype."""
         self._flights.land_all()
         if any(gradients.changed for gradients in self._gradients):
             unused = self._unused() if self._find_unused else set()
-            for run in self.runs:
-                if not run.gradients.changed:
+            for shard_slice in self.slices:
+                if not shard_slice.gradients.changed:
                     continue
-                if not run.gradients.is_ready or (id(run.gradients), run.pieces[0].slot) in unused:
-                    run.parameter.grad = None
+                if (
+                    not shard_slice.gradients.is_ready
+                    or (id(shard_slice.gradients), shard_slice.pieces[0].slot) in unused
+                ):
+                    shard_slice.parameter.grad = None
                     continue
-                values = run.gradients.values(run.start, run.parameter.numel(), run.parameter.dtype)
-                if run.gradients.is_handed_over and run.parameter.grad is not None:
-                    run.parameter.grad.add_(values)
+                values = shard_slice.gradients.values(
+                    shard_slice.start, shard_slice.parameter.numel(), shard_slice.parameter.dtype
+                )
+                if shard_slice.gradients.is_handed_over and shard_slice.parameter.grad is not None:
+                    shard_slice.parameter.grad.add_(values)
                 else:
-                    run.parameter.grad = values
+                    shard_slice.parameter.grad = values
             for gradients in self._gradients:
                 if gradients.changed:
                     gradients.hand_over()
-        return [run.parameter.grad for run in self.runs if run.parameter.grad is not None]
+        return [shard_slice.parameter.grad for shard_slice in self.slices if shard_slice.parameter.grad is not None]
 
     def _unused(self) -> set[tuple[int, int]]:
         """(gradients, slot) of parameters that no rank has a gradient for."""
@@ -136,8 +143,8 @@ class ShardedGradients:
     def clear(self) -> None:
         """Drops every gradient."""
         self._flights.land_all()
-        for run in self.runs:
-            run.parameter.grad = None
+        for shard_slice in self.slices:
+            shard_slice.parameter.grad = None
         for gradients in self._gradients:
             gradients.clear()
 
@@ -150,7 +157,7 @@ def build_optimizer(
     find_unused: bool,
     defaults: dict[str, Any],
 ) -> torch.optim.Optimizer:
-    """A `cls` over this rank's runs.
+    """A `cls` over this rank's slices.
 
     Args:
         groups: as torch's param groups, over the model's parameters; those in none are an error.
@@ -175,14 +182,15 @@ def build_optimizer(
             for managed in g.flat.managed:
                 if id(managed.parameter) not in member:
                     raise SettingsError(f"parameter {managed.name} is in no param group; list it in one")
-    lists: list[list[Run]] = [[] for _ in options]
+    lists: list[list[ShardSlice]] = [[] for _ in options]
     for g in gradients:
         ids = [id(p) for p in g.flat.parameters]
-        planned = plan_runs(g, lambda slot, ids=ids: member.get(ids[slot], 0), find_unused)  # type: ignore[misc]
-        for index, runs in planned.items():
-            lists[index] += runs
-    sharded.runs = [run for runs in lists for run in runs]
+        planned = plan_slices(g, lambda slot, ids=ids: member.get(ids[slot], 0), find_unused)  # type: ignore[misc]
+        for index, slices in planned.items():
+            lists[index] += slices
+    sharded.slices = [shard_slice for slices in lists for shard_slice in slices]
     param_groups = [
-        {**option, "params": [run.parameter for run in runs]} for option, runs in zip(options, lists, strict=True)
+        {**option, "params": [shard_slice.parameter for shard_slice in slices]}
+        for option, slices in zip(options, lists, strict=True)
     ]
     return cls(param_groups, **defaults)

@@ -14,7 +14,7 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.policy.steps.channel_caps import CapSearch, Fallback, least_cost
-from zerotune.tuner.learning.policy.steps.step_trial import GroupChange, Outcome, Variant, audits, group_of
+from zerotune.tuner.learning.policy.steps.step_trial import GroupChange, Variant, VariantResult, audits, group_of
 from zerotune.tuner.learning.policy.trials.training_cost import Change, TrainingCost
 
 KINDS = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
@@ -51,13 +51,13 @@ def test_what_an_adopted_cap_forbids_is_allowed_again_once_it_is_lifted() -> Non
         ]
 
     assert all(allowed(16))
-    variants._adopt(Outcome(_cap(brain, 4), True, 0.05, 0.001), states)
+    variants._adopt(VariantResult(_cap(brain, 4), True, 0.05, 0.001), states)
     assert all(state.n_channels <= 4 for state in states)
     assert not any(allowed(5))
     lifting = [variant for variant in audits(states) if variant.lifts_cap]
     assert {index for variant in lifting for index in variant.changes} == {state.index for state in states}
     for variant in lifting:
-        variants._adopt(Outcome(variant, True, 0.05, 0.001), states)
+        variants._adopt(VariantResult(variant, True, 0.05, 0.001), states)
     assert [state.incumbent for state in states] == before
     assert all(allowed(16))
     assert not any(variant.lifts_cap for variant in audits(states))
@@ -124,7 +124,7 @@ def test_a_cap_that_comes_before_any_trial_leaves_its_keys_to_what_it_allows() -
     assert not state.n_tried
     fallback = Candidate(Algorithm.ring, Protocol.ll, 4)
     variant = Variant("cap", {0: fallback}, max_channels=4)
-    brain._oversight._variants._adopt(Outcome(variant, True, 0.1, 0.01), brain._states)
+    brain._oversight._variants._adopt(VariantResult(variant, True, 0.1, 0.01), brain._states)
     assert state.incumbent == fallback
     play(world, brain, 200)
     assert state.n_tried

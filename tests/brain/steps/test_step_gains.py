@@ -16,9 +16,9 @@ from zerotune.tuner.learning.policy.steps.step_gains import SIDE_EFFECT, StepGai
 from zerotune.tuner.learning.policy.steps.step_trial import (
     AUDIT_EVERY_STEPS,
     CAP_EVERY_STEPS,
-    Outcome,
     StepTrials,
     Variant,
+    VariantResult,
 )
 
 
@@ -102,8 +102,8 @@ def test_variants_come_back_ever_more_rarely(variant: Variant, every: int) -> No
 
 def test_what_was_slower_than_luck_explains_is_not_tried_again_but_audited() -> None:
     cap, audit = Variant("at most 4 channels", {}, 4), Variant("no cap for gathers", {}, None, lifts_cap=True)
-    assert Outcome(cap, False, -0.05, 0.005).is_hopeless
-    assert not Outcome(cap, False, -0.005, 0.005).is_hopeless
+    assert VariantResult(cap, False, -0.05, 0.005).is_hopeless
+    assert not VariantResult(cap, False, -0.005, 0.005).is_hopeless
     trials = StepTrials()
     for variant in (cap, audit):
         trials.begin(variant, 0)

@@ -12,7 +12,7 @@ from zerotune.tuner.learning.policy.evidence.posterior import (
     Guess,
     Kinship,
     Known,
-    Settings,
+    SettingPoints,
     condition,
     covariance,
     variance_of,
@@ -24,9 +24,9 @@ OCTAVES_OF_ALL = 5.0
 
 def _place(
     *, log2_bytes: float = 27.0, octaves_fewer: float = 0.0, share: float = 1.0, cell: int = 1, collective: int = 0
-) -> Settings:
+) -> SettingPoints:
     one = np.array([1], np.int64)
-    return Settings(
+    return SettingPoints(
         np.array([log2_bytes]),
         np.array([OCTAVES_OF_ALL - octaves_fewer]),
         cell * one,
@@ -38,7 +38,7 @@ def _place(
     )
 
 
-def _shift(target: Settings, measured: Settings, kinship: Kinship | None = None) -> float:
+def _shift(target: SettingPoints, measured: SettingPoints, kinship: Kinship | None = None) -> float:
     """How far a guess follows another one that was off by 1 (log)."""
     one = np.ones(1)
     guess, known = Guess(target, np.zeros(1), 0.5 * one), Known(measured, 0.5 * one, one, 1e-4 * one)

@@ -70,7 +70,7 @@ def replay(
     from zerotune.agent.nccl import fabric as fabrics
     from zerotune.tuner.offline import replay as replaying
 
-    change = replaying.Change(
+    change = replaying.JobChange(
         n_ranks=n_ranks,
         fabric=None if on_fabric is None else fabrics.load(on_fabric),
         bucket_bytes=bucket,

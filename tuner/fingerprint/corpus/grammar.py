@@ -18,7 +18,7 @@ import numpy as np
 from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.corpus.packing import (
     MAX_CALLS_PER_PASS,
-    Call,
+    GeneratedCall,
     How,
     Pieces,
     draw_pieces,
@@ -39,19 +39,19 @@ MIN_SHARE_TWICE: Final = 0.02
 
 
 @dataclass(frozen=True)
-class Run:
+class DrawnRun:
     """All that a run repeats in every step."""
 
     training: Training
     units: tuple[int, ...]
     """Elements of each part that runs at once, in forward order."""
     send: Collective
-    sends: tuple[Call, ...]
+    sends: tuple[GeneratedCall, ...]
     """In the order of backward: positions count from the last unit."""
     n_replicas: int
     """Shards that were scattered are summed over so many replicas in a second call; 0 = there are none."""
-    forward: tuple[Call, ...]
-    backward: tuple[Call, ...]
+    forward: tuple[GeneratedCall, ...]
+    backward: tuple[GeneratedCall, ...]
     ahead: int
     updates: tuple[int, ...]
     """Bytes of the calls that share updated parameters."""
@@ -79,7 +79,7 @@ class Run:
         return self.training.n_micro * (len(self.forward) + len(self.backward) + len(self.sends) + sums)
 
 
-def draw(rng: Rng) -> Run:
+def draw(rng: Rng) -> DrawnRun:
     """One run of one hypothetical framework."""
     kind = str(rng.choice(KINDS))
     pieces = draw_pieces(rng)
@@ -94,7 +94,7 @@ def draw(rng: Rng) -> Run:
     small = _small_all_reduces(rng)
     n_before = int(rng.integers(0, len(small) + 1))
     send = AR
-    sends: tuple[Call, ...] = ()
+    sends: tuple[GeneratedCall, ...] = ()
     if kind != "alone":
         ways = {"reduce": [0.0, 1.0, 0.0], "update": [0.4, 0.5, 0.1]}.get(kind, [0.6, 0.3, 0.1])
         send = Collective(rng.choice([RS, AR, REDUCE], p=ways))
@@ -127,7 +127,7 @@ def draw(rng: Rng) -> Run:
         tensor_parallel,
         update == BROADCAST,
     )
-    return Run(
+    return DrawnRun(
         training, tuple(sum(unit) for unit in pieces), send, sends,
         int(rng.choice([2, 4, 8])) if send == RS and rng.random() < 0.12 else 0,
         forward, backward, int(rng.choice([0, 0, 1, 1, 2, 4, 100 if kind == "ahead" else 3])), updates, update,
@@ -142,7 +142,7 @@ def draw(rng: Rng) -> Run:
     )  # fmt: skip
 
 
-def play(run: Run, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
+def play(run: DrawnRun, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
     """((collective, message_bytes, start in us), index of each step's first call) of `n_steps` steps."""
     timeline, starts = Timeline(run.speed, rng), []
     for _ in range(n_steps):
@@ -160,7 +160,7 @@ def play(run: Run, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], lis
     return timeline.columns(), starts
 
 
-def _micro(run: Run, timeline: Timeline, sends: bool) -> None:
+def _micro(run: DrawnRun, timeline: Timeline, sends: bool) -> None:
     n = len(run.units)
     if sends:
         for n_bytes in run.buffers:
@@ -186,7 +186,7 @@ def _micro(run: Run, timeline: Timeline, sends: bool) -> None:
         timeline.drain()
 
 
-def _pass(run: Run, timeline: Timeline, n_elements: int) -> None:
+def _pass(run: DrawnRun, timeline: Timeline, n_elements: int) -> None:
     """One unit in one direction, with the sums of activations that tensor parallelism needs."""
     parts = run.n_sums if run.activation_bytes else 1
     for _ in range(parts):
@@ -198,14 +198,14 @@ def _pass(run: Run, timeline: Timeline, n_elements: int) -> None:
             timeline.call(AR, run.activation_bytes, waits=True)
 
 
-def _issue(timeline: Timeline, collective: Collective, calls: tuple[Call, ...], done: int, until: int) -> int:
+def _issue(timeline: Timeline, collective: Collective, calls: tuple[GeneratedCall, ...], done: int, until: int) -> int:
     while done < len(calls) and calls[done][0] <= until:
         timeline.call(collective, calls[done][1])
         done += 1
     return done
 
 
-def _send(run: Run, timeline: Timeline, done: int, until: int) -> int:
+def _send(run: DrawnRun, timeline: Timeline, done: int, until: int) -> int:
     while done < len(run.sends) and run.sends[done][0] <= until:
         timeline.call(run.send, run.sends[done][1])
         if run.n_replicas:
@@ -224,7 +224,7 @@ def _small_all_reduces(rng: Rng) -> tuple[int, ...]:
 
 def _gathers(
     kind: str, pieces: Pieces, n_bytes: int, align: int, rng: Rng
-) -> tuple[tuple[Call, ...], tuple[Call, ...], tuple[int, ...]]:
+) -> tuple[tuple[GeneratedCall, ...], tuple[GeneratedCall, ...], tuple[int, ...]]:
     """(for forward, for backward, once after the step) of parameters that are sharded between uses."""
     if kind not in ("ahead", "twice"):
         return (), (), ()

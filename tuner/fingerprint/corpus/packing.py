@@ -11,7 +11,7 @@ import numpy.typing as npt
 from zerotune.tuner.fingerprint.steps.anatomy import Ints
 
 Rng = np.random.Generator
-Call = tuple[int, int]
+GeneratedCall = tuple[int, int]
 """(unit, bytes): the unit that must be done before the call, or that needs it."""
 Pieces = list[list[int]]
 """Elements of every tensor, by unit."""
@@ -74,7 +74,7 @@ def packed(
     *,
     starts: bool = False,
     even: bool = True,
-) -> tuple[Call, ...]:
+) -> tuple[GeneratedCall, ...]:
     """All pieces in calls, in order: (position of the unit that a call ends with, or starts with; its bytes)."""
     units = np.array([sum(unit) for unit in pieces], np.int64)
     ends = np.cumsum([n for unit in pieces for n in unit], dtype=np.int64)

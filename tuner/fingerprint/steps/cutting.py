@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.tuner.fingerprint.steps.voted_step import FOREIGN_CALLS, Verdict, VotedStep
+from zerotune.tuner.fingerprint.steps.voted_step import FOREIGN_CALLS, VotedStep, VoteOutcome
 from zerotune.tuner.fingerprint.steps.voting import PAIRING, Voted, find_step, is_odd_in_rows, walk
 
 Ints = npt.NDArray[np.int64]
@@ -263,12 +263,12 @@ class StepCutter:
             if not voted.is_due:
                 return False
             verdict = voted.vote(self.codes)
-            if verdict is Verdict.same:
+            if verdict is VoteOutcome.same:
                 return False
-            if verdict is Verdict.mended:
+            if verdict is VoteOutcome.mended:
                 self._known(voted.step)
                 return True
-            if verdict is Verdict.whole:
+            if verdict is VoteOutcome.whole:
                 self._voted = None
                 return self._take(self.period)
         self._voted = None
@@ -285,7 +285,7 @@ class StepCutter:
             return False
         if found.period == self.period and _contains(self._step, self._codes[self._n - found.period : self._n]):
             return False
-        return voted.vote(self.codes) is Verdict.gone or voted.n_known < LONGER * found.span
+        return voted.vote(self.codes) is VoteOutcome.gone or voted.n_known < LONGER * found.span
 
     def _known(self, step: Ints) -> None:
         """A step that was voted for is the one from now on."""

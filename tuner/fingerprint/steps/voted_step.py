@@ -28,7 +28,7 @@ EXPLAINED: Final = 0.75
 """Of the calls looked at, at least: else the step has changed."""
 
 
-class Verdict(Enum):
+class VoteOutcome(Enum):
     """What a vote says of the step."""
 
     same = "the same"
@@ -77,27 +77,27 @@ class VotedStep:
             self._has_again |= code in self._foreign
             self._foreign.add(code)
 
-    def vote(self, history: Ints) -> Verdict:
+    def vote(self, history: Ints) -> VoteOutcome:
         """Of the last rounds in `history`, which ends with what was added last."""
         n_new = self._n_unchecked
         if self._has_again:
-            return Verdict.gone
+            return VoteOutcome.gone
         ahead = walk(history[len(history) - n_new :][::-1], self.step[::-1])
         if ahead.n_explained < EXPLAINED * n_new:
-            return Verdict.gone
+            return VoteOutcome.gone
         step = np.roll(self.step, -(ahead.n_passed % len(self.step)))
         n_known = self.n_known + ahead.n_explained
         codes = history[: len(history) - n_new + ahead.n_explained][-min(n_known, MAX_ROUNDS * len(step)) :]
         walked = walk(codes, step)
         if walked.n_explained < EXPLAINED * len(codes) or is_odd_again(step, walked):
-            return Verdict.gone
+            return VoteOutcome.gone
         self.n_known, self._n_unchecked = n_known, n_new - ahead.n_explained
         self._n_whole = 0 if ahead.n_odd or walked.n_odd else self._n_whole + ahead.n_explained
         if self._n_whole >= max(WHOLE_CALLS, MAX_ROUNDS * len(step)) and not self._n_unchecked:
             self.step = step
-            return Verdict.whole
+            return VoteOutcome.whole
         mended = once(voted(step, walked))
         if len(mended) < 2:
-            return Verdict.gone
+            return VoteOutcome.gone
         self.step = mended
-        return Verdict.same if np.array_equal(mended, step) else Verdict.mended
+        return VoteOutcome.same if np.array_equal(mended, step) else VoteOutcome.mended

@@ -21,7 +21,7 @@ SLACK = 1.0
 
 
 @dataclass
-class Tally:
+class Accuracy:
     """Right answers of one group."""
 
     n: int = 0
@@ -57,10 +57,10 @@ def recognised(
     *,
     rate: float = 0.0,
     n_steps: float = STEPS_ALLOWED,
-) -> dict[str, Tally]:
+) -> dict[str, Accuracy]:
     """By group: the answer after `n_steps` steps, from a random place in mid-training on."""
     rng = np.random.default_rng(seed)
-    tallies: dict[str, Tally] = defaultdict(Tally)
+    tallies: dict[str, Accuracy] = defaultdict(Accuracy)
     for sequence in sequences:
         fingerprint = StageFingerprint(encoder)
         codes, gaps_us = middle(sequence, rng, n_steps)
@@ -77,10 +77,10 @@ def changes_noticed(
     n_pairs: int,
     seed: int,
     after: Many[Sequence] | None = None,
-) -> Tally:
+) -> Accuracy:
     """Two runs one after the other, the second one of `after` if given: is it shown after two of its steps?"""
     rng = np.random.default_rng(seed)
-    tally = Tally()
+    tally = Accuracy()
     while tally.n < n_pairs:
         first, second = (ones[int(rng.integers(len(ones)))] for ones in (sequences, after or sequences))
         if first.shown == second.shown:

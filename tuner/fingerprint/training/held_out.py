@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from zerotune.tuner.fingerprint.corpus.dataset import Sequence, hypothetical
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder, LstmEncoder
-from zerotune.tuner.fingerprint.training.evaluation import Tally, changes_noticed, recognised
+from zerotune.tuner.fingerprint.training.evaluation import Accuracy, changes_noticed, recognised
 from zerotune.tuner.fingerprint.training.train import Examples, examples, train_lstm, train_ngram
 
 FRAMEWORKS: Final = ("ddp", "zero_redundancy", "fsdp1", "fsdp2", "deepspeed", "ours", "megatron", "horovod", "none")
@@ -34,12 +34,12 @@ class Fold:
     """What was left out, and how each encoder did on it, on recorded and on generated sequences."""
 
     left_out: str
-    recorded: Mapping[str, Tally]
-    generated: Mapping[str, Tally]
-    changes: Mapping[str, Tally]
+    recorded: Mapping[str, Accuracy]
+    generated: Mapping[str, Accuracy]
+    changes: Mapping[str, Accuracy]
 
 
-class Part(NamedTuple):
+class FrameworkFamily(NamedTuple):
     """All runs of one framework on models of one family."""
 
     group: str
@@ -56,16 +56,21 @@ def on_hypothetical(n: int, seed: int) -> Examples:
     return examples(hypothetical(n, seed), seed)
 
 
-def parts_of(sequences: Iterable[Sequence], seed: int) -> dict[Part, Examples]:
+def parts_of(sequences: Iterable[Sequence], seed: int) -> dict[FrameworkFamily, Examples]:
     """Examples of all sequences that have a name, in parts that can be left out."""
-    ones: dict[Part, list[Sequence]] = defaultdict(list)
+    ones: dict[FrameworkFamily, list[Sequence]] = defaultdict(list)
     for one in sequences:
-        ones[Part(one.group, one.family)].append(one)
+        ones[FrameworkFamily(one.group, one.family)].append(one)
     return {part: examples(some, seed) for part, some in ones.items()}
 
 
 def one_left_out(
-    parts: Mapping[Part, Examples], start: LstmEncoder, learned: Examples, key: str, seed: int, names: Iterable[str]
+    parts: Mapping[FrameworkFamily, Examples],
+    start: LstmEncoder,
+    learned: Examples,
+    key: str,
+    seed: int,
+    names: Iterable[str],
 ) -> Iterator[tuple[str, LstmEncoder]]:
     """For each of `names`, of frameworks (`key` "group") or families, an encoder that never learned anything of it.
 
@@ -96,9 +101,9 @@ def looked_at(
     return Fold(name, tallies["recorded"], tallies["generated"], changes)
 
 
-def total(tallies: Mapping[str, Tally]) -> Tally:
+def total(tallies: Mapping[str, Accuracy]) -> Accuracy:
     """All groups together."""
-    result = Tally()
+    result = Accuracy()
     for tally in tallies.values():
         result.n += tally.n
         result.n_right += tally.n_right

@@ -13,7 +13,7 @@ from zerotune.store.records import CandidateStatistics, Collective, PlanRow
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict, judge
-from zerotune.tuner.offline.replay.evidence import Evidence
+from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.legality import is_known_to_sum, without_refused
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.notes import what_is_missing, what_was_judged, where_it_does_not_fit
@@ -31,14 +31,14 @@ from zerotune.tuner.offline.replay.timeline.steps import (
     step_estimates,
     step_facts,
 )
-from zerotune.tuner.offline.replay.whatif.whatif import Change, Logged, WhatIf, model_predictor, what_if
+from zerotune.tuner.offline.replay.whatif.whatif import JobChange, Logged, WhatIf, model_predictor, what_if
 from zerotune.tuner.offline.replay.worlds import World, world_of
 
 __all__ = [
     "DEFAULT_POLICIES",
     "POLICIES",
-    "Change",
     "CollectiveTable",
+    "JobChange",
     "PolicyTotal",
     "ReplayResult",
     "ShapeVerdict",
@@ -57,7 +57,7 @@ def replay(
     store_path: Path | None = None,
     fabric: str | None = None,
     plan: Path | None = None,
-    change: Change | None = None,
+    change: JobChange | None = None,
     format_name: str | None = None,
     collective: Collective | None = None,
     job_id: str | None = None,
@@ -101,7 +101,7 @@ def replay_table(
     model_error: float = 0.0,
     plan: Sequence[PlanRow] | None = None,
     trace: str = "",
-    change: Change | None = None,
+    change: JobChange | None = None,
     world: World | None = None,
     unknown: str = UNKNOWN,
 ) -> ReplayResult:
@@ -119,12 +119,12 @@ def replay_table(
     if costs is not None and fabric is not None and not is_known_to_sum(table):
         without_refused(costs, fabric, shapes)
     predictor = None if costs is None or fabric is None else model_predictor(own_world, costs, fabric)
-    evidence = Evidence(table, shapes, shape_index, statistics, predictor)
+    estimates = CostEstimates(table, shapes, shape_index, statistics, predictor)
     counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []
     facts, model = step_facts(table, None if fabric is None else fabric.sms_slowdown)
     n_steps = len(table.steps) or len(np.unique(table.rows["step"]))
     context = Context(
-        evidence,
+        estimates,
         knowledge,
         costs,
         plan,
@@ -139,7 +139,7 @@ def replay_table(
     totals, verdicts = judge(shapes, counts, logged_us.tolist(), named(policies), context)
     total_us = float(logged_us.sum())
     channels = {} if model is None else _default_channels(model, table, shapes, shape_index)
-    estimates, refusals = _steps(facts, model, channels, shapes, totals, verdicts, total_us)
+    step_estimates, refusals = _steps(facts, model, channels, shapes, totals, verdicts, total_us)
     answer = None
     if change is not None and not change.is_none:
         if facts is None or model is None:
@@ -161,11 +161,11 @@ def replay_table(
         totals=totals,
         verdicts=verdicts,
         steps=facts,
-        step_estimates=tuple(estimates),
+        step_estimates=tuple(step_estimates),
         step_refusals=tuple(refusals),
         what_if=answer,
         notes=(
-            *what_was_judged(table, evidence, shapes, counts),
+            *what_was_judged(table, estimates, shapes, counts),
             *where_it_does_not_fit(fabric, shapes, counts),
             *what_is_missing(table, statistics, costs, unknown),
         ),

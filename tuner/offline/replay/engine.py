@@ -12,7 +12,7 @@ import numpy as np
 
 from zerotune.agent.nccl import cost_model
 from zerotune.store.records import BASELINE, Candidate
-from zerotune.tuner.offline.replay.evidence import NORMAL_95, Estimate, Grade
+from zerotune.tuner.offline.replay.estimates import NORMAL_95, Estimate, Grade
 from zerotune.tuner.offline.replay.online import Mixture
 from zerotune.tuner.offline.replay.policies import Context, Policy
 from zerotune.tuner.offline.replay.table import Shape
@@ -118,7 +118,7 @@ def judge(
         n_by_evidence = {grade.name: 0 for grade in Grade}
         for at, shape in enumerate(shapes):
             candidate = policy(context, shape)
-            baseline = context.evidence.estimate(shape, BASELINE)
+            baseline = context.estimates.estimate(shape, BASELINE)
             if isinstance(candidate, Mixture):
                 candidate = candidate.simplified
             cost = _cost(context, shape, candidate)
@@ -139,8 +139,8 @@ def judge(
 def _cost(context: Context, shape: Shape, asked: Candidate | Mixture) -> Estimate | None:
     """A mixture costs its mean, is known as badly as its worst part, and its parts' errors add up."""
     if isinstance(asked, Candidate):
-        return context.evidence.estimate(shape, asked)
-    parts = [(context.evidence.estimate(shape, candidate), share) for candidate, share in asked.shares]
+        return context.estimates.estimate(shape, asked)
+    parts = [(context.estimates.estimate(shape, candidate), share) for candidate, share in asked.shares]
     cost_us = error_us = 0.0
     grade, n_samples = Grade.measured_here, 0
     for found, share in parts:

@@ -9,19 +9,19 @@ import numpy as np
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.records import BASELINE, CandidateStatistics
 from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay.evidence import Evidence
+from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.legality import fits
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 
 
 def what_was_judged(
-    table: CollectiveTable, evidence: Evidence, shapes: Sequence[Shape], counts: Sequence[int]
+    table: CollectiveTable, estimates: CostEstimates, shapes: Sequence[Shape], counts: Sequence[int]
 ) -> tuple[str, ...]:
     """What became of a foreign trace's records; our own tell their losses themselves."""
     if not table.n_records and not table.left_out:
         return ()
     n_collectives = len(table.rows)
-    n_priced = sum(count for shape, count in zip(shapes, counts, strict=True) if evidence.estimate(shape, BASELINE))
+    n_priced = sum(count for shape, count in zip(shapes, counts, strict=True) if estimates.estimate(shape, BASELINE))
     parts = [f"Records: {table.n_records + sum(table.left_out.values()):,}"]
     if table.left_out:
         parts.append("left out: " + ", ".join(f"{count:,} ({reason})" for reason, count in table.left_out.items()))

@@ -30,7 +30,7 @@ from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import DEFAULT_CELL, CostPrior, cell_of
-from zerotune.tuner.offline.replay.evidence import Evidence
+from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.table import Shape
 
 MAX_PLAYED_CALLS: Final = 400
@@ -98,10 +98,10 @@ class Thompson(Bandit):
         return int(np.argmin(self.rng.normal(self.sums / self.counts, CALL_SPREAD / np.sqrt(self.counts))))
 
 
-def play_bandit(make: Callable[[int, int], Bandit], evidence: Evidence, shape: Shape, n_calls: int) -> Mixture:
+def play_bandit(make: Callable[[int, int], Bandit], estimates: CostEstimates, shape: Shape, n_calls: int) -> Mixture:
     """A bandit on one shape over the settings that were measured for it."""
-    arms = [BASELINE, *evidence.measured_candidates(shape)]
-    logs = [math.log(found.cost_us) for arm in arms if (found := evidence.estimate(shape, arm)) is not None]
+    arms = [BASELINE, *estimates.measured_candidates(shape)]
+    logs = [math.log(found.cost_us) for arm in arms if (found := estimates.estimate(shape, arm)) is not None]
     if len(logs) < len(arms) or len(arms) == 1:
         return Mixture(((BASELINE, 1.0),))
     seed = hash((shape.n_ranks, shape.n_nodes, int(shape.collective), int(shape.phase), shape.message_bytes))
@@ -138,17 +138,17 @@ class _OnlyKnown(CostPrior):
 
 
 def play_tuner(
-    evidence: Evidence,
+    estimates: CostEstimates,
     counts: Mapping[Shape, int],
     n_steps: int,
     step_us: float | None,
     facts: Mapping[str, str | int | float | bool],
 ) -> dict[Shape, Mixture]:
     """Our own tuner, fed step by step as its daemon would be; plans come into force at the next step."""
-    shapes = [shape for shape in counts if evidence.estimate(shape, BASELINE) is not None]
+    shapes = [shape for shape in counts if estimates.estimate(shape, BASELINE) is not None]
     known: dict[_Place, set[Candidate]] = {}
     for shape in shapes:
-        known.setdefault((shape.communicator, shape.collective), set()).update(evidence.measured_candidates(shape))
+        known.setdefault((shape.communicator, shape.collective), set()).update(estimates.measured_candidates(shape))
     brain = Brain("replay", "fabric", facts, Knowledge.empty(), BrainSettings(), lambda: 0.0)
     brain.restrict(_OnlyKnown(facts, known))
     per_step = {shape: max(1, round(counts[shape] / max(n_steps, 1))) for shape in shapes}
@@ -160,9 +160,9 @@ def play_tuner(
         rows = []
         for shape in shapes:
             candidate = asked.get(shape.key, BASELINE)
-            found = evidence.estimate(shape, candidate)
+            found = estimates.estimate(shape, candidate)
             if found is None:  # its neighbour in the size class has evidence, it has none itself
-                candidate, found = BASELINE, evidence.estimate(shape, BASELINE)
+                candidate, found = BASELINE, estimates.estimate(shape, BASELINE)
             assert found is not None
             counted = ran[shape]
             last_share = 1 if step + 1 < n_played else 1 + n_steps - n_played

@@ -19,7 +19,7 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import BASELINE, Candidate, PlanRow
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay.evidence import Estimate, Evidence, Grade
+from zerotune.tuner.offline.replay.estimates import CostEstimates, Estimate, Grade
 from zerotune.tuner.offline.replay.legality import fits, in_effect
 from zerotune.tuner.offline.replay.online import Mixture, Thompson, Ucb, play_bandit, play_tuner
 from zerotune.tuner.offline.replay.table import Shape
@@ -33,7 +33,7 @@ MIN_GAIN: Final = 0.01
 class Context:
     """What policies may look at."""
 
-    evidence: Evidence
+    estimates: CostEstimates
     knowledge: Knowledge = field(default_factory=Knowledge.empty)
     """Of other runs on this fabric."""
     costs: CostPrior | None = None
@@ -54,7 +54,7 @@ class Context:
     def tuned(self) -> Mapping[Shape, Mixture]:
         """What our own tuner would have run; played once."""
         counts = {shape: count for shape, count in self.counts.items() if fits(self.fabric, shape.communicator)}
-        return play_tuner(self.evidence, counts, self.n_steps, self.step_us, self.facts)
+        return play_tuner(self.estimates, counts, self.n_steps, self.step_us, self.facts)
 
 
 Policy = Callable[[Context, Shape], Candidate | Mixture]
@@ -97,7 +97,7 @@ def table(context: Context, shape: Shape) -> Candidate:
     """A static table: the plan given, else the setting that earlier runs showed to beat the baseline."""
     if context.plan is None:
         decided = context.knowledge.decided(shape.key)
-        return decided[0] if decided is not None and context.evidence.may_run(shape, decided[0]) else BASELINE
+        return decided[0] if decided is not None and context.estimates.may_run(shape, decided[0]) else BASELINE
     for row in context.plan:
         place = (row.communicator, row.collective, row.phase)
         is_for_shape = place == (shape.communicator, shape.collective, shape.phase)
@@ -125,7 +125,7 @@ def _offered(context: Context, costs: CostPrior, shape: Shape) -> tuple[Candidat
     """What the job may run, the baseline first; of channel counts that come to the same, the least."""
     found: dict[Candidate, Candidate] = {}
     for candidate in costs.candidates(shape.communicator, shape.collective):
-        if context.evidence.may_run(shape, candidate):
+        if context.estimates.may_run(shape, candidate):
             found.setdefault(in_effect(shape.collective, shape.message_bytes, candidate), candidate)
     return tuple(found.values())
 
@@ -137,11 +137,11 @@ def oracle(context: Context, shape: Shape) -> Candidate:
     A prediction counts by the high end of its interval: it wins where it would even so. With few samples the gain is
     flattered by chance.
     """
-    known = [BASELINE, *context.evidence.measured_candidates(shape), table(context, shape), model(context, shape)]
+    known = [BASELINE, *context.estimates.measured_candidates(shape), table(context, shape), model(context, shape)]
     judged = [
         (_sure_us(estimate, candidate), candidate)
         for candidate in known
-        if (estimate := context.evidence.estimate(shape, candidate))
+        if (estimate := context.estimates.estimate(shape, candidate))
     ]
     return min(judged, key=lambda one: one[0])[1] if judged else BASELINE
 
@@ -154,19 +154,19 @@ def _sure_us(estimate: Estimate, candidate: Candidate) -> float:
 @register("nearest")
 def nearest(context: Context, shape: Shape) -> Candidate:
     """What won at the nearest size that earlier runs measured: a sweep's table, used between its sizes."""
-    return context.evidence.nearest_winner(shape) or BASELINE
+    return context.estimates.nearest_winner(shape) or BASELINE
 
 
 @register("ucb")
 def ucb(context: Context, shape: Shape) -> Mixture:
     """A bandit per shape with confidence bounds; exploring is part of its cost."""
-    return play_bandit(Ucb, context.evidence, shape, context.counts.get(shape, 1))
+    return play_bandit(Ucb, context.estimates, shape, context.counts.get(shape, 1))
 
 
 @register("thompson")
 def thompson(context: Context, shape: Shape) -> Mixture:
     """A bandit per shape with posterior draws; exploring is part of its cost."""
-    return play_bandit(Thompson, context.evidence, shape, context.counts.get(shape, 1))
+    return play_bandit(Thompson, context.estimates, shape, context.counts.get(shape, 1))
 
 
 @register("tuner")

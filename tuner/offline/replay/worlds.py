@@ -11,7 +11,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.modeling.trainer import load_correction, model_id_of, record_of, train
-from zerotune.tuner.offline.replay.evidence import MAD_TO_SIGMA
+from zerotune.tuner.offline.replay.estimates import MAD_TO_SIGMA
 
 
 @dataclass(frozen=True)

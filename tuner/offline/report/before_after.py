@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from zerotune.store.records import Decision, JobRecord, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.report.equal_rows import groups_of
-from zerotune.tuner.offline.report.summary import Summary, SummaryStep
+from zerotune.tuner.offline.report.summary import RunSummary, SummaryStep
 
 Array = NDArray[Any]
 
@@ -47,7 +47,7 @@ STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO
 
 
 @dataclass(frozen=True)
-class Change:
+class MedianChange:
     """Medians before and after, and the 95 % interval of the change in percent."""
 
     name: str
@@ -67,7 +67,7 @@ class Change:
 class BeforeAfter:
     """What came of a comparison."""
 
-    changes: Sequence[Change]
+    changes: Sequence[MedianChange]
     words: str
     """What was compared with what, or why nothing was."""
     remedy: str = ""
@@ -76,12 +76,12 @@ class BeforeAfter:
     """Whose steps are among the ones before, besides this job's own."""
     warnings: Sequence[str] = ()
     """What is to be read before the figures."""
-    part: Part | None = None
+    part: StepSpan | None = None
     """The part of the job that is compared, where it is not all of it."""
 
 
 @dataclass(frozen=True)
-class Part:
+class StepSpan:
     """Steps of a job between two changes of pace: from `first` on and before `end`."""
 
     first: int = 0
@@ -99,7 +99,7 @@ class Part:
         return np.asarray((numbers >= self.first) & (numbers < (np.inf if self.end is None else self.end)))
 
 
-def of_summaries(before: Summary, after: Summary, job_id: str = "") -> BeforeAfter:
+def of_summaries(before: RunSummary, after: RunSummary, job_id: str = "") -> BeforeAfter:
     """The settled ends of two runs; `job_id` is whose all else on the page is."""
     first, last = settled_of(before.steps), settled_of(after.steps)
     if min(len(first), len(last)) < MIN_STEPS:
@@ -111,7 +111,7 @@ def of_summaries(before: Summary, after: Summary, job_id: str = "") -> BeforeAft
     return replace(found, warnings=tuple(_warnings(before, after, job_id)))
 
 
-def _warnings(before: Summary, after: Summary, job_id: str) -> Iterator[str]:
+def _warnings(before: RunSummary, after: RunSummary, job_id: str) -> Iterator[str]:
     if after.job_id != job_id:
         why = (
             f"Job {after.job_id}, {after.label}, is not in the store" if after.job_id else f"{after.label} names no job"
@@ -144,10 +144,10 @@ def is_of_pace(decision: Decision) -> bool:
     return decision.is_of_job and decision.kind not in ("variant", "takeover")
 
 
-def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> Part:
+def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> StepSpan:
     """The steps around the adoption of the first plan up to the changes of pace, or of the network, next to it."""
     adopted = next((step.step for step in steps if step.epoch > 0), 0)
-    part = Part()
+    part = StepSpan()
     for one in decisions:
         if not is_of_pace(one):
             continue
@@ -156,7 +156,7 @@ def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Deci
             first = next((step.step for step in steps if step.epoch >= one.epoch - 1), steps[-1].step)
             noticed, when = first + NOTICED_WITHIN_STEPS, "later on"
         if noticed <= adopted:
-            part = Part(noticed, None, f"Steps before step {noticed} are left out: {one.reason}")
+            part = StepSpan(noticed, None, f"Steps before step {noticed} are left out: {one.reason}")
         else:
             end = max(noticed - NOTICED_WITHIN_STEPS, adopted)
             left_out = f"Steps from step {end} on are left out: {when} it was noticed that {one.reason}"
@@ -278,13 +278,13 @@ def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> A
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _change(name: str, before: Array, after: Array) -> Change:
+def _change(name: str, before: Array, after: Array) -> MedianChange:
     """Medians, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
     chance = np.random.default_rng(0)
     ratios = _resampled_medians(before, chance), _resampled_medians(after, chance)
     low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])
     before_us, after_us = float(np.median(before)), float(np.median(after))
-    return Change(name, before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
+    return MedianChange(name, before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
 
 
 def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:

@@ -28,7 +28,7 @@ from zerotune.tuner.offline.report.before_after import (
     part_around_first_plan,
 )
 from zerotune.tuner.offline.report.step_timeline import only_steps
-from zerotune.tuner.offline.report.summary import Summary, check_alike, compared_job, read_summary
+from zerotune.tuner.offline.report.summary import RunSummary, check_alike, compared_job, read_summary
 
 Array = NDArray[Any]
 
@@ -42,8 +42,8 @@ class Facts:
     steps: Sequence[StepRecord]
     decisions: Sequence[Decision]
     measurements: Array
-    before: Summary | None
-    after: Summary | None
+    before: RunSummary | None
+    after: RunSummary | None
     before_after: BeforeAfter
     here: Medians
     """Measured medians of this job."""

@@ -31,7 +31,7 @@ class SummaryStep(msgspec.Struct, frozen=True):
     epoch: int = 0
 
 
-class Summary(msgspec.Struct, frozen=True):
+class RunSummary(msgspec.Struct, frozen=True):
     """One run for the before-and-after comparison, as a JSON file."""
 
     steps: tuple[SummaryStep, ...]
@@ -45,7 +45,7 @@ class Summary(msgspec.Struct, frozen=True):
     """The job's in the store; empty where no daemon was told of it."""
 
 
-def read_summary(path: Path) -> Summary:
+def read_summary(path: Path) -> RunSummary:
     """A run summary.
 
     Raises:
@@ -54,7 +54,7 @@ def read_summary(path: Path) -> Summary:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UserError(f"{path} is over {MAX_FILE_BYTES} bytes", "use one written by --summary")
-        summary = msgspec.json.decode(path.read_bytes(), type=Summary)
+        summary = msgspec.json.decode(path.read_bytes(), type=RunSummary)
         return summary if summary.label else msgspec.structs.replace(summary, label=path.stem)
     except OSError as error:
         raise UserError(f"cannot read the run summary {path}: {error.strerror}", "check the path") from error
@@ -62,7 +62,7 @@ def read_summary(path: Path) -> Summary:
         raise UserError(f"{path} is not a run summary: {error}", "use one written by --summary") from error
 
 
-def check_alike(before: Summary, after: Summary) -> None:
+def check_alike(before: RunSummary, after: RunSummary) -> None:
     """Raises UserError where two runs differ in more than their settings."""
     if 0 not in (before.n_ranks, after.n_ranks) and before.n_ranks != after.n_ranks:
         raise UserError(f"one run had {before.n_ranks} ranks, the other {after.n_ranks}", "compare runs of one size")
@@ -71,11 +71,11 @@ def check_alike(before: Summary, after: Summary) -> None:
         raise UserError(f"one run was on {places[0]}, the other on {places[1]}", "compare runs on one fabric")
 
 
-def _place(run: Summary) -> str:
+def _place(run: RunSummary) -> str:
     return f"emulated fabric {run.fabric}" if run.emulated else "the real NCCL"
 
 
-def compared_job(store: Store, job_id: str | None, run: Summary) -> JobRecord:
+def compared_job(store: Store, job_id: str | None, run: RunSummary) -> JobRecord:
     """The job that a page about `run` is of: its own, where the store has it.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zerotune.tuner.offline.sweep.compare import Comparison, compare, render_comparison
+from zerotune.tuner.offline.sweep.compare import SweepComparison, compare, render_comparison
 from zerotune.tuner.offline.sweep.render import progress_bar, render
 from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
 from zerotune.tuner.offline.sweep.run import SweepRequest, check, run_sweep
@@ -14,7 +14,7 @@ from zerotune.tuner.offline.sweep.strategy import BUDGET
 
 __all__ = [
     "BUDGET",
-    "Comparison",
+    "SweepComparison",
     "SweepRequest",
     "SweepResult",
     "SweepRow",

@@ -47,7 +47,7 @@ class ChangedCell(msgspec.Struct, frozen=True):
     """`slower`, `faster`, `same`, or `unsure` where too few samples were taken to know the noise."""
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class SweepComparison(msgspec.Struct, frozen=True):
     """What two sweeps have in common and where they differ."""
 
     before: str
@@ -63,7 +63,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def compare(store_path: Path, before: str, after: str) -> Comparison:
+def compare(store_path: Path, before: str, after: str) -> SweepComparison:
     """Compare two sweeps of one store, each named by its job id or by a fabric_id (all sweeps of it).
 
     Raises:
@@ -82,7 +82,7 @@ def compare(store_path: Path, before: str, after: str) -> Comparison:
         raise UserError(f"{before} and {after} have no setting in common", "compare sweeps of the same collectives")
     noises = known_noise(list(first.values())), known_noise(list(second.values()))
     cells = tuple(_changed(key, first[key], second[key], noises) for key in common)
-    return Comparison(
+    return SweepComparison(
         before=before,
         after=after,
         cells=cells,
@@ -92,7 +92,7 @@ def compare(store_path: Path, before: str, after: str) -> Comparison:
     )
 
 
-def render_comparison(result: Comparison, console: Console) -> None:
+def render_comparison(result: SweepComparison, console: Console) -> None:
     """Print what changed beyond noise, and how much did not."""
     changed = [one for one in result.cells if one.verdict in ("slower", "faster")]
     table = Table("collective", "bytes", "ranks", "setting", result.before, result.after, "change")

@@ -33,7 +33,7 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """Also verify the result of one collective."""
 
 
-class Measured(msgspec.Struct, frozen=True, tag="measured"):
+class MeasuredCalls(msgspec.Struct, frozen=True, tag="measured"):
     """Durations in the order of the calls, and what really ran."""
 
     epoch: int
@@ -56,7 +56,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 Command = Measure | Stop
-Reply = Ready | Measured | Failed
+Reply = Ready | MeasuredCalls | Failed
 
 _encoder = msgspec.json.Encoder()
 _commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)

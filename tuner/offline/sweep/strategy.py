@@ -59,7 +59,7 @@ class Look(NamedTuple):
     worth: float
 
 
-class Verdict(NamedTuple):
+class Assessment(NamedTuple):
     """On one place: what to visit next (None: settled), how likely the choice is wrong, what else to look at."""
 
     visit: Cell | None
@@ -147,7 +147,7 @@ class Active:
         self._surrogates = [
             (found, Surrogate(found, self._prior_of(found), self._settings(found))) for found in self._cells_of.values()
         ]
-        self._verdicts: dict[Place, Verdict] = {}
+        self._verdicts: dict[Place, Assessment] = {}
         self._outlier_share = 0.0
         self._roughness: dict[Place, float] = {}
 
@@ -222,10 +222,10 @@ class Active:
             for place, opinion in surrogate.opinions().items():
                 self._verdicts[place] = self._verdict(self._by_place[place], opinion)
 
-    def _verdict(self, cells: Sequence[Cell], opinion: Opinion) -> Verdict:
+    def _verdict(self, cells: Sequence[Cell], opinion: Opinion) -> Assessment:
         usable = [index for index, cell in enumerate(cells) if cell.outcome is Outcome.ok]
         if not usable:
-            return Verdict(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
+            return Assessment(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
         rough = self._roughness[cells[0].place]
         found = [cells[index] for index in usable]
         mean, covariance = opinion.mean[usable], opinion.covariance[np.ix_(usable, usable)]
@@ -246,10 +246,10 @@ class Active:
         is_vague = np.diagonal(difference) > self._precision**2
         look = _look(found, best, gains, is_vague, OUTLIER_WORTH * rough)
         if doubt <= 1 - CONFIDENCE or float(regret.mean()) <= self._precision * EXPECTED_SHARE:
-            return Verdict(None, doubt, choice, look)
+            return Assessment(None, doubt, choice, look)
         pair = sorted((best, int(np.argmax(gains))), key=lambda at: -float(covariance[at, at]))
         open_cells = [found[at] for at in pair if len(found[at].duration_us) < self._max_repeats]
-        return Verdict(open_cells[0] if open_cells else None, doubt, choice, look)
+        return Assessment(open_cells[0] if open_cells else None, doubt, choice, look)
 
     def _prior_of(self, cells: Sequence[Cell]) -> Floats:
         """Log of NCCL's cost, corrected by what earlier jobs taught; NaN = no idea."""

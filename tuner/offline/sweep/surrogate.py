@@ -47,7 +47,7 @@ _MAD_TO_SIGMA: Final = 1.3 * 1.4826
 """With the usual correction for cells of few samples, whose median lies among them."""
 
 
-class Shape(NamedTuple):
+class Hyperparameters(NamedTuple):
     """What is fitted: spread and reach of the smooth part, spread of each cell's own part."""
 
     smooth_std: float
@@ -55,9 +55,9 @@ class Shape(NamedTuple):
     own_std: float
 
 
-USUAL: Final = Shape(0.4, 3.0, 0.03)
+USUAL: Final = Hyperparameters(0.4, 3.0, 0.03)
 SHAPES: Final = tuple(
-    Shape(*one) for one in itertools.product((0.05, 0.15, 0.4, 1.0), (1.5, 3.0, 6.0), (0.005, 0.03, 0.1))
+    Hyperparameters(*one) for one in itertools.product((0.05, 0.15, 0.4, 1.0), (1.5, 3.0, 6.0), (0.005, 0.03, 0.1))
 )
 
 
@@ -112,10 +112,10 @@ class Surrogate:
             found[place] = Opinion(mean, covariance)
         return found
 
-    def _fitted(self, measured: Ints, residual: Floats, variance: Floats) -> tuple[Shape, Floats]:
+    def _fitted(self, measured: Ints, residual: Floats, variance: Floats) -> tuple[Hyperparameters, Floats]:
         """The likeliest shape, and the Cholesky factor of the measurements' covariance under it."""
         shapes = SHAPES if len(measured) >= MIN_FIT_POINTS else (USUAL,)
-        best: tuple[float, Shape, Floats] | None = None
+        best: tuple[float, Hyperparameters, Floats] | None = None
         for shape in shapes:
             inner = self._covariance(measured, measured, shape)
             inner[np.diag_indices_from(inner)] += variance + 1e-9
@@ -128,7 +128,7 @@ class Surrogate:
         assert best is not None
         return best[1], best[2]
 
-    def _covariance(self, first: Ints, second: Ints, shape: Shape) -> Floats:
+    def _covariance(self, first: Ints, second: Ints, shape: Hyperparameters) -> Floats:
         octaves = np.abs(self._log2_bytes[first][:, None] - self._log2_bytes[second][None, :])
         beside = np.abs(self._log2_channels[first][:, None] - self._log2_channels[second][None, :])
         same_kind = self._kind[first][:, None] == self._kind[second][None, :]

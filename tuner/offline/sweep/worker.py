@@ -22,7 +22,7 @@ from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.offline.sweep.protocol import (
     Failed,
     Measure,
-    Measured,
+    MeasuredCalls,
     Ready,
     Reply,
     Stop,
@@ -106,7 +106,7 @@ class Worker:
             costs=costs,
         )
 
-    def measure(self, command: Measure) -> Measured:
+    def measure(self, command: Measure) -> MeasuredCalls:
         """Run one setting."""
         self._adopt(command.epoch, command.collective, command.candidate)
         run = self._run(command.collective, command.message_bytes)
@@ -124,7 +124,7 @@ class Worker:
         if len(records) != command.n_repeats:
             raise RuntimeError(f"{len(records)} of {command.n_repeats} collectives were timed")
         last = records[-1]
-        return Measured(
+        return MeasuredCalls(
             epoch=command.epoch,
             duration_us=tuple(records["duration_us"].tolist()),
             algorithm=int(last["algorithm"]),

@@ -17,7 +17,7 @@ from zerotune.agent.nccl import library
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, Outcome
 from zerotune.tuner.offline.scratch import ScratchFolder
-from zerotune.tuner.offline.sweep.protocol import Failed, Measure, Measured, Ready, Reply, Stop, reply_of, to_line
+from zerotune.tuner.offline.sweep.protocol import Failed, Measure, MeasuredCalls, Ready, Reply, Stop, reply_of, to_line
 
 START_TIMEOUT_S: Final = 90.0
 GRACE_S: Final = 1.0
@@ -85,7 +85,7 @@ class WorkerGroup:
             self.stop()
         self.kill()
 
-    def measure(self, command: Measure, timeout_s: float) -> list[Measured]:
+    def measure(self, command: Measure, timeout_s: float) -> list[MeasuredCalls]:
         """What every rank measured.
 
         Raises:
@@ -100,7 +100,7 @@ class WorkerGroup:
             except OSError as error:
                 raise self._failure(Outcome.failed, "a worker has died") from error
         replies = self._gather(timeout_s)
-        return [reply for reply in replies if isinstance(reply, Measured)]
+        return [reply for reply in replies if isinstance(reply, MeasuredCalls)]
 
     def stop(self) -> None:
         """Let the workers leave in good order."""
@@ -196,6 +196,6 @@ class WorkerGroup:
         return GroupFailure(outcome, reason)
 
 
-def joined_us(ranks: Sequence[Measured]) -> list[float]:
+def joined_us(ranks: Sequence[MeasuredCalls]) -> list[float]:
     """Durations joined over ranks: what the last arrival of each collective saw."""
     return [min(seen) for seen in zip(*(one.duration_us for one in ranks), strict=True)]

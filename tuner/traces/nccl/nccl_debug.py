@@ -36,7 +36,7 @@ from zerotune.tuner.traces.records import (
     UNKNOWN_U1,
     UNKNOWN_U4,
     Block,
-    Counters,
+    SequenceNumbers,
     Summary,
     communicator_id,
     datatype_bytes,
@@ -90,7 +90,7 @@ class _Log:
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """The calls of all ranks in the log, or its selections."""
     log = _survey(path, summary)
-    counters = Counters()
+    counters = SequenceNumbers()
     for chunk in line_chunks(path, summary):
         if log.has_calls:
             block = _records(calls(chunk), _call, log, summary)
@@ -248,7 +248,7 @@ def _apply_selections(block: Block, log: _Log) -> None:
     block["algorithm"], block["protocol"], block["n_channels"] = settings[inverse.ravel()].T
 
 
-def _number(records: Block, counters: Counters) -> None:
+def _number(records: Block, counters: SequenceNumbers) -> None:
     """Sequence numbers per (communicator, collective), going on from block to block."""
     for comm_id in np.unique(records["comm_id"]):
         for collective in np.unique(records["collective"]):

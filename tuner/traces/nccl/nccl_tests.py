@@ -27,7 +27,7 @@ from zerotune.tuner.traces.records import (
     MAX_BYTES,
     UNKNOWN_U1,
     Block,
-    Counters,
+    SequenceNumbers,
     Summary,
     blocks_of,
     communicator_id,
@@ -150,7 +150,7 @@ class _Reader:
 
     run: _Run
     summary: Summary
-    counters: Counters = field(default_factory=Counters)
+    counters: SequenceNumbers = field(default_factory=SequenceNumbers)
     n_runs: int = 0
     is_tagged: bool = False
     forced: set[int] = field(default_factory=set)
@@ -328,7 +328,7 @@ def _records(
     bodies: Iterable[tuple[bytes | None, bytes | None]],
     run: _Run,
     comm_id: int,
-    counters: Counters,
+    counters: SequenceNumbers,
     summary: Summary,
 ) -> Iterator[Observation]:
     if message_bytes == 0:

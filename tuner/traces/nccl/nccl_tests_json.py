@@ -18,7 +18,7 @@ from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
     Block,
-    Counters,
+    SequenceNumbers,
     Summary,
     blocks_of,
     communicator_id,
@@ -96,7 +96,7 @@ def _observations(
         summary.skip("results of an unknown program", sum(1 for _ in results))
         return
     comm_id = communicator_id("nccl-tests", len(hosts))
-    counters = Counters()
+    counters = SequenceNumbers()
     algorithm, protocol = settings if None not in settings else (None, None)
     for result in results:
         if not isinstance(result, Mapping):

@@ -21,7 +21,7 @@ from zerotune.tuner.traces.records import (
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
-    Counters,
+    SequenceNumbers,
     Summary,
     blocks_of,
     communicator_id,
@@ -68,7 +68,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
-    counters = Counters()
+    counters = SequenceNumbers()
     rank = rank_of(path)
     with opened(path) as file:
         for index, message in enumerate(_messages(file, path, summary)):
@@ -108,7 +108,7 @@ def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
         yield message
 
 
-def _observation(message: bytes, rank: int | None, counters: Counters, summary: Summary) -> Observation | None:
+def _observation(message: bytes, rank: int | None, counters: SequenceNumbers, summary: Summary) -> Observation | None:
     node: dict[int, Any] = {}
     attributes: dict[str, int | bytes] = {}
     for number, value in _fields(message):

@@ -22,7 +22,7 @@ from zerotune.tuner.traces.records import (
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
-    Counters,
+    SequenceNumbers,
     Summary,
     blocks_of,
     communicator_id,
@@ -49,7 +49,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
     stream = JsonStream(path, ("nodes",))
-    counters = Counters()
+    counters = SequenceNumbers()
     group_sizes: dict[str, int] = {}
     rank = rank_of(path)
     seen = False
@@ -95,7 +95,11 @@ _SIZES: Final = ("in_msg_nelems", "out_msg_nelems")
 
 
 def _observation(
-    node: Mapping[str, Any], group_sizes: Mapping[str, int], rank: int | None, counters: Counters, summary: Summary
+    node: Mapping[str, Any],
+    group_sizes: Mapping[str, int],
+    rank: int | None,
+    counters: SequenceNumbers,
+    summary: Summary,
 ) -> Observation | None:
     attributes = _attributes(node)
     name, group, n_ranks = attributes.get("collective_name"), attributes.get("pg_name"), attributes.get("pg_size")

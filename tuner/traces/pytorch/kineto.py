@@ -30,7 +30,7 @@ from zerotune.tuner.traces.records import (
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
-    Counters,
+    SequenceNumbers,
     Summary,
     blocks_of,
     communicator_id,
@@ -180,7 +180,7 @@ def _take(event: dict[str, Any], events: _Events) -> None:
 
 
 def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
-    counters = Counters()
+    counters = SequenceNumbers()
     launches = _launches(events)
     for calls in events.calls.values():
         calls.sort(key=lambda call: call[:2])
@@ -245,7 +245,7 @@ def _dimensions(
 
 
 def _observation(
-    kernel: _Kernel, told: Mapping[str, Any], events: _Events, counters: Counters, summary: Summary
+    kernel: _Kernel, told: Mapping[str, Any], events: _Events, counters: SequenceNumbers, summary: Summary
 ) -> Observation | None:
     name, dtype = told.get("Collective name"), told.get("dtype")
     collective = _collective_of(name) if isinstance(name, str) else None

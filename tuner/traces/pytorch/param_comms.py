@@ -19,7 +19,7 @@ from zerotune.tuner.traces.records import (
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
-    Counters,
+    SequenceNumbers,
     Summary,
     blocks_of,
     communicator_id,
@@ -54,7 +54,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
     stream = JsonStream(path)
-    counters = Counters()
+    counters = SequenceNumbers()
     groups: dict[str, list[Any]] = {}
     for key, entries in stream.members():
         if key == "" and isinstance(entries, Iterator):
@@ -69,7 +69,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
 
 
 def _observation(
-    entry: Any, groups: Mapping[str, list[Any]], rank: int | None, counters: Counters, summary: Summary
+    entry: Any, groups: Mapping[str, list[Any]], rank: int | None, counters: SequenceNumbers, summary: Summary
 ) -> Observation | None:
     name = entry.get("comms") if isinstance(entry, Mapping) else None
     collective = find_collective(name) if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""What is issued: tasks, runs of tasks that share one decision, and calls on their way through a communicator."""
+"""What is issued: tasks, tasks fused under one decision, and calls on their way through a communicator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TUNED: Final = frozenset(
 )
 """Collectives that NCCL chooses a setting for; the others are made of sends and receives."""
 
-Finish = Callable[["Call", int], None]
+Finish = Callable[["IssuedCall", int], None]
 
 
 class Path(IntEnum):
@@ -48,7 +48,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Run:
+class FusedTasks:
     """Tasks of one kind that NCCL fuses: one decision for all of them."""
 
     collective: Collective
@@ -70,20 +70,20 @@ class Completing(Protocol):
 
     rendezvous: Rendezvous
 
-    def is_ready(self, call: Call) -> bool:
+    def is_ready(self, call: IssuedCall) -> bool:
         """Whether every rank has issued it."""
 
-    def complete(self, call: Call, timeout_us: int | None = None) -> float:
+    def complete(self, call: IssuedCall, timeout_us: int | None = None) -> float:
         """Take the results; returns when it ended on the virtual clock, in microseconds."""
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """A run that was issued."""
+class IssuedCall:
+    """Fused tasks that were issued."""
 
     communicator: Completing
     index: int
-    run: Run
+    fused: FusedTasks
     message_bytes: int
     own_arrival_us: float
     candidate: Candidate = BASELINE

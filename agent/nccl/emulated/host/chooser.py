@@ -60,7 +60,7 @@ class Chooser:
     def choose(
         self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
     ) -> Candidate:
-        """The setting of one collective of `message_bytes` (total, of the whole fused run).
+        """The setting of one collective of `message_bytes` (total, of all that is fused).
 
         Raises:
             EmulatedNcclError: the plugin failed, or nothing is left to choose from.

@@ -23,7 +23,7 @@ from zerotune.agent.nccl.emulated import faults
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory
 from zerotune.agent.nccl.emulated.errors import CallMismatch, EmulatedNcclError, SettingDisagreement
-from zerotune.agent.nccl.emulated.host.calls import TUNED, Call, Path, Run
+from zerotune.agent.nccl.emulated.host.calls import TUNED, FusedTasks, IssuedCall, Path
 from zerotune.agent.nccl.emulated.host.chooser import Chooser
 from zerotune.agent.nccl.emulated.host.events import BYTES, DATATYPES, NO_SETTING, ProfilerEvents
 from zerotune.agent.nccl.emulated.host.plugin_host import CommunicatorPlugins, plugin_host
@@ -63,7 +63,7 @@ class Communicator:
         self._header = Header()
         self.events = ProfilerEvents(self._plugins, self.comm_id, rank)
         self.windows = Windows(plugin_host().release, self._shape)
-        self._pending: deque[Call] = deque()
+        self._pending: deque[IssuedCall] = deque()
         self._issuing, self._completing = threading.RLock(), threading.RLock()
         self._stream_end_us = 0.0
         self._own_end_us = 0.0
@@ -75,8 +75,8 @@ class Communicator:
                 self._memory.connect(algorithm, self._n_channels)
         _communicators.append(self)
 
-    def issue(self, run: Run, *, n_tasks: int = 1, decided: Candidate | None = None) -> Call:
-        """Publish one collective, or one fused run of several of a kind; does not wait for other ranks.
+    def issue(self, fused: FusedTasks, *, n_tasks: int = 1, decided: Candidate | None = None) -> IssuedCall:
+        """Publish one collective, or several of a kind fused into one; does not wait for other ranks.
 
         `decided` is what a captured graph was given, in place of a decision; `n_tasks` are the group's.
 
@@ -92,14 +92,14 @@ class Communicator:
             arrival_us = current.arrival_us() + self._fabric.noise.skew_us(
                 self._emulation.seed, self.comm_id, index, self.rank
             )
-            call = Call(self, index, run, run.message_bytes, arrival_us)
+            call = IssuedCall(self, index, fused, fused.message_bytes, arrival_us)
             call.wants_events = self._chooser is not None and self.events.are_wanted
             error: Exception | None = None
             try:
-                call.candidate = self.decide(run, n_tasks, captured=False) if decided is None else decided
+                call.candidate = self.decide(fused, n_tasks, captured=False) if decided is None else decided
             except (EmulatedNcclError, RuntimeError) as failure:
                 error = failure
-            call.n_channels = self._n_channels if run.path is Path.symmetric else call.candidate.n_channels
+            call.n_channels = self._n_channels if fused.path is Path.symmetric else call.candidate.n_channels
             call.duration_us = self._duration_us(call)
             self._publish(call, error is not None)
             if error is not None:
@@ -109,21 +109,21 @@ class Communicator:
             current.skip_cpu()
             return call
 
-    def decide(self, run: Run, n_tasks: int, *, captured: bool) -> Candidate:
-        """The setting that a run gets now, with its algorithm connected; the baseline where NCCL chooses none.
+    def decide(self, fused: FusedTasks, n_tasks: int, *, captured: bool) -> Candidate:
+        """The setting that fused tasks get now, with its algorithm connected; the baseline where NCCL chooses none.
 
         Raises:
             EmulatedNcclError: the plugin failed the call, or the device has no memory left.
         """
-        if self._chooser is None or run.message_bytes == 0:
+        if self._chooser is None or fused.message_bytes == 0:
             return BASELINE
-        if run.collective not in TUNED:
-            if run.collective is Collective.all_to_all:
-                self._chooser.mention_all_to_all(run.message_bytes)
+        if fused.collective not in TUNED:
+            if fused.collective is Collective.all_to_all:
+                self._chooser.mention_all_to_all(fused.message_bytes)
             return BASELINE
-        asked = run.collective, run.message_bytes, run.op.is_scaled, -(-n_tasks // self._n_channels), captured
-        if run.path is not Path.kernel:
-            if run.path is Path.symmetric:
+        asked = fused.collective, fused.message_bytes, fused.op.is_scaled, -(-n_tasks // self._n_channels), captured
+        if fused.path is not Path.kernel:
+            if fused.path is Path.symmetric:
                 self._chooser.mention_symmetric(*asked)
             return BASELINE
         candidate = faults.forced(self._chooser.choose(*asked), self._global_rank)
@@ -131,8 +131,8 @@ class Communicator:
         self._memory.connect(candidate.algorithm, candidate.n_channels)
         return candidate
 
-    def _duration_us(self, call: Call) -> float:
-        candidate, collective = call.candidate, call.run.collective
+    def _duration_us(self, call: IssuedCall) -> float:
+        candidate, collective = call.candidate, call.fused.collective
         key = (collective, call.message_bytes, candidate)
         truth_us = self._truths.get(key)
         if truth_us is None:
@@ -147,8 +147,8 @@ class Communicator:
             candidate.n_channels,
         )  # fmt: skip
 
-    def _publish(self, call: Call, failed: bool) -> None:
-        candidate, header, run = call.candidate, self._header, call.run
+    def _publish(self, call: IssuedCall, failed: bool) -> None:
+        candidate, header, fused = call.candidate, self._header, call.fused
         start_us = max(call.own_arrival_us, self._own_end_us)
         overlap_us = max(
             (
@@ -164,14 +164,14 @@ class Communicator:
         self._own_end_us = start_us + call.duration_us * (1.0 + contention)
         clock.current().hold(start_us, self._own_end_us, call.n_channels)
         header.message_bytes = call.message_bytes
-        header.n_elements = run.tasks[0].count
+        header.n_elements = fused.tasks[0].count
         header.arrival_us, header.contention = call.own_arrival_us, contention
-        header.root, header.collective = run.root if len(run.tasks) == 1 else -1, run.collective
-        header.datatype, header.redop = DATATYPES.get(run.dtype, BYTES)[0], run.op.code
+        header.root, header.collective = fused.root if len(fused.tasks) == 1 else -1, fused.collective
+        header.datatype, header.redop = DATATYPES.get(fused.dtype, BYTES)[0], fused.op.code
         header.algorithm = NO_SETTING if candidate.algorithm is None else candidate.algorithm
         header.protocol = NO_SETTING if candidate.protocol is None else candidate.protocol
-        header.n_channels, header.failed, header.even = candidate.n_channels, failed, run.even
-        pieces = [_EMPTY if task.piece is None else task.piece for task in run.tasks]
+        header.n_channels, header.failed, header.even = candidate.n_channels, failed, fused.even
+        pieces = [_EMPTY if task.piece is None else task.piece for task in fused.tasks]
         while True:
             if self.rendezvous.publish(header, pieces) >= 0:
                 return
@@ -183,7 +183,7 @@ class Communicator:
             else:
                 self.rendezvous.wait_consumed(call.index - 1, self.timeout_us)
 
-    def complete(self, call: Call, timeout_us: int | None = None) -> float:
+    def complete(self, call: IssuedCall, timeout_us: int | None = None) -> float:
         """Finish everything up to `call`; its virtual end. May block; any thread.
 
         Raises:
@@ -199,11 +199,11 @@ class Communicator:
         assert call.end_us is not None
         return call.end_us
 
-    def is_ready(self, call: Call) -> bool:
+    def is_ready(self, call: IssuedCall) -> bool:
         """Whether `complete` would not block."""
         return call.end_us is not None or call.error is not None or self.rendezvous.is_ready(call.index)
 
-    def _complete_oldest(self, call: Call, timeout_us: int) -> None:
+    def _complete_oldest(self, call: IssuedCall, timeout_us: int) -> None:
         try:
             if self._failure is not None:
                 raise EmulatedNcclError(f"this communicator has failed: {self._failure}") from self._failure
@@ -219,7 +219,7 @@ class Communicator:
                 call.message_bytes = joined.message_bytes
                 call.duration_us = self._duration_us(call)
             self._stream_end_us = end_us = start_us + call.duration_us * (1.0 + joined.contention)
-            for piece, task in enumerate(call.run.tasks):
+            for piece, task in enumerate(call.fused.tasks):
                 if task.finish is not None:
                     task.finish(call, piece)
             self.rendezvous.consume(call.index)
@@ -249,10 +249,10 @@ class Communicator:
             "the real NCCL would hang"
         )
 
-    def _record(self, call: Call, start_us: float, end_us: float) -> None:
+    def _record(self, call: IssuedCall, start_us: float, end_us: float) -> None:
         record = journal()
         record.n_calls += 1
-        collective = call.run.collective
+        collective = call.fused.collective
         if call.candidate is not BASELINE:
             record.counts[collective, call.message_bytes, call.candidate] += 1
         if record.keep_calls:

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from zerotune.agent.nccl.emulated.host.calls import TUNED, Call, Path, Run, Task
+from zerotune.agent.nccl.emulated.host.calls import TUNED, FusedTasks, IssuedCall, Path, Task
 from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
 from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
 
@@ -60,42 +60,46 @@ class ProfilerEvents:
         """Whether the profiler asks for collectives just now."""
         return self._plugins.wants_events
 
-    def enqueued(self, calls: Sequence[Call], captured: CapturedGroup | None = None) -> None:
+    def enqueued(self, calls: Sequence[IssuedCall], captured: CapturedGroup | None = None) -> None:
         """One group is on its way: to be called once for its calls, together.
 
         Calls are numbered whether the profiler wants them or not. Those of a replayed graph only count when it
         does, which was settled when the graph was captured (`captured`).
         """
-        kernels = [call for call in calls if call.run.collective in TUNED and call.run.path is not Path.copy_engine]
-        tasks = [(call, task) for call in kernels if call.message_bytes for task in call.run.tasks]
+        kernels = [call for call in calls if call.fused.collective in TUNED and call.fused.path is not Path.copy_engine]
+        tasks = [(call, task) for call in kernels if call.message_bytes for task in call.fused.tasks]
         if not tasks or not (kernels[0].wants_events or captured is not None):
             for call, _ in tasks:
-                self._sequences[call.run.collective] += 1
+                self._sequences[call.fused.collective] += 1
             return
         events = []
         for call, task in tasks:
             event = self._event if len(tasks) == 1 else self._new_event()
-            self._fill(event, call.run, task, call.candidate)
+            self._fill(event, call.fused, task, call.candidate)
             events.append(event)
-            self._sequences[call.run.collective] += 1
+            self._sequences[call.fused.collective] += 1
         for (call, _), handle in zip(tasks, self._plugins.enqueued(events, captured), strict=True):
             if handle is not None:
                 call.events.append(handle)
 
-    def begin_capture(self, runs: Sequence[tuple[Run, Candidate]]) -> CapturedGroup | None:
+    def begin_capture(self, fused_groups: Sequence[tuple[FusedTasks, Candidate]]) -> CapturedGroup | None:
         """A graph captures one group; None when the profiler does not care now, nor will at replays."""
-        kernels = [each for each in runs if each[0].collective in TUNED and each[0].path is not Path.copy_engine]
-        tasks = [(run, task, candidate) for run, candidate in kernels if run.message_bytes for task in run.tasks]
+        kernels = [
+            each for each in fused_groups if each[0].collective in TUNED and each[0].path is not Path.copy_engine
+        ]
+        tasks = [
+            (fused, task, candidate) for fused, candidate in kernels if fused.message_bytes for task in fused.tasks
+        ]
         if not tasks or not self.are_wanted:
             return None
         events = []
-        for run, task, candidate in tasks:
+        for fused, task, candidate in tasks:
             event = self._new_event()
-            self._fill(event, run, task, candidate)
+            self._fill(event, fused, task, candidate)
             events.append(event)
         return self._plugins.begin_capture(events)
 
-    def ran(self, call: Call, start_us: float, end_us: float) -> None:
+    def ran(self, call: IssuedCall, start_us: float, end_us: float) -> None:
         """The call's kernel ran, in virtual microseconds."""
         for handle in call.events:
             self._plugins.ran(handle, call.candidate.n_channels, start_us, end_us)
@@ -103,16 +107,16 @@ class ProfilerEvents:
     def _new_event(self) -> CollectiveEvent:
         return CollectiveEvent(rank=self._rank, comm_id=self._comm_id, n_warps=16)
 
-    def _fill(self, event: CollectiveEvent, run: Run, task: Task, candidate: Candidate) -> None:
+    def _fill(self, event: CollectiveEvent, fused: FusedTasks, task: Task, candidate: Candidate) -> None:
         algorithm, protocol = candidate.algorithm, candidate.protocol
-        event.collective, event.function = _COLLECTIVES[run.collective], run.collective
-        event.datatype_code, event.datatype = DATATYPES.get(run.dtype, BYTES)
+        event.collective, event.function = _COLLECTIVES[fused.collective], fused.collective
+        event.datatype_code, event.datatype = DATATYPES.get(fused.dtype, BYTES)
         if algorithm is None or protocol is None:
             event.algorithm_code, event.algorithm = NO_SETTING, _NO_NAME
             event.protocol_code, event.protocol = NO_SETTING, _NO_NAME
         else:
             event.algorithm_code, event.algorithm = algorithm, _ALGORITHMS[algorithm]
             event.protocol_code, event.protocol = protocol, _PROTOCOLS[protocol]
-        event.root, event.n_channels = max(run.root, 0), candidate.n_channels
-        event.sequence = self._sequences[run.collective]
+        event.root, event.n_channels = max(fused.root, 0), candidate.n_channels
+        event.sequence = self._sequences[fused.collective]
         event.count, event.traffic_bytes = task.count, task.message_bytes

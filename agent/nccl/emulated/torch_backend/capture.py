@@ -25,7 +25,7 @@ from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from zerotune.agent.nccl.emulated.host.calls import Call, Run
+    from zerotune.agent.nccl.emulated.host.calls import FusedTasks, IssuedCall
     from zerotune.agent.nccl.emulated.host.communicator import Communicator
     from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup
     from zerotune.store.records import Candidate
@@ -47,11 +47,11 @@ def forbid(what: str) -> None:
 @dataclass
 class _Group:
     communicator: Communicator
-    runs: list[tuple[Run, Candidate]]
+    fused_groups: list[tuple[FusedTasks, Candidate]]
     events: CapturedGroup | None
 
-    def issue(self) -> list[Call]:
-        calls = [self.communicator.issue(run, decided=candidate) for run, candidate in self.runs]
+    def issue(self) -> list[IssuedCall]:
+        calls = [self.communicator.issue(fused, decided=candidate) for fused, candidate in self.fused_groups]
         if self.events is not None:
             self.communicator.events.enqueued(calls, self.events)
         return calls
@@ -78,10 +78,14 @@ class Graph:
             _capturing, timeline.recorder = None, None
 
     def add(
-        self, communicator: Communicator, runs: Sequence[Run], n_tasks: int, outputs: Sequence[torch.Tensor]
+        self,
+        communicator: Communicator,
+        fused_groups: Sequence[FusedTasks],
+        n_tasks: int,
+        outputs: Sequence[torch.Tensor],
     ) -> CapturedWork:
         """Decide one group's settings for good."""
-        decided = [(run, communicator.decide(run, n_tasks, captured=True)) for run in runs]
+        decided = [(fused, communicator.decide(fused, n_tasks, captured=True)) for fused in fused_groups]
         self._nodes.append(_Group(communicator, decided, communicator.events.begin_capture(decided)))
         self._n_groups += 1
         return CapturedWork(self, self._n_groups - 1, outputs)
@@ -94,7 +98,7 @@ class Graph:
         """Run everything once more; returns when the compute stream has joined all collectives."""
         forbid("a replay")
         timeline = clock.current()
-        groups: list[list[Call]] = []
+        groups: list[list[IssuedCall]] = []
         for node in self._nodes:
             if isinstance(node, _Group):
                 groups.append(node.issue())

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.emulated.host.calls import Call, Finish, Task
+from zerotune.agent.nccl.emulated.host.calls import Finish, IssuedCall, Task
 from zerotune.agent.nccl.emulated.torch_backend import capture
 from zerotune.agent.nccl.emulated.torch_backend.reduction import Operator, reduce_into
 
@@ -21,7 +21,7 @@ BARRIER: Final = Task(None, 4, 1, None)
 def all_reduce(tensor: torch.Tensor, op: Operator) -> Task:
     """Reduce `tensor` in place."""
 
-    def finish(call: Call, piece: int) -> None:
+    def finish(call: IssuedCall, piece: int) -> None:
         reduce_into(tensor, call.rendezvous, call.index, piece, op)
 
     return Task(_contiguous(tensor), _bytes(tensor), tensor.numel(), finish, tensor)
@@ -32,7 +32,7 @@ def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor |
     is_root = rank == root
     sent = _contiguous(output if source is None else source) if is_root else None
 
-    def finish(call: Call, piece: int) -> None:
+    def finish(call: IssuedCall, piece: int) -> None:
         if not is_root or source is not None:
             _fill(call, root, piece, output)
 
@@ -44,7 +44,7 @@ def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: tor
     """Reduce `source` into the root's `output`, or in place where there is none."""
     target = source if output is None else output
 
-    def finish(call: Call, piece: int) -> None:
+    def finish(call: IssuedCall, piece: int) -> None:
         if rank == root:
             reduce_into(target, call.rendezvous, call.index, piece, op)
 
@@ -57,7 +57,7 @@ def all_gather(output: torch.Tensor, source: torch.Tensor, n_ranks: int) -> Task
     if _bytes(output) != shard_bytes * n_ranks:
         raise ValueError(f"output holds {_bytes(output)} bytes, not {n_ranks} times {shard_bytes}")
 
-    def finish(call: Call, piece: int) -> None:
+    def finish(call: IssuedCall, piece: int) -> None:
         if output.is_contiguous():
             call.rendezvous.gather(call.index, piece, output, shard_bytes)
         else:
@@ -80,7 +80,7 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, op: Operator, ran
     if source.numel() != n_elements * n_ranks:
         raise ValueError(f"input holds {source.numel()} elements, not {n_ranks} times {n_elements}")
 
-    def finish(call: Call, piece: int) -> None:
+    def finish(call: IssuedCall, piece: int) -> None:
         reduce_into(output, call.rendezvous, call.index, piece, op, rank * n_elements)
 
     return Task(_contiguous(source), _bytes(source), n_elements, finish, output)
@@ -96,7 +96,7 @@ def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int,
     capture.forbid("scatter")
     sent = None if sources is None else torch.cat([part.detach().reshape(-1) for part in sources])
 
-    def finish(call: Call, piece: int) -> None:
+    def finish(call: IssuedCall, piece: int) -> None:
         _fill(call, root, piece, output, rank * _bytes(output))
 
     return Task(sent, _bytes(output) * n_ranks, output.numel(), finish, output)
@@ -105,7 +105,7 @@ def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int,
 def all_to_all(outputs: Tensors, sources: Tensors, rank: int) -> list[Task]:
     """Fill `outputs[i]` with rank i's `sources[rank]`: one task per destination."""
 
-    def finish(call: Call, first_piece: int) -> None:
+    def finish(call: IssuedCall, first_piece: int) -> None:
         for peer, output in enumerate(outputs):
             _fill(call, peer, first_piece + rank, output)
 
@@ -127,14 +127,14 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fill_each(outputs: Tensors) -> Finish:
-    def finish(call: Call, piece: int) -> None:
+    def finish(call: IssuedCall, piece: int) -> None:
         for rank, output in enumerate(outputs):
             _fill(call, rank, piece, output)
 
     return finish
 
 
-def _fill(call: Call, rank: int, piece: int, output: torch.Tensor, offset_bytes: int = 0) -> None:
+def _fill(call: IssuedCall, rank: int, piece: int, output: torch.Tensor, offset_bytes: int = 0) -> None:
     if output.is_contiguous():
         call.rendezvous.copy(call.index, rank, piece, output, offset_bytes)
         return

@@ -13,7 +13,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.emulated.host.calls import Call
+from zerotune.agent.nccl.emulated.host.calls import IssuedCall
 
 _NO_TIMEOUT = timedelta(0)
 LAST_WORKS_S = 1.0
@@ -23,7 +23,7 @@ LAST_WORKS_S = 1.0
 class EmulatedWork(Work):
     """One or more issued calls and the tensors they fill."""
 
-    def __init__(self, calls: Sequence[Call], outputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, calls: Sequence[IssuedCall], outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._calls = calls
         self._outputs = outputs

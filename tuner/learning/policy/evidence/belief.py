@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 
-class Belief:
+class KalmanFilter:
     """Means and covariance of quantities by place, in the order in which they were added; independent at first."""
 
     def __init__(self) -> None:

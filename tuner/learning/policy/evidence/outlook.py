@@ -20,7 +20,7 @@ from zerotune.tuner.learning.policy.evidence.posterior import (
     Guess,
     Kinship,
     Known,
-    Settings,
+    SettingPoints,
     condition,
     condition_gains,
     kinship_of,
@@ -74,7 +74,7 @@ class Outlook:
         known = places.near(state, states, self.fields, evidence)
         collective = np.full(len(table), int(state.key.collective))
         guess = np.where(usable, guess + places.level(state), 0.0)
-        lie = Settings.of_table(table, collective, np.full(len(table), state.index))
+        lie = SettingPoints.of_table(table, collective, np.full(len(table), state.index))
         return usable, (Guess(lie, guess, std), known, self._kinship(places, state))
 
     def kin(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> set[Candidate]:

@@ -16,7 +16,7 @@ from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.field import FieldBook
 from zerotune.tuner.learning.policy.evidence.options_field import N_COLUMNS, Field
-from zerotune.tuner.learning.policy.evidence.posterior import MAX_POINTS, Kinship, Known, Settings
+from zerotune.tuner.learning.policy.evidence.posterior import MAX_POINTS, Kinship, Known, SettingPoints
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats, Ints
 
@@ -187,7 +187,7 @@ class Places:
         known = np.isfinite(log_us) & np.isfinite(rows[:, 4])
         if not known.all():
             at, rows, log_us, variance = at[known], rows[known], log_us[known], variance[known]
-        lie = Settings.of_table(rows, self._collective[at], self._owner[at])
+        lie = SettingPoints.of_table(rows, self._collective[at], self._owner[at])
         return Known(lie, rows[:, 5], log_us - rows[:, 4], variance)
 
     def _with_rows(self, chosen: Ints, states: list[KeyState], fields: FieldBook) -> Ints:

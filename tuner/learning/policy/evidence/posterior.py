@@ -43,7 +43,7 @@ bandwidth part may be off further: what is wrong at one count is wrong at all lo
 MAX_POINTS: Final = 48
 
 
-class Settings(NamedTuple):
+class SettingPoints(NamedTuple):
     """Where settings lie: arrays of one length."""
 
     log2_bytes: Floats
@@ -56,20 +56,20 @@ class Settings(NamedTuple):
     octaves_fewer: Floats
 
     @classmethod
-    def of_table(cls, table: Floats, collective: Ints, key: Ints) -> Settings:
+    def of_table(cls, table: Floats, collective: Ints, key: Ints) -> SettingPoints:
         """From rows as in `Field.table`."""
         cells = table[:, 2:4].astype(np.int64)
         return cls(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], collective, key, table[:, 6], table[:, 7])
 
-    def first(self) -> Settings:
+    def first(self) -> SettingPoints:
         """The first one alone."""
-        return Settings._make(column[:1] for column in self)
+        return SettingPoints._make(column[:1] for column in self)
 
 
 class Guess(NamedTuple):
     """Starting guesses of log durations: where they lie, their means and standard deviations."""
 
-    place: Settings
+    place: SettingPoints
     mean: Floats
     std: Floats
 
@@ -77,7 +77,7 @@ class Guess(NamedTuple):
 class Known(NamedTuple):
     """What was measured: where, and against which guesses."""
 
-    place: Settings
+    place: SettingPoints
     std: Floats
     """Of the guess."""
     residual: Floats
@@ -130,7 +130,7 @@ def kinship_of(known: Known, start: Kinship) -> Kinship:
     return best
 
 
-def covariance(first: Settings, second: Settings, kinship: Kinship) -> Floats:
+def covariance(first: SettingPoints, second: SettingPoints, kinship: Kinship) -> Floats:
     """Covariance of the starting guesses' errors, in units of their spreads; shape [len(first), len(second)]."""
 
     def differences(name: str) -> Floats:
@@ -163,7 +163,7 @@ def covariance(first: Settings, second: Settings, kinship: Kinship) -> Floats:
     return own
 
 
-def variance_of(settings: Settings) -> Floats:
+def variance_of(settings: SettingPoints) -> Floats:
     """The diagonal of `covariance`."""
     share = settings.transfer_share
     line = SHARE_LINE * (share**2 + (1.0 - share) ** 2) + 1.0 - SHARE_LINE

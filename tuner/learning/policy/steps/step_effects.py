@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.tuner.learning.policy.evidence.belief import Belief
+from zerotune.tuner.learning.policy.evidence.belief import KalmanFilter
 
 OF_ALL: Final = 0.25
 """By how much trying anything anywhere may slow steps down, in noise scales, before any step has spoken, ..."""
@@ -49,7 +49,7 @@ class StepEffects:
     """Effects (log, positive = slower) on steps by name: 0 and above for settings, below 0 for what they share."""
 
     def __init__(self) -> None:
-        self._belief = Belief()
+        self._belief = KalmanFilter()
         """The level of log step times, then the effects."""
         self._belief.add(1.0)
         self._places: dict[int, int] = {}

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.tuner.learning.policy.evidence.belief import Belief
+from zerotune.tuner.learning.policy.evidence.belief import KalmanFilter
 from zerotune.tuner.learning.policy.trials.trial import expected_gain
 
 SIDE_EFFECT: Final = 0.1
@@ -41,7 +41,7 @@ class StepGains:
 
     def __init__(self, noise: float = NOISE) -> None:
         self._places: dict[str, int] = {}
-        self._belief = Belief()
+        self._belief = KalmanFilter()
         """The level of log step times, then the groups' side effects."""
         self._belief.add(1.0)
         self._n_steps = 0

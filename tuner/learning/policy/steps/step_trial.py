@@ -81,7 +81,7 @@ class Variant(NamedTuple):
         return sum(change.extra_us for change in self.by_group.values())
 
 
-class Outcome(NamedTuple):
+class VariantResult(NamedTuple):
     """A variant's end: `gain` is by how much (log) steps were faster with it, `doubt` its standard deviation."""
 
     variant: Variant
@@ -159,7 +159,7 @@ class StepTrials:
         else:
             self._alpha = ALPHA
 
-    def step(self, duration_us: float, *, is_on: bool) -> tuple[float, Outcome | None]:
+    def step(self, duration_us: float, *, is_on: bool) -> tuple[float, VariantResult | None]:
         """One step of the variant or of the plan itself: (extra cost in us, the verdict if there is one)."""
         if self.variant is None or not duration_us > 0:
             return 0.0, None
@@ -202,7 +202,7 @@ class StepTrials:
         if self._off:
             self._usual_us = math.exp(median(self._off))
 
-    def _verdict(self) -> Outcome | None:
+    def _verdict(self) -> VariantResult | None:
         n_on, n_off = len(self._on), len(self._off)
         if self.variant is None or min(n_on, n_off) < 2:
             return None
@@ -212,9 +212,9 @@ class StepTrials:
         gain = float(off.mean() - on.mean())
         doubt = sigma * math.sqrt(1.0 / n_on + 1.0 / n_off)
         if gain - radius(n_on, n_off, sigma, self._alpha) > 0 and gain > MIN_STEP_GAIN:
-            return Outcome(self.variant, True, gain, doubt)
+            return VariantResult(self.variant, True, gain, doubt)
         if gain + 1.3 * doubt < MIN_STEP_GAIN or min(n_on, n_off) >= MAX_UNITS:
-            return Outcome(self.variant, False, gain, doubt)
+            return VariantResult(self.variant, False, gain, doubt)
         return None
 
 

@@ -250,13 +250,13 @@ class Variants:
             groups.setdefault(step_trial.group_of(state), []).append(state)
         return {name: self._savings.running_us(members, evidence) / self._step_us for name, members in groups.items()}
 
-    def _learn_cost(self, outcome: step_trial.Outcome, states: list[KeyState], evidence: Evidence) -> None:
+    def _learn_cost(self, outcome: step_trial.VariantResult, states: list[KeyState], evidence: Evidence) -> None:
         """Let a trial's steps say what such changes cost training."""
         changes = _of_step(self._costs.measured(outcome.variant, states, evidence), self._step_us)
         if changes:
             self._training_cost.learn(changes, self._policy.price.exposed_share, outcome.gain, outcome.doubt)
 
-    def _adopt(self, outcome: step_trial.Outcome, states: list[KeyState]) -> None:
+    def _adopt(self, outcome: step_trial.VariantResult, states: list[KeyState]) -> None:
         """Steps were faster with the variant: its settings become the incumbents."""
         saved = 100.0 * (1.0 - math.exp(-outcome.gain))
         reason = f"steps are {saved:.1f} % faster with {outcome.variant.name}"
@@ -279,7 +279,7 @@ class Variants:
             self._report(Event(state, candidate, kind, reason))
 
 
-def compared(variant: Variant, outcome: step_trial.Outcome | None, spent_us: float) -> str:
+def compared(variant: Variant, outcome: step_trial.VariantResult | None, spent_us: float) -> str:
     """How the trial of a variant ended, in words."""
     if outcome is None:
         verdict = "given up without a verdict: it cost more than was expected"

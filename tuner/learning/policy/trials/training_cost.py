@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.tuner.learning.policy.evidence.belief import Belief
+from zerotune.tuner.learning.policy.evidence.belief import KalmanFilter
 
 SHARED_TOLL: Final = 0.007
 """How much (log) one channel may slow computation down, before any step has spoken: 16 of them about a ninth."""
@@ -42,7 +42,7 @@ class TrainingCost:
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        self._belief = Belief()
+        self._belief = KalmanFilter()
         """The toll of all groups, then of each group its exposure and its toll, as they differ from that of all."""
         self._belief.add(SHARED_TOLL**2)
 

@@ -38,7 +38,7 @@ class Op(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class TimelineCall:
     """One collective of the step."""
 
     shape: Shape
@@ -55,7 +55,7 @@ class Call:
 class Program:
     """A step: its collectives, and the order of everything."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[TimelineCall, ...]
     ops: tuple[Op, ...]
     slowdown: Slowdown | None = None
     """Factor >= 1 on computation while so many channels are held; None = not known, none."""

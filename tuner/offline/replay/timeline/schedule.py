@@ -22,9 +22,9 @@ from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from zerotune.store.records import Collective, Phase
-from zerotune.tuner.offline.replay.evidence import error_of_median
+from zerotune.tuner.offline.replay.estimates import error_of_median
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import Call, Op, OpKind, Program, Slowdown, run, undisturbed
+from zerotune.tuner.offline.replay.timeline.program import Op, OpKind, Program, Slowdown, TimelineCall, run, undisturbed
 
 Floats = NDArray[np.float64]
 Kind = tuple[Collective, Phase]
@@ -76,7 +76,7 @@ class StepModel:
 class _Steps:
     """Consecutive like steps: starts and durations [n_steps, n_calls], and per step its length and exposure."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[TimelineCall, ...]
     kinds: tuple[Kind, ...]
     starts_us: Floats
     durations_us: Floats
@@ -191,7 +191,7 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
     example = rows[pieces[0]]
     streams = {comm: stream for stream, comm in enumerate(dict.fromkeys(example["comm_id"].tolist()))}
     calls = tuple(
-        Call(
+        TimelineCall(
             Shape(
                 int(row["n_ranks"]),
                 int(row["n_nodes"]),

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict
-from zerotune.tuner.offline.replay.evidence import NORMAL_95
+from zerotune.tuner.offline.replay.estimates import NORMAL_95
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 from zerotune.tuner.offline.replay.timeline.program import Program, Slowdown, StepTime, steady_step
 from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer

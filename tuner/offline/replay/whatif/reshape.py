@@ -18,7 +18,7 @@ import numpy as np
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, Phase
 from zerotune.tuner.offline.replay.table import Shape
-from zerotune.tuner.offline.replay.timeline.program import Call, Op, OpKind, Program
+from zerotune.tuner.offline.replay.timeline.program import Op, OpKind, Program, TimelineCall
 
 GATHERS: Final = (Phase.forward_gather, Phase.backward_gather)
 ALIKE: Final = 0.01
@@ -32,7 +32,7 @@ class _Event:
     """An issue or a wait at a position; `call` is shared by the two."""
 
     position_us: float
-    call: Call
+    call: TimelineCall
     is_wait: bool
 
 
@@ -58,13 +58,13 @@ class _Step:
     def issues(self, wanted: Callable[[Shape], bool]) -> list[_Event]:
         return [event for event in self.events if not event.is_wait and wanted(event.call.shape)]
 
-    def waits_of(self, call: Call) -> list[_Event]:
+    def waits_of(self, call: TimelineCall) -> list[_Event]:
         return [event for event in self.events if event.is_wait and event.call is call]
 
     def drop(self, wanted: Callable[[Shape], bool]) -> None:
         self.events = [event for event in self.events if not wanted(event.call.shape)]
 
-    def add(self, issue_us: float, wait_us: float, call: Call) -> None:
+    def add(self, issue_us: float, wait_us: float, call: TimelineCall) -> None:
         """Issue `call` behind what stands at its position, and wait for it ahead of what stands there."""
         at = self._index(issue_us, bisect_right)
         self.events.insert(at, _Event(issue_us, call, is_wait=False))
@@ -77,7 +77,7 @@ class _Step:
     def program(self, slowdown: Callable[[int], float] | None) -> Program:
         ordered = sorted(self.events, key=lambda event: event.position_us)
         numbers: dict[int, int] = {}
-        calls: list[Call] = []
+        calls: list[TimelineCall] = []
         for event in ordered:
             if not event.is_wait:
                 numbers[id(event.call)] = len(calls)
@@ -102,7 +102,7 @@ def _is_post_step_gather(shape: Shape) -> bool:
     return shape.phase is Phase.post_step_gather
 
 
-def _new_call(origin: Call, shape: Shape) -> Call:
+def _new_call(origin: TimelineCall, shape: Shape) -> TimelineCall:
     """A collective that the trace does not have; `logged_us` is not known and filled in by its cost."""
     return replace(origin, shape=shape, logged_us=0.0, launch_us=0.0, logged_channels=0)
 
@@ -111,7 +111,7 @@ def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
     """The same model on `n_ranks`: communicators of all ranks grow, total bytes stay, so shards shrink."""
     world = max(call.shape.n_ranks for call in program.calls)
 
-    def changed(call: Call) -> Call:
+    def changed(call: TimelineCall) -> TimelineCall:
         if call.shape.n_ranks != world:
             return call
         return _new_call(call, replace(call.shape, n_ranks=n_ranks, n_nodes=n_nodes))
@@ -241,7 +241,7 @@ def with_stage(program: Program, stage: int) -> Program:
     return step.program(program.slowdown)
 
 
-def _add_unit_gathers(step: _Step, units: Sequence[Call], backward_us: float, end_us: float) -> None:
+def _add_unit_gathers(step: _Step, units: Sequence[TimelineCall], backward_us: float, end_us: float) -> None:
     """Each unit's gather is issued when its predecessor begins to compute and waited for when it begins itself.
 
     The unit that ends the forward pass begins the backward pass: it is still there.

@@ -22,11 +22,11 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, PlanRow
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay.engine import PolicyTotal, judge
-from zerotune.tuner.offline.replay.evidence import Evidence, Prediction, Predictor
+from zerotune.tuner.offline.replay.estimates import CostEstimates, Prediction, Predictor
 from zerotune.tuner.offline.replay.legality import fits, without_refused
 from zerotune.tuner.offline.replay.policies import Context, Policy
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import Call, Program, steady_step
+from zerotune.tuner.offline.replay.timeline.program import Program, TimelineCall, steady_step
 from zerotune.tuner.offline.replay.timeline.schedule import StepModel
 from zerotune.tuner.offline.replay.timeline.steps import (
     StepEstimate,
@@ -52,7 +52,7 @@ STAGE_DOUBT: Final = 0.3
 
 
 @dataclass(frozen=True)
-class Change:
+class JobChange:
     """What is asked; None leaves it as it was logged."""
 
     n_ranks: int | None = None
@@ -69,7 +69,7 @@ class Change:
     @property
     def is_none(self) -> bool:
         """True when nothing is asked."""
-        return self == Change()
+        return self == JobChange()
 
     def __str__(self) -> str:
         words = [
@@ -111,7 +111,7 @@ class Logged:
 
 
 def what_if(
-    change: Change,
+    change: JobChange,
     logged: Logged,
     policies: Mapping[str, Policy],
     context: Context,
@@ -138,24 +138,26 @@ def what_if(
         fabric = fabric.with_nodes(_n_nodes(program, fabric))
     learned = World() if beyond else world
     costs = None if fabric is None else CostPrior(fabric.describe(), fabric)
-    if costs is not None and fabric is not None and not context.evidence.sums:
+    if costs is not None and fabric is not None and not context.estimates.sums:
         without_refused(costs, fabric, {call.shape for call in program.calls})
     if elsewhere:
         assumptions.append("computation takes as long as it was logged")
         assumptions.append("the trace's own measurements are of another fabric: they are not used")
         predict = _predictor(learned, costs, fabric)
-        evidence = Evidence(_EMPTY, (), np.empty(0, np.int64), world.statistics, predict, sums=context.evidence.sums)
+        estimates = CostEstimates(
+            _EMPTY, (), np.empty(0, np.int64), world.statistics, predict, sums=context.estimates.sums
+        )
     elif program == before:
         assumptions = ["the job is so already: nothing changes"]
-        evidence = context.evidence
+        estimates = context.estimates
     else:
-        scale = _calibration(before, program, context.evidence)
-        evidence = context.evidence.with_predictor(_predictor(learned, costs, fabric, scale))
+        scale = _calibration(before, program, context.estimates)
+        estimates = context.estimates.with_predictor(_predictor(learned, costs, fabric, scale))
     n_calls = Counter(call.shape for call in program.calls)
     facts = logged.facts
     counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
     asked = Context(
-        evidence,
+        estimates,
         learned.knowledge,
         costs,
         plan,
@@ -168,7 +170,7 @@ def what_if(
     return _judged(change, logged, program, policies, asked, assumptions)
 
 
-def _reshaped(change: Change, program: Program, fabric: Fabric | None, elsewhere: bool) -> tuple[Program, list[str]]:
+def _reshaped(change: JobChange, program: Program, fabric: Fabric | None, elsewhere: bool) -> tuple[Program, list[str]]:
     assumptions = ["compute gaps and their order stay"]
     before = program
     if change.stage is not None and (program := with_stage(program, change.stage)) is not before:
@@ -203,14 +205,14 @@ class _Scale(NamedTuple):
     """None: the model's own doubt stands."""
 
 
-def _calibration(before: Program, after: Program, evidence: Evidence) -> dict[Shape, _Scale]:
+def _calibration(before: Program, after: Program, estimates: CostEstimates) -> dict[Shape, _Scale]:
     """Of the changed step's shapes, from the same collective in the trace, between its sizes.
 
     On communicators that the trace has measured, the model is asked for the difference between sizes only.
     """
     known: dict[Collective, dict[float, float]] = {}
     for shape in {call.shape for call in before.calls}:
-        measured, predicted = evidence.estimate(shape, BASELINE), evidence.predicted(shape, BASELINE)
+        measured, predicted = estimates.estimate(shape, BASELINE), estimates.predicted(shape, BASELINE)
         if measured is not None and predicted is not None:
             ratio = math.log(measured.cost_us / predicted[0])
             known.setdefault(shape.collective, {})[math.log(shape.message_bytes)] = ratio
@@ -282,7 +284,7 @@ def model_predictor(world: World, costs: CostPrior, fabric: Fabric) -> Predictor
 
 
 def _judged(
-    change: Change,
+    change: JobChange,
     logged: Logged,
     program: Program,
     policies: Mapping[str, Policy],
@@ -293,7 +295,7 @@ def _judged(
     doubt = STAGE_DOUBT if is_other_stage else 0.0
     n_calls = Counter(call.shape for call in program.calls)
     shapes = list(n_calls)
-    baseline = {shape: context.evidence.estimate(shape, BASELINE) for shape in shapes}
+    baseline = {shape: context.estimates.estimate(shape, BASELINE) for shape in shapes}
     weights = [n_calls[shape] * (found.cost_us if found else 0.0) for shape, found in baseline.items()]
     totals, verdicts = judge(shapes, [n_calls[shape] for shape in shapes], weights, dict(policies), context)
     channels = {shape: _channels_like(shape, logged.default_channels) for shape in shapes}
@@ -339,7 +341,7 @@ def _priced(
     usual_us = usual_durations(replace(program, calls=tuple(call for call in program.calls if call.logged_us > 0)))
     us_per_byte = before.communication_us / sum(call.shape.message_bytes for call in before.calls)
 
-    def priced(call: Call) -> Call:
+    def priced(call: TimelineCall) -> TimelineCall:
         place = call.logged_us / usual_us[call.shape] if call.logged_us > 0 else 1.0
         cost_us = costs_us.get(call.shape, us_per_byte * call.shape.message_bytes)
         return replace(call, logged_us=place * cost_us, logged_channels=channels[call.shape])

@@ -102,7 +102,7 @@ _Kind = tuple[CommunicatorClass, Collective, tuple[Algorithm | None, Protocol | 
 Predictor = Callable[[Shape, Candidate], Prediction | None]
 
 
-class Evidence:
+class CostEstimates:
     """Estimates by shape and candidate, from a trace, the store's statistics and a predictor."""
 
     def __init__(
@@ -153,7 +153,7 @@ class Evidence:
         """The model's figure alone."""
         return None if self._predictor is None else self._predictor(shape, candidate)
 
-    def with_predictor(self, predictor: Predictor | None) -> Evidence:
+    def with_predictor(self, predictor: Predictor | None) -> CostEstimates:
         """The same measurements beside another model."""
         other = copy.copy(self)
         other._predictor, other._known = predictor, {}
