@@ -366,7 +366,7 @@ def _between(ranks, graphs):
 
 def _interleaved(rank, sizes, between):
     for n_bytes in sizes:
-        yield grouping._runs(rank, [deferred(GATHER, n_bytes, SUM, rank.rank)])[0]
+        yield grouping._fuse_group(rank, [deferred(GATHER, n_bytes, SUM, rank.rank)])[0]
         between()
 
 
