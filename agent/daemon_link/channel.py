@@ -49,7 +49,8 @@ class Channel:
         hello: builds the greeting, or None while it cannot yet; called on the channel's thread.
         outbox: asked at each tick for what is to be sent.
         on_message: called on the channel's thread with each message of the daemon.
-        on_alive: called with True when a daemon answers, with False when it has gone silent.
+        on_alive: called with True when a daemon answers, with False when it has gone silent or this thread has
+            failed; not where it is closed.
     """
 
     def __init__(
@@ -104,8 +105,8 @@ class Channel:
             self._loop(socket)
         except Exception:
             logger.exception("the agent's channel stopped; training goes on untuned")
-        finally:
             self._set_alive(False)
+        finally:
             socket.close()
             context.term()
 

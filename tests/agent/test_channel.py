@@ -88,6 +88,7 @@ def test_greets_sends_receives_and_says_goodbye(endpoint, channel):
     line.close(wire.Goodbye("job", 0))
     assert daemon.receive(wire.Goodbye)[1] == wire.Goodbye("job", 0)
     daemon.close()
+    assert alive.is_set(), "who says goodbye has not lost the daemon"
 
 
 def test_without_a_daemon_nothing_waits_and_everything_is_counted(channel):
