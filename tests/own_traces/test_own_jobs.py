@@ -76,6 +76,23 @@ def test_of_several_jobs_one_is_named(folder: Path):
     assert (code, json.loads(shown)["n_calls"]) == (0, N_CALLS)
 
 
+def test_several_files_are_one_job_or_several(tmp_path: Path, folder: Path):
+    """Rank files of one job belong together; several jobs come one after the other."""
+    files = sorted(folder.iterdir())
+    other = log(tmp_path / "elsewhere", 1, 20, job_id="job-2")
+    kineto = Path(__file__).parents[1] / "data" / "kineto"
+    for words, jobs in (
+        (files, ["job-1"]),
+        ([*files, other, kineto], ["job-1", "job-2", ""]),
+        ([folder, other.parent, "--job", "job-2"], ["job-2"]),
+        ([*files, "--rank", "1"], ["job-1"]),
+    ):
+        code, shown = run("stage", "test", *words, "--json")
+        assert (code, [one["job"] for one in json.loads(shown)]) == (0, jobs)
+        assert run("stage", "test", *words)[0] == 0
+    assert json.loads(shown)[0]["trace"] == str(files[1])
+
+
 def test_a_restarted_job_is_replayed_by_its_longest_start(folder: Path):
     """Each start counts its collectives anew, in communicators of the same ids."""
     for rank in range(2):

@@ -17,17 +17,22 @@ from zerotune.tuner.fingerprint.encoding import weights
 from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
 from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.labels import Shown
-from zerotune.tuner.traces.own.jobs import RankFile, one_start
+from zerotune.tuner.traces.own.jobs import OneStart, job_ids, one_start
 from zerotune.tuner.traces.own.reader import trace_files
 from zerotune.tuner.traces.records import Block
 
 GOOD = "good"
+OWN_FORMAT = "zerotune"
 
 
 @dataclass(frozen=True)
 class Recognition:
     """What a trace showed: (calls so far, what was shown from there on), and the end."""
 
+    trace: str
+    """The file or folder that was read."""
+    job_id: str
+    """Whose trace it is; empty where the format does not tell."""
     changes: tuple[tuple[int, Shown], ...]
     n_calls: int
     period: int
@@ -136,22 +141,44 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reco
     from zerotune.tuner.traces.trace import read_trace
 
     trace = read_trace(path)
-    if trace.format_name == "zerotune":
-        file = _of_rank(one_start(trace_files(path), job_id).files, rank, path)
-        return _followed(read_trace(file).blocks())
+    if trace.format_name == OWN_FORMAT:
+        return _of_start(one_start(trace_files(path), job_id), rank, str(path))
     if job_id is not None:
         raise UserError(f"--job {job_id}: {trace.title} does not tell jobs apart", "leave it out")
-    return _followed(_only(trace.blocks(), rank, path))
+    return _followed(_only(trace.blocks(), rank, path), trace=str(path))
 
 
-def _of_rank(files: Sequence[RankFile], rank: int | None, path: Path) -> Path:
-    """The file of that rank of the job; records tell a rank's number in a communicator only."""
-    ranks = {file.header.rank: file.path for file in files}
-    if rank is None:
-        return files[0].path
-    if rank not in ranks:
-        raise _no_rank(path, rank, ranks)
-    return ranks[rank]
+def read_several(paths: Sequence[Path], rank: int | None = None, job_id: str | None = None) -> list[Recognition]:
+    """Follow one rank of each job that `paths` are of, job after job.
+
+    Our own files of one job belong together, whichever path they come from. Other formats do not tell jobs apart: each
+    of their paths stands for itself.
+
+    Raises:
+        TraceError: a path is no trace.
+        UserError: one of them has nothing of that rank or job.
+    """
+    from zerotune.tuner.traces.trace import read_trace
+
+    if len(paths) == 1:
+        return [read(paths[0], rank, job_id)]
+    formats = [read_trace(path).format_name for path in paths]
+    own = [file for path, name in zip(paths, formats, strict=True) if name == OWN_FORMAT for file in trace_files(path)]
+    others = [path for path, name in zip(paths, formats, strict=True) if name != OWN_FORMAT]
+    jobs: Sequence[str | None] = [job_id] if job_id is not None else job_ids(own) or [None]
+    readings = [_of_start(one_start(own, one), rank, f"job {one}") for one in jobs if own]
+    return [*readings, *(read(path, rank, job_id) for path in others)]
+
+
+def _of_start(start: OneStart, rank: int | None, where: str) -> Recognition:
+    """The reading of that rank of the job; records tell a rank's number in a communicator only."""
+    from zerotune.tuner.traces.trace import read_trace
+
+    files = {file.header.rank: file for file in start.files}
+    if rank is not None and rank not in files:
+        raise _no_rank(where, rank, files)
+    chosen = start.files[0] if rank is None else files[rank]
+    return _followed(read_trace(chosen.path).blocks(), trace=str(chosen.path), job_id=chosen.header.job_id)
 
 
 def _only(blocks: Iterator[Block], rank: int | None, path: Path) -> Iterator[Block]:
@@ -162,14 +189,14 @@ def _only(blocks: Iterator[Block], rank: int | None, path: Path) -> Iterator[Blo
         ranks |= set(np.unique(block["rank"]).tolist())
         yield block[block["rank"] == rank]
     if rank is not None and rank not in ranks:
-        raise _no_rank(path, rank, ranks)
+        raise _no_rank(str(path), rank, ranks)
 
 
-def _no_rank(path: Path, rank: int, known: Iterable[int]) -> UserError:
-    return UserError(f"{path} holds nothing of rank {rank}", f"use one of {', '.join(map(str, sorted(known)))}")
+def _no_rank(where: str, rank: int, known: Iterable[int]) -> UserError:
+    return UserError(f"{where} holds nothing of rank {rank}", f"use one of {', '.join(map(str, sorted(known)))}")
 
 
-def _followed(blocks: Iterator[Block]) -> Recognition:
+def _followed(blocks: Iterator[Block], trace: str, job_id: str = "") -> Recognition:
     fingerprint = StageFingerprint()
     changes: list[tuple[int, Shown]] = []
     for mine in blocks:
@@ -179,4 +206,5 @@ def _followed(blocks: Iterator[Block]) -> Recognition:
             part["flags"] = np.where(part["start_ns"] > 0, part["flags"] | FLAG_TIMED, part["flags"])
             if fingerprint.add_records(part):
                 changes.append((fingerprint.n_calls, fingerprint.shown))
-    return Recognition(tuple(changes), fingerprint.n_calls, fingerprint.calls_per_step, fingerprint.shown)
+    shown, period = fingerprint.shown, fingerprint.calls_per_step
+    return Recognition(trace, job_id, tuple(changes), fingerprint.n_calls, period, shown)

@@ -13,6 +13,7 @@ from zerotune.tuner.cli.paths import store_path
 
 if TYPE_CHECKING:
     from zerotune.tuner.fingerprint.labels import Shown
+    from zerotune.tuner.offline.stage_command import Recognition
 
 stage = typer.Typer(
     help="""The stage fingerprint: train it, show its weights, test it on a trace.
@@ -72,30 +73,50 @@ def show(store: StorePath = None, as_json: AsJson = False) -> None:
 
 @stage.command(name="test")
 def try_trace(
-    trace: Annotated[Path, typer.Argument(help="A trace of any known format: a file, or a folder of its ranks.")],
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Traces of any known format: files, or folders of rank files. Several jobs are read one after another."
+        ),
+    ],
     rank: Annotated[int | None, typer.Option(help="Whose sequence is read; default: the first rank in it.")] = None,
     job: JobOfTrace = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what kind of training a trace shows, and when that was known.
 
+    With several traces, --json prints a list.
+
     Example: zerotune stage test traces/job.rank00000.zttrace
     """
     from zerotune.tuner.offline import stage_command
 
-    if not trace.exists():
-        raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
-    result = stage_command.read(trace, rank, job)
+    for trace in traces:
+        if not trace.exists():
+            raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
+    readings = stage_command.read_several(traces, rank, job)
     if as_json:
-        changes = [{"n_calls": n_calls, **_fields(shown)} for n_calls, shown in result.changes]
-        print_json(
-            {"n_calls": result.n_calls, "calls_per_step": result.period, **_fields(result.shown), "changes": changes}
-        )
+        documents = [_document(one) for one in readings]
+        print_json(documents if len(traces) > 1 else documents[0])
         return
     out = console()
-    for n_calls, shown in result.changes:
-        out.print(f"after {n_calls:,} calls: {shown}")
-    out.print(f"{result.n_calls:,} calls, {result.period:,} per step: {result.shown}")
+    for one in readings:
+        if len(traces) > 1:
+            out.print(f"{one.trace}{f', job {one.job_id}' if one.job_id else ''}:", markup=False, soft_wrap=True)
+        for n_calls, shown in one.changes:
+            out.print(f"after {n_calls:,} calls: {shown}")
+        out.print(f"{one.n_calls:,} calls, {one.period:,} per step: {one.shown}")
+
+
+def _document(one: Recognition) -> dict[str, object]:
+    return {
+        "trace": one.trace,
+        "job": one.job_id,
+        "n_calls": one.n_calls,
+        "calls_per_step": one.period,
+        **_fields(one.shown),
+        "changes": [{"n_calls": n_calls, **_fields(shown)} for n_calls, shown in one.changes],
+    }
 
 
 def _fields(shown: Shown) -> dict[str, str | bool | None]:

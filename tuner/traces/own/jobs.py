@@ -44,6 +44,15 @@ def read_header(path: Path) -> TraceHeader:
     return header
 
 
+def job_ids(paths: Iterable[Path]) -> list[str]:
+    """Of which jobs the files are, in their order; files whose headers cannot be read tell nothing."""
+    found: dict[str, None] = {}
+    for path in paths:
+        with contextlib.suppress(TraceError):
+            found[read_header(path).job_id] = None
+    return list(found)
+
+
 def starts_of_jobs(files: Iterable[RankFile], copied: Callable[[Path, Path], None]) -> dict[str, list[list[RankFile]]]:
     """By job id, the files of each of its starts in the order of time, by rank.
 
