@@ -18,6 +18,7 @@ from pathlib import Path
 from zerotune.agent import settings
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl import library, memory, pinning
+from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
 from zerotune.agent.nccl.emulation_settings import EmulationSettings
 from zerotune.store.errors import PlanError, PluginError, UserError
 from zerotune.store.plan_file import read_plan
@@ -138,7 +139,7 @@ def environment(request: LaunchRequest) -> dict[str, str]:
             env.pop(name, None)
         else:
             env[name] = str(value)
-    if request.agent_on and (path := library.plugin_path()) is not None:
+    if request.agent_on and (path := PLUGIN.path()) is not None:
         for name in PLUGINS:
             env.setdefault(name, str(path))
     if request.nccl_memory_mb is not None:
@@ -184,7 +185,7 @@ def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Problem]
     except UserError as error:
         return [Problem(error.problem, error.remedy, fatal=True)]
     try:
-        library.build()  # the emulated NCCL has C code of its own: it needs the compiler
+        EMULATED_NCCL.build()
     except PluginError as error:
         return [Problem(str(error), "the emulated NCCL cannot run without it", fatal=True)]
     return []
@@ -217,7 +218,6 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
 
 def _plugin_problems(request: LaunchRequest) -> list[Problem]:
     try:
-        library.build()
         library.load()
     except PluginError as error:
         return [Problem(str(error), "training runs untuned", fatal=False)]
@@ -226,7 +226,7 @@ def _plugin_problems(request: LaunchRequest) -> list[Problem]:
 
 def _setting_problems(request: LaunchRequest) -> list[Problem]:
     problems = []
-    ours = str(library.plugin_path())
+    ours = str(PLUGIN.path())
     for name in PLUGINS:
         value = request.environment.get(name)
         if value and value != ours:

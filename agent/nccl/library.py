@@ -1,4 +1,4 @@
-"""The plugin as Python sees it: built when need be, loaded once, bound with ctypes.
+"""The plugin as Python sees it: loaded once, bound with ctypes.
 
 NCCL opens the same file (NCCL_TUNER_PLUGIN, NCCL_PROFILER_PLUGIN), and the dynamic loader gives it
 the same instance, so that what is set here is what `getCollInfo` reads.
@@ -7,13 +7,7 @@ the same instance, so that what is set here is what `getCollInfo` reads.
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import itertools
-import os
-import shlex
-import shutil
-import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +17,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl.build_folder import may_hold_builds
+from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.store.errors import PlanError, PluginError
 from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource
 from zerotune.store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 
-LIBRARY_NAME: Final = "libnccl-tuner-zerotune.so"
 LAYOUT_VERSION: Final = 1
 MAX_PLAN_ROWS: Final = 4096
 RING_RECORDS: Final = 65536
@@ -56,9 +49,6 @@ PLAN_ROW_DTYPE: Final = np.dtype(
     ]
 )
 
-_SOURCES: Final = Path(__file__).parent / "plugin"
-_HASH_MARK: Final = b"zerotune-source:"
-_REMEDY: Final = "install gcc or clang (Debian: apt install gcc libc6-dev) or name one in CC"
 _load_lock = threading.Lock()
 _loaded: Plugin | None = None
 
@@ -83,93 +73,6 @@ class _CounterFields(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in Counters.__dataclass_fields__]
 
 
-def _source_files() -> list[Path]:
-    return sorted([*_SOURCES.glob("*.c"), *_SOURCES.glob("*.h"), _SOURCES / "compile_flags.txt"])
-
-
-def _source_hash() -> str:
-    digest = hashlib.sha256()
-    for file in _source_files():
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-def _cache_folder(source_hash: str) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "zerotune" / f"plugin-{source_hash}"
-
-
-def _is_current(library: Path, source_hash: str) -> bool:
-    try:
-        return _HASH_MARK + source_hash.encode() in library.read_bytes()
-    except OSError:
-        return False
-
-
-def plugin_path() -> Path | None:
-    """The library built from exactly these sources: beside them or in the user's cache; None = not built."""
-    source_hash = _source_hash()
-    for folder in (_SOURCES, _cache_folder(source_hash)):
-        if _is_current(folder / LIBRARY_NAME, source_hash):
-            return folder / LIBRARY_NAME
-    return None
-
-
-def build(force: bool = False) -> Path:
-    """Compile the plugin unless a current one is there; returns its path.
-
-    It goes beside its sources, or below `$XDG_CACHE_HOME/zerotune` where that folder is read-only or an
-    installation's.
-    Safe against other processes building at the same time; a library in use is never written to.
-
-    Raises:
-        PluginError: there is no compiler, it failed, or neither folder can be written.
-    """
-    source_hash = _source_hash()
-    if not force and (current := plugin_path()) is not None:
-        return current
-    folder = _SOURCES if may_hold_builds(_SOURCES) else _cache_folder(source_hash)
-    library = folder / LIBRARY_NAME
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f".{LIBRARY_NAME}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if force or not _is_current(library, source_hash):
-                _compile(library, source_hash)
-    except OSError as error:
-        raise PluginError(f"the tuner plugin cannot be written to {folder}: {error}") from error
-    return library
-
-
-def _compiler() -> list[str]:
-    named = shlex.split(os.environ.get("CC", ""))
-    for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
-        if shutil.which(command[0]) is not None:
-            return command
-    found = f"CC names {named[0]}, which is not there" if named else "no C compiler found"
-    raise PluginError(f"the tuner plugin cannot be built: {found}; {_REMEDY}")
-
-
-def _compile(library: Path, source_hash: str) -> None:
-    """Compile to a temporary name and rename, so that no other process sees half a library."""
-    temporary = library.with_name(f".{library.name}.{os.getpid()}")
-    command = [
-        *_compiler(),
-        f"@{_SOURCES / 'compile_flags.txt'}",
-        f'-DZT_SOURCE_HASH="{source_hash}"',
-        *("-shared", "-Wl,-z,nodelete", "-o", str(temporary)),
-        *(str(file) for file in _source_files() if file.suffix == ".c"),
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            detail = (done.stderr.strip() or f"exit status {done.returncode}")[-2000:]
-            raise PluginError(f"the tuner plugin cannot be built: {command[0]} failed: {detail}; {_REMEDY}")
-        temporary.replace(library)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def load() -> Plugin:
     """The plugin of this process, built if need be; the same object each time.
 
@@ -179,7 +82,7 @@ def load() -> Plugin:
     global _loaded
     with _load_lock:
         if _loaded is None:
-            _loaded = Plugin(build())
+            _loaded = Plugin(PLUGIN.build())
         return _loaded
 
 

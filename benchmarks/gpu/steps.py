@@ -74,9 +74,9 @@ def written(context: Context) -> list[list[dict[str, Any]]]:
 
 
 def _plugin() -> dict[str, str]:
-    from zerotune.agent.nccl import library
+    from zerotune.agent.nccl import compiled
 
-    path = str(library.build())
+    path = str(compiled.PLUGIN.build())
     return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path}
 
 

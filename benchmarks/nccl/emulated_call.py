@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.lib.reporting import Result, report
-from zerotune.agent.nccl import fabric, library
+from zerotune.agent.nccl import compiled, fabric, library
 from zerotune.agent.nccl.emulated import Graph
 from zerotune.agent.nccl.emulated.host import communicator, grouping
 from zerotune.agent.nccl.emulated.host.communicator import Communicator
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    os.environ.update(dict.fromkeys(("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN"), str(library.build())))
+    os.environ.update(dict.fromkeys(("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN"), str(compiled.PLUGIN.build())))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     plugin, ranks, peers = library.load(), emulated_ranks(), gloo_ranks()
     tensors = [torch.ones(256), torch.ones(256)]

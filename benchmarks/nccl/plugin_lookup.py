@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.lib.reporting import Result, report
-from zerotune.agent.nccl import library
+from zerotune.agent.nccl import compiled
 
 DRIVER = Path(__file__).with_name("plugin_lookup_driver.c")
-PLUGIN = Path(library.__file__).parent / "plugin"
+PLUGIN = Path(compiled.__file__).parent / "plugin"
 
 
 def compile_driver(folder: Path) -> Path:
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="ends within 60 s")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
-    plugin = library.build()
+    plugin = compiled.PLUGIN.build()
     rounds = []
     with tempfile.TemporaryDirectory() as name:
         driver = compile_driver(Path(name))

@@ -26,7 +26,6 @@ def launch(monkeypatch, capsys, *words: object) -> tuple[int, str]:
 
     monkeypatch.setattr(os, "execvpe", run)
     monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: None)
-    monkeypatch.setattr("zerotune.agent.launch.library.build", lambda: None)
     monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", "true"])
     try:
         with pytest.raises(SystemExit) as left:

@@ -6,13 +6,13 @@ import pytest
 from emulated_pair import Pair
 from emulated_world import World
 
-from zerotune.agent.nccl import library
+from zerotune.agent.nccl import compiled
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Four ranks with the plugin loaded and no plan; slow to start, so shared by all tests here."""
-    plugin = str(library.build())
+    plugin = str(compiled.PLUGIN.build())
     folder = tmp_path_factory.mktemp("world")
     world = World(
         4, folder, ZEROTUNE_FABRIC="ethernet_boxes", ZEROTUNE_COMPUTE="none",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from emulated_pair import MIB, Pair, issue
 
-from zerotune.agent.nccl import cost_model, library
+from zerotune.agent.nccl import compiled, cost_model, library
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated import EmulatedNcclError, journal
 from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory, device
@@ -63,7 +63,7 @@ def test_the_environment_restricts_the_choice(pair: Pair) -> None:
     [("2.21.5", 2), ("2.22.3", 3), ("2.23.4", 3), ("2.26.2", 4), ("2.27.7", 4), ("2.28.9", 5), ("2.30.7", 6)],
 )
 def test_every_tuner_abi_decides(pair: Pair, version: str, abi: int) -> None:
-    path = str(library.build())
+    path = str(compiled.PLUGIN.build())
     plugin = library.load()
     plugin.reset()
     asked = Candidate(Algorithm.tree, Protocol.ll, 3)
@@ -109,7 +109,7 @@ int probe_unmade(void) { return unmade; }
 def _plugin(folder: Path, ask: str = "", result: int = 0, init: int = 0) -> str:
     source, binary = folder / "probe.c", folder / "libnccl-tuner-probe.so"
     source.write_text(PLUGIN)
-    abi = Path(library.__file__).parent / "plugin"
+    abi = Path(compiled.__file__).parent / "plugin"
     subprocess.run(
         ["gcc", "-shared", "-fPIC", f"-I{abi}", f"-DASK={ask}", f"-DRESULT={result}", f"-DINIT={init}", str(source),
          "-o", str(binary)], check=True,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from emulated_pair import MIB, Pair, adopt, deferred, group, issue, plugin_with
 
-from zerotune.agent.nccl import cost_model, library
+from zerotune.agent.nccl import compiled, cost_model, library
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph, SettingDisagreement, journal
 from zerotune.agent.nccl.emulated.host import grouping
@@ -24,7 +24,7 @@ GATHER, SCATTER, REDUCE = Collective.all_gather, Collective.reduce_scatter, Coll
 LL = Candidate(Algorithm.ring, Protocol.ll, 2)
 TREE = Candidate(Algorithm.tree, Protocol.ll, 3)
 SIMPLE = Candidate(Algorithm.ring, Protocol.simple, 1)
-PLUGIN = str(library.build())
+PLUGIN = str(compiled.PLUGIN.build())
 BOTH = {"NCCL_TUNER_PLUGIN": PLUGIN, "NCCL_PROFILER_PLUGIN": PLUGIN}
 
 
@@ -191,7 +191,7 @@ const nccl_tuner_v2 ncclTunerPlugin_v2 = {"reckless", init, ask, destroy};
 def test_2_21_would_run_what_is_not_there_and_our_plugin_never_asks_for_it(pair: Pair, tmp_path: Path) -> None:
     source, reckless = tmp_path / "reckless.c", str(tmp_path / "reckless.so")
     source.write_text(RECKLESS)
-    headers = Path(library.__file__).parent / "plugin"
+    headers = Path(compiled.__file__).parent / "plugin"
     subprocess.run(["gcc", "-shared", "-fPIC", f"-I{headers}", str(source), "-o", reckless], check=True)
     with pytest.raises(EmulatedNcclError, match="unchecked"):
         issue(pair(ZEROTUNE_NCCL_VERSION="2.21.5", NCCL_TUNER_PLUGIN=reckless), GATHER, MIB)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotune.agent.nccl import library
+from zerotune.agent.nccl.compiled import PLUGIN as LIBRARY
 
-PLUGIN = Path(library.__file__).parent / "plugin"
+PLUGIN = LIBRARY.root / "plugin"
 HARNESS = Path(__file__).parent / "harness"
 MODES = {
     "plain": [],
@@ -59,7 +59,7 @@ def test_as_nccl_calls_it(binaries, test):
 
 def test_only_the_abi_is_exported():
     names = subprocess.run(
-        ["nm", "-D", "--defined-only", str(library.build())], capture_output=True, text=True, check=True
+        ["nm", "-D", "--defined-only", str(LIBRARY.build())], capture_output=True, text=True, check=True
     ).stdout.split()[2::3]
     expected = {f"ncclTunerPlugin_v{v}" for v in range(2, 7)} | {f"ncclProfiler_v{v}" for v in range(1, 7)}
     assert {name for name in names if not name.startswith("zerotune_")} == expected

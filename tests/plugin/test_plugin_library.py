@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import os
-import stat
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotune.agent.nccl import library
+from zerotune.agent.nccl import compiled, library
 from zerotune.store.errors import PlanError, PluginError
 from zerotune.store.records import (
     Algorithm,
@@ -252,77 +248,7 @@ def test_setters_are_quick_and_threads_may_share_them(plugin):
 
 def test_load_gives_one_plugin():
     assert library.load() is library.load()
-    assert library.plugin_path() == library.load().path == library.build()
-
-
-# ---- building ----
-
-
-@pytest.fixture
-def sources(tmp_path, monkeypatch) -> Path:
-    """A copy of the sources that a test may spoil, and a cache of its own."""
-    copy = tmp_path / "plugin"
-    copy.mkdir()
-    for file in library._source_files():
-        (copy / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr(library, "_SOURCES", copy)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return copy
-
-
-def test_a_changed_source_is_built_anew(sources):
-    assert library.plugin_path() is None
-    first = library.build()
-    inode = first.stat().st_ino
-    assert library.build().stat().st_ino == inode
-    with (sources / "shared_state.c").open("a") as shared_state:
-        shared_state.write("\n/* changed */\n")
-    assert library.plugin_path() is None
-    assert library.build().stat().st_ino != inode
-    assert {file.name for file in sources.glob("*libnccl*")} <= {library.LIBRARY_NAME, f".{library.LIBRARY_NAME}.lock"}
-
-
-def test_without_a_compiler_the_remedy_is_named(sources, monkeypatch):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(sources))
-    with pytest.raises(PluginError, match="no C compiler found; install gcc"):
-        library.build()
-    monkeypatch.setenv("CC", "no-such-cc -m64")
-    with pytest.raises(PluginError, match="CC names no-such-cc"):
-        library.build()
-
-
-def test_a_compiler_that_fails_is_quoted(sources):
-    (sources / "shared_state.c").write_text("#error spoilt\n")
-    with pytest.raises(PluginError, match=r"(?s)failed: .*spoilt.*install gcc"):
-        library.build()
-    assert not list(sources.glob("*.so"))
-
-
-def test_read_only_sources_are_built_in_the_cache(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr(library.os, "access", lambda path, mode: Path(path) != sources)
-    built = library.build()
-    assert built.is_relative_to(tmp_path / "cache" / "zerotune")
-    assert library.plugin_path() == built
-    assert stat.S_ISREG(built.stat().st_mode)
-
-
-def test_nowhere_to_write_is_said(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr(library.os, "access", lambda path, mode: False)
-    (tmp_path / "cache").write_text("a file, not a folder")
-    with pytest.raises(PluginError, match="cannot be written to"):
-        library.build()
-
-
-def test_processes_may_build_at_once(sources):
-    script = (
-        "import sys; from pathlib import Path; from zerotune.agent.nccl import library;"
-        "library._SOURCES = Path(sys.argv[1]); print(library.Plugin(library.build()).active_epoch())"
-    )
-    command = [sys.executable, "-c", script, str(sources)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(library.__file__).parents[2])}
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
-    assert [process.communicate(timeout=60)[0] for process in running] == ["0\n"] * 3
+    assert compiled.PLUGIN.path() == library.load().path == compiled.PLUGIN.build()
 
 
 def test_a_library_that_is_none_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-/* Which sources this library was built from: library.py finds it in the file's bytes, without loading. */
+/* Which sources this library was built from: compiled.py finds it in the file's bytes, without loading. */
 #include "zerotune_plugin.h"
 
 #ifndef ZT_SOURCE_HASH

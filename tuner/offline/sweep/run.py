@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl import catalog, library
+from zerotune.agent.nccl import catalog, compiled
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import PluginError, UserError
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
@@ -112,7 +112,7 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
             problem = f"fabric {request.fabric} has {most} ranks, not {request.n_ranks}"
             raise UserError(problem, f"use --n-ranks {most} or less")
         try:
-            library.build()
+            compiled.EMULATED_NCCL.build()
         except PluginError as error:
             raise UserError(str(error), "the emulated NCCL cannot run without it") from error
         # Every rank holds the whole message once at least, and they all share this machine's memory.

@@ -13,7 +13,7 @@ from typing import IO, Final
 
 import msgspec
 
-from zerotune.agent.nccl import library
+from zerotune.agent.nccl import compiled
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, Outcome
 from zerotune.tuner.offline.scratch import ScratchFolder
@@ -42,7 +42,7 @@ class WorkerGroup:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pending = [b""] * n_ranks
         backend = "nccl" if fabric is None else "emulated_nccl"
-        plugin = str(library.build())
+        plugin = str(compiled.PLUGIN.build())
         command = [
             sys.executable,
             "-m",

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from zerotune.agent.nccl.emulated.build import build
+from zerotune.agent.nccl.compiled import EMULATED_NCCL
 from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
 from zerotune.agent.nccl.release import release
 from zerotune.store.records import TimingSource
@@ -55,7 +55,7 @@ class _Host:
     """host.c's functions."""
 
     def __init__(self) -> None:
-        library = ctypes.PyDLL(str(build()))
+        library = ctypes.PyDLL(str(EMULATED_NCCL.build()))
         pointer, u64, integer = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
 
         def function(name: str, result: Any, *arguments: Any) -> Any:

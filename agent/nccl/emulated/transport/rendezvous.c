@@ -7,7 +7,6 @@
  * holds a POSIX record lock on its byte of the mapping's file: the kernel drops it when the process ends,
  * however it ends, and that is how the others notice.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from zerotune.agent.nccl.emulated.build import build
+from zerotune.agent.nccl.compiled import EMULATED_NCCL
 from zerotune.agent.nccl.emulated.errors import CollectiveTimeout, EmulatedNcclError, PeerLost
 
 N_SLOTS: Final = 1024
@@ -73,7 +73,7 @@ class _Library:
     """Quick functions keep the interpreter's lock, those that may block drop it."""
 
     def __init__(self) -> None:
-        path = str(build())
+        path = str(EMULATED_NCCL.build())
         quick, blocking = ctypes.PyDLL(path), ctypes.CDLL(path)
         pointer, u64, u32, i64 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int64
 

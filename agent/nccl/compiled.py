@@ -1,0 +1,138 @@
+"""The two libraries in C: what each is compiled from, and where it lies.
+
+A wheel for this platform brings them. Otherwise they are compiled on first use: beside their sources in a checkout,
+below `$XDG_CACHE_HOME/zerotune` in an installation. Imports nothing but the standard library and our errors, since
+setup.py compiles with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from zerotune.store.errors import PluginError
+
+_HASH_MARK: Final = b"zerotune-source:"
+_FLAGS: Final = "plugin/compile_flags.txt"
+_REMEDY: Final = "install gcc or clang (Debian: apt install gcc libc6-dev) or name one in CC"
+_INSTALLATIONS: Final = frozenset({"site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True)
+class SharedLibrary:
+    """One library; its paths are relative to `root`, and may be patterns."""
+
+    name: str
+    """What messages call it."""
+    file: str
+    sources: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    """Beside those of plugin/compile_flags.txt."""
+    root: Path = Path(__file__).parent
+
+    def path(self) -> Path | None:
+        """The library built from exactly these sources; None = not built."""
+        source_hash = self._source_hash()
+        candidates = (self.root / self.file, self._cached(source_hash))
+        return next((path for path in candidates if _is_current(path, source_hash)), None)
+
+    def build(self) -> Path:
+        """Compile the library unless a current one is there; returns its path.
+
+        Safe against other processes building at the same time; a library in use is never written to.
+
+        Raises:
+            PluginError: there is no compiler, it failed, or there is no folder to write to.
+        """
+        if (current := self.path()) is not None:
+            return current
+        beside = self.root / self.file
+        source_hash = self._source_hash()
+        library = beside if may_hold_builds(beside.parent) else self._cached(source_hash)
+        try:
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with library.with_name(f".{library.name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _is_current(library, source_hash):
+                    self.compile_to(library)
+        except OSError as error:
+            problem = f"{self.name} cannot be written to {library.parent}: {error}"
+            raise PluginError(f"{problem}; set XDG_CACHE_HOME") from error
+        return library
+
+    def compile_to(self, library: Path) -> None:
+        """Compile to a temporary name and rename, so that no other process sees half a library.
+
+        Raises:
+            PluginError: there is no compiler, or it failed.
+        """
+        temporary = library.with_name(f".{library.name}.{os.getpid()}")
+        command = [
+            *self._compiler(),
+            f"@{self.root / _FLAGS}",
+            *self.flags,
+            f'-DZT_SOURCE_HASH="{self._source_hash()}"',
+            *("-shared", "-Wl,-z,nodelete", "-o", str(temporary)),
+            *(str(file) for file in self._files(*self.sources)),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                detail = (done.stderr.strip() or f"exit status {done.returncode}")[-2000:]
+                raise PluginError(f"{self.name} cannot be built: {command[0]} failed: {detail}; {_REMEDY}")
+            temporary.replace(library)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _files(self, *patterns: str) -> list[Path]:
+        return sorted(file for pattern in patterns for file in self.root.glob(pattern))
+
+    def _source_hash(self) -> str:
+        digest = hashlib.sha256()
+        for file in self._files(*self.sources, "plugin/*.h", _FLAGS):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        return digest.hexdigest()[:16]
+
+    def _cached(self, source_hash: str) -> Path:
+        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        return Path(cache) / "zerotune" / source_hash / Path(self.file).name
+
+    def _compiler(self) -> list[str]:
+        named = shlex.split(os.environ.get("CC", ""))
+        for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+            if shutil.which(command[0]) is not None:
+                return command
+        found = f"CC names {named[0]}, which is not there" if named else "no C compiler found"
+        raise PluginError(f"{self.name} cannot be built: {found}; {_REMEDY}")
+
+
+def may_hold_builds(folder: Path) -> bool:
+    """Whether what is compiled may stand in `folder`, beside its sources: in a checkout that can be written.
+
+    Not in an installation: what pip has not put there it does not remove, and a folder that is left of the package
+    hides the one that is installed next.
+    """
+    return _INSTALLATIONS.isdisjoint(folder.parts) and os.access(folder, os.W_OK)
+
+
+def _is_current(library: Path, source_hash: str) -> bool:
+    try:
+        return _HASH_MARK + source_hash.encode() in library.read_bytes()
+    except OSError:
+        return False
+
+
+PLUGIN: Final = SharedLibrary("the tuner plugin", "plugin/libnccl-tuner-zerotune.so", ("plugin/*.c",))
+EMULATED_NCCL: Final = SharedLibrary(
+    "the emulated NCCL",
+    "emulated/libzerotune-emulated.so",
+    ("emulated/*/*.c", "plugin/version.c"),
+    flags=("-fvisibility=default",),
+)
