@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def in_one_piece(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Where to write what is `path` once it is whole; on a full disk nothing is left behind, and what was there stays.
 
     A pipe or a device is written to as it is.

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import PlanError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
@@ -82,7 +82,7 @@ def write_plan(path: Path, file: PlanFile) -> None:
     )
     document = _Document(PLAN_FILE_VERSION, rows, plan.gathers_after_step, file.fabric_id, file.job_id, file.emulated)
     try:
-        with in_one_piece(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     except OSError as error:
         raise PlanError(f"cannot write {path}: {error.strerror}", "choose another path") from error

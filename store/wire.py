@@ -152,7 +152,7 @@ class NoSteps(msgspec.Struct, frozen=True, tag="no_steps"):
     """Collectives of this rank so far."""
     waited_s: float
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What is missing, and what to do about it."""
         return (
             f"nothing is tuned: no training step was seen to end in {self.waited_s:.0f} s and {self.n_calls:,}"

@@ -26,7 +26,7 @@ logger = logging.getLogger("zerotune.agent")
 HELLO_EVERY_S = 1.0
 COINCIDE_S = 0.3
 """A greeting is sent so much early when the thread is awake anyway."""
-SILENCE_S = 3.5
+DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
 
@@ -135,7 +135,7 @@ class Channel:
             tick_at = min(tick_at, now + self._outbox.tick_s())
             if now < min(greet_at, tick_at):
                 continue
-            if self.alive and now - heard_at > SILENCE_S:
+            if self.alive and now - heard_at > DAEMON_TIMEOUT_S:
                 self._set_alive(False)
             if greet_at - now <= COINCIDE_S:
                 hello = self._hello()

@@ -25,7 +25,7 @@ class CostBook:
 
     def __init__(self) -> None:
         self._tables: dict[Question, NDArray[np.void]] = {}
-        self._untold: dict[Question, None] = {}
+        self._unsent: dict[Question, None] = {}
 
     def add(self, tables: NDArray[np.void]) -> None:
         """NCCL has shown these, an array of COST_FIELDS."""
@@ -33,18 +33,18 @@ class CostBook:
             question = tuple(int(table[name]) for name in ("n_ranks", "n_nodes", "collective", "message_bytes"))
             self._tables.pop(question, None)  # so that the newest stand last
             self._tables[question] = table.copy()
-            self._untold[question] = None
+            self._unsent[question] = None
             if len(self._tables) > MAX_QUESTIONS:
                 oldest = next(iter(self._tables))
                 del self._tables[oldest]
-                self._untold.pop(oldest, None)
+                self._unsent.pop(oldest, None)
 
     def tell_again(self) -> None:
         """Whoever listens now may know nothing yet."""
-        self._untold = dict.fromkeys(self._tables)
+        self._unsent = dict.fromkeys(self._tables)
 
-    def untold(self) -> NDArray[np.void]:
+    def unsent(self) -> NDArray[np.void]:
         """What is to be told now, as an array of COST_FIELDS; it counts as told from here on."""
-        block = np.array([self._tables[question] for question in self._untold], COST_FIELDS)
-        self._untold = {}
+        block = np.array([self._tables[question] for question in self._unsent], COST_FIELDS)
+        self._unsent = {}
         return block

@@ -82,7 +82,7 @@ class RecordDrain:
         shown = self._rings.drain_costs(COST_RING_RECORDS)
         if self._rank == 0:
             self.costs.add(shown)
-            costs = self.costs.untold()
+            costs = self.costs.unsent()
             if len(costs):
                 messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))
         if len(block):

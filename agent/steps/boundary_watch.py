@@ -113,7 +113,7 @@ class BoundaryWatch:
     def _tell(self) -> None:
         if not self._has_told:
             self._has_told = True
-            logger.warning("zerotune: %s", self._finding().in_words())
+            logger.warning("zerotune: %s", self._finding().describe())
 
     def _finding(self) -> wire.NoSteps:
         waited_s = time.monotonic() - self._began_s

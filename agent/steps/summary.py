@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.records import StepRecord
 
 
@@ -54,7 +54,7 @@ class RunSummary:
                 for s in self._steps
             ],
         }
-        with in_one_piece(self._path) as partial:
+        with atomic_write(self._path) as partial:
             partial.write_text(json.dumps(summary))
 
 

@@ -12,7 +12,7 @@ def tables(*message_bytes, cost_us=1.0):
 
 
 def told(book):
-    return [(int(row["message_bytes"]), float(row["cost_us"][0, 0])) for row in book.untold()]
+    return [(int(row["message_bytes"]), float(row["cost_us"][0, 0])) for row in book.unsent()]
 
 
 def test_each_table_is_told_once_and_all_of_them_again_to_whoever_comes_next():
@@ -39,7 +39,7 @@ def test_another_class_of_communicators_is_another_question():
     others["n_nodes"] = 2
     book.add(tables(64))
     book.add(others)
-    assert len(book.untold()) == 2
+    assert len(book.unsent()) == 2
 
 
 def test_it_is_bounded_and_forgets_what_was_asked_longest_ago():
@@ -49,7 +49,7 @@ def test_it_is_bounded_and_forgets_what_was_asked_longest_ago():
     kept = [message_bytes for message_bytes, _ in told(book)]
     assert kept == list(range(3, MAX_QUESTIONS + 3))
     book.tell_again()
-    assert len(book.untold()) == MAX_QUESTIONS
+    assert len(book.unsent()) == MAX_QUESTIONS
 
 
 def test_what_waits_does_not_change_with_the_ring_it_was_read_from():

@@ -14,7 +14,7 @@ from zerotune.store.wire import DaemonOptions
 from zerotune.tuner import cli
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.service import daemon
-from zerotune.tuner.service.absent_jobs import Unconnected
+from zerotune.tuner.service.absent_jobs import AbsentJobs
 
 
 class Served(Exception):
@@ -37,7 +37,7 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
 
     def service(store, brains, *_):
         made.append(brains("job", "fabric", {}, None))
-        return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple, job_ids=(), unconnected=Unconnected(time.time))
+        return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple, job_ids=(), absent_jobs=AbsentJobs(time.time))
 
     class Daemon(daemon.Daemon):
         def run(self, idle_exit_s=None):

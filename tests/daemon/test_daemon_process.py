@@ -31,13 +31,13 @@ from zerotune.tuner.cli.live.status import status as status_command
 from zerotune.tuner.client.status import fetch_status, holder_of, render_status
 from zerotune.tuner.service.daemon import run_daemon
 from zerotune.tuner.service.endpoint import make_keys
-from zerotune.tuner.service.service import SILENCE_S
+from zerotune.tuner.service.service import RANK_TIMEOUT_S
 
 SERVE = """
 import sys
 from tuner import service
 from zerotune.tuner.service.daemon import run_daemon
-service.SILENCE_S = float(sys.argv[4])
+service.RANK_TIMEOUT_S = float(sys.argv[4])
 code = run_daemon(sys.argv[1], sys.argv[2], idle_exit_s=float(sys.argv[3]) if sys.argv[3] else None)
 assert not {"sklearn", "torch", "scipy"} & set(sys.modules), "the daemon stays light"
 sys.exit(code)
@@ -45,11 +45,13 @@ sys.exit(code)
 
 
 class Daemon:
-    def __init__(self, folder, *, idle_exit_s="", store="store.db", name="d.sock", silence_s=SILENCE_S) -> None:
+    def __init__(
+        self, folder, *, idle_exit_s="", store="store.db", name="d.sock", rank_timeout_s=RANK_TIMEOUT_S
+    ) -> None:
         self.endpoint = f"ipc://{folder}/{name}"
         self.path = folder / store
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, self.endpoint, str(self.path), str(idle_exit_s), str(silence_s)],
+            [sys.executable, "-c", SERVE, self.endpoint, str(self.path), str(idle_exit_s), str(rank_timeout_s)],
             stderr=subprocess.PIPE,
         )
         deadline_s = time.monotonic() + 30
@@ -149,7 +151,7 @@ def test_what_has_arrived_when_sigint_comes_is_written(daemon, connect, records)
 
 
 def test_a_job_that_ends_while_the_daemon_stands_still_ends_once_and_not_by_silence(private_path, connect):
-    daemon = Daemon(private_path, silence_s=1.5)
+    daemon = Daemon(private_path, rank_timeout_s=1.5)
     socket = connect(daemon.endpoint)
     socket.send_multipart(hello())
     receive(socket)

@@ -11,8 +11,8 @@ from zerotune.store import wire
 from zerotune.store.records import Plan, StepRecord
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.service.job import GREETED_S
-from zerotune.tuner.service.nodes import UPLINK_SILENCE_S
-from zerotune.tuner.service.service import SILENCE_S, Service
+from zerotune.tuner.service.nodes import UPLINK_TIMEOUT_S
+from zerotune.tuner.service.service import RANK_TIMEOUT_S, Service
 
 LEADER = "tcp://first:5577"
 
@@ -131,9 +131,9 @@ def test_windows_of_the_leading_daemon_open_on_all_nodes(job):
 
 def test_a_cut_line_leaves_each_node_to_itself_until_it_is_mended(job, records):
     job.line.is_cut = True
-    job.pass_time(max(SILENCE_S, UPLINK_SILENCE_S) + GREETED_S + 1)
+    job.pass_time(max(RANK_TIMEOUT_S, UPLINK_TIMEOUT_S) + GREETED_S + 1)
     (status,) = job.first.jobs()
-    assert (status.n_ranks_seen, status.heard_s_ago > SILENCE_S) == (2, True)
+    assert (status.n_ranks_seen, status.heard_s_ago > RANK_TIMEOUT_S) == (2, True)
     assert status.health == "the daemon of rank 2's node fell silent"
     assert job.second.jobs()[0].health == f"{LEADER} is silent"
     job.report(records, 90.0, 80.0, 50.0, 70.0)

@@ -12,7 +12,7 @@ from zerotune.store.records import Plan, Stage, StepRecord
 from zerotune.tuner.modeling.requests import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
 from zerotune.tuner.service import service as service_module
 from zerotune.tuner.service.job import GREETED_S
-from zerotune.tuner.service.service import SILENCE_S
+from zerotune.tuner.service.service import RANK_TIMEOUT_S
 
 COST = np.dtype(wire.COST_FIELDS)
 
@@ -260,24 +260,24 @@ def test_a_plan_made_while_rank_0_is_away_waits_for_it(bench):
 
 def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
     bench.join_all()
-    for _ in range(int(SILENCE_S) + 2):
+    for _ in range(int(RANK_TIMEOUT_S) + 2):
         bench.hello(0)
         bench.tick(1.0)
     (status,) = bench.service.jobs()
     assert status.n_ranks_seen == 1
-    bench.tick(SILENCE_S + 1)
+    bench.tick(RANK_TIMEOUT_S + 1)
     assert bench.service.jobs() == ()
     assert bench.store.jobs["job"]["ended_at_s"] == bench.now_s
 
 
 def test_time_in_which_the_daemon_stood_still_is_no_silence(bench):
     bench.join_all()
-    bench.now_s += SILENCE_S + 1
-    bench.service.stood_still(SILENCE_S + 1)
+    bench.now_s += RANK_TIMEOUT_S + 1
+    bench.service.stood_still(RANK_TIMEOUT_S + 1)
     bench.tick(0.5)
     (status,) = bench.service.jobs()
     assert (status.n_ranks_seen, status.health) == (4, "ok")
-    bench.tick(SILENCE_S)
+    bench.tick(RANK_TIMEOUT_S)
     assert bench.service.jobs() == (), "after that it counts as ever"
 
 
@@ -492,7 +492,7 @@ def test_jobs_without_steps_are_told_of_until_they_are_silent_or_greet(bench, mo
     monkeypatch.setattr("zerotune.tuner.service.absent_jobs.MAX_SENDERS", 3)
 
     def without_steps():
-        return bench.service.unconnected.without_steps(bench.service.job_ids)
+        return bench.service.absent_jobs.without_steps(bench.service.job_ids)
 
     for rank, job in enumerate(("a", "a", "b", "too many")):
         assert bench.send(rank, wire.NoSteps(job, 8, 1000 + rank, 61.0), job=job) == []
@@ -511,7 +511,7 @@ def test_jobs_that_ended_are_told_of_until_they_are_back(bench):
     def ended():
         return [
             (one.job_id, one.step, one.fell_silent, round(one.ended_s_ago))
-            for one in bench.service.unconnected.ended(bench.service.job_ids)
+            for one in bench.service.absent_jobs.ended(bench.service.job_ids)
         ]
 
     bench.hello(0, n_ranks=1, job="a")
@@ -519,7 +519,7 @@ def test_jobs_that_ended_are_told_of_until_they_are_back(bench):
     bench.send(0, wire.Steps("a", 0, (StepRecord(7, 0, 1.0),)), job="a")
     bench.send(0, wire.Goodbye("a", 0), job="a")
     assert ended() == [("a", 7, False, 0)]
-    bench.tick(SILENCE_S + 1)
+    bench.tick(RANK_TIMEOUT_S + 1)
     assert ended() == [("b", 0, True, 11), ("a", 7, False, 11)], "silence counts from the last sign of life"
     bench.hello(0, n_ranks=1, job="a")
     assert [one[0] for one in ended()] == ["b"]

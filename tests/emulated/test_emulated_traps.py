@@ -75,7 +75,7 @@ def _symmetric(ranks, collective: Collective, n_bytes: int, registered_ranks=(0,
         member = deferred(collective, n_bytes, SUM, each.rank)
         if each.rank in registered_ranks:
             for tensor in (member.tasks[0].piece, member.tasks[0].output):
-                each.windows.register(tensor)
+                each.registered_buffers.register(tensor)
         works.append(grouping.launch(each, [member]))
     for work in works:
         work.wait()

@@ -13,7 +13,7 @@ from report_material import make_store
 from zerotune.agent.session import Session
 from zerotune.agent.settings import AgentSettings
 from zerotune.agent.steps.summary import RunSummary
-from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
@@ -118,10 +118,10 @@ def test_a_store_that_finds_no_room_leaves_nothing_behind(tmp_path: Path):
 
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path):
     (tmp_path / "link").symlink_to("target")
-    with in_one_piece(tmp_path / "link") as partial:
+    with atomic_write(tmp_path / "link") as partial:
         partial.write_text("text")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "text"
-    with in_one_piece(Path("/dev/null")) as partial:
+    with atomic_write(Path("/dev/null")) as partial:
         partial.write_text("text")
     assert Path("/dev/null").is_char_device()

@@ -239,7 +239,7 @@ def test_steps_of_no_time_or_no_computation_end_in_words(store_path: Path, tmp_p
     assert [one.name for one in found.changes] == ["step time", "exposed communication"]
     altered(before, steps=[one | {"duration_us": 0.0} for one in steps])
     found = gather(store_path, summaries=[before, after]).before_after
-    assert (found.changes, found.words) == ([], "nothing to compare: most steps took no time")
+    assert (found.changes, found.explanation) == ([], "nothing to compare: most steps took no time")
 
 
 def test_ranks_that_disagreed_are_told_beside_the_figures(store_path: Path, tmp_path: Path):
@@ -318,7 +318,7 @@ def test_a_page_of_a_warm_start_takes_the_starts_of_jobs_alike(tmp_path: Path):
     make_store(path, "cold", n_untuned=5)
     alone = gather(path).before_after
     assert not alone.changes
-    assert "only 4 timed steps of this job" in alone.words
+    assert "only 4 timed steps of this job" in alone.explanation
     assert "--no-agent --summary" in alone.remedy
     make_store(path, "warm", n_untuned=5)
     facts = gather(path, "warm")

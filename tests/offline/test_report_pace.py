@@ -61,7 +61,9 @@ def test_a_bigger_batch_is_not_headlined_as_a_plans_doing(kind: str, tmp_path: P
     found = gather(path).before_after
     change = found.changes[0]
     assert change.percent == pytest.approx(-27, abs=5), "what plans did before, by the last quarter of steps 20 to 142"
-    assert "Steps from step 143 on are left out: at step 153 it was noticed that training's own pace" in found.words
+    assert (
+        "Steps from step 143 on are left out: at step 153 it was noticed that training's own pace" in found.explanation
+    )
     text = write_report(path, tmp_path / "r.html").read_text()
     assert "of the part with one pace" in text
     assert "step 153, epoch 7: training&#39;s own pace changed" in text
@@ -72,14 +74,14 @@ def test_news_that_older_versions_left_without_a_step_is_heeded_by_its_epoch(tmp
     path = slowed(tmp_path / "s.db", told("keep", None, reason=f"{PACE} (of the whole job)"), since=150)
     found = gather(path).before_after
     assert found.changes[0].percent == pytest.approx(-24, abs=5), "before epoch 6, in which it was noticed"
-    assert "Steps from step 120 on are left out" in found.words
+    assert "Steps from step 120 on are left out" in found.explanation
 
 
 def test_a_pace_that_changed_before_the_first_plan_leaves_out_what_was_before(tmp_path: Path):
     path = slowed(tmp_path / "s.db", told("pace", 10, epoch=1), since=8, factor=3.0)
     found = gather(path).before_after
     assert found.changes[0].percent == pytest.approx(-27, abs=4)
-    assert "Steps before step 10 are left out" in found.words
+    assert "Steps before step 10 are left out" in found.explanation
     with Store.open(path, read_only=True) as store:
         n_before = len([step for step in store.steps("job-1") if 10 <= step.step < 20])
     assert n_before == 10
@@ -88,7 +90,9 @@ def test_a_pace_that_changed_before_the_first_plan_leaves_out_what_was_before(tm
 def test_a_pace_that_changed_soon_after_the_first_plan_leaves_nothing_to_compare(tmp_path: Path):
     found = gather(slowed(tmp_path / "s.db", told("pace", 40, epoch=2), since=38)).before_after
     assert not found.changes
-    assert "only 10 timed steps ran under a plan, 32 are needed. Steps from step 30 on are left out" in found.words
+    assert (
+        "only 10 timed steps ran under a plan, 32 are needed. Steps from step 30 on are left out" in found.explanation
+    )
     assert "--no-agent --summary" in found.remedy
 
 
@@ -108,7 +112,7 @@ def test_starts_of_jobs_with_another_pace_are_no_yardstick(factor: float, is_ali
     found = gather(path, "warm").before_after
     assert bool(found.changes) == is_alike
     if not is_alike:
-        assert "and pace do not have more in this store" in found.words
+        assert "and pace do not have more in this store" in found.explanation
 
 
 def test_too_few_own_steps_do_not_tell_whose_pace_is_the_same(tmp_path: Path):
@@ -117,7 +121,7 @@ def test_too_few_own_steps_do_not_tell_whose_pace_is_the_same(tmp_path: Path):
     make_store(path, "warm", n_untuned=3)
     found = gather(path, "warm").before_after
     assert not found.changes
-    assert "so few do not tell whether earlier jobs had the same pace" in found.words
+    assert "so few do not tell whether earlier jobs had the same pace" in found.explanation
 
 
 def test_computation_that_changed_is_told_beside_exposed_communication(tmp_path: Path):

@@ -28,8 +28,8 @@ def test_hybrid_sharding_looks_like_sharding() -> None:
     """The sum over replicas is half of a send, with and without gaps, wherever the step is cut."""
     plain, hybrid = (sharded(6, [(RS, 1 << 20), *more], []) for more in ([], [(AR, 1 << 18)]))
     for shift in (0, 1, 8):
-        turned = hybrid[shift:] + hybrid[:shift]
-        np.testing.assert_array_equal(summary(step_of(turned)), summary(step_of(plain)))
+        rotated = hybrid[shift:] + hybrid[:shift]
+        np.testing.assert_array_equal(summary(step_of(rotated)), summary(step_of(plain)))
 
 
 def test_activations_after_a_scatter_are_no_replica_sums() -> None:

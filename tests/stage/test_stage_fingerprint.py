@@ -122,9 +122,9 @@ def test_where_the_step_is_cut_does_not_matter() -> None:
     gaps_us = np.arange(1.0, len(kinds) + 1)
     whole = Step(encode(kinds, n_bytes), gaps_us)
     for shift in range(len(kinds)):
-        turned = Step(encode(np.roll(kinds, shift), np.roll(n_bytes, shift)), np.roll(gaps_us, shift))
-        np.testing.assert_allclose(summary(turned), summary(whole))
-        np.testing.assert_allclose(frames(turned), frames(whole))
+        rotated = Step(encode(np.roll(kinds, shift), np.roll(n_bytes, shift)), np.roll(gaps_us, shift))
+        np.testing.assert_allclose(summary(rotated), summary(whole))
+        np.testing.assert_allclose(frames(rotated), frames(whole))
 
 
 def test_a_step_that_repeats_is_scored_once(lstm: Encoder) -> None:

@@ -19,7 +19,7 @@ def recordings() -> list[Sequence]:
     return recorded()
 
 
-def turned(codes: list[int]) -> tuple[int, ...]:
+def rotated(codes: list[int]) -> tuple[int, ...]:
     """The same for all rotations of one cycle, and for several rounds of it."""
     n = len(codes)
     period = next(p for p in range(1, n + 1) if n % p == 0 and codes[p:] + codes[:p] == codes)
@@ -31,7 +31,7 @@ def test_recordings_with_the_same_sequence_have_the_same_label(recordings: list[
     by_sequence = defaultdict(list)
     for one in recordings:
         codes = one.codes()[one.step(SETTLED_STEP)].tolist()
-        by_sequence[turned(codes)].append(one)
+        by_sequence[rotated(codes)].append(one)
     shared = [group for group in by_sequence.values() if len({one.training for one in group}) > 1]
     assert len(shared) > 20, "there is nothing to compare"
     for group in shared:
@@ -52,7 +52,7 @@ def test_runs_of_any_origin_with_the_same_sequence_have_the_same_label(recording
     by_sequence = defaultdict(list)
     for one in [*recordings, *generated(20, 9), *hypothetical(3000, 9)]:
         if visible(one.training) != UNKNOWN:  # what is no training may differ from it in its flags
-            by_sequence[turned(scaled(one))].append(one)
+            by_sequence[rotated(scaled(one))].append(one)
     shared = [group for group in by_sequence.values() if len({visible(one.training) for one in group}) > 1]
     assert len(shared) > 2, "there is nothing to compare"
     for group in shared:
@@ -143,7 +143,7 @@ def test_what_is_called_zero1_or_2_was_recorded_from_both(recordings: list[Seque
     seen = defaultdict(set)
     for one in recordings:
         if one.shown.stage is Stage.zero1_or_2:
-            seen[turned(one.codes()[one.step(SETTLED_STEP)].tolist())].add(one.training.stage)
+            seen[rotated(one.codes()[one.step(SETTLED_STEP)].tolist())].add(one.training.stage)
     assert any(stages == {Stage.zero1, Stage.zero2} for stages in seen.values())
 
 
@@ -151,7 +151,7 @@ def test_no_sync_is_recorded_as_what_no_accumulation_is(recordings: list[Sequenc
     ddp = [one for one in recordings if one.group == "ddp" and not one.training.tensor_parallel]
     pairs = defaultdict(list)
     for one in ddp:
-        pairs[turned(one.codes()[one.step(SETTLED_STEP)].tolist())].append(one)
+        pairs[rotated(one.codes()[one.step(SETTLED_STEP)].tolist())].append(one)
     for group in pairs.values():
         assert {one.training.n_micro > 1 for one in group} == {False, True}
         assert {one.shown.accumulation for one in group} == {None}

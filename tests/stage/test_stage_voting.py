@@ -22,7 +22,7 @@ def lossy(step: Ints, n_steps: int, seed: int, rate: float = 0.01) -> Ints:
     return disturbed(codes, np.zeros(len(codes)), np.random.default_rng(seed), rate)[0]
 
 
-def turned(step: Ints) -> list[int]:
+def rotated(step: Ints) -> list[int]:
     """The same for all rotations."""
     return min(np.roll(step, -at).tolist() for at in range(len(step)))
 
@@ -33,7 +33,7 @@ def feed(cutter: StepCutter, codes: Ints, block: int = 50) -> list[list[int]]:
     for start in range(0, len(codes), block):
         part = codes[start : start + block]
         if cutter.add(part, np.zeros(len(part))):
-            found.append(turned(cutter.window[0]))
+            found.append(rotated(cutter.window[0]))
     return found
 
 
@@ -42,7 +42,7 @@ def test_what_each_round_lacks_the_others_have(seed: int) -> None:
     codes = lossy(STEP, 7, seed)
     found = find_step(codes)
     assert found is not None
-    assert turned(found.step) == turned(STEP)
+    assert rotated(found.step) == rotated(STEP)
     assert found.n_explained >= 0.95 * len(codes)
     assert found.n_breaks > 0
 
@@ -70,7 +70,7 @@ def test_what_comes_again_is_part_of_the_step(seed: int) -> None:
     whole = np.concatenate([np.tile(MICRO, 4), [99]])
     found = find_step(lossy(whole, 12, seed))
     assert found is not None
-    assert turned(found.step) == turned(whole)
+    assert rotated(found.step) == rotated(whole)
 
 
 def test_nothing_is_found_where_nothing_repeats() -> None:
@@ -82,7 +82,7 @@ def test_nothing_is_found_where_nothing_repeats() -> None:
 @pytest.mark.parametrize("block", [1, 50, 1000])
 def test_a_step_is_known_although_calls_get_lost_all_the_time(block: int) -> None:
     cutter = StepCutter()
-    assert feed(cutter, lossy(STEP, 20, 1), block)[-1] == turned(STEP)
+    assert feed(cutter, lossy(STEP, 20, 1), block)[-1] == rotated(STEP)
     assert feed(cutter, lossy(STEP, 60, 2), block) == [], "what is known stays"
     assert not cutter.is_over
 
@@ -94,7 +94,7 @@ def test_a_long_step_is_kept_for_long() -> None:
     feed(cutter, lossy(long, 12, 1), 500)
     feed(cutter, lossy(long, 30, 2), 5000)
     assert not cutter.is_over
-    assert turned(cutter.window[0]) == turned(long)
+    assert rotated(cutter.window[0]) == rotated(long)
 
 
 def test_when_nothing_is_lost_any_more_steps_are_compared_again() -> None:
@@ -110,9 +110,9 @@ def test_another_step_is_noticed_where_calls_get_lost() -> None:
     cutter = StepCutter()
     feed(cutter, lossy(STEP, 10, 4))
     other = np.concatenate([STEP[:100], STEP[130:]])
-    assert feed(cutter, lossy(other, 24, 5))[-1] == turned(other)
+    assert feed(cutter, lossy(other, 24, 5))[-1] == rotated(other)
     unlike = STEP + 1000
-    assert feed(cutter, lossy(unlike, 6, 6))[-1] == turned(unlike)
+    assert feed(cutter, lossy(unlike, 6, 6))[-1] == rotated(unlike)
 
 
 def test_a_change_where_nothing_is_lost_is_no_loss() -> None:
@@ -120,7 +120,7 @@ def test_a_change_where_nothing_is_lost_is_no_loss() -> None:
     cutter = StepCutter()
     feed(cutter, np.tile(STEP, 6))
     other = np.concatenate([STEP[:100], STEP[103:]])
-    assert feed(cutter, np.tile(other, 3)[: 2 * len(other) + 8], block=4) == [turned(other)]
+    assert feed(cutter, np.tile(other, 3)[: 2 * len(other) + 8], block=4) == [rotated(other)]
 
 
 def test_recorded_frameworks_are_recognised_although_calls_get_lost() -> None:

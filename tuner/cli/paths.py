@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 
 
@@ -38,7 +38,7 @@ def endpoint_or_default(endpoint: str | None) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a small file; UserError when it cannot be written."""
     try:
-        with in_one_piece(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", "choose another path") from error

@@ -150,7 +150,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
     if not reply.jobs and not reply.without_steps:
         show("no job is connected")
     for untuned in reply.without_steps:
-        show(f"\n{untuned.job_id}: {untuned.in_words()}", "bold red")
+        show(f"\n{untuned.job_id}: {untuned.describe()}", "bold red")
     for ended in reply.ended:
         how = "its ranks fell silent" if ended.fell_silent else "ended"
         show(f"{ended.job_id}: {how} {ended.ended_s_ago:.0f} s ago, after step {ended.step:,}", "dim")

@@ -24,7 +24,7 @@ MEANINGS: Final = (
 def render(explanations: Sequence[Explanation], console: Console, head: Head | None) -> None:
     """Print them, and whose they are; says so when there are none."""
     if head is not None:
-        console.print(in_words(head), markup=False, highlight=False, soft_wrap=True)
+        console.print(describe(head), markup=False, highlight=False, soft_wrap=True)
     if not explanations:
         console.print("Nothing was decided in this job, and no training of it was measured. --job names another.")
         return
@@ -38,7 +38,7 @@ def render(explanations: Sequence[Explanation], console: Console, head: Head | N
     _indented(console, MEANINGS, "dim")
 
 
-def in_words(head: Head) -> str:
+def describe(head: Head) -> str:
     """The job, the fabric, what its collectives ran on, and whether any of that was real."""
     fabric = f"fabric {head.fabric_id}" if head.fabric_id else "an unknown fabric"
     emulated = f" (NCCL emulated as {head.emulated}: times are a virtual clock's)" if head.emulated else ""
@@ -51,7 +51,7 @@ def render_none(known: Sequence[Explanation], console: Console, head: Head | Non
         render(known, console, head)
         return
     if head is not None:
-        console.print(in_words(head), markup=False, highlight=False, soft_wrap=True)
+        console.print(describe(head), markup=False, highlight=False, soft_wrap=True)
     console.print("No decision fits. NCCL's own choice runs where none is. This job has run:")
     sizes: dict[str, list[str]] = {}
     for one in known:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.agent.nccl import catalog
-from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import PlanError, UserError
 from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import (
@@ -187,7 +187,7 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
         file, told = learned_plan(store, job_id)
     rows, conflicts = without_phases(file.plan.rows)
     try:
-        with in_one_piece(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
+        with atomic_write(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
             write_nvidia_csv(rows, text)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
@@ -320,7 +320,7 @@ def _named(name: str, values: NDArray[Any]) -> list[Any]:
 def _write_csv(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
     n_rows = 0
     try:
-        with in_one_piece(out) as partial, partial.open("w", encoding="utf-8", newline="") as text:
+        with atomic_write(out) as partial, partial.open("w", encoding="utf-8", newline="") as text:
             writer = csv.writer(text)
             writer.writerow([*(MEASUREMENT.names or ()), *_OF_JOB])
             for columns in blocks:
@@ -346,7 +346,7 @@ def _write_parquet(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
     schema = pyarrow.schema(types | dict.fromkeys(_OF_JOB, name))
     n_rows = 0
     try:
-        with in_one_piece(out) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+        with atomic_write(out) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
             for columns in blocks:
                 writer.write_table(pyarrow.table(columns, schema))
                 n_rows += len(columns["job_id"])

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def save(figure: Figure, path: Path) -> None:
     if suffix not in (".png", ".svg"):
         raise UserError(f"cannot write a picture as {path.suffix or 'a file without suffix'}", "use .png or .svg")
     try:
-        with matplotlib.rc_context(_STYLE), in_one_piece(path) as partial:
+        with matplotlib.rc_context(_STYLE), atomic_write(path) as partial:
             metadata = {"Date": None} if suffix == ".svg" else None
             figure.savefig(partial, format=suffix[1:], dpi=180, facecolor="white", metadata=metadata)
     except OSError as error:

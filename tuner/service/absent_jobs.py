@@ -14,7 +14,7 @@ MAX_SENDERS: Final = 4096
 MAX_ENDED: Final = 3
 
 
-class Unconnected:
+class AbsentJobs:
     """What is known of such jobs; `clock` as the service's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -37,14 +37,14 @@ _log = logging.getLogger("zerotune.daemon")
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long the writer's thread may keep the GIL from the loop."""
-MESSAGES_PER_TURN: Final = 64
-TURN_S: Final = 0.0005
+MESSAGES_PER_ROUND: Final = 64
+ROUND_S: Final = 0.0005
 """How long observations are handled before the loop looks for what cannot wait."""
 RECEIVE_QUEUE_MESSAGES: Final = 64
 """Per rank; what does not fit stays with the agent, which drops and counts."""
 SEND_QUEUE_MESSAGES: Final = 256
 STOOD_STILL_S: Final = 1.0
-"""So long after its time a turn of the loop tells that the daemon itself was held up: stopped, say."""
+"""So long after its time a round of the loop tells that the daemon itself was held up: stopped, say."""
 ARRIVING_MS: Final = 50
 """At the end: how long a message may be on its way through this process."""
 LONGEST_DRAIN_S: Final = 1.0
@@ -143,7 +143,7 @@ class Daemon:
 
     def _receive(self) -> None:
         """Take in what has arrived, and do at once what cannot wait."""
-        for _ in range(MESSAGES_PER_TURN):
+        for _ in range(MESSAGES_PER_ROUND):
             if not self._inbox.has_room:
                 return
             try:
@@ -154,8 +154,8 @@ class Daemon:
                 self._take(sender, frames)
 
     def _work_off(self) -> None:
-        """Handle what waits, for as long as one turn may last."""
-        ends_at_s = self._clock() + TURN_S
+        """Handle what waits, for as long as one round may last."""
+        ends_at_s = self._clock() + ROUND_S
         while self._inbox:
             self._take(*self._inbox.take())
             if self._clock() >= ends_at_s:

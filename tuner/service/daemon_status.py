@@ -39,7 +39,7 @@ class DaemonStatus:
 
     def reply(self, n_errors: int, n_refused: int) -> wire.StatusReply:
         """The answer, with so many failures of the loop's own and messages that it refused."""
-        writing, unconnected, job_ids = self._store.writing, self._service.unconnected, self._service.job_ids
+        writing, absent_jobs, job_ids = self._store.writing, self._service.absent_jobs, self._service.job_ids
         return wire.StatusReply(
             daemon_pid=os.getpid(),
             version=self._version,
@@ -53,6 +53,6 @@ class DaemonStatus:
             options=self._options,
             store=writing,
             health="degraded" if writing.is_out or writing.is_gone else "ok",
-            without_steps=unconnected.without_steps(job_ids),
-            ended=unconnected.ended(job_ids),
+            without_steps=absent_jobs.without_steps(job_ids),
+            ended=absent_jobs.ended(job_ids),
         )

@@ -1,4 +1,4 @@
-"""What has arrived and waits its turn: greetings and steps go before observations."""
+"""What has arrived and waits to be handled: greetings and steps go before observations."""
 
 from __future__ import annotations
 

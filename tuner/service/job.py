@@ -17,7 +17,7 @@ from zerotune.store.wire import Hello, JobStatus
 from zerotune.tuner.join import OBSERVATION, Joiner
 from zerotune.tuner.service.nodes import NodeSession, Uplink, UplinksLike
 from zerotune.tuner.service.observation_windows import ObservationWindows
-from zerotune.tuner.service.silent_ranks import Silence
+from zerotune.tuner.service.silent_ranks import SilentRanks
 
 _log = logging.getLogger("zerotune.service")
 
@@ -94,7 +94,7 @@ class Job:
         self.ranks: dict[int, tuple[bytes, RankSession]] = {}
         self.nodes: dict[bytes, NodeSession] = {}
         """Where rank 0 is here: the daemons of the other nodes."""
-        self.silence = Silence()
+        self.silent_ranks = SilentRanks()
         self.uplink = Uplink(hello.job_id, uplinks)
         self.joiner = Joiner()
         self.windows = ObservationWindows()
@@ -256,7 +256,7 @@ class Job:
         """As `zerotune status` shows it."""
         heard_at_s = [(rank, session.heard_at_s) for rank, (_, session) in self.ranks.items()]
         heard_at_s += [(node.rank, node.heard_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
-        silent = self.silence.in_words(heard_at_s, now_s)
+        silent = self.silent_ranks.describe(heard_at_s, now_s)
         health = self.trouble or silent or self._forwards(now_s) or self._missing(now_s) or "ok"
         return JobStatus(
             job_id=self.job_id,
@@ -274,7 +274,7 @@ class Job:
             exploration_spent_percent=self._spent_percent,
             last_decisions=tuple(self._last_decisions),
             health=health,
-            heard_s_ago=max([self.silence.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
+            heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
         )
 
     def _forwards(self, now_s: float) -> str:

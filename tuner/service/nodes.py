@@ -16,7 +16,7 @@ from zerotune.store.wire import Forwarded
 
 FORWARD_EVERY_S: Final = 1.0
 """A node's daemon speaks at least so often while its ranks live."""
-UPLINK_SILENCE_S: Final = 3.5
+UPLINK_TIMEOUT_S: Final = 3.5
 """The leading daemon answers at least once per second; without, a node measures on its own."""
 
 
@@ -59,7 +59,7 @@ class Uplink:
 
     def is_alive(self, now_s: float) -> bool:
         """Whether the leading daemon collects this job."""
-        return now_s - self._heard_at_s < UPLINK_SILENCE_S
+        return now_s - self._heard_at_s < UPLINK_TIMEOUT_S
 
     def heard(self, now_s: float) -> None:
         """The leading daemon has spoken."""

@@ -34,13 +34,13 @@ from zerotune.store.wire import (
 )
 from zerotune.tuner.join import measurements_of
 from zerotune.tuner.modeling.requests import Learning
-from zerotune.tuner.service.absent_jobs import Unconnected
+from zerotune.tuner.service.absent_jobs import AbsentJobs
 from zerotune.tuner.service.job import SETTLE_S, BrainLike, Job, RankSession, headline
 from zerotune.tuner.service.nodes import NodeSession, NoUplinks, UplinksLike
 
 _log = logging.getLogger("zerotune.service")
 
-SILENCE_S: Final = 10.0
+RANK_TIMEOUT_S: Final = 10.0
 """A rank greets every second; one that has not for so long is gone."""
 JOIN_EVERY_S: Final = 0.05
 """Observations gather for so long before they are joined."""
@@ -103,7 +103,7 @@ class Service:
         self._uplinks = uplinks or NoUplinks()
         self._jobs: dict[str, Job] = {}
         self._senders: dict[bytes, tuple[str, int]] = {}
-        self.unconnected = Unconnected(clock)
+        self.absent_jobs = AbsentJobs(clock)
         self.learning = Learning(clock)
         """What jobs start from, and when the learner is asked for more."""
         self._slices: Iterator[list[Reply]] | None = None
@@ -134,7 +134,7 @@ class Service:
         if isinstance(message, Forwarded) and records is not None:
             return self._forwarded(sender, message, records)
         if isinstance(message, NoSteps):
-            self.unconnected.has_no_steps(sender, message)
+            self.absent_jobs.has_no_steps(sender, message)
             return []
         owner = self._senders.get(sender)
         if owner is None:
@@ -227,13 +227,13 @@ class Service:
         job.measure_rate(now_s)
         replies = self._windows(job)
         for sender, node in list(job.nodes.items()):
-            if now_s - node.heard_at_s > SILENCE_S:
-                job.silence.node_gone(node.rank, node.heard_at_s)
+            if now_s - node.heard_at_s > RANK_TIMEOUT_S:
+                job.silent_ranks.node_gone(node.rank, node.heard_at_s)
                 self._node_leaves(job, sender)
         for rank, (sender, session) in list(job.ranks.items()):
-            if now_s - session.heard_at_s > SILENCE_S:
+            if now_s - session.heard_at_s > RANK_TIMEOUT_S:
                 _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
-                job.silence.rank_gone(rank, session.heard_at_s)
+                job.silent_ranks.rank_gone(rank, session.heard_at_s)
                 self._leave(sender, fell_silent=True)
         yield replies
 
@@ -260,7 +260,7 @@ class Service:
             return []
         if not 0 < message.rank < job.n_ranks:
             return self._refuse(sender, "BadHello", f"rank {message.rank} of {job.n_ranks} leads no other node")
-        job.silence.node_is_here(message.rank)
+        job.silent_ranks.node_is_here(message.rank)
         if message.n_ranks <= 0:
             if sender in job.nodes:
                 self._node_leaves(job, sender)
@@ -306,7 +306,7 @@ class Service:
             self._senders.pop(previous[0], None)
         self._senders[sender] = hello.job_id, hello.rank
         job.ranks[hello.rank] = sender, RankSession(hello, now_s)
-        job.silence.rank_is_here(hello.rank)
+        job.silent_ranks.rank_is_here(hello.rank)
         job.reporter_came(now_s)
         self._find_leader(job, hello)
         replies: list[Reply] = [(sender, self._welcome)]
@@ -377,7 +377,7 @@ class Service:
         job.uplink.end(rank)
         self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())
         del self._jobs[job_id]
-        self.unconnected.has_ended(job_id, job.step, silent_since_s=session.heard_at_s if fell_silent else None)
+        self.absent_jobs.has_ended(job_id, job.step, silent_since_s=session.heard_at_s if fell_silent else None)
         self.learning.job_ended(job.fabric_id)
         _log.info("job %s ended", job_id)
 

@@ -9,7 +9,7 @@ SILENT_AFTER_S: Final = 2.0
 """A rank speaks at least once a second; one that has missed that is said to be silent."""
 
 
-class Silence:
+class SilentRanks:
     """Ranks, and daemons of other nodes by the rank that leads there, that were taken as gone and are not back."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Silence:
         """How long the first of those that are gone has been silent; 0: none is gone."""
         return max((now_s - at_s for at_s in (*self._ranks.values(), *self._nodes.values())), default=0.0)
 
-    def in_words(self, heard_at_s: Iterable[tuple[int, float]], now_s: float) -> str:
+    def describe(self, heard_at_s: Iterable[tuple[int, float]], now_s: float) -> str:
         """Who is silent, `heard_at_s` being (rank, when it was heard last) of those that are here; empty: nobody."""
         silent = sorted(rank for rank, at_s in heard_at_s if now_s - at_s > SILENT_AFTER_S)
         if self._ranks:

@@ -302,7 +302,7 @@ class Schedule:
 
     A bucket that is complete waits for those before it, so that a parameter which one rank did not use
     cannot make ranks send different buckets to each other. Where gathers come between (stage 3), what is missing
-    when the next unit's turn comes counts as zero; but buckets known to be *late*, because their last gradient
+    when the next unit is reached counts as zero; but buckets known to be *late*, because their last gradient
     comes after that, are sent at the end of the pass.
     """
 
@@ -338,7 +338,7 @@ class Schedule:
             self._next += 1
 
     def flush_timely(self) -> None:
-        """The next unit's turn: sends what is not late, complete or not."""
+        """The next unit is reached: sends what is not late, complete or not."""
         for index, (gradients, chunk) in enumerate(self._order):
             if self._late[index]:
                 self._came_late[index] = not gradients.is_complete(chunk)

@@ -31,9 +31,9 @@ class Order:
         self.is_learned = False
         self.forward: list[Unit] = list(units)
         self.kept: set[Unit] = set()  # used several times in one forward: whole until their backward
-        self._turned: set[Unit] = set(units)  # have a backward
+        self._have_backward: set[Unit] = set(units)
         self._seen: list[Unit] = []
-        self._seen_turning: set[Unit] = set()
+        self._seen_backward: set[Unit] = set()
         self._repeated: set[Unit] = set()
         if root_is_unit:  # its gradients come at any time
             units[0].schedule.late = [True] * len(units[0].schedule.late)
@@ -43,7 +43,7 @@ class Order:
         """The root, then layers from last to first."""
         root = self._units[0] if self._root_is_unit else None
         order = [*([root] if root else []), *(unit for unit in reversed(self.forward) if unit is not root)]
-        return [unit for unit in order if unit in self._turned]
+        return [unit for unit in order if unit in self._have_backward]
 
     @property
     def last(self) -> Unit:
@@ -64,7 +64,7 @@ class Order:
 
     def see_backward(self, unit: Unit) -> None:
         """This rank's backward reaches the unit."""
-        self._seen_turning.add(unit)
+        self._seen_backward.add(unit)
 
     def agree(self, group: dist.ProcessGroup) -> None:
         """Tells what was seen in the last forward and backward, and takes over what all ranks together saw."""
@@ -74,7 +74,7 @@ class Order:
         mine = [
             *(place.get(id(unit), -1) for unit in self._units),
             *(int(unit in self._repeated) for unit in self._units),
-            *(int(unit in self._seen_turning) for unit in self._units),
+            *(int(unit in self._seen_backward) for unit in self._units),
             *late,
         ]
         said = torch.tensor(mine, device=self._units[0].flats[0].device)
@@ -84,7 +84,9 @@ class Order:
         used = sorted((found[i], i) for i in range(n) if found[i] >= 0)
         self.forward = [self._units[i] for _, i in used] or list(self._units)
         self.kept = {unit for unit, repeated in zip(self._units, found[n : 2 * n], strict=True) if repeated}
-        self._turned = {unit for unit, turned in zip(self._units, found[2 * n : 3 * n], strict=True) if turned}
+        self._have_backward = {
+            unit for unit, has_backward in zip(self._units, found[2 * n : 3 * n], strict=True) if has_backward
+        }
         self.is_learned = True
         flags = iter(found[3 * n :])
         for unit in self._units:

@@ -196,7 +196,7 @@ class PartitionedParameters:
     # backward
 
     def begin_backward(self) -> None:
-        """A pass begins: no unit had its turn."""
+        """A pass begins: no unit has been reached."""
         self._backward_order = self._order.backward
         self._position = 0
 
@@ -205,9 +205,9 @@ class PartitionedParameters:
         self.backward.begin()
         if unit in self._backward_order[self._position :]:
             while self._position < len(self._backward_order):
-                turn = self._backward_order[self._position]
-                self._take_turn()
-                if turn is unit:
+                current = self._backward_order[self._position]
+                self._reach_next()
+                if current is unit:
                     break
         elif not unit.is_whole:
             unit.ensure_whole(phases.BACKWARD_GATHER)
@@ -215,10 +215,10 @@ class PartitionedParameters:
         self._order.see_backward(unit)
         unit.use()
 
-    def _take_turn(self) -> None:
+    def _reach_next(self) -> None:
         """What every rank does when the next unit's backward begins, or is passed by."""
         order, here = self._backward_order, self._position
-        self._end_last_turn()
+        self._leave_current()
         order[here].ensure_whole(phases.BACKWARD_GATHER)
         for ahead in order[here + 1 : here + 1 + self._prefetch]:
             ahead.start_gather(phases.BACKWARD_GATHER)
@@ -233,12 +233,12 @@ class PartitionedParameters:
                 unit.free()
 
     def finish_units(self) -> None:
-        """Passes by the units that had no turn; other ranks gather them."""
+        """Passes by the units that were not reached; other ranks gather them."""
         while self._position < len(self._backward_order):
-            self._take_turn()
-        self._end_last_turn()
+            self._reach_next()
+        self._leave_current()
 
-    def _end_last_turn(self) -> None:
+    def _leave_current(self) -> None:
         if self._position and self.backward.sync:
             self._backward_order[self._position - 1].schedule.flush_timely()
 

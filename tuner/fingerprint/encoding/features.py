@@ -80,7 +80,7 @@ def _summary(step: Step, left_over: int) -> Floats:
     sent = volume[SCATTER] + volume[REDUCE]
     sends = np.flatnonzero((roles == SCATTER) | (roles == REDUCE))
     is_gather = roles == GATHER
-    # Gathers between the first and the last reduction of the turned step belong to its backward part.
+    # Gathers between the first and the last reduction of the rotated step belong to its backward part.
     amid = float(n_bytes[sends[0] : sends[-1]][is_gather[sends[0] : sends[-1]]].sum()) if len(sends) else 0.0
     before = int(np.count_nonzero(is_gather[: sends[0]])) if len(sends) else 0
     sizes_sent = _Sizes(n_bytes[sends])
@@ -229,7 +229,7 @@ def _gathered_between(roles: Ints, n_bytes: Ints, sends: Ints) -> tuple[float, f
     """Most bytes gathered between two sends; stretches with nearly as many, by bytes, by calls (log2), and any."""
     if not len(sends):
         return float(n_bytes[roles == GATHER].sum()), 0.0, 0.0, 0.0
-    # The step is turned to end with a send, so what comes before the first needs no wrapping.
+    # The step is rotated to end with a send, so what comes before the first needs no wrapping.
     stretch = np.searchsorted(sends, np.flatnonzero(roles == GATHER))
     gathered = np.bincount(stretch, n_bytes[roles == GATHER], minlength=len(sends))
     most = float(gathered.max())

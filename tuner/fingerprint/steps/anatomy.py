@@ -50,7 +50,7 @@ def encode(collectives: Ints, message_bytes: Ints) -> Ints:
 
 
 class Step:
-    """One step, turned to begin with its longest stretch without a reduction."""
+    """One step, rotated to begin with its longest stretch without a reduction."""
 
     def __init__(self, codes: Ints, gaps_us: Floats) -> None:
         roles, n_bytes = _ROLE_OF[codes & 15], codes >> 4
@@ -70,26 +70,26 @@ class Step:
         """What tensor parallelism gathers and scatters, however small beside all parameters in one call."""
         roles = np.where(tiny, TINY, roles)
         sent = ~_replica_sums(roles, n_bytes)
-        turn = self._turn(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
+        rotation = self._rotate(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
         keep = _no_activations(self.roles, self.bytes)
-        self.moved: tuple[Ints, Ints] = moved[sent][turn][keep], self.bytes[keep]
+        self.moved: tuple[Ints, Ints] = moved[sent][rotation][keep], self.bytes[keep]
         """Roles and bytes without activations, but with all that is gathered or sent, however small."""
         self.activations: Step | None = None if keep.all() else self._kept(~keep)
         keep &= ~((self.roles == TINY) & (np.roll(self.roles, 1) == TINY))
         self.rest: Step = self if keep.all() or not keep.any() else self._kept(keep)
         """The step without activations that tensor parallelism may have summed, and with one small call of many."""
 
-    def _turn(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Ints:
+    def _rotate(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Ints:
         begin, self.longest_stretch = _longest_stretch((roles == SCATTER) | (roles == REDUCE))
-        turn = np.roll(np.arange(len(roles)), -begin)
-        self.roles: Ints = roles[turn]
-        self.bytes: Ints = n_bytes[turn]
-        self._gaps_us: Floats = gaps_us[turn]
+        rotation = np.roll(np.arange(len(roles)), -begin)
+        self.roles: Ints = roles[rotation]
+        self.bytes: Ints = n_bytes[rotation]
+        self._gaps_us: Floats = gaps_us[rotation]
         total_us = float(gaps_us.sum())
         self.has_gaps = total_us > 0 and bool((gaps_us >= 0).all())
         self.gaps: Floats = self._gaps_us / total_us if self.has_gaps else np.zeros(len(roles))
         """Share of the step's time that passed before each call; zeros where times are unknown."""
-        return turn
+        return rotation
 
     def _kept(self, keep: npt.NDArray[np.bool_]) -> Step:
         """Without some calls."""
@@ -97,7 +97,7 @@ class Step:
 
     def _new(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Step:
         step = Step.__new__(Step)
-        step._turn(roles, n_bytes, gaps_us)
+        step._rotate(roles, n_bytes, gaps_us)
         step.rest = step
         return step
 

@@ -60,7 +60,7 @@ def proven(step: Step) -> Proven:
         return Proven(only_once=True)
     if n_rounds > 1:
         if by_round.argmax():
-            return Proven()  # turned to begin amid a step
+            return Proven()  # rotated to begin amid a step
         gathered = n_bytes[is_gather & (np.cumsum(is_send) <= np.count_nonzero(is_send) // n_rounds)]
     found = [_from_model(gathered, sent / times, total, sent) for times in (1, 2)]
     found = [one for one in found if one != Proven()]

@@ -68,7 +68,7 @@ class BeforeAfter:
     """What came of a comparison."""
 
     changes: Sequence[MedianChange]
-    words: str
+    explanation: str
     """What was compared with what, or why nothing was."""
     remedy: str = ""
     """How to come to a better comparison."""
@@ -86,7 +86,7 @@ class StepSpan:
 
     first: int = 0
     end: int | None = None
-    words: str = ""
+    explanation: str = ""
     """Why others are left out."""
 
     def of(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
@@ -134,9 +134,11 @@ def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord], decisions:
     part = part_around_first_plan(steps, decisions)
     alike = part.of(steps)
     found = _of_part(store, job, alike, [step for step in alike if step.epoch > 0])
-    if not part.words:
+    if not part.explanation:
         return found
-    return replace(found, part=part, words=f"{found.words}. {part.words}", remedy=found.remedy or HOW_TO_COMPARE)
+    return replace(
+        found, part=part, explanation=f"{found.explanation}. {part.explanation}", remedy=found.remedy or HOW_TO_COMPARE
+    )
 
 
 def is_of_pace(decision: Decision) -> bool:
@@ -160,19 +162,19 @@ def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Deci
         else:
             end = max(noticed - NOTICED_WITHIN_STEPS, adopted)
             left_out = f"Steps from step {end} on are left out: {when} it was noticed that {one.reason}"
-            return replace(part, end=end, words=". ".join(filter(None, (part.words, left_out))))
+            return replace(part, end=end, explanation=". ".join(filter(None, (part.explanation, left_out))))
     return part
 
 
 def _of_part(store: Store, job: JobRecord, steps: Sequence[StepRecord], planned: Sequence[StepRecord]) -> BeforeAfter:
     last = settled_of(planned)
     if len(last) < MIN_STEPS:
-        words = f"only {len(planned)} timed steps ran under a plan, {int(MIN_STEPS / SETTLED_SHARE)} are needed"
-        return BeforeAfter([], f"too few steps to compare: {words}")
+        explanation = f"only {len(planned)} timed steps ran under a plan, {int(MIN_STEPS / SETTLED_SHARE)} are needed"
+        return BeforeAfter([], f"too few steps to compare: {explanation}")
     first = _untuned(steps)
     if len(first) >= MIN_STEPS:
-        words = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
-        return replace(_compared(first, last, words), remedy=STARTS_DIFFER)
+        explanation = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
+        return replace(_compared(first, last, explanation), remedy=STARTS_DIFFER)
     few = f"only {len(first)} timed steps of this job ran under NCCL's own choice, {MIN_STEPS} are needed"
     others, more = _earlier(store, job, first) if len(first) >= MIN_OWN_STEPS else ([], [])
     if not others:
@@ -180,12 +182,12 @@ def _of_part(store: Store, job: JobRecord, steps: Sequence[StepRecord], planned:
         if len(first) < MIN_OWN_STEPS:
             reason = "so few do not tell whether earlier jobs had the same pace"
         return BeforeAfter([], f"too few steps to compare: {few}, and {reason}", HOW_TO_COMPARE)
-    words = (
+    explanation = (
         "steps under NCCL's own choice at the start of this job and of others with the same fabric, ranks, kind of"
         f" training, collectives and pace ({', '.join(others)}), and the last quarter of this job's under a plan. For"
         f" {few}. Those were other runs, whose computation may differ a little"
     )
-    return replace(_compared([*more, *first], last, words), remedy=STARTS_DIFFER, other_jobs=tuple(others))
+    return replace(_compared([*more, *first], last, explanation), remedy=STARTS_DIFFER, other_jobs=tuple(others))
 
 
 def settled_of(steps: Sequence[Any]) -> list[Any]:
@@ -251,7 +253,7 @@ def _shapes(store: Store, job_id: str) -> set[tuple[int, ...]]:
 def _compared(
     first: Sequence[SummaryStep] | Sequence[StepRecord],
     last: Sequence[SummaryStep] | Sequence[StepRecord],
-    words: str,
+    explanation: str,
 ) -> BeforeAfter:
     if not all(float(np.median(_column(some, "duration_us"))) > 0 for some in (first, last)):
         return BeforeAfter([], "nothing to compare: most steps took no time")
@@ -265,7 +267,7 @@ def _compared(
             # Fewer channels may leave it more of the device; another batch size would, too, be seen here.
             if computation.is_beyond_noise and abs(computation.percent) > WORTH_TELLING_PERCENT:
                 changes.append(computation)
-    return BeforeAfter(changes, words)
+    return BeforeAfter(changes, explanation)
 
 
 def _computation(steps: Sequence[SummaryStep] | Sequence[StepRecord]) -> Array:

@@ -169,7 +169,7 @@ def gather(
     before, after = runs or (None, None)
     traced = [load_table(path, likely_job_id=job.job_id) for path in traces]
     part = part_around_first_plan(steps, decisions)
-    if part.words and [table.job_id for table in traced] == [job.job_id]:
+    if part.explanation and [table.job_id for table in traced] == [job.job_id]:
         # Of one trace, its beginning is drawn beside its end: both of one pace.
         numbers = traced[0].steps["step"]
         traced = [only_steps(traced[0], numbers[part.holds(numbers)])]
@@ -202,8 +202,8 @@ def trust(facts: Facts) -> list[tuple[str, str]]:
                 "that the loop works; it is no statement about NCCL's performance on any real machine.",
             )
         )
-    words = facts.before_after.words
-    lines.append(("Comparison", f"{words[0].upper()}{words[1:]}."))
+    explanation = facts.before_after.explanation
+    lines.append(("Comparison", f"{explanation[0].upper()}{explanation[1:]}."))
     if facts.before_after.remedy:
         lines.append(("A better comparison", f"{facts.before_after.remedy}."))
     for run in (facts.before, facts.after):

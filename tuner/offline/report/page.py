@@ -15,7 +15,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from zerotune.store.atomic_file import in_one_piece
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 from zerotune.store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
 from zerotune.tuner.client.status import workload
@@ -51,7 +51,7 @@ def write_page(facts: Facts, out: Path) -> Path:
         raise untrained(facts)
     text = page(facts)
     try:
-        with in_one_piece(out) as partial:
+        with atomic_write(out) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error

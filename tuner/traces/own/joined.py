@@ -124,7 +124,7 @@ def _joined(streams: list[_Stream], damage: _Damage, summary: Summary) -> Iterat
     joiner, n_reporters = Joiner(), len(streams)
     n_records = max(1, _WAITING_RECORDS // n_reporters)
     open_streams = list(streams)
-    n_turns = 0
+    n_rounds = 0
     while open_streams:
         stream = min(open_streams, key=lambda one: one.progress)
         try:
@@ -141,8 +141,8 @@ def _joined(streams: list[_Stream], damage: _Damage, summary: Summary) -> Iterat
             continue
         _count_untimed(piece, summary)
         joiner.add(stream.header.rank, piece)
-        n_turns += 1
-        if n_turns % len(open_streams) == 0:
+        n_rounds += 1
+        if n_rounds % len(open_streams) == 0:
             yield from _complete(joiner, n_reporters, summary, give_up=False)
     yield from _complete(joiner, n_reporters, summary, give_up=True)
     summary.skip("not reported by all ranks", joiner.n_partial)

@@ -27,7 +27,7 @@ from zerotune.agent.nccl.emulated.host.calls import TUNED, FusedTasks, IssuedCal
 from zerotune.agent.nccl.emulated.host.chooser import Chooser
 from zerotune.agent.nccl.emulated.host.events import BYTES, DATATYPES, NO_SETTING, ProfilerEvents
 from zerotune.agent.nccl.emulated.host.plugin_host import CommunicatorPlugins, plugin_host
-from zerotune.agent.nccl.emulated.host.registered_buffers import Windows
+from zerotune.agent.nccl.emulated.host.registered_buffers import RegisteredBuffers
 from zerotune.agent.nccl.emulated.journal import JournalCall, journal
 from zerotune.agent.nccl.emulated.settings import Emulation
 from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
@@ -62,7 +62,7 @@ class Communicator:
         self._memory = CommunicatorMemory(fabric, self._shape, self._n_channels)
         self._header = Header()
         self.events = ProfilerEvents(self._plugins, self.comm_id, rank)
-        self.windows = Windows(plugin_host().release, self._shape)
+        self.registered_buffers = RegisteredBuffers(plugin_host().release, self._shape)
         self._pending: deque[IssuedCall] = deque()
         self._issuing, self._completing = threading.RLock(), threading.RLock()
         self._stream_end_us = 0.0

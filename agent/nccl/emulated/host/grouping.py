@@ -62,14 +62,16 @@ def launch(communicator: Communicator, group: Sequence[Deferred]) -> Work:
 def _fuse_group(communicator: Communicator, group: Sequence[Deferred]) -> list[FusedTasks]:
     if len(group) == 1 and len(group[0].tasks) == 1:
         only = group[0]
-        return [_fused_tasks(only, only.tasks, communicator.windows.path(only.collective, only.op, only.tasks))]
+        return [
+            _fused_tasks(only, only.tasks, communicator.registered_buffers.path(only.collective, only.op, only.tasks))
+        ]
     fused_groups: list[FusedTasks] = []
     bins: dict[tuple[Any, ...], _Bin] = {}
     for deferred in group:
         if deferred.collective is Collective.all_to_all:
             fused_groups.append(_fused_tasks(deferred, deferred.tasks, Path.kernel))
             continue
-        path = communicator.windows.path(deferred.collective, deferred.op, deferred.tasks)
+        path = communicator.registered_buffers.path(deferred.collective, deferred.op, deferred.tasks)
         dtype = None if deferred.collective in _BYTES_ALIKE else deferred.dtype
         key = deferred.collective, deferred.op.code, dtype, path
         bins.setdefault(key, _Bin(deferred, path)).tasks.extend(deferred.tasks)

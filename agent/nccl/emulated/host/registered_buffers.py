@@ -19,7 +19,7 @@ _NO_KERNELS: Final = frozenset({"2", "zero"})
 """What NCCL_CTA_POLICY says so that all_gather takes no multiprocessors."""
 
 
-class Windows:
+class RegisteredBuffers:
     """One communicator's; ncclCommWindowRegister is collective, and so are these calls."""
 
     def __init__(self, release: Release, communicator: CommunicatorClass) -> None:

@@ -82,11 +82,11 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def register_window(self, tensor: torch.Tensor) -> None:
         """Make `tensor` a window of the communicator, as `ncclCommWindowRegister` does; all ranks must call it."""
-        self.communicator.windows.register(tensor)
+        self.communicator.registered_buffers.register(tensor)
 
     def deregister_window(self, tensor: torch.Tensor) -> None:
         """Undo `register_window`."""
-        self.communicator.windows.deregister(tensor)
+        self.communicator.registered_buffers.deregister(tensor)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For collectives issued or waited for from now on."""
