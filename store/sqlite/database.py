@@ -153,29 +153,12 @@ class Store:
             self._writer.close()
             for connection in self._connections:
                 connection.close()
-            self._writing.close()  # the last connection: SQLite folds the log into the file
+            self._writing.close()
             self._writing = None
         for connection in self._connections:
             connection.close()
         if self._lock is not None:
             self._lock.release()
-
-    def back_up(self, path: Path | str) -> None:
-        """Copy the store to a new file, consistently, while it is in use.
-
-        Raises:
-            StoreError: `path` exists already or cannot be written.
-        """
-        path = Path(path)
-        if path.exists():
-            raise StoreError(f"{path} exists already", "name a new file")
-        try:
-            target = sqlite3.connect(path)
-            with target:
-                self._reader().backup(target)
-            target.close()
-        except sqlite3.Error as error:
-            raise StoreError(f"backup {path} cannot be written: {error}", "name another file") from error
 
     # -- recording ----------------------------------------------------------------------------
 

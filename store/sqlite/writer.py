@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from zerotune.store.sqlite.checkpoints import IDLE_S, Checkpoints
 from zerotune.store.wire import StoreState
 
 _log = logging.getLogger("zerotune.store")
@@ -51,6 +52,7 @@ class Writer:
         self.n_written = 0
         """Rows committed."""
         self._connection = connection
+        self._checkpoints = Checkpoints(connection)
         self._on_rollback = on_rollback
         self._error, self._failed_at_s = "", time.monotonic()
         self._is_out = False
@@ -105,7 +107,7 @@ class Writer:
             return self._n_done >= target
 
     def close(self) -> None:
-        """Write what is queued and end the thread; what cannot be written now is lost."""
+        """Write what is queued, cut the log and end the thread; what cannot be written now is lost."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -131,16 +133,26 @@ class Writer:
                 self._n_tries += bool(left)
                 self._n_rows_tried = 0
                 self._changed.notify_all()
+            if not left:
+                self._checkpoints.committed()
+        self._checkpoints.cut()
 
     def _next_batch(self) -> list[_Entry]:
+        while self._checkpoints.is_log_left and not self._has_work(IDLE_S):
+            self._checkpoints.cut()
+        self._has_work(None)
         with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._closing)
             self._changed.wait_for(lambda: self._hurry or self._closing, RETRY_S if self._is_out else LINGER_S)
             batch = list(self._pending)
             self._pending.clear()
             self._n_rows_tried, self._n_pending_rows = self._n_pending_rows, 0
             self._hurry = False
             return batch
+
+    def _has_work(self, timeout_s: float | None) -> bool:
+        """Wait for it, so long at most."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._pending) or self._closing, timeout_s)
 
     def _write(self, batch: list[_Entry]) -> list[_Entry]:
         """Commit `batch`, in halves where the whole cannot be written; what is left when SQLite can write no more."""

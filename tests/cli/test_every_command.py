@@ -135,6 +135,13 @@ MISTAKES = {
     "stage train": [["--n-each", "0"], ["--seed", "-1"]],
     "stage show": [["--store", "{junk}"]],
     "stage test": [["{none}"], ["{empty}"], ["{junk}"], []],
+    "store backup": [
+        *[["{out}", "--store", store] for store in ("{none}", "{empty}", "{junk}")],
+        *[[out, "--store", "{store}"] for out in ("{folder}", "{junk}", "{store}", "/proc/copy.db", "{none}/copy.db")],
+        ["{store}", "--store", "{store}", "--overwrite"],
+        ["/dev/null", "--store", "{store}", "--overwrite"],
+        [],
+    ],
 }
 
 AS_JSON = {
@@ -155,6 +162,7 @@ AS_JSON = {
     "models list": ["--store", "{store}"],
     "models compare": ["--store", "{store}"],
     "models release": ["--store", "{store}"],
+    "store backup": ["{out}", "--store", "{store}", "--overwrite"],
 }
 
 CSV = """\
@@ -263,7 +271,7 @@ def test_json_is_json(name, places, monkeypatch, capsys):
     assert json.loads(text) is not None
 
 
-@pytest.mark.parametrize("name", ["", "models", "stage"])
+@pytest.mark.parametrize("name", ["", "models", "stage", "store"])
 def test_groups_have_an_example_too(name: str, monkeypatch, capsys):
     _, text, _ = run(monkeypatch, capsys, *name.split(), "--help")
     assert "Example: zerotune" in " ".join(text.split())
@@ -283,6 +291,7 @@ def test_a_store_that_is_a_folder_is_named_with_the_remedy(name, places, monkeyp
         "export": ["{out}"],
         "plot": ["steps"],
         "launch": ["--", "true"],
+        "store backup": ["{out}"],
     }
     words = [*needed.get(name, ["k"] if name == "models pin" else [])]
     words = ["--store", "{folder}", *words]

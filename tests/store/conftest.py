@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +10,23 @@ import pytest
 from numpy.typing import NDArray
 
 from zerotune.store.sqlite.database import MEASUREMENT, Store
+
+WRITE_WITHOUT_REST = """
+import sys
+import numpy as np
+from zerotune.store.sqlite import checkpoints
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+
+checkpoints.EVERY_S = 0.0
+store = Store.open(sys.argv[1])
+block = np.zeros(500, MEASUREMENT)
+block["n_ranks"], block["message_bytes"], block["collective"] = 8, 1024, 2
+for number in range(1_000_000):
+    block["step"] = number
+    store.record_measurements("fabric", "job", block)
+    store.flush()
+    print(number + 1, flush=True)
+"""
 
 
 @pytest.fixture
@@ -41,3 +60,31 @@ def block() -> Callable[..., NDArray[np.void]]:
         return made
 
     return make
+
+
+class RestlessWriter:
+    """A process that commits 500 measurements after 500 more, step after step, and copies the log after each."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self._told = process.stdout
+
+    def wait_for(self, n_batches: int) -> int:
+        """How many batches it has committed, at least."""
+        while (n_told := int(self._told.readline())) < n_batches:
+            pass
+        return n_told
+
+    def kill(self) -> int:
+        """By SIGKILL; how many batches it told of besides, 0 if none."""
+        self._process.kill()
+        return max([0, *map(int, self._told.read().split())])
+
+
+@pytest.fixture
+def restless_writer(path: Path) -> Iterator[RestlessWriter]:
+    command = [sys.executable, "-c", WRITE_WITHOUT_REST, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield RestlessWriter(process)
+        process.kill()

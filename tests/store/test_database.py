@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from zerotune.store.errors import StoreError
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -273,18 +272,6 @@ def test_the_caller_may_reuse_its_block(store, block):
     reused["duration_us"] = 0
     store.flush()
     np.testing.assert_array_equal(store.measurements()["duration_us"], [1, 2])
-
-
-def test_backup_is_a_store_and_overwrites_nothing(store, block, tmp_path):
-    store.record_measurements("f", "j", block(10))
-    store.flush()
-    store.back_up(tmp_path / "copy.db")
-    with Store.open(tmp_path / "copy.db", read_only=True) as copy:
-        np.testing.assert_array_equal(copy.measurements(), block(10))
-    with pytest.raises(StoreError, match="exists already"):
-        store.back_up(tmp_path / "copy.db")
-    with pytest.raises(StoreError, match="cannot be written"):
-        store.back_up(tmp_path / "no" / "such" / "directory" / "copy.db")
 
 
 def test_empty_store_answers_with_nothing(store):

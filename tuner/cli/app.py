@@ -14,6 +14,7 @@ from zerotune.tuner.cli.live.launch import launch
 from zerotune.tuner.cli.live.metrics import metrics
 from zerotune.tuner.cli.live.models import models
 from zerotune.tuner.cli.live.status import status
+from zerotune.tuner.cli.live.store import store
 from zerotune.tuner.cli.offline.demo import demo
 from zerotune.tuner.cli.offline.export import export
 from zerotune.tuner.cli.offline.import_ import import_
@@ -77,3 +78,4 @@ def _options(
 
 app.add_typer(models, name="models")
 app.add_typer(stage, name="stage")
+app.add_typer(store, name="store")

@@ -1,0 +1,50 @@
+"""A copy of a store that may be in use: whole, of one moment, and one file by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from zerotune.store.atomic_file import atomic_write
+from zerotune.store.errors import StoreError
+from zerotune.store.sqlite.opening import open_for_reading
+
+_ANOTHER = "name another file"
+
+
+def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
+    """Copy what is committed in `store` to `target`, which is there whole or not at all; writers go on meanwhile.
+
+    Returns:
+        Bytes of the copy.
+
+    Raises:
+        StoreError: `store` cannot be read; `target` cannot be written, exists and may not be overwritten, or belongs
+            to a database in use.
+    """
+    with contextlib.closing(open_for_reading(store)) as source:
+        _check_target(store, target, may_overwrite)
+        try:
+            with atomic_write(target) as partial:
+                partial.unlink(missing_ok=True)  # of a backup that was killed
+                with contextlib.closing(sqlite3.connect(partial)) as copy:
+                    source.backup(copy)  # all pages in one reading transaction: a writer's commits do not disturb it
+                    copy.execute("PRAGMA journal_mode = DELETE")  # no side files, wherever it is read
+            return target.stat().st_size
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"backup {target} cannot be written: {error}", _ANOTHER) from error
+
+
+def _check_target(store: Path, target: Path, may_overwrite: bool) -> None:
+    if target.exists():
+        if not target.is_file():
+            raise StoreError(f"{target} is no file", _ANOTHER)
+        if target.samefile(store):
+            raise StoreError(f"{target} is the store itself", _ANOTHER)
+        if not may_overwrite:
+            raise StoreError(f"{target} exists already", f"{_ANOTHER}, or add --overwrite")
+    whole = target.resolve()
+    for suffix in ("-wal", "-journal"):  # SQLite would take it for the copy's own, and undo or redo what is not in it
+        if whole.with_name(whole.name + suffix).exists():
+            raise StoreError(f"{target} belongs to a database in use, there is a {whole.name}{suffix}", _ANOTHER)
