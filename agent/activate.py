@@ -62,7 +62,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     if fabric is not None:
         from zerotune.agent.nccl import fabric as fabrics
 
-        fabrics.load(fabric)  # a wrong name must not surface when groups are made
+        fabrics.load(fabric)  # a wrong name must fail now, not when groups are made
         settings = replace(settings, fabric=fabric)
         os.environ[ENV_FABRIC] = fabric
     if settings.fabric is not None:

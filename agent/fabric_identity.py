@@ -80,5 +80,5 @@ def _nvml_description() -> Description:
             except pynvml.NVMLError:
                 break
         return {"driver": str(pynvml.nvmlSystemGetDriverVersion()), "n_nvlinks": n_links}
-    except Exception:  # the identity is then coarser, never wrong
+    except Exception:  # without it the identity tells fewer machines apart, but is never wrong
         return {}

@@ -65,7 +65,7 @@ class LaunchRequest:
 def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | None = None) -> list[Problem]:
     """Everything that stands in the way of a tuned run, worst first.
 
-    `silent` is what there is to say of a daemon that is there and does not answer.
+    `silent` describes a daemon that is there and does not answer; empty where there is none.
     """
     problems = _command_problems(request)
     if request.fabric is not None:

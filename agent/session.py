@@ -45,7 +45,7 @@ MEMORY_EVERY_S = 2.0
 BUSY_S = 2.0
 """How long after its start and after each new plan the agent reports at every tick."""
 TABLES_EVERY_GREETINGS = 32
-"""How often a daemon that is known hears all cost tables again: it may have dropped a job that stood still."""
+"""How often a known daemon gets all cost tables again: it may have dropped a job that made no progress."""
 QUIET_TICKS = 4
 """Ticks between reports when nothing changes: each costs the step some microseconds."""
 
@@ -283,7 +283,7 @@ class Session:
         return self._greeting
 
     def _open_drain(self, plugin: Plugin, queue: StepQueue, job_id: str) -> RecordDrain:
-        """From here on what has happened so far, and what will, is logged and told."""
+        """From here on records and steps, past and future, are logged and sent."""
         self._job_id = job_id
         if self._settings.trace_dir is not None:
             self._trace_log = TraceLog(
@@ -302,7 +302,7 @@ class Session:
             self._agreement.renew()  # a daemon that speaks keeps the plan in force from expiring
         if isinstance(message, wire.Welcome) and self._leader is not None:
             self._leader.publish(message.listen)
-            # Where one daemon gave way to another faster than its silence was noticed.
+            # One daemon replaced another before its absence was noticed.
             self._is_daemon_new = self._daemon_pid not in (None, message.daemon_pid)
             self._daemon_pid = message.daemon_pid
         elif isinstance(message, wire.PlanOffer) and self._agreement is not None:
@@ -356,7 +356,7 @@ class Session:
             self._fail(error)
 
     def _end_trace(self) -> None:
-        """Log what no tick came for any more; say so where there is nothing to log."""
+        """Log what came after the last tick; say so where there is nothing to log."""
         folder = self._settings.trace_dir
         if folder is None:
             return
@@ -381,7 +381,7 @@ class Session:
             logger.warning("zerotune: no summary is written to %s: no training step was seen to end", path)
         try:
             summary.write(self._name.likely() if self._name is not None else "")
-        except OSError as error:  # a full disk, say: no fault of ours, whose place a traceback would show
+        except OSError as error:  # a full disk, for example: not our fault, so no traceback
             path = self._settings.summary_path
             logger.warning("zerotune: the summary cannot be written to %s: %s", path, error.strerror or error)
 

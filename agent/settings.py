@@ -24,7 +24,7 @@ ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
 
 DEFAULT_TICK_MS = 250
-"""How often the agent reports while there is something to learn from it."""
+"""Seconds between reports while there is something to learn from them."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class AgentSettings:
 
 
 def is_first_of_node() -> bool:
-    """Whether this rank speaks for its node, in what the user should read once."""
+    """Whether this rank speaks for its node in messages that the user should read only once."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 

@@ -244,7 +244,7 @@ def picture() -> str:
     height = 20 + len(layers) * (HEIGHT + GAP_Y)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {full:.0f} {height}" font-family="sans-serif">',
-        '<title>The rooms of the code and what they import</title>',
+        "<title>The rooms of the code and what they import</title>",
         '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#667"/></marker></defs>',
         f'<rect width="{full:.0f}" height="{height}" fill="#fff"/>',

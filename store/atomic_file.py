@@ -1,4 +1,4 @@
-"""Files that are written in one piece, or not at all."""
+"""Files that are written completely, or not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Where to write what is `path` once it is whole; on a full disk nothing is left behind, and what was there stays.
+    """The path to write to; it replaces `path` when the block ends.
 
-    A pipe or a device is written to as it is.
+    When anything fails, `path` stays as it was and nothing is left behind. A pipe or a device is written to directly.
     """
     if path.exists() and not path.is_file():
         yield path

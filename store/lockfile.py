@@ -42,7 +42,7 @@ class LockFile:
             raise
 
     def release(self) -> None:
-        """Give the lock up and remove its file; harmless when done already."""
+        """Release the lock and remove its file; may be called twice."""
         if self._descriptor >= 0:
             self.path.unlink(missing_ok=True)
             os.close(self._descriptor)

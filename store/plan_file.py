@@ -89,7 +89,7 @@ def write_plan(path: Path, file: PlanFile) -> None:
 
 
 def read_plan(path: Path) -> PlanFile:
-    """The plan in `path`, under epoch 1. What NCCL cannot do is refused when it is loaded, not here.
+    """The plan in `path`, under epoch 1. Rows that NCCL cannot follow are refused when the plan is loaded, not here.
 
     Raises:
         PlanError: no such file, not a plan, or a name that means nothing; names the row.
@@ -102,7 +102,7 @@ def read_plan(path: Path) -> PlanFile:
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}", "check the path") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # Only where a field is wrong does the parser name something that helps.
+        # The parser's message helps only where a field is wrong.
         reason = f"is not a plan file: {error}" if isinstance(error, msgspec.ValidationError) else _NO_JSON
         problem = f"{path} {reason if text else 'is empty'}"
         raise PlanError(problem, "name one that `zerotune export` wrote") from error

@@ -208,7 +208,7 @@ def agreement_interval(n_ranks: int) -> int:
 
 
 class FirstLook(msgspec.Struct, frozen=True):
-    """How a plan that tries something for the first time ends by itself.
+    """How a plan that tries something for the first time ends without the daemon.
 
     `n_boundaries` after its adoption the first `n_rows` rows give way to `rows`, under the next epoch, whatever the
     daemon does until then; `expires_after` is what `Plan.expires_after` is from there on.
@@ -241,11 +241,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def last_epoch(self) -> int:
-        """The highest epoch that it may come into force under."""
+        """The highest epoch that this plan or its successors (`first_look`) may get."""
         return self.epoch if self.first_look is None else self.epoch + 1
 
     def at(self, n_boundaries: int) -> Plan:
-        """What is in force so many boundaries after its adoption, if no other plan comes."""
+        """The plan in force that many boundaries after this one was adopted, if no other comes."""
         look = self.first_look
         if look is None or n_boundaries < look.n_boundaries:
             return self
@@ -253,7 +253,7 @@ class Plan(msgspec.Struct, frozen=True):
         return Plan(self.last_epoch, rows, look.expires_after, self.gathers_after_step)
 
     def at_last(self) -> Plan:
-        """What is in force in the end, if no other plan comes."""
+        """The plan that stays in force if no other comes."""
         return self if self.first_look is None else self.at(self.first_look.n_boundaries)
 
 
@@ -335,7 +335,7 @@ class Decision(msgspec.Struct, frozen=True):
     epoch: int
     kind: str
     """`explore`, `promote`, `keep`, `rollback`, `prior` (known from earlier runs) or `lead` (runs in most steps, though
-    not proven to be faster); `pace`, `regime`, `variant` and `takeover` are news of the whole job (`is_of_job`):
+    not proven to be faster); `pace`, `regime`, `variant` and `takeover` concern the whole job (`is_of_job`):
     training's own pace or the network has changed, another plan was compared with the one in force, another daemon
     began to decide.
     """
@@ -350,17 +350,20 @@ class Decision(msgspec.Struct, frozen=True):
     alternatives: str = "[]"
     """JSON list of the other candidates: setting, predicted interval, measured median and count."""
     step: int | None = None
-    """The newest step known then; of a change of pace the step that showed it. None where an older version decided."""
+    """The newest step known when this was decided; for a change of pace the step that showed it.
+
+    None in decisions of older versions.
+    """
 
     @property
     def is_of_job(self) -> bool:
-        """Whether this is news of the whole job: its key is then only one of those concerned."""
+        """Whether this concerns the whole job: its key is then only one of many."""
         return self.kind in OF_JOB or (self.kind == "keep" and self.reason.startswith(_OF_JOB_ONCE))
 
 
 OF_JOB: Final = ("pace", "regime", "variant", "takeover")
 _OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
-"""How such news began before they had kinds of their own."""
+"""How reasons of such decisions began before they had kinds of their own."""
 
 
 class CandidateStatistics(msgspec.Struct, frozen=True):
@@ -377,7 +380,7 @@ class CandidateStatistics(msgspec.Struct, frozen=True):
     min_us: float
     last_seen_s: float
     level_std: float = 0.0
-    """How far (log) its comparison with NCCL's own choice may be off, as they ran at different times."""
+    """Doubt (log) about its comparison with NCCL's own choice, since they ran at different times."""
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
@@ -387,13 +390,13 @@ class ModelRecord(msgspec.Struct, frozen=True):
     fabric_id: str
     blob: bytes
     versions: dict[str, str]
-    """Of the features, of scikit-learn …; a mismatch means refit."""
+    """Versions of the features, of scikit-learn ...; a mismatch means refit."""
     training_hash: str
     error: float | None
-    """Held-out error, in the model's own terms; None when there was too little to hold any out."""
+    """Error on held-out data, in the model's own unit; None when there was too little data."""
     created_at_s: float
     is_damaged: bool = False
-    """A cell of it in the store holds what it cannot: nothing but its name and fabric is known."""
+    """Its row in the store is damaged: only its name and fabric are known."""
 
 
 class JobRecord(msgspec.Struct, frozen=True):

@@ -65,7 +65,7 @@ class StepBlock(msgspec.Struct, frozen=True, tag="steps"):
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag="end"):
-    """Last member of a trace whose process ended in good order."""
+    """Last member of a trace whose process ended normally."""
 
     n_records: int
     n_dropped: int

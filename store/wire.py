@@ -87,9 +87,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     nccl_version: int
     tuner_abi: int
     epoch: int = 0
-    """Epoch of the plan in force on this rank."""
+    """Epoch of the plan that is in force on this rank."""
     leader: str = ""
-    """Where the daemon of rank 0 can be reached from this node, if this rank knows."""
+    """Endpoint of rank 0's daemon as seen from this node; empty where this rank does not know it."""
 
 
 class Observations(msgspec.Struct, frozen=True, tag="observations"):
@@ -153,7 +153,7 @@ class NoSteps(msgspec.Struct, frozen=True, tag="no_steps"):
     waited_s: float
 
     def describe(self) -> str:
-        """What is missing, and what to do about it."""
+        """One sentence: what is missing, and what to do about it."""
         return (
             f"nothing is tuned: no training step was seen to end in {self.waited_s:.0f} s and {self.n_calls:,}"
             " collectives. A step ends where step() of a torch optimizer is called, outside backward; a script that has"
@@ -207,7 +207,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     last_decisions: tuple[str, ...] = ()
     health: str = "ok"
     heard_s_ago: float = 0.0
-    """Age of the last word of the rank, or other node, that has been silent longest."""
+    """Seconds since the last message of the rank, or other node, that has been silent longest."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):
@@ -224,9 +224,9 @@ class StoreState(msgspec.Struct, frozen=True):
     is_out: bool = False
     """Nothing can be written now; what is recorded waits in memory."""
     error: str = ""
-    """Why, or else why the last record was lost; of what is over, too."""
+    """The reason, or why the last record was lost, even if that is over."""
     failed_s_ago: float = 0.0
-    """How long ago that began, or else the last record was lost."""
+    """Seconds since that began, or since the last record was lost."""
     n_waiting: int = 0
     n_lost: int = 0
     """Records lost for good since the daemon started."""
@@ -239,7 +239,7 @@ class EndedJob(msgspec.Struct, frozen=True):
 
     job_id: str
     step: int
-    """Its last."""
+    """Its last step."""
     fell_silent: bool
     """Its ranks did not say goodbye: they were killed, or cannot be heard."""
     ended_s_ago: float = 0.0
@@ -260,14 +260,14 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     n_refused: int = 0
     """Messages of others that were malformed or not theirs to send."""
     options: DaemonOptions | None = None
-    """None from a daemon that does not say."""
+    """None from an older daemon."""
     store: StoreState = StoreState()
     health: str = "ok"
     """`degraded` while the store cannot be written, or its file is gone."""
     without_steps: tuple[NoSteps, ...] = ()
     """Jobs of which no step was ever seen to end; they are not among `jobs`."""
     ended: tuple[EndedJob, ...] = ()
-    """The last few, the newest first."""
+    """Jobs that ended, the newest first."""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):

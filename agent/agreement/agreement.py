@@ -78,8 +78,8 @@ class Agreement:
         self._plan_table = plan_table
         self._calls_on_world = calls_on_world
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
-        # A peer that has the message goes on, and its next collective waits for us: after two timeouts
-        # its watchdog has ended the job. Whoever still lives then knows that no rank has it.
+        # A peer that has the message goes on, and its next collective waits for this rank: after two timeouts
+        # its watchdog has ended the job. A rank that still lives then knows that no rank has the message.
         self._patience_s = 2 * timeout_s + 60.0
         self._changed = threading.Condition(threading.Lock())
         self._follower = Follower()

@@ -1,4 +1,4 @@
-"""Store I/O of the agreement's background thread: blocking reads that can be called off, one retry.
+"""Store I/O of the agreement's background thread: blocking reads that can be cancelled, one retry.
 
 The store must be a connection of our own (`zerotune.agent.job_store`), since a blocking read holds it.
 """
@@ -43,7 +43,7 @@ class Exchange:
         self._closing.set()
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Ask now and then: for what may take minutes or never come.
+        """Poll until `is_so()`: for what may take minutes or never happen.
 
         Raises:
             Closed: `close` was called.

@@ -1,5 +1,4 @@
-"""Before anything else: which start of the job is this, and are all its ranks here, alike, and ready to
-stop at the first agreed boundary?
+"""How a job starts: which start is it, do all ranks have equal versions, and where is the first agreed boundary?
 
 A restarted job may find the store that its last start left behind, and launchers number starts differently
 on different nodes. So rank 0 numbers them in the store: an *incarnation* is one start of rank 0, and all
@@ -10,8 +9,8 @@ No rank may wait at a boundary for ranks that never installed the agent, so it h
 the background and none of them bounded in time:
 
 1. Each rank counts itself in the incarnation, under its fingerprint and in all. Only rank 0 says that
-   all are here, and whether every rank had the same fingerprint. In an old incarnation it is dead: there,
-   either nobody ever says it, or it had been said and the count is full, which a newcomer sees.
+   all are here, and whether every rank had the same fingerprint. In an old incarnation rank 0 is dead: either it
+   never said so, or it did and the count is full, which a newcomer sees.
 2. Each rank that reads "alike" promises a boundary that it will not cross without knowing the first
    agreed boundary. By now all ranks are known to be there, so that this wait ends.
 3. Rank 0 collects the promises and writes the message for the first agreed boundary, which is the furthest of them.

@@ -195,7 +195,7 @@ class Leader:
     """Ranks were seen out of step: the plan in force stays for good."""
     renewed_at: int = 0
     adopted_at: int = 0
-    """The boundary from which the plan in force is in force."""
+    """The boundary at which the plan in force was adopted."""
     highest: Plan = BASELINE_PLAN
     next_boundary: int = 0
     """The boundary that the next message is for."""

@@ -1,7 +1,7 @@
 """The agent's line to the daemon: a DEALER socket on its own thread.
 
-Nothing here can hold training up: sends never wait, what cannot be sent is counted and dropped, a
-daemon that dies is noticed by its silence and greeted again when one answers.
+Nothing here can delay training: sends never wait, what cannot be sent is counted and dropped. A daemon that stops
+answering is taken as gone, and is greeted again when one answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("zerotune.agent")
 
 HELLO_EVERY_S = 1.0
 COINCIDE_S = 0.3
-"""A greeting is sent so much early when the thread is awake anyway."""
+"""A greeting may be sent this much earlier when the thread is awake anyway."""
 DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
@@ -126,7 +126,7 @@ class Channel:
         greet_at = tick_at = heard_at
         has_greeted = False
         while not self._is_stopping:
-            # What is heard wakes this thread at once; what there is to tell waits for the tick.
+            # Messages from the daemon wake this thread at once; messages to it wait for the tick.
             pause_s = min(greet_at, tick_at) - time.monotonic()
             if poller.poll(max(0, math.ceil(1000 * pause_s))) and not self._is_stopping:
                 heard_at = time.monotonic()

@@ -1,7 +1,7 @@
 """The cost tables that NCCL has shown to this rank, kept for every daemon that may come to lead the job.
 
-NCCL shows a table once per question, and a daemon that knows none takes for granted that everything is offered. So what
-was shown is kept: the newest table of each question, of so many questions at most.
+NCCL shows a table once per question, and a daemon without a table assumes that NCCL offers every cell. So the newest
+table of each question is kept, for a limited number of questions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zerotune.store.wire import COST_FIELDS
 
 MAX_QUESTIONS: Final = 512
-"""60 kB. Of more than so many, the one that was asked longest ago is given up."""
+"""60 kB. When there are more, the least recently asked one is dropped."""
 
 Question = tuple[int, ...]
 """(ranks, nodes, collective, message bytes): what a daemon files a table under."""
@@ -40,11 +40,11 @@ class CostBook:
                 self._unsent.pop(oldest, None)
 
     def tell_again(self) -> None:
-        """Whoever listens now may know nothing yet."""
+        """All tables are to be sent again: the daemon that listens now may know none."""
         self._unsent = dict.fromkeys(self._tables)
 
     def unsent(self) -> NDArray[np.void]:
-        """What is to be told now, as an array of COST_FIELDS; it counts as told from here on."""
+        """Tables not sent yet, as an array of COST_FIELDS; from now on they count as sent."""
         block = np.array([self._tables[question] for question in self._unsent], COST_FIELDS)
         self._unsent = {}
         return block

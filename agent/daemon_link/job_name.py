@@ -1,7 +1,7 @@
-"""How the job is called, on all of its ranks alike.
+"""The job's name, the same on all ranks.
 
-Ranks launched on several nodes were each given a name; rank 0's counts. It says it in the job's store, below the number
-of the job's start: its last start has left a name there, too.
+Ranks launched on several nodes were each given a name; rank 0's counts. Rank 0 writes it into the job's store, below
+the number of the job's start, since an earlier start has left a name there, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEY: Final = "job_id"
 
 
 class JobName:
-    """One rank's part. Used by the channel's thread; by the main one at exit, when that has ended.
+    """One rank's view of the job's name. Used by the channel's thread, and at exit by the main one.
 
     Args:
         store: the job's store, on a connection that nobody blocks.
@@ -50,7 +50,7 @@ class JobName:
         return store if self.name is not None else None
 
     def likely(self) -> str:
-        """The name, or what it most likely is, where the job was over before rank 0 could say it."""
+        """The name; a likely one where the job ended before rank 0 could write it."""
         return self.name if self.name is not None else self._restarted(_n_restarts())
 
     def _restarted(self, n_times: int) -> str:

@@ -14,7 +14,7 @@ logger = logging.getLogger("zerotune.agent")
 
 KEY: Final = "leader"
 LOOK_EVERY_GREETINGS: Final = 32
-"""After the first few, that come at 1, 2, 4, 8 and 16 greetings: the job's store serves all its nodes."""
+"""Greetings between two reads, after those at 1, 2, 4, 8 and 16: the job's store serves all its nodes."""
 _ANY_HOST: Final = ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:")
 
 

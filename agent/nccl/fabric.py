@@ -73,7 +73,7 @@ class Fabric:
         return self.ranks_per_node * self.max_nodes
 
     def with_nodes(self, max_nodes: int) -> Fabric:
-        """The same nodes and network, more of them; FabricError when the file describes no network."""
+        """This fabric with more nodes of the same kind; FabricError when the file describes no network."""
         if max_nodes > 1 and self.belief.many_nodes is None:
             raise FabricError(f"fabric {self.name} describes no network", "name a fabric of several nodes")
         larger = copy.copy(self)

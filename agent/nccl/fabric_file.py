@@ -94,9 +94,9 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     channel_mb: NotNegative
     """Per channel and neighbour: the buffers of all protocols."""
     algorithm_mb: NotNegative
-    """Besides, once per algorithm."""
+    """Per algorithm, in addition to its channels."""
     connects: Literal["all_channels", "used_channels"] = "all_channels"
-    """NCCL connects all channels of the communicator at once; the other is a library that does not."""
+    """True: all channels of the communicator are connected at once, as NCCL does; False: only those that are used."""
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,8 +1,8 @@
 """Memory pressure: how much of the device's memory is in use, 0 to 1.
 
 On a GPU the device's own count (NVML, else torch); on the CPU the cgroup's limit if there is one,
-else this process's resident memory against the machine's. Sampled off the training thread, but for once
-when a rank joins its job: nothing is tried before the pressure is known.
+else this process's resident memory against the machine's. Sampled on another thread than training, except once when a
+rank joins its job: nothing is tried before the pressure is known.
 """
 
 from __future__ import annotations

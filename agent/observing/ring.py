@@ -48,7 +48,7 @@ class RecordDrain:
 
     Rank 0 sends every record, since the daemon reads the stage fingerprint off its sequence of
     decisions; the others send timed records only. `log`, if given, sees every record and step.
-    What was in rings and queue before there was anybody to collect it comes with the first collection.
+    The first collection includes what was in rings and queue before.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class RecordDrain:
                 self._log.record(block, n_dropped=n_dropped)
             if self._rank != 0:
                 block = block[(block["flags"] & FLAG_TIMED) != 0]
-        # NCCL shows a table before its call is recorded: read in this order, none of these calls lacks its table. It is
-        # told ahead of them, so that nothing is tried on them that NCCL does not offer.
+        # NCCL shows a table before it records the call, so reading in this order gives every call its table. Tables
+        # are sent first, so that nothing is tried that NCCL does not offer.
         shown = self._rings.drain_costs(COST_RING_RECORDS)
         if self._rank == 0:
             self.costs.add(shown)

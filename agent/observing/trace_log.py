@@ -40,7 +40,7 @@ STEP_DTYPE: Final = np.dtype(STEP_FIELDS)
 MAX_BLOCK_RECORDS: Final = 16384
 """One member holds at most this many records, a megabyte before packing."""
 FLUSH_INTERVAL_S: Final = 1.0
-"""What waits longer than this is written: kill -9 loses about a second at most."""
+"""Records that have waited longer than this are written: kill -9 loses about a second at most."""
 
 
 class TraceLog:

@@ -54,7 +54,7 @@ class BoundaryWatch:
         self._has_told = False
 
     def begin(self) -> None:
-        """Training does something: from now on a step should end some day. May be called often."""
+        """Training has started: from now on steps should end. May be called often."""
         if self._thread is not None or self._over.is_set() or not dist.is_available() or not dist.is_initialized():
             return
         self._n_ranks = dist.get_world_size()

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 
 class Region(IntEnum):
-    """Values of the plugin's phase word (zerotune_plugin.h, `zt_region_code`)."""
+    """Values for the plugin's `phase_or_region` (zerotune_plugin.h, `zt_region_code`)."""
 
     forward = 16
     backward = 17
@@ -72,7 +72,7 @@ class StepHooks:
             self._undo.pop()()
 
     def step_ended(self) -> None:
-        """The script says that a step ends here; of a step whose end was seen already it is not news."""
+        """The script says that a step ends here; ignored where the end of this step was seen already."""
         self._after_step()
 
     def _enter_backward(self) -> None:

@@ -13,7 +13,7 @@ from zerotune.store.records import StepRecord
 Item = TypeVar("Item")
 
 MAX_QUEUED: Final = 4096
-"""Of more than so many steps, the oldest are given up."""
+"""When more steps wait, the oldest are dropped."""
 
 
 class StepQueue:
@@ -23,7 +23,7 @@ class StepQueue:
         self._steps: deque[StepRecord] = deque(maxlen=MAX_QUEUED)
         self._adopted: deque[tuple[int, int]] = deque(maxlen=MAX_QUEUED)
         self.n_lost = 0
-        """Steps that were given up."""
+        """Steps that were dropped."""
 
     def add(self, step: StepRecord) -> None:
         """A step has ended."""

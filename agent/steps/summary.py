@@ -21,7 +21,7 @@ class RunSummary:
         self._rank = 0
 
     def describe(self, fabric: str | None, n_ranks: int, rank: int = 0) -> None:
-        """Say what the run runs on; `fabric` names the emulated fabric, None the real NCCL.
+        """Set what the run uses; `fabric` names the emulated fabric, None the real NCCL.
 
         `rank` is the process group's: in processes of `mp.spawn` the environment says none.
         """

@@ -1,4 +1,4 @@
-"""Says at the end of a job under `launch --plan` that no row of the plan ever fitted a call, where that is so."""
+"""Reports at the end of a job under `launch --plan` if no row of the plan ever matched a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def watch(plugin: Plugin, path: Path) -> None:
 
 
 def tell(plugin: Plugin, path: Path) -> None:
-    """One line, where the plan was in force and nothing came of it."""
+    """Print one line if the plan was in force and no row matched a call."""
     counted = plugin.counters()
     if plugin.active_epoch() and counted.n_calls and not counted.n_matched:
         logger.warning(

@@ -331,7 +331,9 @@ def exposed_ratio() -> float | None:
         done = subprocess.run(
             [
                 *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-                "-m", "benchmarks.runtime.exposed_worker", prefetch,
+                "-m",
+                "benchmarks.runtime.exposed_worker",
+                prefetch,
             ],
             capture_output=True,
             text=True,

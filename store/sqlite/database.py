@@ -1,8 +1,8 @@
 """The store: one SQLite file, many readers, one writer thread.
 
 `record_*`, `update_job` and `save_model` only queue and never block; reads see what is committed
-(call `flush` first to read what you just wrote). What exceeds the queue (500,000 rows) is dropped and
-counted, so bulk importers call `flush` between blocks. While the disk is full, what is recorded waits in that queue.
+(call `flush` first to read what you just wrote). Rows beyond the queue's limit (500,000) are dropped and counted, so
+bulk importers call `flush` between blocks. While the disk is full, rows wait in that queue.
 Times are seconds since the epoch.
 """
 
@@ -84,9 +84,9 @@ class Store:
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Store:
-        """Open, checking integrity, and bring the schema up to date; a damaged file is set aside, if it may be.
+        """Open, checking integrity, and bring the schema up to date; a damaged file is set aside, if allowed.
 
-        Rows with damaged cells are said in the log, and not read (`zerotune.store.sqlite.sound_rows`).
+        Rows with damaged cells are logged, and not read (`zerotune.store.sqlite.sound_rows`).
 
         Raises:
             StoreError: it cannot be opened, is another application's, or (read-only) is missing; or it is damaged
@@ -136,7 +136,7 @@ class Store:
         return self._writer.flush(timeout_s) if self._writer else True
 
     def commit(self, timeout_s: float = 30.0) -> None:
-        """`flush` for whoever has nothing to show for its work otherwise.
+        """`flush` for callers whose work is lost without it.
 
         Raises:
             StoreError: what was recorded is not committed.
@@ -146,8 +146,9 @@ class Store:
             raise StoreError(f"{self.path} cannot be written: {reason}", "make room there, then run this again")
 
     def close(self) -> None:
-        """Write what is queued, close the file, free the lock; harmless when done already. What cannot be written
-        now is lost, and said in the log.
+        """Write what is queued, close the file, free the lock; may be called twice.
+
+        What cannot be written now is lost, and logged.
         """
         if self._writer is not None and self._writing is not None:
             self._writer.close()
@@ -324,7 +325,10 @@ class Store:
         return [StepRecord(*row) for row in rows]
 
     def highest_epoch(self, job_id: str) -> int | None:
-        """Of the plans that steps of a job ran under; 0: none, NCCL's own choice ran. None: no step is recorded."""
+        """The highest epoch of the plans that steps of a job ran under; 0: NCCL's own choice ran.
+
+        None: no step is recorded.
+        """
         (found,) = self._reader().execute(
             "SELECT max(epoch) FROM steps WHERE job = (SELECT id FROM jobs WHERE job_id = ?)", (job_id,)
         )
@@ -359,7 +363,7 @@ class Store:
         return [JobRecord(job, fabric, n, Stage(stage), start, end) for job, fabric, n, stage, start, end in rows]
 
     def delete_model(self, name: str, fabric_id: str) -> None:
-        """Queue the end of a model, if there is one of that name for that fabric."""
+        """Queue the deletion of a model, if there is one of that name for that fabric."""
         self._put(
             lambda connection: connection.execute(
                 "DELETE FROM models WHERE name = ? AND fabric_id = ?", (name, fabric_id)
@@ -368,8 +372,9 @@ class Store:
         )
 
     def rename_model(self, name: str, fabric_id: str, new_name: str) -> None:
-        """Queue another name for a model, which keeps its cells as they are, damaged ones too; the one of that name
-        goes.
+        """Queue the renaming of a model, whose cells stay as they are, even damaged ones.
+
+        A model that has the new name is replaced.
         """
         self._put(
             lambda connection: connection.execute(
@@ -410,7 +415,7 @@ class Store:
         self._writer.put(write, n_rows, is_essential=is_essential)
 
     def _is_gone(self) -> bool:
-        """Whether the file that is written is no more to be found at `path`."""
+        """Whether the file that is written was removed from `path`."""
         try:
             return not os.path.samestat(os.stat(self.path), self._file)
         except OSError:

@@ -1,4 +1,4 @@
-"""What a job's decisions amount to: the last word on every key, what is proven of it, what ran."""
+"""What follows from a job's decisions: the last one on every key, what is proven, what ran."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from zerotune.store.records import Candidate, Decision, DecisionKey
 
 
 def settled_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:
-    """The last word on every key: trials that began, and news of the whole job, are none."""
+    """The last decision on every key; the beginning of a trial, and what concerns the whole job, do not count."""
     return {one.key: one for one in decisions if _is_word(one)}
 
 
 def proven_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:
-    """By key what made the setting in force what it is; where one only leads, the setting that it leads over."""
+    """By key the decision that put the setting in force.
+
+    Where a candidate only leads, that of the setting behind it.
+    """
     found: dict[DecisionKey, Decision] = {}
     leads: dict[DecisionKey, Candidate] = {}
     for one in filter(_is_word, decisions):
@@ -28,10 +31,10 @@ def proven_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decisio
 
 
 def decisions_that_ran(decisions: Iterable[Decision], highest_epoch: int | None) -> list[Decision]:
-    """Those whose setting some step ran under, `highest_epoch` being the highest that steps have; None: not known.
+    """The decisions whose setting some step ran under; `highest_epoch` is the highest that steps have, None: not known.
 
     A decision has the epoch of the plan to come. What it proves may run already, on trial by an earlier decision's plan
-    or in turns with others: then none has to come.
+    or in alternate windows with others: then none has to come.
     """
     asked_for: dict[tuple[DecisionKey, Candidate], int] = {}
     found = []
@@ -44,7 +47,7 @@ def decisions_that_ran(decisions: Iterable[Decision], highest_epoch: int | None)
 
 
 def n_tried(decisions: Iterable[Decision], highest_epoch: int | None) -> int:
-    """Trials that some step ran under; `highest_epoch` as in `decisions_that_ran`."""
+    """Decisions that began a trial which some step ran under; `highest_epoch` as in `decisions_that_ran`."""
     return sum(one.kind == "explore" for one in decisions_that_ran(decisions, highest_epoch))
 
 

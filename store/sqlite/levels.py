@@ -6,7 +6,7 @@ mostly then, NCCL's own choice and what lost to it mostly before: medians over a
 Durations (log) are taken apart, per communicator class: each *cell* (what was called, with which setting) has its
 time, and each stretch of a job its level, which is seen in the cells that ran before and after. Stretches are found by
 merging neighbouring blocks of steps that differ by nothing that counts. Keys suffer a level more or less, so each gets
-its own share of it. Where no level differs by more than drift, everything stays as it was measured.
+its own share of it. Where levels differ by no more than drift, everything stays as it was measured.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MIN_SHIFT: Final = 0.03
-"""Levels that differ by less (log) are drift."""
+"""Levels that differ by less (log) count as drift."""
 MIN_Z: Final = 4.0
-"""A level is another one from so many standard errors on."""
+"""Levels that differ by more standard errors than this are different."""
 MIN_BLOCK_STEPS: Final = 4
 MAX_BLOCKS: Final = 64
-"""Of one job, before merging."""
+"""Blocks of steps of one job, before neighbours are merged."""
 MAX_STRETCHES: Final = 8
-"""Of one job, after it."""
+"""Stretches of one job, after neighbouring blocks were merged."""
 MAX_JOBS: Final = 100
-"""So many of the newest are looked at: bounds the time it takes."""
+"""At most this many of the newest jobs are compared, to bound the time."""
 MAX_LOOKED_AT: Final = 200_000
-"""Measurements that levels are made out from: of more, so many by chance."""
+"""Measurements from which levels are estimated; of more, a random sample of this many."""
 MIN_NOISE: Final = 0.01
 CELL_STD: Final = 0.03
-"""How far (log) one cell moves from one stretch to another for reasons of its own."""
+"""Standard deviation (log) of one cell between stretches, for reasons of its own."""
 USUAL_SHARE: Final = 0.1
 """The fastest level that so much of everything measured ran at is the usual one: the others were slowed down."""
 KEY_SHARE: Final = 0.3
-"""How far, of a level, a key may be off it: small messages suffer less from a busy link."""
+"""Standard deviation of one key's share in a level: small messages suffer less from a busy link."""
 KEY_STD: Final = 0.01
-"""How far (log) a key is off from one stretch to another at the same level."""
+"""Standard deviation (log) of one key between stretches of the same level."""
 SETTING_SHARE: Final = 0.03
-"""How far, of a level, one setting may be off another of the same key."""
+"""Standard deviation, as a share of the level, between settings of the same key."""
 SETTING_STD: Final = 0.003
 _SEED: Final = 7
 
@@ -60,12 +60,12 @@ class Cells(NamedTuple):
 
 
 class Levelled(NamedTuple):
-    """What to do to measurements so that all ran at the usual level."""
+    """Corrections after which all measurements ran at the usual level."""
 
     shift: Floats
     """To subtract from the log duration of each measurement."""
     doubt: Floats
-    """By cell: how far (log) its comparison with NCCL's own choice may be off, as they ran at different times."""
+    """By cell: doubt (log) about its comparison with NCCL's own choice, since they ran at different times."""
 
 
 class _Table(NamedTuple):

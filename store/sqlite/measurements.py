@@ -298,7 +298,7 @@ def _levels_of(
 
 
 _LEAST_LOG: Final = -20.0
-"""Of durations that are as good as none."""
+"""Log duration at which shorter ones, practically zero, are clipped."""
 
 
 def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int) -> Candidate:

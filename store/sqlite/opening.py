@@ -1,4 +1,4 @@
-"""Opening a store's file: lock, integrity, version, connection; everything that can be refused."""
+"""Opening a store's file: lock, integrity, version, connection; and what may be refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 
 
 class StoreDamage(sqlite3.DatabaseError):
-    """SQLite can read the file, but it is no whole store."""
+    """SQLite can read the file, but tables or columns are missing."""
 
 
 def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Path | None]:
@@ -56,7 +56,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
             connection = _checked(path)
         return connection, lock, set_aside
     except BaseException:
-        if is_new:  # on a full disk, say: half a store is of no use
+        if is_new:  # on a full disk, for example: half a store is of no use
             for suffix in _SIDE_FILES:
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
         lock.release()

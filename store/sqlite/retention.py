@@ -20,7 +20,7 @@ class Retention(msgspec.Struct, frozen=True):
 
     @property
     def every_rows(self) -> int:
-        """After so many more rows it is applied again: a tenth over the limit at most."""
+        """It is applied again after this many more rows: at most a tenth over the limit."""
         return max(1, min(MOST_ROWS_BETWEEN, self.max_rows_per_fabric // 10))
 
 

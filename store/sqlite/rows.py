@@ -1,4 +1,4 @@
-"""Rows that others belong to, and decisions as rows."""
+"""Rows that other rows refer to, and decisions as rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DECISION_COLUMNS: Final = (
 
 
 def fabric_row(connection: sqlite3.Connection, fabric_id: str) -> int:
-    """Id of the fabric's row, which is made if need be."""
+    """Id of the fabric's row, which is inserted if it is missing."""
     connection.execute("INSERT OR IGNORE INTO fabrics (fabric_id) VALUES (?)", (fabric_id,))
     return int(connection.execute("SELECT id FROM fabrics WHERE fabric_id = ?", (fabric_id,)).fetchone()[0])
 
 
 def job_row(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int:
-    """Id of the job's row, which is made if need be, and put on the fabric of that row, if one is given."""
+    """Id of the job's row, which is inserted if it is missing, and moved to that fabric, if one is given."""
     connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,))
     if fabric is not None:
         connection.execute("UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?", (fabric, job_id, fabric))
@@ -30,7 +30,7 @@ def job_row(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> 
 
 
 def decision_values(decision: Decision) -> tuple[Any, ...]:
-    """Of DECISION_COLUMNS."""
+    """The values of DECISION_COLUMNS."""
     key, candidate = decision.key, decision.candidate
     return (
         key.communicator.n_ranks, key.communicator.n_nodes, key.collective, key.phase, key.size_class,

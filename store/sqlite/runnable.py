@@ -1,7 +1,7 @@
 """Which algorithm and protocol NCCL can run at all for a collective, whatever its release, hardware and options.
 
-NCCL's catalog (`agent/nccl`) says what a job may choose from, which is never more. This says what a row that somebody
-else wrote can be true of: an all-gather by tree is a mistake in a file, however fast it is said to have been.
+NCCL's catalog (`agent/nccl`) says what a job may choose from, which is never more. This says which rows of others can
+be true: an all-gather by tree is a mistake in the file, however fast it claims to be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CELLS: Final = {
     Collective.broadcast: _RING,
     Collective.reduce: _RING,
 }
-"""Of what is not here, NCCL has nothing to choose."""
+"""For other collectives NCCL has no choice."""
 _OF_SEVERAL_NODES: Final = Algorithm.nvls_tree
 
 
@@ -42,7 +42,7 @@ def runnable_cells(collective: Collective, n_nodes: int) -> tuple[tuple[Algorith
 
 
 def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, n_nodes: int) -> bool:
-    """Whether NCCL can run it; None says nothing, and that can be."""
+    """Whether NCCL can run it; None is unknown, which is possible."""
     return algorithm is None or protocol is None or (algorithm, protocol) in runnable_cells(collective, n_nodes)
 
 
@@ -59,7 +59,7 @@ def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
 _NO_COLLECTIVE: Final = np.uint8(15)
 _NO_ALGORITHM: Final = np.uint8(7)
 _NO_PROTOCOL: Final = np.uint8(3)
-"""Above those that there are, as UNKNOWN is."""
+"""Above all known numbers, as UNKNOWN is."""
 
 
 @cache
@@ -82,4 +82,4 @@ RUNNABLE_SQL: Final = (
     f"(algorithm = {UNKNOWN} OR (collective * 256 + algorithm) * 256 + protocol IN ({','.join(map(str, _CODES))})"
     f" AND (algorithm <> {int(_OF_SEVERAL_NODES)} OR n_nodes <> 1))"
 )
-"""The same of a series in the store."""
+"""SQL condition under which NCCL can run the setting of a series."""

@@ -1,8 +1,8 @@
 """What each cell of the store must hold, and a view of it that shows sound rows only.
 
-Whoever reads, reads through these views: a row with a damaged cell is as if it were not there, in every query and
-join, so nothing that reads needs to expect one. Nothing is deleted. Only models are shown whatever their cells hold,
-each with the verdict on them: people look for those by name.
+All reads go through these views: a row with a damaged cell is missing from every query and join, so no reader needs
+to expect one. Nothing is deleted. Only models are shown whatever their cells hold,
+each with the verdict on them: people look for models by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREDICTED_US: Final = "{0} BETWEEN 0 AND 9e999"
 """Infinity is one: a prediction may have no bound."""
 _NUMBER: Final = "{0} BETWEEN -1e15 AND 1e15"
 _TIME_S: Final = "{0} BETWEEN 0 AND 1e11"
-"""Up to the year 5138: what a calendar can show."""
+"""Up to the year 5138."""
 _TEXT: Final = "typeof({0}) = 'text'"
 
 
@@ -130,10 +130,10 @@ _NAMED_BY: Final = {"models": ("name", "fabric_id")}
 """Tables whose rows are shown if they can be named at all."""
 
 _JOINED: Final = ("fabrics", "jobs", "series")
-"""Small tables whose rows belong to a million others: the damaged ones are looked for once in a query, not at each."""
+"""Small tables that a million rows refer to: damaged rows are looked for once per query, not once per row."""
 
 _CANNOT_RUN: Final = f"source = {int(Source.imported)} AND NOT {RUNNABLE_SQL}"
-"""Of series: what `zerotune import` leaves out, and once did not. What ran here did run."""
+"""Condition on series: what older versions of `zerotune import` let in. What ran here did run."""
 
 _told: set[str] = set()
 
@@ -198,5 +198,5 @@ def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
 
 
 def _text(raw: bytes) -> str:
-    """Damaged bytes of a text are shown as such: SQLite's own decoding would end the whole query."""
+    """Damaged text is decoded with replacement characters: SQLite's own decoding would end the whole query."""
     return raw.decode(errors="replace")

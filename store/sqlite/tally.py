@@ -1,4 +1,4 @@
-"""Measurements as they come: what was recorded since the last look, in blocks, by a reader that never blocks."""
+"""New measurements since the last read, in blocks, by a reader that never blocks the writer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tally:
         self.last_row = int(self._connection.execute(_NEWEST).fetchone()[0]) if last_row is None else last_row
 
     def fresh(self) -> Iterator[list[Taken]]:
-        """Blocks of what is new; each is read whole before it is given."""
+        """Blocks of new measurements; each is read completely before it is yielded."""
         while rows := self._connection.execute(_SINCE, (self.last_row, BLOCK_ROWS)).fetchall():
             self.last_row = rows[-1][0]
             yield [Taken(*row) for row in rows]

@@ -24,7 +24,7 @@ _Entry = tuple[Operation, int]
 
 MAX_PENDING_ROWS: Final = 500_000
 ESSENTIAL_ROWS: Final = 100_000
-"""Room beyond that for what is written once and for all: jobs, decisions, models."""
+"""Extra room for rows that are written only once: jobs, decisions, models."""
 LINGER_S: Final = 0.1
 """How long a batch is gathered before it is written; kill -9 loses at most this and one transaction."""
 RETRY_S: Final = 1.0
@@ -36,7 +36,7 @@ _OUTAGES: Final = (
     "database is locked",
     "unable to open database file",
 )
-"""What SQLite says when it can write nothing for now; anything else is the fault of one operation."""
+"""SQLite's messages when it can write nothing for now; any other is the fault of one operation."""
 
 
 class Writer:
@@ -48,7 +48,7 @@ class Writer:
 
     def __init__(self, connection: sqlite3.Connection, on_rollback: Callable[[], None]) -> None:
         self.n_lost = 0
-        """Rows that did not fit into the queue, or that SQLite refused for good."""
+        """Rows that did not fit into the queue, or that SQLite refused."""
         self.n_written = 0
         """Rows committed."""
         self._connection = connection
@@ -63,7 +63,7 @@ class Writer:
         self._pending: deque[_Entry] = deque()
         self._n_pending_rows = 0
         self._n_rows_tried = 0
-        """Taken out of the queue, and not written yet."""
+        """Rows taken out of the queue, and not written yet."""
         self._n_put = 0
         self._n_done = 0
         self._changed = threading.Condition()
@@ -74,7 +74,7 @@ class Writer:
 
     @property
     def state(self) -> StoreState:
-        """How the writing goes."""
+        """Whether rows can be written, and what was lost."""
         with self._changed:
             n_waiting = self._n_pending_rows + self._n_rows_tried if self._is_out else 0
             ago_s = time.monotonic() - self._failed_at_s if self._error else 0.0

@@ -272,7 +272,7 @@ class Communicator:
 
 
 def close_all() -> None:
-    """Destroy what an earlier world has left: older torch does not say that it has destroyed a group."""
+    """Destroy communicators of an earlier world: older torch does not announce that it has destroyed a group."""
     for left in list(_communicators):
         left.close()
 

@@ -20,7 +20,7 @@ _NO_KERNELS: Final = frozenset({"2", "zero"})
 
 
 class RegisteredBuffers:
-    """One communicator's; ncclCommWindowRegister is collective, and so are these calls."""
+    """One communicator's registered buffers; ncclCommWindowRegister is collective, and so are these calls."""
 
     def __init__(self, release: Release, communicator: CommunicatorClass) -> None:
         self._release = release

@@ -124,7 +124,7 @@ class CapturedWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as `wait`."""
+        """Let the captured stream wait here, as `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:

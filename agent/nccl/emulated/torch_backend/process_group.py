@@ -31,7 +31,7 @@ BACKEND: Final = "emulated_nccl"
 _HANDLES_DIE_IN_CPP: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
 """Older torch drops the Python side of a work that C++ asked for; what C++ then waits for never ends."""
 _RECENT_WORKS: Final = 64
-"""So many works are kept alive there: more than DDP has under way."""
+"""Works kept alive for that reason: more than DDP has under way."""
 Tensors = Sequence[torch.Tensor]
 
 
@@ -102,7 +102,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             communicator.close()
 
     def abort(self) -> None:
-        """The same: nothing of the emulation can be stuck on a device."""
+        """Destroy the communicator, as `shutdown` does: nothing of the emulation can be stuck on a device."""
         self.shutdown()
 
     # Collectives that NCCL chooses a setting for.
@@ -171,7 +171,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._launch(Collective.reduce_scatter, todo, op=op)
 
     def reduce_scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> Work:
-        """The same from lists; shapes may differ by rank, which NCCL does by reductions."""
+        """Reduce lists of tensors, and keep this rank's; shapes may differ by rank, which NCCL does by reductions."""
         if isinstance(outputs, torch.Tensor):
             outputs, source_lists = [outputs], [source_lists]
         op, output, sources = _operator(opts), outputs[0], source_lists[0]
@@ -215,7 +215,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._all_to_all(outputs, sources, [output])
 
     def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
-        """The same from and to lists."""
+        """Rank i's j-th tensor becomes rank j's i-th; lists of tensors in place of splits."""
         return self._all_to_all(outputs, sources, outputs)
 
     # Point to point: gloo, on no timeline.

@@ -38,7 +38,7 @@ class EmulatedWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as `wait`."""
+        """Let the compute stream wait, as `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:

@@ -57,7 +57,8 @@ def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> 
 def _lives(pid: int, began_s: float) -> bool:
     try:
         process = psutil.Process(pid)
-        # Another process may have got the number since; the clock behind these times may be set by less.
+        # Another process may have got the pid since; the system clock behind these times may be set back by less than
+        # this.
         is_same = abs(float(process.create_time()) - began_s) < 1.0
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
