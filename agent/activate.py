@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zerotune.agent.settings import ENV_FABRIC, AgentSettings
+from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings
 from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import PluginError
 
@@ -82,7 +82,10 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         try:
             plugin = library.load()
         except PluginError as error:
-            logger.warning("zerotune: %s; training runs at NCCL's own choice", error)
+            # Where `launch` has said so, or another rank of this node does, once is enough.
+            said = os.environ.get(ENV_LAUNCH) == "1" or os.environ.get("LOCAL_RANK", "0") != "0"
+            level = logging.INFO if said else logging.WARNING
+            logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
         else:
             for name in NCCL_PLUGIN_SETTINGS:
                 os.environ.setdefault(name, str(plugin.path))

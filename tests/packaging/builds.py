@@ -70,8 +70,8 @@ class Environment:
 LENT = "lent.pth"
 
 
-def run(*command: object, **options: object) -> subprocess.CompletedProcess[str]:
-    """The finished process, which must have ended well."""
+def run(*command: object, exit_code: int = 0, **options: object) -> subprocess.CompletedProcess[str]:
+    """The finished process, which must have ended with `exit_code`."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=300, **options)
-    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == exit_code, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done

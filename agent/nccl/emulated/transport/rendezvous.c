@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <linux/memfd.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -127,7 +128,8 @@ static int64_t rv_now_ns(void) {
 /* A sparse file big enough for all ranks; only touched pages cost memory. */
 int rv_create(uint32_t n_ranks, uint32_t n_slots, uint64_t arena_bytes, uint64_t nonce) {
   if (n_ranks == 0 || n_ranks > RV_MAX_RANKS) return -1;
-  int fd = memfd_create("zerotune-emulated", MFD_CLOEXEC);
+  /* Not memfd_create(): glibc has it from 2.27 on, a wheel is for 2.17 and newer. */
+  int fd = (int)syscall(SYS_memfd_create, "zerotune-emulated", MFD_CLOEXEC);
   if (fd < 0) return -1;
   rv_shared head = {.magic = RV_MAGIC, .nonce = nonce, .arena_bytes = rv_round(arena_bytes, RV_PAGE),
                     .n_ranks = n_ranks, .n_slots = n_slots};

@@ -1,0 +1,81 @@
+"""What is in the wheels and in the source distribution, and what they say of themselves."""
+
+import re
+import tarfile
+import zipfile
+from email import message_from_bytes
+
+import pytest
+from builds import CHECKOUT, build
+
+LIBRARIES = {
+    "zerotune/agent/nccl/plugin/libnccl-tuner-zerotune.so",
+    "zerotune/agent/nccl/emulated/libzerotune-emulated.so",
+}
+
+
+def names(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+@pytest.fixture(scope="module")
+def unpacked_sdist(built, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(built("sdist")) as archive:
+        archive.extractall(folder, filter="data")
+    (root,) = folder.iterdir()
+    return root
+
+
+def test_the_platforms_wheel_brings_both_libraries_and_the_pure_one_none(built):
+    assert names(built("wheel")) >= LIBRARIES
+    assert names(built("pure")) == names(built("wheel")) - LIBRARIES
+    assert built("pure").name.endswith("-py3-none-any.whl")
+    assert re.search(r"-py3-none-(?!any)\w+\.whl$", built("wheel").name)
+
+
+def test_nothing_but_the_package_is_in_a_wheel(built):
+    assert {name.split("/")[0].split("-")[0] for name in names(built("wheel"))} == {"zerotune"}
+    assert not [name for name in names(built("wheel")) if re.search(r"\.pyc$|\.lock$|/tests/|/benchmarks/", name)]
+
+
+def test_what_an_earlier_build_left_is_not_in_the_next(sources, built, tmp_path):
+    expected = names(built("pure"))
+    stale = [sources / "build/lib/zerotune/tuner/gone.py", *(sources / name.partition("/")[2] for name in LIBRARIES)]
+    for file in stale:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    try:
+        assert names(build("pure", sources, tmp_path / "dist")) == expected
+    finally:
+        for file in stale:
+            file.unlink(missing_ok=True)
+
+
+def test_building_needs_no_compiler(sources, built, tmp_path):
+    wheel = build("wheel", sources, tmp_path / "dist", CC="no-such-compiler")
+    assert names(wheel) == names(built("pure"))
+
+
+def test_the_source_distribution_builds_the_same_wheel(built, unpacked_sdist, tmp_path):
+    assert names(build("wheel", unpacked_sdist, tmp_path / "dist")) == names(built("wheel"))
+
+
+def test_docs_and_licence_are_in_the_source_distribution_and_test_data_is_not(unpacked_sdist):
+    for page in (CHECKOUT / "docs").rglob("*.md"):
+        assert (unpacked_sdist / page.relative_to(CHECKOUT)).exists()
+    assert (unpacked_sdist / "LICENSE").read_bytes() == (CHECKOUT / "LICENSE").read_bytes()
+    assert not (unpacked_sdist / "tests").exists()
+
+
+def test_the_description_has_no_link_into_the_repository(built):
+    with zipfile.ZipFile(built("pure")) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        fields = message_from_bytes(archive.read(metadata))
+    description = fields.get_payload()
+    assert len(description) > 1000
+    targets = re.findall(r"\]\(([^)]*)\)|^\[[^]]+\]: *(\S+)|(?:href|src|srcset)=[\"']([^\"']*)", description, re.M)
+    assert [one for groups in targets for one in groups if one and not one.startswith("https://")] == []
+    assert fields["License-Expression"] == "Apache-2.0"
+    assert fields["Description-Content-Type"] == "text/markdown"
