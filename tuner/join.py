@@ -17,7 +17,7 @@ from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED, OBSERVA
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
 UNKNOWN_EPOCH: Final = 2**32 - 1
-"""Of what no plan of now has a say in: a replayed graph runs what was asked when it was captured."""
+"""Epoch of calls that the present plan does not decide: a replayed graph runs what was asked when it was captured."""
 NO_ALGORITHM: Final = 255
 
 JOIN_TIMEOUT_S: Final = 2.0
@@ -68,7 +68,7 @@ class Joiner:
         self._n_members = np.zeros(MAX_COMMUNICATORS, np.int64)
 
     def member_is_gone(self) -> None:
-        """A rank left and does not come back: what still waits for its part never is a whole call."""
+        """A rank left and does not come back: calls that still wait for its record are dropped."""
         self.n_partial += len(self._codes)
         self._forget_waiting()
         self.members_changed()
@@ -141,7 +141,7 @@ class Joiner:
         late = records["sequence"] <= self._joined_up_to[(codes >> np.uint64(48)).astype(np.int64)]
         if late.any():
             self.n_late += int(late.sum())
-            self._n_members[(codes[late] >> np.uint64(52)).astype(np.int64)] = 0  # more report than was thought
+            self._n_members[(codes[late] >> np.uint64(52)).astype(np.int64)] = 0  # more ranks report than expected
             records, codes = _select(records, ~late), codes[~late]
         codes = np.concatenate([self._codes, codes])
         arrived_s = np.full(len(codes), now_s)

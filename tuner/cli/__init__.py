@@ -28,7 +28,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _ended_in_good_order() -> Iterator[None]:
-    """SIGTERM and Ctrl-C give 0 from the beginning: what a daemon needs takes seconds to load."""
+    """SIGTERM and Ctrl-C exit with 0 from the beginning, since a daemon takes seconds to load."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda *_: sys.exit(0)) for number in numbers]
     try:
@@ -58,7 +58,7 @@ def _run() -> None:
             remedy = "look whether its disk is full or cannot be read, and what else has it open"
         code = _failed(f"the store {'is damaged' if is_damaged else 'cannot be used'} ({reason}); {remedy}", 2)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read has left: nothing to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has left
         code = 0
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
@@ -71,7 +71,7 @@ def _run() -> None:
 
 
 def _refuse_empty(words: list[str]) -> None:
-    """An empty value would be taken for the current folder, or for nothing: a variable that is not set, mostly.
+    """Refuse empty values, mostly from unset variables: one would be taken for the current folder, or for nothing.
 
     What follows `--` is the training command's own.
     """

@@ -1,4 +1,4 @@
-"""What the shell offers for the values of options; nothing here fails, an unknown is just not offered."""
+"""What the shell offers for the values of options; nothing here fails: what is unknown is not offered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of(values: Callable[[typer.Context], Iterable[str]]) -> Completion:
 
 
 def one_of(*values: str) -> Completion:
-    """A completion from words that are known beforehand."""
+    """A completion from a fixed list of words."""
     return of(lambda ctx: values)
 
 

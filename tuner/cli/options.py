@@ -23,7 +23,7 @@ def _existing_keys(context: typer.Context, folder: Path | None) -> Path | None:
 
 
 def a_number(value: float | None) -> float | None:
-    """Refuses nan, which no minimum keeps out, and infinity; for an option's `callback`."""
+    """Refuses infinity and nan, which passes any minimum; for an option's `callback`."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number")
     return value
@@ -69,7 +69,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 
 def console() -> Any:
-    """Where tables go. On a narrow terminal what does not fit into a cell is folded: rich would cut it."""
+    """The console for tables. Text that does not fit into a cell is folded, where rich would cut it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -100,7 +100,7 @@ def progress_console() -> Any:
 
 @contextlib.contextmanager
 def sigterm_like_ctrl_c() -> Iterator[None]:
-    """What batch systems send before they kill ends a command in good order, too."""
+    """SIGTERM, which batch systems send first, ends a command normally."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

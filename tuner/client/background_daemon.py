@@ -26,7 +26,7 @@ def start_in_background(
     """Start a daemon as a process of its own session and wait until it answers.
 
     Args:
-        endpoint: where it listens; nobody else may.
+        endpoint: address to listen at, which no other daemon may have.
         store_path: the file that it writes.
         idle_exit_s: it leaves by itself when no rank has spoken for so long.
         log_path: what it says goes there; default: beside the store.

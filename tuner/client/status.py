@@ -68,7 +68,7 @@ def holder_of(endpoint: str) -> Holder | None:
 
 
 def no_answer(endpoint: str, holder: Holder) -> UserError:
-    """What to say of a daemon that is there and says nothing."""
+    """The message about a daemon that is there and does not answer."""
     state, remedy = "does not answer", "ask again in a while"
     if holder.is_stopped:
         state, remedy = "is stopped", f"`kill -CONT {holder.pid}` lets it go on"
@@ -79,7 +79,7 @@ def no_answer(endpoint: str, holder: Holder) -> UserError:
 
 
 FEW_STEPS: Final = 20
-"""Within so many steps a workload may not have been recognised yet."""
+"""A workload may not be recognised before this many steps."""
 
 
 def workload(stage: Stage, step: int) -> str:
@@ -96,7 +96,7 @@ def may_try(options: wire.DaemonOptions) -> str:
 
 
 def store_words(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
-    """What is wrong or was wrong with writing to the store, and the style of it; nothing where nothing was lost."""
+    """(text, style) of what is or was wrong with writing to the store; empty where nothing was lost."""
     from rich.filesize import decimal
 
     store, folder = reply.store, Path(reply.store_path).parent

@@ -38,7 +38,7 @@ FABRIC = "ethernet_boxes"
 N_RANKS = 2
 N_STEPS = 500
 SETTLED_SHARE = 0.25
-"""The last quarter of the steps is compared: by then the tuner has made up its mind."""
+"""The last quarter of the steps is compared: by then the tuner has decided."""
 RUN_TIMEOUT_S = 170
 """For N_STEPS; more may take longer."""
 ENDING_TIMEOUT_S = 15
@@ -231,7 +231,7 @@ def _decided(decision: Decision, here: Medians, everywhere: Medians) -> tuple[st
 
 
 def _undecided(known: Mapping[Candidate, MeasuredSetting]) -> tuple[str, str]:
-    """What ran without a decision: a later run has nothing to try where an earlier one found nothing better."""
+    """Rows for settings that ran without a decision: a later run tries nothing where none was better."""
     own = known.get(BASELINE)
     return (f"{own.setting}\n{_us(own.median_us)}" if own else "unknown\n-"), "the same: nothing decided in this run"
 

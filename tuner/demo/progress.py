@@ -1,4 +1,4 @@
-"""How far a training run of `zerotune demo` is, while it lasts."""
+"""Progress of a training run of `zerotune demo`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rich.status import Status
 
 LOOK_EVERY_S: Final = 0.5
 TOLD_SHARES: Final = 5
-"""Into a file each fifth of the steps is told."""
+"""In a file, one line per fifth of the steps."""
 
 
 class Progress:
-    """Tells of a run's steps: on a terminal in one line that changes, into a file a line now and then."""
+    """Prints a run's progress: on a terminal in one line that changes, into a file a line now and then."""
 
     def __init__(self, console: Console, words: str, losses: Path, n_steps: int) -> None:
         self._console, self._words = console, words

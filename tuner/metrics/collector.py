@@ -32,7 +32,7 @@ BUCKETS_US: Final = tuple(round(10 * 2 ** (step / 2), 1) for step in range(37))
 STATUS_AGE_S: Final = 1.0
 STATUS_TIMEOUT_S: Final = 2.0
 MAX_LABEL_SETS: Final = 2000
-"""More than this many label combinations go under the job `other`: jobs come and go, Prometheus keeps all."""
+"""Label combinations beyond this number count under the job `other`: Prometheus keeps every one for ever."""
 
 Labels = tuple[str, ...]
 
@@ -72,7 +72,7 @@ class Collector(Base):
             self._read_store()
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: asking would collect."""
+        """No descriptions: to give them would mean to collect."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -94,7 +94,7 @@ class Collector(Base):
         try:
             tally = Tally(self._store_path, self._last_row)
         except StoreError:
-            self._last_row = 0  # not there yet: all that will be in it is new
+            self._last_row = 0  # no store yet: everything that will be in it is new
             return
         try:
             for block in tally.fresh():

@@ -1,4 +1,4 @@
-"""HTTP for Prometheus: few connections at a time, each for a few seconds, so that no scraper takes it all."""
+"""HTTP for Prometheus: few connections at a time, each for a few seconds, so that no scraper can block the others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CONNECTION_TIMEOUT_S: Final = 5.0
 
 class _Handler(WSGIRequestHandler):
     timeout = CONNECTION_TIMEOUT_S
-    """Of one read or write: a scraper that says nothing is hung up on."""
+    """Timeout of one read or write: a silent scraper is disconnected."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes come every few seconds; they are no news."""
+        """Scrapes come every few seconds and are not logged."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -33,7 +33,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
-        """Without asking the name server who we are."""
+        """Bind without a reverse DNS lookup of our own name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -53,7 +53,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Scrapers that leave early are no news either."""
+        """Scrapers that disconnect early are not logged either."""
 
 
 def parse_address(text: str) -> tuple[str, int]:

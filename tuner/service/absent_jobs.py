@@ -1,4 +1,4 @@
-"""Jobs that `zerotune status` tells of though they are not connected: ended ones, and those without steps."""
+"""Jobs that `zerotune status` shows although they are not connected: ended ones, and those without steps."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Final
 from zerotune.store.wire import EndedJob, NoSteps
 
 FORGOTTEN_S: Final = 10.0
-"""A job without steps says so every two seconds; one that has not for so long is gone."""
+"""A job without steps says so every two seconds; one that has not for this long is gone."""
 MAX_SENDERS: Final = 4096
 MAX_ENDED: Final = 3
 
 
 class AbsentJobs:
-    """What is known of such jobs; `clock` as the service's."""
+    """What is known of such jobs; `clock` is the service's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._without_steps: dict[bytes, tuple[float, NoSteps]] = {}
-        """By sender: when it said so last, and what."""
+        """By sender: time of its last message, and the message."""
         self._ended: deque[tuple[float, EndedJob]] = deque(maxlen=MAX_ENDED)
 
     def has_no_steps(self, sender: bytes, said: NoSteps) -> None:
-        """The first rank of a node has not seen a step end."""
+        """The first rank of a node reports that it has not seen a step end."""
         if len(self._without_steps) < MAX_SENDERS or sender in self._without_steps:
             self._without_steps[sender] = self._clock(), said
 
     def without_steps(self, connected: Container[str]) -> tuple[NoSteps, ...]:
-        """Jobs that train and of which no step was seen to end; those that are connected by now are none."""
+        """Jobs that train without a step that ends; jobs that are connected by now are left out."""
         since_s = self._clock() - FORGOTTEN_S
         self._without_steps = {
             sender: (at_s, said)
@@ -39,12 +39,12 @@ class AbsentJobs:
         return tuple({said.job_id: said for _, said in self._without_steps.values()}.values())
 
     def has_ended(self, job_id: str, step: int, *, silent_since_s: float | None = None) -> None:
-        """The last rank of a job has left, or nothing has been heard of it for too long: since when."""
+        """The last rank of a job has left, or has been silent too long, since `silent_since_s`."""
         ended_at_s = self._clock() if silent_since_s is None else silent_since_s
         self._ended.append((ended_at_s, EndedJob(job_id, step, fell_silent=silent_since_s is not None)))
 
     def ended(self, connected: Container[str]) -> tuple[EndedJob, ...]:
-        """The jobs that ended last, the newest first; those that are back are none."""
+        """The jobs that ended last, the newest first; jobs that are connected again are left out."""
         now_s = self._clock()
         return tuple(
             EndedJob(job.job_id, job.step, job.fell_silent, now_s - at_s)

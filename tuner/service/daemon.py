@@ -39,12 +39,12 @@ SWITCH_INTERVAL_S: Final = 0.0005
 """How long the writer's thread may keep the GIL from the loop."""
 MESSAGES_PER_ROUND: Final = 64
 ROUND_S: Final = 0.0005
-"""How long observations are handled before the loop looks for what cannot wait."""
+"""How long observations are handled before the loop checks for urgent messages."""
 RECEIVE_QUEUE_MESSAGES: Final = 64
 """Per rank; what does not fit stays with the agent, which drops and counts."""
 SEND_QUEUE_MESSAGES: Final = 256
 STOOD_STILL_S: Final = 1.0
-"""So long after its time a round of the loop tells that the daemon itself was held up: stopped, say."""
+"""A round of the loop that is this late shows that the daemon itself was stopped for a while."""
 ARRIVING_MS: Final = 50
 """At the end: how long a message may be on its way through this process."""
 LONGEST_DRAIN_S: Final = 1.0
@@ -77,7 +77,7 @@ class Daemon:
         self.n_errors = 0
         """Failures of our own."""
         self.n_refused = 0
-        """Frames that were no messages."""
+        """Frames that could not be decoded."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Run `call` on the loop's thread; may be called from any."""
@@ -87,7 +87,7 @@ class Daemon:
 
     @property
     def wake_fd(self) -> int:
-        """What is written there wakes the loop."""
+        """File descriptor: a byte written to it wakes the loop."""
         return self._waker.fileno()
 
     def stop(self) -> None:
@@ -142,7 +142,7 @@ class Daemon:
         self._waker.close()
 
     def _receive(self) -> None:
-        """Take in what has arrived, and do at once what cannot wait."""
+        """Receive what has arrived, and handle urgent messages at once."""
         for _ in range(MESSAGES_PER_ROUND):
             if not self._inbox.has_room:
                 return
@@ -154,7 +154,7 @@ class Daemon:
                 self._take(sender, frames)
 
     def _work_off(self) -> None:
-        """Handle what waits, for as long as one round may last."""
+        """Handle waiting messages, for as long as one round may last."""
         ends_at_s = self._clock() + ROUND_S
         while self._inbox:
             self._take(*self._inbox.take())
@@ -177,7 +177,7 @@ class Daemon:
         self._send(self._guarded(lambda: self._service.handle(sender, message, records)))
 
     def _guarded(self, call: Callable[[], list[Reply] | None]) -> list[Reply]:
-        """A failure of ours costs one message, not the daemon."""
+        """An exception of ours loses one message and does not end the daemon."""
         try:
             return call() or []
         except Exception:
@@ -187,7 +187,7 @@ class Daemon:
 
     def _send(self, replies: list[Reply]) -> None:
         for receiver, message in replies:
-            # A receiver that has left or does not read costs itself the message.
+            # A receiver that has left or does not read loses the message.
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.send_multipart([receiver, *wire.encode(message)], zmq.NOBLOCK)
 
@@ -248,7 +248,7 @@ def run_daemon(
                 with _signals(daemon.stop, daemon.wake_fd):
                     on_ready(store.path)
                     daemon.run(idle_exit_s)
-                    daemon.drain()  # a second signal does not cut it short
+                    daemon.drain()  # a second signal does not interrupt this
             finally:
                 learner.close()
                 uplinks.close()
@@ -259,7 +259,7 @@ def run_daemon(
         for one in bound:
             one.stop_authenticator()
         socket.close(linger=200)
-        context.term()  # only then is the socket's file gone and the address another's to take
+        context.term()  # only then is the socket's file gone and the address free
         for one in bound:
             one.release()
 

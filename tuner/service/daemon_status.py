@@ -1,4 +1,4 @@
-"""What a daemon answers when it is asked how it is."""
+"""The daemon's answer to `zerotune status`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zerotune.tuner.service.service import Service
 
 
 def version() -> str:
-    """Of zerotune."""
+    """The version of zerotune."""
     try:
         return importlib.metadata.version("zerotune")
     except importlib.metadata.PackageNotFoundError:
@@ -38,7 +38,7 @@ class DaemonStatus:
         self._started_s = time.monotonic()
 
     def reply(self, n_errors: int, n_refused: int) -> wire.StatusReply:
-        """The answer, with so many failures of the loop's own and messages that it refused."""
+        """The answer, with the loop's own failures and the messages that it refused."""
         writing, absent_jobs, job_ids = self._store.writing, self._service.absent_jobs, self._service.job_ids
         return wire.StatusReply(
             daemon_pid=os.getpid(),

@@ -67,7 +67,7 @@ class BoundEndpoint:
         """As it was bound: with the port that the system chose, and 0.0.0.0 for any host."""
 
     def stop_authenticator(self) -> None:
-        """Before the socket's context ends."""
+        """Call before the socket's context ends."""
         if self._authenticator is not None:
             self._authenticator.stop()
 
@@ -79,7 +79,7 @@ class BoundEndpoint:
 
 
 def temporary_folder_note() -> str:
-    """What to know where the socket is not below the TMPDIR that was asked for; empty where it is.
+    """A hint for the user where the socket is not below the requested TMPDIR; else empty.
 
     Training that is started with a TMPDIR of its own would look for the daemon elsewhere.
     """

@@ -10,10 +10,9 @@ MAX_WAITING_BYTES: Final = 64 * 2**20
 
 
 class Inbox:
-    """Messages with records wait here; others need not, unless their sender has one waiting.
+    """Messages with records wait here; others only if their sender has one waiting.
 
-    So the order of each sender's messages is kept, and a rank that asks for its plan waits for nobody's
-    observations.
+    So each sender's order is kept, and a rank that asks for its plan never waits for another rank's observations.
     """
 
     def __init__(self) -> None:
@@ -26,11 +25,11 @@ class Inbox:
 
     @property
     def has_room(self) -> bool:
-        """Whether more should be received; what is not stays with its sender."""
+        """Whether more should be received; other messages stay with their senders."""
         return len(self._waiting) < MAX_WAITING_MESSAGES and self._n_bytes < MAX_WAITING_BYTES
 
     def put(self, sender: bytes, frames: list[bytes]) -> bool:
-        """Keep a message for later; False: handle it now."""
+        """Keep a message for later; False when it should be handled now."""
         if len(frames) < 3 and sender not in self._n_by_sender:
             return False
         self._waiting.append((sender, frames))

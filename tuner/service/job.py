@@ -24,12 +24,14 @@ _log = logging.getLogger("zerotune.service")
 MAX_BACKLOG: Final = 10_000
 RATE_PERIOD_S: Final = 2.0
 GREETED_S: Final = 3.0
-"""Within so long of each other all ranks that have an agent greet: each does so once a second, and looks once a
-second for a daemon that was not there. More than a joiner's timeout."""
+"""All ranks with an agent greet within this time of each other.
+
+Each greets once a second, and looks once a second for a missing daemon. More than a joiner's timeout.
+"""
 SETTLE_S: Final = 1.0
-"""Windows open when all ranks are here, or none has come or gone for so long."""
+"""Windows open when all ranks are here, or when no rank has come or gone for this long."""
 MISSING_AFTER_S: Final = 10.0
-"""Ranks that have not greeted for so long after the others are said to be missing."""
+"""Ranks that have not greeted this long after the others are reported as missing."""
 
 
 class BrainLike(Protocol):
@@ -82,8 +84,8 @@ class RankSession(msgspec.Struct):
 class Job:
     """State of one job; its methods never raise on what ranks send.
 
-    What arrives before the brain exists waits in a bounded backlog. A brain that raises is let go:
-    the job runs on at the plan in force, and its health says so.
+    Messages that arrive before the brain exists wait in a bounded backlog. A brain that raises is dropped: the job
+    goes on with the plan in force, and its health says so.
     """
 
     def __init__(self, hello: Hello, now_s: float, uplinks: UplinksLike) -> None:
@@ -93,7 +95,7 @@ class Job:
         self.n_ranks = hello.n_ranks
         self.ranks: dict[int, tuple[bytes, RankSession]] = {}
         self.nodes: dict[bytes, NodeSession] = {}
-        """Where rank 0 is here: the daemons of the other nodes."""
+        """The daemons of the job's other nodes, if rank 0 is on this one."""
         self.silent_ranks = SilentRanks()
         self.uplink = Uplink(hello.job_id, uplinks)
         self.joiner = Joiner()
@@ -103,11 +105,11 @@ class Job:
         self._is_settled = False
         self._n_settled = 0
         self._n_reporters = hello.n_ranks
-        """Who may report a call; more than are here while that is not settled."""
+        """The number of reporters that a call may have; more than are here while that is not settled."""
         self.next_tick_s = now_s
         self.epoch = hello.epoch
         self.highest_epoch = hello.epoch
-        """Of all plans that rank 0 was offered before it came here: a brain's own must rise above it."""
+        """Highest epoch that rank 0 was offered before it came here: a brain's plans must have higher ones."""
         self._epoch_since_step = -1
         self.step = 0
         self.offer: Plan | None = None
@@ -136,7 +138,7 @@ class Job:
 
     @property
     def has_brain(self) -> bool:
-        """Whether a brain thinks about this job."""
+        """Whether this job has a brain."""
         return self._brain is not None
 
     def give_brain(self, brain: BrainLike) -> None:
@@ -149,7 +151,7 @@ class Job:
             self.tell(event)
 
     def tell(self, event: Callable[[BrainLike], None]) -> None:
-        """Let the brain know of something; if it fails, tuning of this job stops."""
+        """Call the brain; if it raises, tuning of this job stops."""
         if self._brain is None:
             if not self.trouble and len(self._backlog) < MAX_BACKLOG:
                 self._backlog.append(event)
@@ -182,7 +184,7 @@ class Job:
         return self.offer if proposed else None, decided
 
     def set_knowledge(self, knowledge: object) -> None:
-        """Earlier runs have been learned from anew."""
+        """New knowledge of earlier runs is there."""
 
         def swap(brain: BrainLike) -> None:
             brain.knowledge = knowledge
@@ -205,12 +207,14 @@ class Job:
         self.joiner.members_changed()
 
     def reporter_left(self, now_s: float) -> None:
-        """One is gone. Its last calls are still to be told by the others: until that is settled, who reports
-        them is what it was."""
+        """One is gone.
+
+        The others still report its last calls: until these are joined, the number of reporters stays as it was.
+        """
         self.changed_at_s, self._is_settled = now_s, False
 
     def _settle(self, now_s: float) -> None:
-        """Find out who reports to this daemon, if it is time to."""
+        """Settle who reports to this daemon, if it is time."""
         # What goes on to a leading daemon must be there before that one's joiner gives up.
         patience_s = SETTLE_S if self.uplink.is_alive(now_s) else GREETED_S
         if not self._is_settled and (self.n_ranks_here >= self.n_ranks or now_s - self.changed_at_s >= patience_s):
@@ -230,7 +234,7 @@ class Job:
     def finish_step(self, step: StepRecord) -> None:
         """The leading rank has finished a step."""
         self.step = max(self.step, step.step)
-        # A full queue may have lost the word of it, as when the plan expired while this daemon stood still.
+        # A full queue may have lost that message, for example when the plan expired while this daemon stood still.
         if step.epoch != self.epoch and step.step >= self._epoch_since_step:
             self.adopt(step.epoch, step.step)
         self._step_us.append(step.duration_us)
@@ -278,7 +282,7 @@ class Job:
         )
 
     def _forwards(self, now_s: float) -> str:
-        """Where a daemon of another node leads, whether it is there."""
+        """Text about a leading daemon on another node: whether it is there."""
         if not self.uplink.endpoint:
             return ""
         is_alive = self.uplink.is_alive(now_s)

@@ -40,7 +40,7 @@ class NodeSession(msgspec.Struct):
 
 
 class Uplink:
-    """At another node's daemon: one job's way to the leading daemon."""
+    """At another node's daemon: one job's connection to the leading daemon."""
 
     def __init__(self, job_id: str, uplinks: UplinksLike) -> None:
         self._job_id = job_id
@@ -48,7 +48,7 @@ class Uplink:
         self._told_at_s = float("-inf")
         self._heard_at_s = float("-inf")
         self.endpoint = ""
-        """Empty: nobody has said where the leading daemon is, or it is this one."""
+        """Endpoint of the leading daemon; empty: unknown, or it is this one."""
 
     def point_to(self, endpoint: str) -> None:
         """The leading daemon is there; empty: it is this one."""
@@ -66,7 +66,7 @@ class Uplink:
         self._heard_at_s = now_s
 
     def greet(self, now_s: float, rank: int, n_ranks: int) -> None:
-        """Say that this node is there, if it is time to."""
+        """Tell the leading daemon that this node is there, if it is time."""
         if self.endpoint and now_s - self._told_at_s >= FORWARD_EVERY_S:
             self._told_at_s = now_s
             self.forward(rank, n_ranks, b"", 0)

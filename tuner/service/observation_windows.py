@@ -1,4 +1,4 @@
-"""When the ranks time their collectives: always while something is being learned, else a sample."""
+"""When the ranks time their collectives: always while something is being learned, else in a sample of steps."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ from zerotune.tuner.service.nodes import NodeSession, NoUplinks, UplinksLike
 _log = logging.getLogger("zerotune.service")
 
 RANK_TIMEOUT_S: Final = 10.0
-"""A rank greets every second; one that has not for so long is gone."""
+"""A rank greets every second; one that has not for this long is gone."""
 JOIN_EVERY_S: Final = 0.05
-"""Observations gather for so long before they are joined."""
+"""How long observations are gathered before they are joined."""
 TICK_EVERY_S: Final = 0.5
 MAX_SESSIONS: Final = 4096
 MAX_RANK: Final = 65_535
@@ -61,7 +61,7 @@ class StoreLike(Protocol):
         """A job has started."""
 
     def update_job(self, job_id: str, *, stage: Stage | None = None, ended_at_s: float | None = None) -> None:
-        """News of a job."""
+        """What has changed about a job."""
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
         """Joined measurements."""
@@ -105,9 +105,9 @@ class Service:
         self._senders: dict[bytes, tuple[str, int]] = {}
         self.absent_jobs = AbsentJobs(clock)
         self.learning = Learning(clock)
-        """What jobs start from, and when the learner is asked for more."""
+        """The knowledge that jobs start from, and requests to the learner."""
         self._slices: Iterator[list[Reply]] | None = None
-        """What is left of a job's tick."""
+        """The slices of a job's tick that are still to be done."""
         self.n_refused = 0
         """Messages answered with an error."""
         self.n_unannounced = 0
@@ -201,7 +201,10 @@ class Service:
             deque(self._tick_job(job, self._clock(), give_up=True), maxlen=0)
 
     def stood_still(self, held_up_s: float) -> None:
-        """This daemon heard nobody for so long by no fault of theirs: what they said meanwhile is still to be read."""
+        """This daemon itself was stopped for `held_up_s`: no rank counts as silent for that time.
+
+        Messages of that time are still to be read.
+        """
         now_s = self._clock()
         for job in self._jobs.values():
             sessions: list[RankSession | NodeSession] = [session for _, session in job.ranks.values()]
@@ -254,7 +257,7 @@ class Service:
         yield self._think(job)
 
     def _forwarded(self, sender: bytes, message: Forwarded, records: NDArray[np.void]) -> list[Reply]:
-        """News of another node's daemon; none is taken, nor answered, where rank 0 is not."""
+        """A message of another node's daemon; ignored unless rank 0 is on this node."""
         job, now_s = self._jobs.get(message.job_id), self._clock()
         if job is None or 0 not in job.ranks:
             return []

@@ -1,4 +1,4 @@
-"""Who of a job has stopped to speak without a goodbye, and what `zerotune status` says of it."""
+"""Ranks of a job that stopped sending without a goodbye, and what `zerotune status` says about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 SILENT_AFTER_S: Final = 2.0
-"""A rank speaks at least once a second; one that has missed that is said to be silent."""
+"""A rank sends at least once a second; one that has not for this long is reported as silent."""
 
 
 class SilentRanks:
@@ -17,15 +17,15 @@ class SilentRanks:
         self._nodes: dict[int, float] = {}
 
     def rank_gone(self, rank: int, heard_at_s: float) -> None:
-        """It was heard last at `heard_at_s`."""
+        """The rank was taken as gone; it sent its last message at `heard_at_s`."""
         self._ranks[rank] = heard_at_s
 
     def node_gone(self, rank: int, heard_at_s: float) -> None:
-        """The daemon of that rank's node was heard last at `heard_at_s`."""
+        """The daemon of that rank's node was taken as gone; it sent its last message at `heard_at_s`."""
         self._nodes[rank] = heard_at_s
 
     def rank_is_here(self, rank: int) -> None:
-        """It greets."""
+        """The rank greets (again)."""
         self._ranks.pop(rank, None)
 
     def node_is_here(self, rank: int) -> None:

@@ -1,7 +1,7 @@
 """Connections to the leading daemons of jobs whose rank 0 is on another node.
 
-Like an agent's line to its daemon: sends never wait, what cannot be sent is counted and dropped, and a
-daemon that is gone is noticed by its silence alone.
+Like an agent's line to its daemon: sends never wait, what cannot be sent is counted and dropped, and a daemon that is
+gone is noticed only because it no longer answers.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ class Uplinks:
                 socket.close(linger=200)
 
     def _open(self, job_id: str, endpoint: str) -> zmq.Socket[bytes] | None:
-        """A connection, or None where the endpoint is none of ours to reach: said once."""
+        """A connection, or None where the endpoint cannot be reached from here, which is logged once."""
         if endpoint in self._refused or len(self._sockets) >= MAX_UPLINKS:
             return None
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        # A link that is cut says nothing: ask, so that the connection is made anew once it is back.
+        # A cut link gives no sign: heartbeats make the connection anew once it is back.
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * HEARTBEAT_MS)
-        # Nothing is kept for a daemon that is not there: what is old would only come late.
+        # Nothing is queued for a daemon that is not there: it would come too late.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             if self._keys_dir is None or not endpoint.startswith("tcp://"):

@@ -17,7 +17,7 @@ from zerotune.tuner.cli.sizes import megabytes
 from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_words
 
 IDLE_EXIT_S = 1800.0
-"""A daemon that we start leaves after so long without a rank: big models are loaded for minutes before they train."""
+"""A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
 
 
 EXCLUDING = (
@@ -26,7 +26,7 @@ EXCLUDING = (
     ("--no-agent", "--start-daemon", "without the agent nobody speaks to a daemon"),
     ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
 )
-"""Options of which one makes the other useless, and why."""
+"""Pairs of options that contradict each other, and why."""
 OF_THE_DAEMON = ("--store", "--budget-percent", "--memory-threshold", "--no-explore")
 
 

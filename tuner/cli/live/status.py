@@ -9,7 +9,7 @@ from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, console, pri
 from zerotune.tuner.cli.paths import endpoint_or_default
 
 PATIENCE_S: Final = 8.0
-"""With a daemon that is there, and busy."""
+"""Time for a daemon that is there, but busy, to answer."""
 
 
 def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJson = False) -> None:
