@@ -17,6 +17,7 @@ from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
 from zerotune.tuner.fingerprint.steps.cutting import StepCutter
+from zerotune.tuner.fingerprint.steps.interruptions import Interruptions
 
 _log = logging.getLogger("zerotune.stage")
 
@@ -28,6 +29,8 @@ UNCUT_CALLS: Final = 256
 
 MAX_UNTIMED: Final = 4096
 """So many decisions in a row without a time, and times are no longer waited for."""
+STEPS_TO_EXPECT: Final = 3
+"""What repeats has done so while the job counted so many steps: it is a step, no micro-step nor a block."""
 
 
 class StageFingerprint:
@@ -40,8 +43,11 @@ class StageFingerprint:
     def __init__(self, encoder: Encoder | None = None) -> None:
         self.shown = UNKNOWN
         self._encoder = encoder if encoder is not None else default_encoder()
+        self._interruptions = Interruptions()
         self._cutter = StepCutter()
         self._judged = UNKNOWN
+        self._n_alike = self._alike_since = 0
+        """Calls that repeated the step up to now, and since which of the job's steps."""
         self._last_start_us = 0.0
         self._judged_uncut_at = UNCUT_CALLS
         self._n_untimed: int | None = None
@@ -82,11 +88,21 @@ class StageFingerprint:
         else:
             self._n_untimed = None
         return self.add(
-            block["collective"].astype(np.int64), block["message_bytes"].astype(np.int64), block["start_ns"] / 1e3
+            block["collective"].astype(np.int64),
+            block["message_bytes"].astype(np.int64),
+            block["start_ns"] / 1e3,
+            int(block["step"][-1]) if len(block) else 0,
         )
 
-    def add(self, collectives: Ints, message_bytes: Ints, start_us: Floats) -> bool:
-        """Take in collectives in order; `start_us` 0 = unknown. True when what is shown has changed."""
+    def add(self, collectives: Ints, message_bytes: Ints, start_us: Floats, step: int = 0) -> bool:
+        """Take in collectives in order; True when what is shown has changed.
+
+        Args:
+            collectives: their kinds, [n].
+            message_bytes: their sizes, [n].
+            start_us: when they began, [n]; 0 = unknown.
+            step: the job's own count of steps at the last of them; it never rises where nobody counts.
+        """
         seen = IS_SEEN[collectives & 15]
         if not seen.all():
             collectives, message_bytes, start_us = collectives[seen], message_bytes[seen], start_us[seen]
@@ -98,7 +114,16 @@ class StageFingerprint:
             self._last_start_us = float(start_us[-1])
         else:
             gaps_us = np.zeros(len(start_us))
-        if self._cutter.add(encode(collectives, message_bytes), gaps_us):
+        codes, gaps_us = self._interruptions.passed(encode(collectives, message_bytes), gaps_us)
+        if not len(codes):
+            return False
+        is_another = self._cutter.add(codes, gaps_us)
+        if self._cutter.n_alike < self._n_alike or is_another:
+            self._alike_since = step
+        self._n_alike = self._cutter.n_alike
+        if self._n_alike and step - self._alike_since >= STEPS_TO_EXPECT:
+            self._interruptions.expect(self._cutter.window[0])
+        if is_another:
             self._judged = told(self._judge(Step(*self._cutter.window)), self._cutter.window[0])
         elif not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
             self._judged_uncut_at = 2 * len(self._cutter.codes)

@@ -12,6 +12,7 @@ it runs on the daemon's service thread, so every call's work is bounded: `benchm
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -115,6 +116,8 @@ class Brain:
         self._ahead = Ahead(self.memory, self._outlook, settings.min_gain, may_try=settings.explore)
         self._regimes = Regimes()
         self._fingerprint = StageFingerprint(encoder)
+        self._steps_of: Counter[Stage] = Counter()
+        """Steps that ended while each stage was shown; none before one was."""
         self._keys = KeyTable(self._new_key)
         self._states = self._keys.states
         self._plans = PlanBook()
@@ -133,8 +136,8 @@ class Brain:
 
     @property
     def stage(self) -> Stage:
-        """The kind of training the job's collectives show."""
-        return self._fingerprint.stage
+        """The kind of training that the job's collectives showed in most steps, since they first showed any."""
+        return max(self._steps_of, key=lambda stage: self._steps_of[stage], default=self._fingerprint.stage)
 
     @property
     def knowledge(self) -> Knowledge:
@@ -218,6 +221,8 @@ class Brain:
     def step_finished(self, step: StepRecord) -> None:
         """Rank 0 has finished a training step."""
         self._step = max(self._step, step.step)
+        if self._steps_of or self._fingerprint.stage is not Stage.unknown:
+            self._steps_of[self._fingerprint.stage] += 1
         is_timed = LEAST_US < step.duration_us < math.inf
         if is_timed:
             self.budget.earn(step.duration_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,6 +13,7 @@ from tempfile import TemporaryFile
 import numpy as np
 
 from zerotune.store.errors import UserError
+from zerotune.store.records import Stage
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint.encoding import weights
 from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
@@ -27,7 +29,7 @@ OWN_FORMAT = "zerotune"
 
 @dataclass(frozen=True)
 class Recognition:
-    """What a trace showed: (calls so far, what was shown from there on), and the end."""
+    """What a trace showed: (calls so far, what was shown from there on), and what it is altogether."""
 
     trace: str
     """The file or folder that was read."""
@@ -199,6 +201,7 @@ def _no_rank(where: str, rank: int, known: Iterable[int]) -> UserError:
 def _followed(blocks: Iterator[Block], trace: str, job_id: str = "") -> Recognition:
     fingerprint = StageFingerprint()
     changes: list[tuple[int, Shown]] = []
+    n_calls_of: Counter[Shown] = Counter()
     for mine in blocks:
         # Imported formats know what ran, with times; a decision is what a file without times is made of.
         for start in range(0, len(mine), 64):
@@ -206,5 +209,9 @@ def _followed(blocks: Iterator[Block], trace: str, job_id: str = "") -> Recognit
             part["flags"] = np.where(part["start_ns"] > 0, part["flags"] | FLAG_TIMED, part["flags"])
             if fingerprint.add_records(part):
                 changes.append((fingerprint.n_calls, fingerprint.shown))
+            if fingerprint.stage is not Stage.unknown:
+                n_calls_of[fingerprint.shown] += len(part)
     shown, period = fingerprint.shown, fingerprint.calls_per_step
+    if shown.stage is Stage.unknown and n_calls_of:  # training is over, and what followed is none
+        shown = n_calls_of.most_common(1)[0][0]
     return Recognition(trace, job_id, tuple(changes), fingerprint.n_calls, period, shown)

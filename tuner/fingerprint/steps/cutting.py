@@ -149,6 +149,11 @@ class StepCutter:
         return self._codes[start : self._n], self._gaps[start : self._n]
 
     @property
+    def n_alike(self) -> int:
+        """Calls up to now that repeat the step known, one by one; 0: the last one did not."""
+        return 0 if self._voted is not None else self._n_held
+
+    @property
     def is_over(self) -> bool:
         """What comes now is not the step known, and nothing has repeated yet."""
         if self._voted is not None:
