@@ -1,5 +1,7 @@
-"""The rooms of the code, read off its imports: `python docs/rooms.py` renews docs/pictures/rooms.svg and the table
-in docs/architecture.md. tests/test_imports.py holds both to the imports, and the imports to `ALLOWED`.
+"""The rooms of the code, read off its imports.
+
+`python docs/rooms.py` renews docs/pictures/rooms.svg and the table in docs/architecture.md. tests/test_imports.py holds
+both to the imports, and the imports to `ALLOWED`.
 
 A room is a folder of the second level (`tuner/learning`, with all below it); modules that lie directly in a package are
 its front where they import rooms of the package, and its base where they do not.
