@@ -99,13 +99,10 @@ def samples_below(n_samples: int) -> int | None:
     The k-th smallest and k-th largest of n bracket the median with probability 1 - 2 P(B < k), B binomial
     (n, 1/2); the index is k - 1.
     """
-    tail, index = 0.5**n_samples, None
-    for k in range(1, n_samples // 2 + 1):
-        if 2 * tail > 1 - CONFIDENCE:
-            break
-        index = k - 1
-        tail += math.comb(n_samples, k) * 0.5**n_samples
-    return index
+    from scipy.special import bdtr  # takes 0.2 s to load
+
+    fitting = 2 * bdtr(np.arange(n_samples // 2), n_samples, 0.5) <= 1 - CONFIDENCE
+    return int(fitting.sum()) - 1 if fitting.any() else None
 
 
 def message_sizes(min_bytes: int, max_bytes: int, n_ranks: int) -> list[int]:

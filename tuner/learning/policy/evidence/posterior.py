@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -218,7 +219,7 @@ def expected_improvement(edge: Floats, spread: Floats) -> Floats:
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = edge / spread
         density = np.exp(-0.5 * np.minimum(scaled**2, 700.0)) / math.sqrt(2.0 * math.pi)
-        below = _normal_below(scaled)
+        below = ndtr(scaled)
         result: Floats = np.where(np.isfinite(edge), edge * below + spread * density, 0.0)
     return result
 
@@ -228,7 +229,7 @@ def expected_excess(edge: Floats, spread: Floats) -> Floats:
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = edge / spread
         mean = np.exp(np.minimum(edge + 0.5 * spread**2, 6.0))
-        excess = mean * _normal_below(scaled + spread) - _normal_below(scaled)
+        excess = mean * ndtr(scaled + spread) - ndtr(scaled)
         result: Floats = np.where(np.isfinite(edge), np.maximum(excess, 0.0), np.inf)
     return result
 
@@ -236,20 +237,5 @@ def expected_excess(edge: Floats, spread: Floats) -> Floats:
 def odds_above(edge: Floats, spread: Floats) -> Floats:
     """Probability of edge + spread * normal > 0."""
     with np.errstate(invalid="ignore", over="ignore"):
-        result: Floats = np.where(np.isfinite(edge), _normal_below(edge / spread), 0.0)
-    return result
-
-
-def _normal_below(x: Floats) -> Floats:
-    """Probability that a standard normal variable is less."""
-    result: Floats = 0.5 * (1.0 + _erf(x / math.sqrt(2.0)))
-    return result
-
-
-def _erf(x: Floats) -> Floats:
-    """Error function, Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7."""
-    sign, x = np.sign(x), np.abs(np.clip(x, -6.0, 6.0))
-    t = 1.0 / (1.0 + 0.3275911 * x)
-    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    result: Floats = sign * (1.0 - series * np.exp(-x * x))
+        result: Floats = np.where(np.isfinite(edge), ndtr(edge / spread), 0.0)
     return result
