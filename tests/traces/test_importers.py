@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from zerotune.store.records import Algorithm, Candidate, Collective, Observation
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.formats import FORMATS
+from zerotune.tuner.traces.pytorch import chakra
 from zerotune.tuner.traces.records import UNKNOWN_U4, empty_block, from_observations, to_observations, total_bytes
 
 MIB = 1 << 20
@@ -270,6 +272,13 @@ def test_chakra(tmp_path: Path) -> None:
     assert (scatter.message_bytes, scatter.duration_us) == (8 * MIB, None)
     assert trace.summary.unusable == {"barrier or unknown operation": 1, "bytes or ranks unknown": 1}
     assert trace.summary.facts["schema"] == "1.1.1-chakra.0.0.4"
+
+
+def test_chakra_without_protobuf_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    chakra._message_classes.cache_clear()
+    with pytest.raises(TraceError, match=r"pip install 'zerotune\[chakra\]'"):
+        observed(samples.written(tmp_path, "chakra"))
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

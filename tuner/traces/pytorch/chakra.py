@@ -1,14 +1,15 @@
-"""Chakra execution traces: length-prefixed protobuf messages, read by a few lines of our own.
+"""Chakra execution traces: length-prefixed protobuf messages, read by protobuf's own library (`zerotune[chakra]`).
 
-The first message is the metadata, every other one a node; only nodes of collectives matter. The wire
-format needs no generated code: a field is a key (number and type), then a varint, 8 bytes, 4 bytes or a
-length-prefixed piece. `comm_size` is the bytes of one rank's call: of its input, hence a shard of an all_gather
+The first message is the metadata, every other one a node; only nodes of collectives matter. The few fields needed are
+declared here. `comm_size` is the bytes of one rank's call: of its input, hence a shard of an all_gather
 and the whole of a reduce_scatter. Chakra traces are often synthetic and often carry no times.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,10 +29,10 @@ from zerotune.tuner.traces.records import (
     total_bytes,
 )
 
-MAX_MESSAGE_BYTES: Final = 16 << 20
+MAX_MESSAGE_BYTES: Final = 4 << 20
+"""A hostile one may take 15 times as much to decode."""
 
 _COLLECTIVE_NODE: Final = 7
-_BARRIER: Final = 9
 _COLLECTIVES: Final = {
     0: Collective.all_reduce,
     1: Collective.reduce,
@@ -43,23 +44,58 @@ _COLLECTIVES: Final = {
     7: Collective.reduce_scatter,
     8: Collective.reduce_scatter,
 }
-_NODE: Final = {"name": 2, "type": 3, "start_us": 6, "duration_us": 7, "attribute": 10}
-_ATTRIBUTE_VARINTS: Final = (7, 9, 11, 13, 27)
-_ATTRIBUTE_TEXT: Final = 29
-
-Field = tuple[int, int | bytes]
+_BYTES: Final = 12  # protobuf's numbers of its types
+_MESSAGES: Final = {
+    "Metadata": {"version": (1, _BYTES)},
+    "Node": {
+        "name": (2, _BYTES),
+        "type": (3, 5),
+        "start_us": (6, 4),
+        "duration_us": (7, 4),
+        "attributes": (10, _BYTES),
+    },
+    "Attribute": {
+        "name": (1, _BYTES),
+        "int32": (7, 5),
+        "int64": (9, 3),
+        "uint32": (11, 13),
+        "uint64": (13, 4),
+        "bool": (27, 8),
+        "text": (29, _BYTES),
+    },
+}
+"""Message -> field -> its number and type. Texts are bytes, as not all are UTF-8; so are attributes, which are decoded
+one at a time: a hostile node may have millions.
+"""
+_BEGIN: Final = re.compile(rb"[\x80-\xff]{0,3}[\x01-\x7f]\n([\x02-\x7f])(\d[\w.+-]+)")
+"""The length of the metadata, then its first field: the version, with its length."""
 
 
 def matches(begin: bytes) -> bool:
-    """A length-prefixed message whose fields are those of Chakra's metadata: a version and attributes."""
+    """A length-prefixed message that begins with a version, as Chakra's metadata do."""
+    found = _BEGIN.match(begin)
+    return found is not None and len(found[2]) >= found[1][0]
+
+
+@lru_cache(maxsize=1)
+def _message_classes() -> tuple[Any, ...]:
+    """Classes of _MESSAGES, in their order.
+
+    Raises:
+        TraceError: protobuf is not installed.
+    """
     try:
-        n_bytes, at = _varint(begin, 0)
-        if not 0 < n_bytes <= MAX_MESSAGE_BYTES:
-            return False
-        fields = list(_fields(begin[at : at + n_bytes]))
-    except ValueError:
-        return False
-    return bool(fields) and all(number in (1, 2) and isinstance(value, bytes) for number, value in fields)
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError:
+        raise TraceError("a Chakra trace needs protobuf to be read", "pip install 'zerotune[chakra]'") from None
+    file = descriptor_pb2.FileDescriptorProto(name="chakra", syntax="proto2")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            message.field.add(name=field, number=number, type=kind, label=3 if field == "attributes" else 1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return tuple(message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in _MESSAGES)
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
@@ -68,18 +104,24 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
+    metadata_class, node_class, attribute_class = _message_classes()
+    from google.protobuf.message import DecodeError
+
     counters = SequenceNumbers()
     rank = rank_of(path)
     with opened(path) as file:
         for index, message in enumerate(_messages(file, path, summary)):
             try:
                 if index == 0:
-                    version = dict(_fields(message)).get(1, b"")
-                    summary.facts["schema"] = version.decode("utf-8", "replace") if isinstance(version, bytes) else ""
+                    summary.facts["schema"] = metadata_class.FromString(message).version.decode("utf-8", "replace")
                     continue
-                observation = _observation(message, rank, counters, summary)
-            except ValueError as error:
+                node = node_class.FromString(message)
+                if node.type != _COLLECTIVE_NODE:
+                    continue
+                attributes = dict(_value(attribute_class.FromString(one)) for one in node.attributes)
+            except DecodeError as error:
                 raise TraceError(f"{path}: message {index} is damaged ({error})", "copy the file again") from None
+            observation = _observation(node, attributes, rank, counters, summary)
             if observation is not None:
                 yield observation
 
@@ -108,17 +150,12 @@ def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
         yield message
 
 
-def _observation(message: bytes, rank: int | None, counters: SequenceNumbers, summary: Summary) -> Observation | None:
-    node: dict[int, Any] = {}
-    attributes: dict[str, int | bytes] = {}
-    for number, value in _fields(message):
-        if number == _NODE["attribute"] and isinstance(value, bytes):
-            attributes.update(_attribute(value))
-        else:
-            node[number] = value
-    if node.get(_NODE["type"]) != _COLLECTIVE_NODE:
-        return None
-    collective = _collective(node.get(_NODE["name"]), attributes.get("comm_type"))
+def _observation(
+    node: Any, attributes: dict[str, Any], rank: int | None, counters: SequenceNumbers, summary: Summary
+) -> Observation | None:
+    kind = attributes.get("comm_type")
+    told = find_collective(node.name.decode("utf-8", "replace"))
+    collective = _COLLECTIVES.get(kind) if type(kind) is int else told
     if collective is None:
         summary.skip("barrier or unknown operation")
         return None
@@ -131,8 +168,7 @@ def _observation(message: bytes, rank: int | None, counters: SequenceNumbers, su
         return None
     group = attributes.get("pg_name", b"")
     comm_id = communicator_id(group, n_ranks)
-    duration_us, start_us = node.get(_NODE["duration_us"]), node.get(_NODE["start_us"])
-    timed = type(duration_us) is int and 0 < duration_us < 1 << 40
+    timed = 0 < node.duration_us < 1 << 40
     return Observation(
         sequence=counters.next(comm_id, collective),
         collective=collective,
@@ -140,62 +176,13 @@ def _observation(message: bytes, rank: int | None, counters: SequenceNumbers, su
         n_ranks=n_ranks,
         rank=UNKNOWN_U4 if rank is None else rank,
         comm_id=comm_id,
-        start_ns=start_us * 1000 if type(start_us) is int and 0 < start_us < 1 << 52 else None,
-        duration_us=float(duration_us) if timed and duration_us is not None else None,
+        start_ns=node.start_us * 1000 if 0 < node.start_us < 1 << 52 else None,
+        duration_us=float(node.duration_us) if timed else None,
         timing_source=TimingSource.reported if timed else TimingSource.none,
     )
 
 
-def _collective(name: Any, comm_type: int | bytes | None) -> Collective | None:
-    if type(comm_type) is int:
-        return _COLLECTIVES.get(comm_type)
-    return find_collective(name.decode("utf-8", "replace")) if isinstance(name, bytes) else None
-
-
-def _attribute(message: bytes) -> Iterator[tuple[str, int | bytes]]:
-    name: str | None = None
-    value: int | bytes | None = None
-    for number, content in _fields(message):
-        if number == 1 and isinstance(content, bytes):
-            name = content.decode("utf-8", "replace")
-        elif (number in _ATTRIBUTE_VARINTS and isinstance(content, int)) or number == _ATTRIBUTE_TEXT:
-            value = content
-    if name is not None and value is not None:
-        yield name, value
-
-
-def _fields(message: bytes) -> Iterator[Field]:
-    """(number, value) of each field; fixed-width values as bytes. Raises ValueError where the message is cut."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        if number == 0:
-            raise ValueError("field 0")
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if kind == 2:
-            n_bytes, at = _varint(message, at)
-        elif kind in (1, 5):
-            n_bytes = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"wire type {kind}")
-        if at + n_bytes > len(message):
-            raise ValueError("a field is longer than its message")
-        yield number, message[at : at + n_bytes]
-        at += n_bytes
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            raise ValueError("a number is cut")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, at
-    raise ValueError("a number is too long")
+def _value(attribute: Any) -> tuple[str, Any]:
+    """Name and value; no value where it is of a type that no field of ours has."""
+    values = [value for field, value in attribute.ListFields() if field.name != "name"]
+    return attribute.name.decode("utf-8", "replace"), values[-1] if values else None
