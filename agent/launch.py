@@ -59,6 +59,8 @@ class LaunchRequest:
     keys_dir: Path | None = None
     nccl_memory_mb: float | None = None
     """Device memory that a communicator's ring may take: limits its channels."""
+    name: str | None = None
+    """What people call the job."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -127,6 +129,8 @@ def environment(request: LaunchRequest) -> dict[str, str]:
     env[settings.ENV_AGENT] = "1" if request.agent_on else "0"
     env[settings.ENV_ENDPOINT] = endpoint(request)
     env.setdefault(settings.ENV_JOB_ID, f"job-{uuid.uuid4().hex[:8]}")
+    if request.name is not None:
+        env[settings.ENV_JOB_NAME] = request.name
     optional = {
         settings.ENV_FABRIC: request.fabric,
         settings.ENV_TRACE_DIR: request.trace_dir and request.trace_dir.absolute(),

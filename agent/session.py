@@ -273,6 +273,7 @@ class Session:
                 tuner_abi=plugin.tuner_abi(),
                 epoch=epoch,
                 leader=leader,
+                name=self._settings.job_name,
             )
         elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
             self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerotune.store.job_names import is_job_name
 from zerotune.store.paths import default_endpoint
 
 ENV_LAUNCH = "ZEROTUNE_LAUNCH"
@@ -16,6 +17,8 @@ ENV_AGENT = "ZEROTUNE_AGENT"
 ENV_ENDPOINT = "ZEROTUNE_ENDPOINT"
 ENV_FABRIC = "ZEROTUNE_FABRIC"
 ENV_JOB_ID = "ZEROTUNE_JOB_ID"
+ENV_JOB_NAME = "ZEROTUNE_JOB_NAME"
+"""What people call the job, beside its id."""
 ENV_TRACE_DIR = "ZEROTUNE_TRACE_DIR"
 ENV_SUMMARY = "ZEROTUNE_SUMMARY"
 ENV_PLAN = "ZEROTUNE_PLAN"
@@ -39,12 +42,13 @@ class AgentSettings:
     summary_path: Path | None = None
     plan_path: Path | None = None
     tick_ms: int = DEFAULT_TICK_MS
+    job_name: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
         """Read `ZEROTUNE_*`; what is absent or malformed takes its default."""
         env = os.environ if environment is None else environment
-        tick = env.get(ENV_TICK_MS, "")
+        tick, name = env.get(ENV_TICK_MS, ""), env.get(ENV_JOB_NAME, "")
         return cls(
             endpoint=env.get(ENV_ENDPOINT) or default_endpoint(),
             job_id=env.get(ENV_JOB_ID) or f"job-{os.getpid()}",
@@ -54,6 +58,7 @@ class AgentSettings:
             summary_path=_path(env, ENV_SUMMARY),
             plan_path=_path(env, ENV_PLAN),
             tick_ms=int(tick) if tick.isdigit() and int(tick) > 0 else DEFAULT_TICK_MS,
+            job_name=name if is_job_name(name) else "",
         )
 
 

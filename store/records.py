@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from zerotune.store.job_names import titled
+
 
 class Collective(IntEnum):
     """Collective operations, with the values of NCCL's `ncclFunc_t`."""
@@ -400,7 +402,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """One job as the store remembers it; `ended_at_s` None while it runs or when it was killed."""
+    """One job as the store remembers it; `ended_at_s` None while it runs, or where nobody saw its end."""
 
     job_id: str
     fabric_id: str
@@ -408,3 +410,12 @@ class JobRecord(msgspec.Struct, frozen=True):
     stage: Stage
     started_at_s: float
     ended_at_s: float | None = None
+    name: str = ""
+    """What `launch --name` called it."""
+    is_lost: bool = False
+    """Its ranks fell silent, or the daemon that heard them ended before they did."""
+
+    @property
+    def title(self) -> str:
+        """How it is shown to people."""
+        return titled(self.job_id, self.name)

@@ -90,6 +90,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Epoch of the plan that is in force on this rank."""
     leader: str = ""
     """Endpoint of rank 0's daemon as seen from this node; empty where this rank does not know it."""
+    name: str = ""
+    """What people call the job."""
 
 
 class Observations(msgspec.Struct, frozen=True, tag="observations"):
@@ -208,6 +210,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     health: str = "ok"
     heard_s_ago: float = 0.0
     """Seconds since the last message of the rank, or other node, that has been silent longest."""
+    name: str = ""
+    """What people call the job."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):
@@ -243,6 +247,8 @@ class EndedJob(msgspec.Struct, frozen=True):
     fell_silent: bool
     """Its ranks did not say goodbye: they were killed, or cannot be heard."""
     ended_s_ago: float = 0.0
+    name: str = ""
+    """What people call it."""
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):

@@ -99,7 +99,12 @@ class Store:
         if read_only:
             return cls(path, open_for_reading(path), None, None, None, retention, clock)
         writing, lock, set_aside = open_for_writing(path, may_set_aside=may_set_aside)
-        return cls(path, reader(path), writing, lock, set_aside, retention, clock)
+        store = cls(path, reader(path), writing, lock, set_aside, retention, clock)
+        if any(job.started_at_s and job.ended_at_s is None and not job.is_lost for job in store.jobs()):
+            # Whoever recorded them is gone; those that train on are recorded anew when they greet.
+            unended = "ended_at_s IS NULL AND started_at_s > 0 AND is_lost = 0"
+            store._put(lambda connection: connection.execute(f"UPDATE jobs SET is_lost = 1 WHERE {unended}"))
+        return store
 
     @property
     def is_read_only(self) -> bool:
@@ -164,9 +169,17 @@ class Store:
     # -- recording ----------------------------------------------------------------------------
 
     def record_job(
-        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int
+        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int, name: str = ""
     ) -> None:
-        """A job starts (or is heard of again) on a fabric."""
+        """A job starts (or is heard of again) on a fabric.
+
+        Args:
+            job_id: what tells it from all others.
+            fabric_id: of the hardware that it runs on.
+            fabric: what that hardware is; empty leaves what is known.
+            n_ranks: ranks that it has.
+            name: what people call it; empty leaves what is known.
+        """
         now_s, description = self._clock(), msgspec.json.encode(fabric).decode()
 
         def write(connection: sqlite3.Connection) -> None:
@@ -174,19 +187,37 @@ class Store:
             if fabric:
                 connection.execute("UPDATE fabrics SET description = ? WHERE id = ?", (description, row))
             connection.execute(
-                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL,"
+                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL, is_lost = 0,"
+                " name = CASE ? WHEN '' THEN name ELSE ? END,"
                 " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END WHERE id = ?",
-                (n_ranks, now_s, job_row(connection, job_id, row)),
+                (n_ranks, name, name, now_s, job_row(connection, job_id, row)),
             )
 
         self._put(write, is_essential=True)
 
-    def update_job(self, job_id: str, *, stage: Stage | None = None, ended_at_s: float | None = None) -> None:
-        """What became known of a job; None leaves a field as it is."""
+    def update_job(
+        self,
+        job_id: str,
+        *,
+        stage: Stage | None = None,
+        ended_at_s: float | None = None,
+        is_lost: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        """What became known of a job; None leaves a field as it is.
+
+        Args:
+            job_id: which one.
+            stage: the kind of training that it was recognised as.
+            ended_at_s: when its last rank left or was heard, in seconds since the epoch.
+            is_lost: whether its ranks fell silent.
+            name: what people call it.
+        """
         self._put(
             lambda connection: connection.execute(
-                "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s) WHERE job_id = ?",
-                (stage, ended_at_s, job_id),
+                "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s),"
+                " is_lost = coalesce(?, is_lost), name = coalesce(?, name) WHERE job_id = ?",
+                (stage, ended_at_s, is_lost, name, job_id),
             ),
             is_essential=True,
         )
@@ -324,6 +355,13 @@ class Store:
         )
         return [StepRecord(*row) for row in rows]
 
+    def last_steps(self) -> dict[str, int]:
+        """The last step of every job that recorded any."""
+        rows = self._reader().execute(
+            "SELECT job_id, (SELECT max(step) FROM steps WHERE job = jobs.id) AS last FROM jobs WHERE last IS NOT NULL"
+        )
+        return {job_id: int(last) for job_id, last in rows}
+
     def highest_epoch(self, job_id: str) -> int | None:
         """The highest epoch of the plans that steps of a job ran under; 0: NCCL's own choice ran.
 
@@ -339,7 +377,7 @@ class Store:
     ) -> list[Decision]:
         """Decisions that match all that is given, oldest first; `limit` keeps the newest."""
         where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
-        there = {name for _, name, *_ in self._reader().execute("PRAGMA table_info(decisions)")}
+        there = self._columns("decisions")
         columns = ("d." + name if name in there else "NULL" for name in DECISION_COLUMNS)
         rows = self._reader().execute(
             f"SELECT j.job_id, f.fabric_id, {','.join(columns)}"
@@ -356,11 +394,27 @@ class Store:
 
     def jobs(self) -> list[JobRecord]:
         """Every job, oldest first."""
+        newer = "name, is_lost" if "name" in self._columns("jobs") else "'', 0"
         rows = self._reader().execute(
-            "SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s"
+            f"SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s, {newer}"
             " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
         )
-        return [JobRecord(job, fabric, n, Stage(stage), start, end) for job, fabric, n, stage, start, end in rows]
+        return [
+            JobRecord(job, fabric, n, Stage(stage), start, end, name, bool(is_lost))
+            for job, fabric, n, stage, start, end, name, is_lost in rows
+        ]
+
+    def shapes(self) -> dict[str, set[tuple[int, int, int, int]]]:
+        """What each job measured, as (n_ranks, n_nodes, collective, message_bytes)."""
+        rows = self._reader().execute(
+            "SELECT DISTINCT j.job_id, s.n_ranks, s.n_nodes, s.collective, s.message_bytes"
+            " FROM (SELECT DISTINCT job, series FROM measurements) m"
+            " JOIN series s ON s.id = m.series JOIN jobs j ON j.id = m.job"
+        )
+        found: dict[str, set[tuple[int, int, int, int]]] = {}
+        for job_id, *shape in rows:
+            found.setdefault(job_id, set()).add((shape[0], shape[1], shape[2], shape[3]))
+        return found
 
     def delete_model(self, name: str, fabric_id: str) -> None:
         """Queue the deletion of a model, if there is one of that name for that fabric."""
@@ -413,6 +467,10 @@ class Store:
             operation(connection)
 
         self._writer.put(write, n_rows, is_essential=is_essential)
+
+    def _columns(self, table: str) -> set[str]:
+        """What a table has: an older store that is only read may lack the newest."""
+        return {name for _, name, *_ in self._reader().execute(f"PRAGMA table_info({table})")}
 
     def _is_gone(self) -> bool:
         """Whether the file that is written was removed from `path`."""

@@ -74,7 +74,14 @@ def m002_step_of_decisions(db: Database) -> None:
     db.execute("ALTER TABLE decisions ADD COLUMN step INTEGER")
 
 
-READABLE_WITHOUT: Final = {"m002_step_of_decisions"}
+@MIGRATIONS()
+def m003_names_and_ends_of_jobs(db: Database) -> None:
+    """What people call a job, and whether its end was seen."""
+    db.execute("ALTER TABLE jobs ADD COLUMN name TEXT NOT NULL DEFAULT ''")
+    db.execute("ALTER TABLE jobs ADD COLUMN is_lost INTEGER NOT NULL DEFAULT 0")
+
+
+READABLE_WITHOUT: Final = {"m002_step_of_decisions", "m003_names_and_ends_of_jobs"}
 """Steps that a store may lack while it is only read; whoever reads what they add must bear that."""
 
 

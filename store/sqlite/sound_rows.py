@@ -58,6 +58,8 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "stage": _one_of(Stage),
         "started_at_s": _TIME_S,
         "ended_at_s": _or_null(_TIME_S),
+        "name": _TEXT,
+        "is_lost": _one_of((0, 1)),
     },
     "series": {
         "fabric": _ID,

@@ -18,7 +18,7 @@ from zerotune.store.sqlite.decided import proven_decisions, settled_decisions
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.offline import explanations, explanations_shown
-from zerotune.tuner.offline.report.before_after import NOTICED_WITHIN_STEPS
+from zerotune.tuner.offline.jobs.before_after import NOTICED_WITHIN_STEPS
 
 
 @pytest.fixture(scope="module")

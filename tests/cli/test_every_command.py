@@ -43,6 +43,7 @@ MISTAKES = {
         ["--curve-keys", "{none}", "--", "true"],
         ["--log-trace", "", "--", "true"],
         ["--nccl-memory-mb", "inf", "--", "true"],
+        *[["--name", name, "--", "true"] for name in (65 * "x", " x", "a\x1bb", "a\u202eb")],
         ["--start-daemon", "--budget-percent", "0", "--", "true"],
         ["--start-daemon", "--memory-threshold", "92", "--", "true"],
         ["--start-daemon", "--no-explore", "--budget-percent", "1", "--", "true"],
@@ -50,6 +51,7 @@ MISTAKES = {
         [],
     ],
     "status": [["--endpoint", "ipc:///nowhere/d.sock"], ["--endpoint", "nonsense"]],
+    "jobs": [["--store", "{none}"], ["--store", "{junk}"], ["--limit", "0"], ["--limit", "many"]],
     "explain": [["--store", "{none}"], ["--store", "{junk}"], ["--store", "{store}", "--job", "nobody"]],
     "replay": [
         *[["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"], ["{junk}", "--policy", "magic"], []],
@@ -146,6 +148,7 @@ MISTAKES = {
 
 AS_JSON = {
     "status": ["--endpoint", "{daemon}"],
+    "jobs": ["--store", "{store}"],
     "explain": ["--store", "{store}"],
     "replay": ["{csv}", "--store", "{store}"],
     "sweep": ["--compare", "job", "job", "--store", "{store}"],

@@ -29,8 +29,18 @@ class Bench:
         self.brains[job_id] = ScriptedBrain(job_id, fabric_id, knowledge)
         return self.brains[job_id]
 
-    def hello(self, rank: int, *, n_ranks: int = 4, job: str = "job", fabric: str = "fabric", epoch: int = 0, pid=1):
-        message = Hello(job, rank, n_ranks, rank, "node", pid, fabric, FABRIC, 22809, 5, epoch)
+    def hello(
+        self,
+        rank: int,
+        *,
+        n_ranks: int = 4,
+        job: str = "job",
+        fabric: str = "fabric",
+        epoch: int = 0,
+        pid=1,
+        name: str = "",
+    ):
+        message = Hello(job, rank, n_ranks, rank, "node", pid, fabric, FABRIC, 22809, 5, epoch, name=name)
         return self.send(rank, message, job=job)
 
     def send(self, rank: int, message, records=None, *, job: str = "job") -> list[tuple[bytes, DaemonMessage]]:

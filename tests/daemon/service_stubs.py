@@ -30,11 +30,11 @@ class FakeStore:
         self.steps: list[StepRecord] = []
         self.decisions: list[Decision] = []
 
-    def record_job(self, job_id, fabric_id, fabric, n_ranks):
-        self.jobs[job_id] = {"fabric_id": fabric_id, "fabric": fabric, "n_ranks": n_ranks}
+    def record_job(self, job_id, fabric_id, fabric, n_ranks, name=""):
+        self.jobs[job_id] = {"fabric_id": fabric_id, "fabric": fabric, "n_ranks": n_ranks, "name": name}
 
-    def update_job(self, job_id, *, stage=None, ended_at_s=None):
-        self.jobs[job_id] |= {"stage": stage, "ended_at_s": ended_at_s}
+    def update_job(self, job_id, **news):
+        self.jobs[job_id] |= news
 
     def record_measurements(self, fabric_id, job_id, block):
         self.blocks.append((fabric_id, job_id, block))

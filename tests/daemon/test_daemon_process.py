@@ -28,7 +28,8 @@ from zerotune.store.records import Stage, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.cli.live.launch import launch as launch_command
 from zerotune.tuner.cli.live.status import status as status_command
-from zerotune.tuner.client.status import fetch_status, holder_of, render_status
+from zerotune.tuner.client.holders import holder_of
+from zerotune.tuner.client.status import fetch_status, render_status
 from zerotune.tuner.service.daemon import run_daemon
 from zerotune.tuner.service.endpoint import make_keys
 from zerotune.tuner.service.service import RANK_TIMEOUT_S

@@ -268,6 +268,26 @@ def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
     bench.tick(RANK_TIMEOUT_S + 1)
     assert bench.service.jobs() == ()
     assert bench.store.jobs["job"]["ended_at_s"] == bench.now_s
+    assert bench.store.jobs["job"]["is_lost"]
+
+
+def test_a_job_that_says_goodbye_is_not_lost(bench):
+    bench.join_all(2)
+    for rank in range(2):
+        bench.send(rank, wire.Goodbye("job", rank))
+    assert bench.store.jobs["job"]["is_lost"] is False
+
+
+def test_a_job_has_the_first_name_that_a_rank_gives_it(bench):
+    bench.hello(1, name="\x1b[31m")
+    assert bench.store.jobs["job"]["name"] == ""
+    for name in ("gpt", "other", ""):
+        bench.hello(0, name=name, pid=2)
+        bench.send(0, wire.Goodbye("job", 0))
+    (status,) = bench.service.jobs()
+    assert status.name == bench.store.jobs["job"]["name"] == "gpt"
+    bench.send(1, wire.Goodbye("job", 1))
+    assert [one.name for one in bench.service.absent_jobs.ended(())] == ["gpt"]
 
 
 def test_time_in_which_the_daemon_stood_still_is_no_silence(bench):

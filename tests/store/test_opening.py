@@ -191,6 +191,22 @@ def test_a_file_that_never_was_a_store_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_a_store_of_before_jobs_had_names_is_read_and_brought_up(path):
+    with Store.open(path) as store:
+        store.record_job("j", "f", {}, 2)
+    database = Database(path)
+    for column in ("name", "is_lost"):
+        database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+    database["_sqlite_migrations"].delete_where("name = ?", ["m003_names_and_ends_of_jobs"])
+    database.close()
+    with Store.open(path, read_only=True) as store:
+        assert [(one.name, one.is_lost) for one in store.jobs()] == [("", False)]
+    with Store.open(path) as store:
+        store.record_job("j", "f", {}, 2, "named")
+        store.flush()
+        assert [one.name for one in store.jobs()] == ["named"]
+
+
 def test_a_store_of_before_decisions_had_steps_is_read_and_brought_up(path):
     decision = Decision("j", "f", DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.other, 80),
                         BASELINE, 1, "keep", "so", step=7)  # fmt: skip

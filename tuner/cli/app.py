@@ -9,6 +9,7 @@ import typer
 from zerotune.tuner.cli.live.daemon import daemon
 from zerotune.tuner.cli.live.explain import explain
 from zerotune.tuner.cli.live.fabrics import fabrics
+from zerotune.tuner.cli.live.jobs import jobs
 from zerotune.tuner.cli.live.keys import keys
 from zerotune.tuner.cli.live.launch import launch
 from zerotune.tuner.cli.live.metrics import metrics
@@ -38,6 +39,7 @@ for _command in (
     daemon,
     launch,
     status,
+    jobs,
     explain,
     replay,
     sweep,

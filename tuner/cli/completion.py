@@ -81,7 +81,8 @@ def _jobs(ctx: typer.Context) -> Iterable[str]:
     from zerotune.tuner.cli.paths import store_path
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
-        return [job.job_id for job in reversed(store.jobs())]
+        newest_first = store.jobs()[::-1]
+        return [*(job.job_id for job in newest_first), *dict.fromkeys(job.name for job in newest_first if job.name)]
 
 
 def _fabric_ids(ctx: typer.Context) -> Iterable[str]:

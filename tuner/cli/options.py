@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from zerotune.store.errors import UserError
+from zerotune.store.job_names import MAX_NAME_LENGTH, is_job_name
 from zerotune.tuner.cli import completion
 
 
@@ -26,6 +27,14 @@ def a_number(value: float | None) -> float | None:
     """Refuses infinity and nan, which passes any minimum; for an option's `callback`."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number")
+    return value
+
+
+def a_job_name(value: str | None) -> str | None:
+    """Refuses what no job can be called; for an option's `callback`."""
+    if value is not None and not is_job_name(value):
+        use = f"use 1 to {MAX_NAME_LENGTH} letters, digits, inner spaces and signs like -_.:/"
+        raise typer.BadParameter(f"{value!r} is no name for a job: {use}")
     return value
 
 
@@ -47,6 +56,10 @@ StorePath = Annotated[
 JobOfTrace = Annotated[
     str | None,
     typer.Option("--job", help="Job id, where the folder has traces of several jobs.", show_default=False),
+]
+JobOfStore = Annotated[
+    str | None,
+    typer.Option("--job", help="Job id or name; default: the newest job that trained.", autocompletion=completion.jobs),
 ]
 FabricName = Annotated[
     str | None,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from zerotune.store import wire
 from zerotune.store.errors import UserError
-from zerotune.tuner.client.status import fetch_status, holder_of
+from zerotune.tuner.client.holders import holder_of
+from zerotune.tuner.client.status import fetch_status
 
 START_TIMEOUT_S = 30.0
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-import psutil
 import zmq
 
 from zerotune.agent.daemon_link.keys import connect
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
-from zerotune.store.lockfile import named_holder
+from zerotune.store.job_names import titled
 from zerotune.store.records import Stage
+from zerotune.tuner.client.holders import Holder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,31 +40,6 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
         except (zmq.ZMQError, WireError):
             return None
     return reply if isinstance(reply, wire.StatusReply) else None
-
-
-class Holder(NamedTuple):
-    """The process that has a daemon's address."""
-
-    pid: int
-    is_stopped: bool
-
-
-def holder_of(endpoint: str) -> Holder | None:
-    """Which daemon has `endpoint`, whether it answers or not; None where there is none.
-
-    Of daemons at `tcp://` nothing can be known.
-    """
-    scheme, _, place = endpoint.partition("://")
-    lock = Path(place + ".lock")
-    if scheme != "ipc" or (named := named_holder(lock)) is None:
-        return None
-    try:
-        process = psutil.Process(named[0])
-        if process.create_time() > lock.stat().st_mtime + 1.0:
-            return None  # another one has the number by now
-        return Holder(process.pid, process.status() == psutil.STATUS_STOPPED)
-    except (psutil.Error, OSError):
-        return None
 
 
 def no_answer(endpoint: str, holder: Holder) -> UserError:
@@ -153,11 +128,14 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         show(f"\n{untuned.job_id}: {untuned.describe()}", "bold red")
     for ended in reply.ended:
         how = "its ranks fell silent" if ended.fell_silent else "ended"
-        show(f"{ended.job_id}: {how} {ended.ended_s_ago:.0f} s ago, after step {ended.step:,}", "dim")
+        show(
+            f"{titled(ended.job_id, ended.name)}: {how} {ended.ended_s_ago:.0f} s ago, after step {ended.step:,}", "dim"
+        )
     for job in reply.jobs:
         is_well = job.health == "ok" or job.health.startswith("forwards to ")
         show(
-            f"\n{job.job_id}: {job.health}, heard {job.heard_s_ago:.1f} s ago", "bold green" if is_well else "bold red"
+            f"\n{titled(job.job_id, job.name)}: {job.health}, heard {job.heard_s_ago:.1f} s ago",
+            "bold green" if is_well else "bold red",
         )
         show(
             f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.step)}, fabric {job.fabric_id}\n"

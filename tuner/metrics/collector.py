@@ -164,7 +164,7 @@ def _of_jobs(status: StatusReply | None) -> Iterator[Metric]:
         return
     by_job = (JOB_LABEL,)
     info = GaugeMetricFamily(
-        "zerotune_job_info", "1; facts in the labels.", labels=(JOB_LABEL, "fabric", "stage", "health")
+        "zerotune_job_info", "1; facts in the labels.", labels=(JOB_LABEL, "name", "fabric", "stage", "health")
     )
     gauges = {
         "ranks": GaugeMetricFamily("zerotune_job_ranks", "Ranks that the job has.", labels=by_job),
@@ -182,7 +182,7 @@ def _of_jobs(status: StatusReply | None) -> Iterator[Metric]:
         "explored": CounterMetricFamily("zerotune_job_explored", "Calls that ran a setting on trial.", labels=by_job),
     }
     for job in status.jobs:
-        info.add_metric((job.job_id, job.fabric_id, job.stage.name, job.health.split(":")[0][:40]), 1)
+        info.add_metric((job.job_id, job.name, job.fabric_id, job.stage.name, job.health.split(":")[0][:40]), 1)
         values = (job.n_ranks, job.n_ranks_seen, job.epoch, job.step, job.step_us / 1e6)
         for gauge, value in zip(gauges.values(), (*values, job.exploration_spent_percent / 100), strict=True):
             gauge.add_metric((job.job_id,), value)

@@ -29,7 +29,7 @@ from zerotune.store.sqlite.decided import decisions_that_ran
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of
-from zerotune.tuner.offline.jobs import job_of
+from zerotune.tuner.offline.jobs.finding import job_of
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -42,6 +42,8 @@ class Head(msgspec.Struct, frozen=True):
     n_ranks: int
     communicators: list[CommunicatorClass]
     """What its collectives ran on, as far as the store tells."""
+    name: str = ""
+    """What people call the job."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -137,7 +139,7 @@ def head_of(store_path: Path, job_id: str | None) -> Head:
 def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Medians) -> Head:
     keys = [*here, *(decision.key for decision in decisions if not decision.is_of_job)]
     emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
-    return Head(job.job_id, job.fabric_id, emulated, job.n_ranks, sorted({key.communicator for key in keys}))
+    return Head(job.job_id, job.fabric_id, emulated, job.n_ranks, sorted({key.communicator for key in keys}), job.name)
 
 
 def _opened(store_path: Path) -> Store:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from zerotune.store.job_names import titled
 from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.size_ranges import exact_range
 
@@ -42,7 +43,8 @@ def describe(head: Head) -> str:
     """The job, the fabric, what its collectives ran on, and whether any of that was real."""
     fabric = f"fabric {head.fabric_id}" if head.fabric_id else "an unknown fabric"
     emulated = f" (NCCL emulated as {head.emulated}: times are a virtual clock's)" if head.emulated else ""
-    return f"Job {head.job_id} on {fabric}{emulated}: {'; '.join(map(str, head.communicators)) or 'nothing measured'}"
+    ran_on = "; ".join(map(str, head.communicators)) or "nothing measured"
+    return f"Job {titled(head.job_id, head.name)} on {fabric}{emulated}: {ran_on}"
 
 
 def render_none(known: Sequence[Explanation], console: Console, head: Head | None) -> None:

@@ -39,6 +39,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
 from zerotune.store.sqlite.decided import decisions_that_ran, proven_decisions, settled_decisions
+from zerotune.tuner.offline.jobs.finding import named_job
 
 NVIDIA_COLUMNS: Final = (
     "colltype", "minbytes", "maxbytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps",
@@ -92,8 +93,8 @@ def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, lis
         UserError: there is no such job, or nothing that it decided came into force.
     """
     jobs = {job.job_id: job for job in store.jobs()}
-    if job_id is not None and job_id not in jobs:
-        raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(list(jobs)[-3:]) or 'none'}")
+    if job_id is not None:
+        job_id = named_job(store, job_id).job_id
     tuned = [name for name in list(jobs)[::-1] if store.decisions(job_id=name, limit=1)]
     if not tuned:
         raise UserError(f"no decisions are recorded in {store.path}", "run a job with the tuner first")
@@ -272,9 +273,8 @@ def export_measurements(store_path: Path, out: Path, job_id: str | None = None) 
         UserError: there is no such job or nothing measured, or the file cannot be written.
     """
     with Store.open(store_path, read_only=True) as store:
-        jobs = [job.job_id for job in store.jobs()]
-        if job_id is not None and job_id not in jobs:
-            raise UserError(f"the store has no job {job_id!r}", f"use one of {', '.join(jobs[-3:]) or 'none'}")
+        if job_id is not None:
+            job_id = named_job(store, job_id).job_id
         chosen = [owner for owner in store.measured() if job_id in (None, owner[0])]
         if not chosen:
             whose = "" if job_id is None else f" of job {job_id!r}"

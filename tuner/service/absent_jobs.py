@@ -38,16 +38,23 @@ class AbsentJobs:
         }
         return tuple({said.job_id: said for _, said in self._without_steps.values()}.values())
 
-    def has_ended(self, job_id: str, step: int, *, silent_since_s: float | None = None) -> None:
-        """The last rank of a job has left, or has been silent too long, since `silent_since_s`."""
+    def has_ended(self, job_id: str, name: str, step: int, *, silent_since_s: float | None = None) -> None:
+        """The last rank of a job has left, or nothing has been heard of it for too long.
+
+        Args:
+            job_id: which one.
+            name: what people call it, if anything.
+            step: its last.
+            silent_since_s: when a rank was heard last, on the clock; None where all said goodbye.
+        """
         ended_at_s = self._clock() if silent_since_s is None else silent_since_s
-        self._ended.append((ended_at_s, EndedJob(job_id, step, fell_silent=silent_since_s is not None)))
+        self._ended.append((ended_at_s, EndedJob(job_id, step, silent_since_s is not None, name=name)))
 
     def ended(self, connected: Container[str]) -> tuple[EndedJob, ...]:
         """The jobs that ended last, the newest first; jobs that are connected again are left out."""
         now_s = self._clock()
         return tuple(
-            EndedJob(job.job_id, job.step, job.fell_silent, now_s - at_s)
+            EndedJob(job.job_id, job.step, job.fell_silent, now_s - at_s, job.name)
             for at_s, job in reversed(self._ended)
             if job.job_id not in connected
         )

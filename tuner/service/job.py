@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store.job_names import is_job_name
 from zerotune.store.records import Decision, Plan, Stage, StepRecord, size_class_floor
 from zerotune.store.wire import Hello, JobStatus
 from zerotune.tuner.join import OBSERVATION, Joiner
@@ -90,6 +91,9 @@ class Job:
 
     def __init__(self, hello: Hello, now_s: float, uplinks: UplinksLike) -> None:
         self.job_id = hello.job_id
+        self.name = ""
+        """What people call it."""
+        self.take_name(hello.name)
         self.fabric_id = hello.fabric_id
         self.fabric = hello.fabric
         self.n_ranks = hello.n_ranks
@@ -249,6 +253,13 @@ class Job:
             self.offer = None
         self.tell(lambda brain: brain.adopted(epoch, step))
 
+    def take_name(self, name: str) -> bool:
+        """Whether the job had no name and this is one: some ranks may not know it, and none has it changed."""
+        if self.name or not is_job_name(name):
+            return False
+        self.name = name
+        return True
+
     def measure_rate(self, now_s: float) -> None:
         """Update the rate of observations, every RATE_PERIOD_S."""
         elapsed_s = now_s - self._rate_at_s
@@ -278,6 +289,7 @@ class Job:
             exploration_spent_percent=self._spent_percent,
             last_decisions=tuple(self._last_decisions),
             health=health,
+            name=self.name,
             heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
         )
 

@@ -56,11 +56,19 @@ class StoreLike(Protocol):
     """What the service asks of `zerotune.store.sqlite.database.Store`."""
 
     def record_job(
-        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int
+        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int, name: str = ""
     ) -> None:
         """A job has started."""
 
-    def update_job(self, job_id: str, *, stage: Stage | None = None, ended_at_s: float | None = None) -> None:
+    def update_job(
+        self,
+        job_id: str,
+        *,
+        stage: Stage | None = None,
+        ended_at_s: float | None = None,
+        is_lost: bool | None = None,
+        name: str | None = None,
+    ) -> None:
         """What has changed about a job."""
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
@@ -302,8 +310,10 @@ class Service:
             job = self._jobs.get(hello.job_id)
         if job is None:
             job = self._jobs[hello.job_id] = Job(hello, now_s, self._uplinks)
-            self._store.record_job(hello.job_id, hello.fabric_id, hello.fabric, hello.n_ranks)
+            self._store.record_job(hello.job_id, hello.fabric_id, hello.fabric, hello.n_ranks, job.name)
             _log.info("job %s with %d ranks on fabric %s", hello.job_id, hello.n_ranks, hello.fabric_id)
+        elif job.take_name(hello.name):
+            self._store.update_job(hello.job_id, name=job.name)
         previous = job.ranks.pop(hello.rank, None)
         if previous is not None:
             self._senders.pop(previous[0], None)
@@ -378,9 +388,10 @@ class Service:
         deque(self._use(job, job.join(self._clock(), give_up=True)), maxlen=0)
         self._think(job)
         job.uplink.end(rank)
-        self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock())
+        self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock(), is_lost=fell_silent)
         del self._jobs[job_id]
-        self.absent_jobs.has_ended(job_id, job.step, silent_since_s=session.heard_at_s if fell_silent else None)
+        silent_since_s = session.heard_at_s if fell_silent else None
+        self.absent_jobs.has_ended(job_id, job.name, job.step, silent_since_s=silent_since_s)
         self.learning.job_ended(job.fabric_id)
         _log.info("job %s ended", job_id)
 

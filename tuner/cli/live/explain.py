@@ -7,16 +7,14 @@ from typing import Annotated
 import typer
 
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
+from zerotune.tuner.cli.options import AsJson, JobOfStore, StorePath, console, print_json
 from zerotune.tuner.cli.paths import store_path
 from zerotune.tuner.cli.sizes import a_size
 
 
 def explain(
     store: StorePath = None,
-    job: Annotated[
-        str | None, typer.Option(help="Job id; default: the newest job that trained.", autocompletion=completion.jobs)
-    ] = None,
+    job: JobOfStore = None,
     collective: Annotated[
         str | None, typer.Option(help="Only this collective, e.g. all_gather.", autocompletion=completion.collectives)
     ] = None,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath
+from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
 from zerotune.tuner.cli.paths import output_file, store_path
 from zerotune.tuner.cli.sizes import megabytes
 from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_words
@@ -38,6 +38,14 @@ def launch(
     start_daemon: Annotated[
         bool, typer.Option(help="Start a daemon if none answers; it ends 30 minutes after its last job.")
     ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the job, for `zerotune jobs` and wherever a job is shown.",
+            callback=a_job_name,
+            envvar="ZEROTUNE_JOB_NAME",
+        ),
+    ] = None,
     store: StorePath = None,
     log_trace: Annotated[
         Path | None, typer.Option(help="Log every collective into this folder, for `zerotune replay`.")
@@ -66,12 +74,13 @@ def launch(
     """
     from zerotune.agent import launch as launching
     from zerotune.store.endpoints import check_endpoint
-    from zerotune.tuner.client.status import fetch_status, holder_of, no_answer
+    from zerotune.tuner.client.holders import holder_of
+    from zerotune.tuner.client.status import fetch_status, no_answer
 
     request = launching.LaunchRequest(
         command, fabric, endpoint, agent,
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
-        nccl_memory_mb=None if nccl_memory is None else nccl_memory / 1e6,
+        nccl_memory_mb=None if nccl_memory is None else nccl_memory / 1e6, name=name,
     )  # fmt: skip
     # As the shell does: a word with a slash is a path, all others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():

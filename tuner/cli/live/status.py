@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, console, print_json
 from zerotune.tuner.cli.paths import endpoint_or_default
+
+if TYPE_CHECKING:
+    from zerotune.tuner.offline.jobs.listing import JobLine
 
 PATIENCE_S: Final = 8.0
 """Time for a daemon that is there, but busy, to answer."""
@@ -17,7 +22,8 @@ def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJ
 
     Example: zerotune status
     """
-    from zerotune.tuner.client.status import fetch_status, holder_of, no_answer
+    from zerotune.tuner.client.holders import holder_of
+    from zerotune.tuner.client.status import fetch_status, no_answer
 
     where = endpoint_or_default(endpoint)
     reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
@@ -26,10 +32,30 @@ def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJ
         if reply is None:
             raise no_answer(where, holder)
     if reply is None:
-        raise UserError(f"no daemon answers at {where}", "start one with `zerotune daemon`")
+        raise UserError(
+            f"no daemon answers at {where}",
+            "start one with `zerotune daemon`, or list earlier jobs with `zerotune jobs`",
+        )
+    last = None if reply.jobs else _last_job(Path(reply.store_path))
     if as_json:
-        print_json(reply)
+        import msgspec
+
+        print_json({**msgspec.to_builtins(reply), "last_job": last})
         return
     from zerotune.tuner.client.status import render_status
 
     render_status(reply, console())
+    if last is not None:
+        from zerotune.tuner.offline.jobs.listing_shown import last_job_in_words
+
+        console().print(last_job_in_words(last), markup=False, highlight=False, soft_wrap=True)
+
+
+def _last_job(store: Path) -> JobLine | None:
+    """The newest job that is over, where the daemon's store can be read here."""
+    from zerotune.tuner.offline.jobs.listing import last_line
+
+    try:
+        return last_line(store) if store.exists() else None
+    except (UserError, sqlite3.Error):
+        return None  # what is wrong with its store the daemon says itself

@@ -27,7 +27,7 @@ def export(
     job: Annotated[
         str | None,
         typer.Option(
-            help="Job id; default: the newest that adopted a plan; for measurements all jobs.",
+            help="Job id or name; default: the newest that adopted a plan; for measurements all jobs.",
             autocompletion=completion.jobs,
         ),
     ] = None,

@@ -11,7 +11,7 @@ import typer
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.offline.report import A_TRACE, Summaries, Traces
-from zerotune.tuner.cli.options import AsJson, StorePath
+from zerotune.tuner.cli.options import AsJson, JobOfStore, StorePath
 from zerotune.tuner.cli.paths import output_file, store_path
 
 NAMES = ("steps", "exposed", "timeline", "winners", "regret", "memory")
@@ -27,9 +27,7 @@ def plot(
     ],
     out: Annotated[Path, typer.Argument(help="A .png or .svg file.")] = Path("plot.png"),
     store: StorePath = None,
-    job: Annotated[
-        str | None, typer.Option(help="Job id; default: the newest job that trained.", autocompletion=completion.jobs)
-    ] = None,
+    job: JobOfStore = None,
     trace: Traces = None,
     summary: Summaries = None,
     as_json: AsJson = False,

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath
+from zerotune.tuner.cli.options import AsJson, JobOfStore, StorePath
 from zerotune.tuner.cli.paths import output_file, store_path
 
 Traces = Annotated[
@@ -27,9 +26,7 @@ A_TRACE = "name a folder of `launch --log-trace` with --trace"
 def report(
     out: Annotated[Path, typer.Argument(help="HTML file to write.")] = Path("report.html"),
     store: StorePath = None,
-    job: Annotated[
-        str | None, typer.Option(help="Job id; default: the newest job that trained.", autocompletion=completion.jobs)
-    ] = None,
+    job: JobOfStore = None,
     trace: Traces = None,
     summary: Summaries = None,
     as_json: AsJson = False,

@@ -17,18 +17,19 @@ from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_d
 from zerotune.tuner.modeling.medians import Medians, medians
 from zerotune.tuner.offline.comparison import Comparison, compare
 from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, taken_over_s
-from zerotune.tuner.offline.jobs import job_of
-from zerotune.tuner.offline.replay.loading import load_table
-from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.offline.report.before_after import (
+from zerotune.tuner.offline.jobs.before_after import (
     BeforeAfter,
+    JobsRead,
     is_of_pace,
     of_job,
     of_summaries,
     part_around_first_plan,
 )
+from zerotune.tuner.offline.jobs.finding import job_of
+from zerotune.tuner.offline.jobs.summary import RunSummary, check_alike, compared_job, read_summary
+from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.offline.replay.table import CollectiveTable
 from zerotune.tuner.offline.report.step_timeline import only_steps
-from zerotune.tuner.offline.report.summary import RunSummary, check_alike, compared_job, read_summary
 
 Array = NDArray[Any]
 
@@ -160,11 +161,11 @@ def gather(
         raise UserError(f"{len(traces)} traces", "give one, or two: before and after")
     with Store.open(store_path, read_only=True) as store:
         job = job_of(store, job_id) if not runs else compared_job(store, job_id, runs[1])
-        steps = store.steps(job.job_id)
-        decisions = store.decisions(job_id=job.job_id)
+        read = JobsRead(store)
+        steps, decisions = read.steps(job.job_id), read.decisions(job.job_id)
         measurements = store.measurements(job_id=job.job_id)
         fabric = store.fabrics().get(job.fabric_id, {})
-        compared = of_summaries(runs[0], runs[1], job.job_id) if runs else of_job(store, job, steps, decisions)
+        compared = of_summaries(runs[0], runs[1], job.job_id) if runs else of_job(read, job)
         here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
     before, after = runs or (None, None)
     traced = [load_table(path, likely_job_id=job.job_id) for path in traces]

@@ -100,7 +100,7 @@ def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture |
     if facts.before is not None and facts.after is not None:
         runs: list[tuple[str, Sequence[Any]]] = [(run.label, run.steps) for run in (facts.before, facts.after)]
     else:
-        runs = [(facts.job.job_id, facts.steps)]
+        runs = [(facts.job.name or facts.job.job_id, facts.steps)]
         changes = facts.changes_at
     lines = []
     for label, steps in runs:
@@ -154,7 +154,7 @@ def missing_timeline(facts: Facts) -> str:
 
 def _bare_timeline_picture(facts: Facts, reason: str) -> Picture | None:
     """The step of median length in each traced run's last quarter, collectives only."""
-    labels = ["before", "after"] if len(facts.traced) == 2 else [facts.job.job_id]
+    labels = ["before", "after"] if len(facts.traced) == 2 else [facts.job.name or facts.job.job_id]
     steps: list[tuple[str, float, list[tuple[float, float]], list[plots.Lane], list[plots.Lane]]] = []
     for label, table in zip(labels, facts.traced, strict=False):
         rows, duration_us = table.rows, table.duration_us

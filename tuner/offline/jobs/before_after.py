@@ -8,6 +8,7 @@ compared: that was no plan's doing.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +19,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.records import Decision, JobRecord, StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.report.equal_rows import groups_of
-from zerotune.tuner.offline.report.summary import RunSummary, SummaryStep
+from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
 
 Array = NDArray[Any]
 
@@ -38,7 +38,7 @@ MAX_EARLIER_JOBS: Final = 20
 """So many earlier jobs are looked through for one to compare with."""
 _BLOCK_STEPS: Final = 8
 _N_RESAMPLES: Final = 1000
-_SHAPE: Final = ["n_ranks", "n_nodes", "collective", "message_bytes"]
+_MAX_RESAMPLED: Final = 4000
 HOW_TO_COMPARE: Final = (
     "Run the same training under `zerotune launch --no-agent --summary before.json` and under"
     " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
@@ -125,15 +125,33 @@ def _warnings(before: RunSummary, after: RunSummary, job_id: str) -> Iterator[st
             yield f"Ranks disagreed in {run.n_disagreements:,} calls of {run.label}: its times tell nothing."
 
 
-def of_job(store: Store, job: JobRecord, steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> BeforeAfter:
+class JobsRead:
+    """Jobs of a store with their steps and shapes, each read once."""
+
+    def __init__(self, store: Store) -> None:
+        self.all = store.jobs()
+        """The oldest first."""
+        self.steps = functools.cache(store.steps)
+        self.decisions = functools.cache(lambda job_id: store.decisions(job_id=job_id))
+        self.shapes = functools.cache(store.shapes)
+        """Takes a scan of all measurements: asked for only where jobs of one pace are found."""
+
+    def untuned(self, job_id: str) -> list[StepRecord]:
+        """A job's steps under NCCL's own choice at its start, those of its first pace."""
+        steps = self.steps(job_id)
+        return _untuned(part_around_first_plan(steps, self.decisions(job_id)).of(steps))
+
+
+def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
     """This job's own start, or an earlier job's, and this job's last steps under a plan."""
+    steps, decisions = jobs.steps(job.job_id), jobs.decisions(job.job_id)
     if not steps:
         return BeforeAfter([], "too few steps to compare: the store has no step times of this job")
     if not any(step.epoch for step in steps):
         return BeforeAfter([], "nothing to compare: no plan was adopted, NCCL's own choice ran throughout")
     part = part_around_first_plan(steps, decisions)
     alike = part.of(steps)
-    found = _of_part(store, job, alike, [step for step in alike if step.epoch > 0])
+    found = _of_part(jobs, job, alike, [step for step in alike if step.epoch > 0])
     if not part.explanation:
         return found
     return replace(
@@ -166,7 +184,7 @@ def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Deci
     return part
 
 
-def _of_part(store: Store, job: JobRecord, steps: Sequence[StepRecord], planned: Sequence[StepRecord]) -> BeforeAfter:
+def _of_part(jobs: JobsRead, job: JobRecord, steps: Sequence[StepRecord], planned: Sequence[StepRecord]) -> BeforeAfter:
     last = settled_of(planned)
     if len(last) < MIN_STEPS:
         explanation = f"only {len(planned)} timed steps ran under a plan, {int(MIN_STEPS / SETTLED_SHARE)} are needed"
@@ -176,7 +194,7 @@ def _of_part(store: Store, job: JobRecord, steps: Sequence[StepRecord], planned:
         explanation = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
         return replace(_compared(first, last, explanation), remedy=STARTS_DIFFER)
     few = f"only {len(first)} timed steps of this job ran under NCCL's own choice, {MIN_STEPS} are needed"
-    others, more = _earlier(store, job, first) if len(first) >= MIN_OWN_STEPS else ([], [])
+    others, more = _earlier(jobs, job, first) if len(first) >= MIN_OWN_STEPS else ([], [])
     if not others:
         reason = "earlier jobs with the same fabric, ranks, collectives and pace do not have more in this store"
         if len(first) < MIN_OWN_STEPS:
@@ -218,25 +236,22 @@ def _is_alike(own: Array, others: Array) -> bool:
     return bool(abs(np.median(mine) - np.median(theirs)) <= may_differ)
 
 
-def _earlier(store: Store, job: JobRecord, own: Sequence[StepRecord]) -> tuple[list[str], list[StepRecord]]:
+def _earlier(jobs: JobsRead, job: JobRecord, own: Sequence[StepRecord]) -> tuple[list[str], list[StepRecord]]:
     """Jobs before `job` with the same training, the latest first, and so many of their untuned steps that these and
     `own` are enough.
 
     Nothing where they do not have so many.
     """
     n_wanted = MIN_STEPS - len(own)
-    shapes = _shapes(store, job.job_id)
-    jobs = store.jobs()
-    before = jobs[: [one.job_id for one in jobs].index(job.job_id)][::-1]
+    before = jobs.all[: [one.job_id for one in jobs.all].index(job.job_id)][::-1]
     alike = (
         one for one in before if (one.fabric_id, one.n_ranks, one.stage) == (job.fabric_id, job.n_ranks, job.stage)
     )
     names: list[str] = []
     found: list[StepRecord] = []
     for one in itertools.islice(alike, MAX_EARLIER_JOBS):
-        steps = store.steps(one.job_id)
-        steps = _untuned(part_around_first_plan(steps, store.decisions(job_id=one.job_id)).of(steps))
-        if steps and shapes and _has_same_pace(own, steps) and _shapes(store, one.job_id) == shapes:
+        steps = jobs.untuned(one.job_id)
+        if steps and _has_same_pace(own, steps) and _have_same_shapes(jobs, job, one):
             names.append(one.job_id)
             found = [*steps, *found]
         if len(found) >= n_wanted:
@@ -244,10 +259,9 @@ def _earlier(store: Store, job: JobRecord, own: Sequence[StepRecord]) -> tuple[l
     return [], []
 
 
-def _shapes(store: Store, job_id: str) -> set[tuple[int, ...]]:
-    found = store.measurements(job_id=job_id)
-    first, _ = groups_of(found, _SHAPE)
-    return set(found[_SHAPE][first].tolist())
+def _have_same_shapes(jobs: JobsRead, one: JobRecord, other: JobRecord) -> bool:
+    shapes = jobs.shapes().get(one.job_id)
+    return shapes is not None and shapes == jobs.shapes().get(other.job_id)
 
 
 def _compared(
@@ -290,6 +304,7 @@ def _change(name: str, before: Array, after: Array) -> MedianChange:
 
 
 def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
+    values = values[:: -(-len(values) // _MAX_RESAMPLED)]  # a long run's interval is narrow enough
     length = max(1, min(_BLOCK_STEPS, len(values) // 4))  # few blocks would show no spread
     n_blocks = -(-len(values) // length)
     starts = chance.integers(0, len(values) - length + 1, (_N_RESAMPLES, n_blocks, 1))

@@ -11,7 +11,7 @@ from msgspec import Meta
 from zerotune.store.errors import UserError
 from zerotune.store.records import JobRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.jobs import job_of
+from zerotune.tuner.offline.jobs.finding import job_of
 
 MAX_FILE_BYTES: Final = 2**29
 """A summary has some 150 bytes per step."""
@@ -81,6 +81,8 @@ def compared_job(store: Store, job_id: str | None, run: RunSummary) -> JobRecord
     Raises:
         UserError: `job_id` is another, or there is none.
     """
+    if job_id is not None:
+        job_id = job_of(store, job_id).job_id
     if run.job_id and job_id not in (None, run.job_id):
         raise UserError(f"{run.label} is of job {run.job_id}, not of {job_id}", "leave out --job, or --summary")
     is_known = run.job_id in {one.job_id for one in store.jobs()}

@@ -1,0 +1,39 @@
+"""Which living process holds a lock of ours: a daemon's address, a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from zerotune.store.lockfile import named_holder
+
+
+class Holder(NamedTuple):
+    """The process that has a daemon's address."""
+
+    pid: int
+    is_stopped: bool
+
+
+def holder_of(endpoint: str) -> Holder | None:
+    """Which daemon has `endpoint`, whether it answers or not; None where there is none.
+
+    Of daemons at `tcp://` nothing can be known.
+    """
+    scheme, _, place = endpoint.partition("://")
+    return living_holder(Path(place + ".lock")) if scheme == "ipc" else None
+
+
+def living_holder(lock: Path) -> Holder | None:
+    """The process that a lock file names, if it lives; the lock itself is not touched."""
+    if (named := named_holder(lock)) is None:
+        return None
+    try:
+        process = psutil.Process(named[0])
+        if process.create_time() > lock.stat().st_mtime + 1.0:
+            return None  # another one has the number by now
+        return Holder(process.pid, process.status() == psutil.STATUS_STOPPED)
+    except (psutil.Error, OSError):
+        return None

@@ -1,0 +1,158 @@
+"""Jobs of a store in short: when, what kind of training, how it ended, what it gained."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+import msgspec
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import JobRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.client.holders import living_holder
+from zerotune.tuner.offline.jobs.before_after import BeforeAfter, JobsRead, of_job
+
+
+class JobEnd(enum.Enum):
+    """How a job ended."""
+
+    running = "running"
+    ended = "ended"
+    lost = "lost"
+    """Its ranks fell silent, or nobody was there to see its end."""
+
+
+class GainKind(enum.Enum):
+    """What is known of a job's gain."""
+
+    measured = "measured"
+    """Steps took less or more time than under NCCL's own choice, beyond noise."""
+    within_noise = "within_noise"
+    no_plan = "no_plan"
+    """NCCL's own choice ran throughout: nothing was changed."""
+    unknown = "unknown"
+
+
+class Gain(msgspec.Struct, frozen=True):
+    """Time saved per step against NCCL's own choice; negative where steps became slower."""
+
+    kind: GainKind
+    saved_us: float | None = None
+    """Difference of medians."""
+    saved_percent: float | None = None
+    low_percent: float | None = None
+    """Of the 95 % interval."""
+    high_percent: float | None = None
+    why: str = ""
+    """What was compared, or why nothing could be."""
+
+
+class JobLine(msgspec.Struct, frozen=True):
+    """One job as `zerotune jobs` lists it."""
+
+    job_id: str
+    name: str
+    started_at_s: float
+    ended_at_s: float | None
+    end: JobEnd
+    stage: str
+    n_ranks: int
+    n_steps: int
+    fabric_id: str
+    emulated: str
+    """Name of the emulated fabric; empty where the NCCL was real."""
+    gain: Gain
+
+
+def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLine]:
+    """The newest `limit` jobs of a store that trained, the newest first.
+
+    Args:
+        path: the store's file.
+        limit: most jobs.
+        all_kinds: also those that recorded no step, such as sweeps and imports.
+
+    Raises:
+        UserError: there is no store.
+        StoreError: it cannot be read.
+    """
+    if not path.exists():
+        raise UserError(f"there is no store at {path}", "name one with --store or run a job first")
+    with Store.open(path, read_only=True) as store:
+        is_written = _is_written(path)
+        jobs, last_steps = JobsRead(store), store.last_steps()
+        lines: list[JobLine] = []
+        for job in reversed(jobs.all):
+            if len(lines) == limit:
+                break
+            if all_kinds or job.job_id in last_steps or end_of(job, is_written=is_written) is JobEnd.running:
+                lines.append(_line(store, jobs, job, 1 + last_steps.get(job.job_id, -1), is_written=is_written))
+        return lines
+
+
+def last_line(path: Path) -> JobLine | None:
+    """The newest job of a store that trained and is over; None where there is none.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    with Store.open(path, read_only=True) as store:
+        jobs, last_steps, is_written = JobsRead(store), store.last_steps(), _is_written(path)
+        for job in reversed(jobs.all):
+            if job.job_id in last_steps and end_of(job, is_written=is_written) is not JobEnd.running:
+                return _line(store, jobs, job, 1 + last_steps[job.job_id], is_written=is_written)
+    return None
+
+
+def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:
+    """How a job ended; `is_written` says whether a process has its store open for writing."""
+    if job.is_lost:
+        return JobEnd.lost
+    if job.ended_at_s is not None:
+        return JobEnd.ended
+    return JobEnd.running if is_written else JobEnd.lost
+
+
+def gain_of(jobs: JobsRead, job: JobRecord) -> Gain:
+    """What a job gained by what was decided in it."""
+    steps = jobs.steps(job.job_id)
+    if steps and not any(step.epoch for step in steps):
+        return Gain(GainKind.no_plan, why="no plan was adopted, NCCL's own choice ran throughout")
+    return as_gain(of_job(jobs, job))
+
+
+def as_gain(found: BeforeAfter) -> Gain:
+    """What a comparison says of the time of steps."""
+    if not found.changes:
+        return Gain(GainKind.unknown, why=found.explanation)
+    change = found.changes[0]
+    return Gain(
+        GainKind.measured if change.is_beyond_noise else GainKind.within_noise,
+        change.before_us - change.after_us,
+        -change.percent,
+        -change.high_percent,
+        -change.low_percent,
+        found.explanation,
+    )
+
+
+def _line(store: Store, jobs: JobsRead, job: JobRecord, n_steps: int, *, is_written: bool) -> JobLine:
+    return JobLine(
+        job_id=job.job_id,
+        name=job.name,
+        started_at_s=job.started_at_s,
+        ended_at_s=job.ended_at_s,
+        end=end_of(job, is_written=is_written),
+        stage=job.stage.name,
+        n_ranks=job.n_ranks,
+        n_steps=n_steps,
+        fabric_id=job.fabric_id,
+        emulated=str(store.fabrics().get(job.fabric_id, {}).get("emulated", "")),
+        gain=gain_of(jobs, job),
+    )
+
+
+def _is_written(path: Path) -> bool:
+    """Whether a living process has it open for writing."""
+    return living_holder(path.absolute().with_name(path.name + ".lock")) is not None

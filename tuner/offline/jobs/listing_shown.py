@@ -1,0 +1,67 @@
+"""What `zerotune jobs` prints, and the last job's line of `zerotune status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from zerotune.store.job_names import titled
+from zerotune.tuner.offline.jobs.listing import Gain, GainKind, JobEnd, JobLine
+
+STYLES = {JobEnd.running: "green", JobEnd.ended: "none", JobEnd.lost: "yellow"}
+
+
+def render(lines: Sequence[JobLine], console: Console) -> None:
+    """Print jobs as a table, and below it why the newest gain that is not known is not."""
+    if not lines:
+        console.print("No job has trained with this store yet: zerotune launch -- COMMAND", markup=False)
+        return
+    table = Table("name", "job", "started", "steps", "workload", "end", "saved per step", box=None)
+    for one in lines:
+        table.add_row(
+            escape(one.name) or "-",
+            escape(one.job_id),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(one.started_at_s)) if one.started_at_s else "-",
+            f"{one.n_steps:,}",
+            one.stage,
+            f"[{STYLES[one.end]}]{one.end.value}[/]",
+            _gain(one.gain) + (" (emulated)" if one.emulated and one.gain.saved_us is not None else ""),
+        )
+    console.print(table)
+    if unknown := next((one for one in lines if one.gain.kind is GainKind.unknown), None):
+        why = f"unknown of {titled(unknown.job_id, unknown.name)}: {unknown.gain.why}"
+        console.print(why, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def last_job_in_words(line: JobLine) -> str:
+    """What a job gained that is over, in one or two lines."""
+    gain, title = line.gain, titled(line.job_id, line.name)
+    if gain.kind is GainKind.no_plan:
+        return f"{title}: NCCL's own choice ran throughout, nothing was changed"
+    if gain.saved_us is None or gain.saved_percent is None:
+        return f"{title}: what it gained is unknown: {gain.why}"
+    if gain.kind is GainKind.within_noise:
+        return f"{title}: nothing gained or lost beyond noise against NCCL's own choice"
+    on = f" on the emulated fabric {line.emulated}" if line.emulated else ""
+    return (
+        f"{title}: {'saved' if gain.saved_us > 0 else 'lost'} {_time_ms(gain)} per step{on} against NCCL's own choice,"
+        f" {gain.saved_percent:.1f} % (95 %: {gain.low_percent:.1f} to {gain.high_percent:.1f} %)"
+    )
+
+
+def _gain(gain: Gain) -> str:
+    if gain.kind is GainKind.no_plan:
+        return "nothing changed"
+    if gain.saved_us is None or gain.saved_percent is None:
+        return "unknown"
+    if gain.kind is GainKind.within_noise:
+        return "nothing beyond noise"
+    return f"{'' if gain.saved_us > 0 else '-'}{_time_ms(gain)}, {gain.saved_percent:.1f} %"
+
+
+def _time_ms(gain: Gain) -> str:
+    return f"{abs(gain.saved_us or 0.0) / 1000:,.3g} ms"
