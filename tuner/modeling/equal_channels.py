@@ -1,7 +1,7 @@
-"""Channel counts that come to the same: on little traffic fewer channels run than were asked for.
+"""Channel counts with the same effect: on little traffic fewer channels run than were asked for.
 
-The store knows a call by what ran (`ring/ll/3ch`), a decision by what it asked for (`ring/ll/4ch`). It is one setting,
-and people are to see it under one name: what was asked for.
+The store knows a call by what ran (`ring/ll/3ch`), a decision by what it asked for (`ring/ll/4ch`). It is one
+setting, and is shown under one name: what was asked for.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ModelLine(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """How well a model says today's measurements."""
+    """How well a model predicts the present measurements."""
 
     model_id: str
     fabric_id: str
@@ -176,7 +176,7 @@ def render(lines: list[ModelLine], console: Console) -> None:
 
 
 def render_comparison(found: list[Judgement], lines: list[ModelLine], console: Console) -> None:
-    """Print how well each model says today's measurements, or why none of these lines can be compared."""
+    """Print how well each model predicts the present measurements, or why none can be compared."""
     if not found:
         unreadable = [line for line in lines if line.state in ("damaged", "set aside")]
         if lines and len(unreadable) == len(lines):
@@ -256,7 +256,7 @@ def _is_readable(record: ModelRecord) -> bool:
 
 
 def _id_of(record: ModelRecord) -> str:
-    """NAME-HASH; of one whose hash is not known the name that the store has for it."""
+    """NAME-HASH; the store's name for a model whose hash is unknown."""
     return record.name if record.is_damaged else f"{_base(record.name)}-{hash_of(record)}"
 
 

@@ -17,7 +17,7 @@ class MeasuredSetting(NamedTuple):
     """What ran; for the baseline the setting that NCCL chose most often."""
 
     def joined(self, other: MeasuredSetting) -> MeasuredSetting:
-        """Both as one: their medians weighed by their calls."""
+        """Both merged: the mean of their medians, weighed by calls."""
         n_calls = self.n_calls + other.n_calls
         median_us = (self.median_us * self.n_calls + other.median_us * other.n_calls) / n_calls
         return MeasuredSetting(median_us, n_calls, self.setting)

@@ -55,7 +55,7 @@ class Learning:
         self._fabrics.setdefault(fabric_id, _Fabric()).knowledge = knowledge
 
     def measured(self, fabric_id: str, n_measurements: int) -> None:
-        """So many more were recorded: a fit is asked for when there are enough, and not too often."""
+        """`n_rows` more were recorded: a fit is requested when there are enough, and not too often."""
         fabric = self._fabrics.setdefault(fabric_id, _Fabric())
         fabric.n_new += n_measurements
         if fabric.n_new >= TRAIN_EVERY_MEASUREMENTS and self._clock() - fabric.asked_at_s >= TRAIN_PAUSE_S:

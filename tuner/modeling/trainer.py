@@ -33,7 +33,7 @@ MAX_COMMUNICATORS: Final = 4
 DAMAGED: Final = ".damaged"
 """Suffix of the name under which a model that cannot be read is set aside."""
 PINNED: Final = ".pinned"
-"""Suffix of the name of the model that is used whatever is fitted."""
+"""Suffix of the name of a pinned model, which is used whatever is fitted later."""
 VERSION_MARK: Final = "@"
 """Between the name and the hash of a model that was in use earlier."""
 KEPT_VERSIONS: Final = 5
@@ -183,7 +183,7 @@ def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
 def _rungs_asked(points: TrainingSet, place: CommunicatorClass, costs: CostPrior) -> Ints:
     """Rungs up to the channels that the communicator has, and the last, which stands for no opinion.
 
-    Those between are asked by nobody as far as is known: to work them out is a third of what baking costs.
+    Rungs between are not used as far as we know, and computing them is a third of the cost of baking.
     """
     rungs = np.array(RUNGS, dtype=np.int64)
     measured = points.n_channels[(points.n_ranks == place.n_ranks) & (points.n_channels < RUNGS[-1])]

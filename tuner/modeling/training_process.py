@@ -22,7 +22,7 @@ def main(store_path: str, fabric_id: str) -> int:
     try:
         with Store.open(store_path, read_only=True) as store:
             model = train(store, fabric_id)
-    except StoreError as error:  # removed meanwhile, say: the daemon's log gets one line of it
+    except StoreError as error:  # the store was removed meanwhile, for example: one line for the daemon's log
         print(f"zerotune: nothing can be learned: {error}", file=sys.stderr)
         return 2
     if model is not None:

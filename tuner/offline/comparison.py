@@ -25,14 +25,14 @@ class Comparison(NamedTuple):
         return 100 * (self.us / self.own_us - 1) if self.us is not None and self.own_us else None
 
     def __str__(self) -> str:
-        """The change in words for people; empty where it is unknown."""
+        """The change as text; empty where it is unknown."""
         if self.change_percent is None:
             return ""
         return f"{self.change_percent:+.0f} %" + ("" if self.is_measured else " predicted")
 
 
 def compare(decision: Decision, here: Medians, everywhere: Medians) -> Comparison:
-    """`decision` by this job's medians, else by all jobs', else by what it saw itself, else by its prediction."""
+    """Compare `decision` by this job's medians, else by all jobs', else by its own measurements, else predicted."""
     own = None
     weighed = alternatives_of(decision)
     offered = {str(decision.candidate), *(str(one.get("candidate")) for one in weighed)}

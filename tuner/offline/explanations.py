@@ -47,7 +47,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """One decision key: what runs there, what else is possible, and how it came to it."""
+    """One decision key: what runs there, what else is possible, and why."""
 
     key: DecisionKey
     collective: str
@@ -55,7 +55,7 @@ class Explanation(msgspec.Struct, frozen=True):
     min_bytes: int
     max_bytes: int
     decision: Decision | None
-    """What made the setting in force what it is, without its alternatives; None where nothing has been decided yet."""
+    """The decision that put the setting in force, without its alternatives; None where nothing was decided yet."""
     alternatives: list[dict[str, Any]]
     """Every candidate. What was expected of it at the key's last decision, with the 90 % interval
     (`predicted_us`, `predicted_low_us`, `predicted_high_us`, None for what ran without having been weighed;
@@ -75,9 +75,9 @@ class Explanation(msgspec.Struct, frozen=True):
     """What exploring this key had cost by the last decision, as the budget counts it."""
     history: list[str]
     setting: str = str(BASELINE)
-    """In force, as the last decision left it of which a plan was adopted."""
+    """The setting in force: that of the last decision of which a plan was adopted."""
     not_adopted: str = ""
-    """What was decided last, where no step has run under a plan with it."""
+    """The last decision, where no step has run under a plan with it."""
     on_trial: str = ""
     """The candidate whose trial the last decision began."""
     is_trial_to_come: bool = False
@@ -85,7 +85,7 @@ class Explanation(msgspec.Struct, frozen=True):
     model_id: str = ""
     """Whose predictions the expectations rest on; empty: NCCL's own cost."""
     job_history: list[str] = []
-    """What concerned all keys: changes of training's pace and of the network, other plans on trial."""
+    """Decisions that concern all keys: changes of training's pace and of the network, other plans on trial."""
     job: Head | None = None
 
 
@@ -129,7 +129,7 @@ def explain(
 
 
 def head_of(store_path: Path, job_id: str | None) -> Head:
-    """Which job `explain` explains; raises as it does."""
+    """The job that `explain` explains; raises the same errors."""
     with _opened(store_path) as store:
         job = job_of(store, job_id)
         here = medians(store.statistics(job.fabric_id, job.job_id))
@@ -149,7 +149,7 @@ def _opened(store_path: Path) -> Store:
 
 
 def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
-    """Decisions by the key they are about, in order; news of the whole job is about none."""
+    """Decisions by key, in order; those that concern the whole job are left out."""
     found: dict[DecisionKey, list[Decision]] = {}
     for decision in decisions:
         if not decision.is_of_job:
@@ -309,7 +309,7 @@ def _add_medians(
 ) -> None:
     by_name = [{str(candidate): found for candidate, found in known.items()} for known in (here, everywhere)]
     for one in alternatives:
-        # What the store has no longer, or under the name of what NCCL made of it, the decision has seen.
+        # The decision has seen what the store no longer has, or has under the name of what really ran.
         seen = one.get("measured_us"), one.get("n_measurements", 0)
         mine, all_jobs = (known.get(str(one["candidate"])) for known in by_name)
         one["job_median_us"], one["n_this_job"] = (mine.median_us, mine.n_calls) if mine is not None else seen
@@ -322,7 +322,7 @@ def _add_medians(
 
 
 def _date_notes(alternatives: Sequence[dict[str, Any]], decisions: Sequence[Decision], setting: str) -> None:
-    """When each note was taken; what was once said against the setting in force is no news any more."""
+    """When each note was taken; old notes against the setting in force are dropped."""
     settled = [(at, one) for at, one in enumerate(decisions) if one.kind != "explore"]
     in_force_at = next((at for at, one in reversed(settled) if str(one.candidate) != setting), -1) + 1
     for one in alternatives:

@@ -64,7 +64,7 @@ def render_none(known: Sequence[Explanation], console: Console, head: Head | Non
 
 
 def shown(alternatives: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was measured, and the best of what was not; `--json` has them all."""
+    """Measured candidates, and the best of the others; `--json` has all."""
     unseen = [one for one in alternatives if not one["n_all_jobs"]][:MAX_UNSEEN]
     return [one for one in alternatives if one["n_all_jobs"] or one in unseen]
 
@@ -128,7 +128,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
 
 
 def _indented(console: Console, words: str, style: str = "") -> None:
-    """A line whose continuations stand further right than its beginning; whole where it is not for a terminal."""
+    """A line with a hanging indent; not wrapped where the output is no terminal."""
     width = console.width if console.is_terminal else 10**6
     lines = textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     console.print("\n".join(lines), style=style, markup=False, highlight=False, soft_wrap=True)

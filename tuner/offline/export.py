@@ -85,7 +85,7 @@ def check_suffix(out: Path, to: str) -> None:
 
 
 def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, list[str]]:
-    """The plan that the decisions of `job_id` amount to, and what is to be said of it: what it leaves out, and why.
+    """The plan that follows from the decisions of `job_id`, and remarks: what it leaves out, and why.
 
     When `job_id` is None, of the newest job that adopted a plan, or else of the newest with decisions.
 
@@ -127,7 +127,7 @@ def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, lis
 
 
 def _remarks(file: PlanFile, n_newer: int, n_left_out: int, n_leads: int) -> list[str]:
-    """What is to be said of a plan: of newer jobs that adopted none, and of decisions that are not in it."""
+    """Remarks about a plan: newer jobs that adopted none, and decisions that are not in it."""
     remarks = []
     if n_newer:
         jobs, them = ("1 newer job", "it") if n_newer == 1 else (f"{n_newer} newer jobs", "them")

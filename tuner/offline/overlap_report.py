@@ -23,7 +23,7 @@ _ELEMENT_BYTES = 2  # bf16
 
 @dataclass(frozen=True)
 class Gather:
-    """One layer's all-gather: what NCCL chooses for it, and what NCCL thinks that it takes."""
+    """One layer's all-gather: what NCCL chooses for it, and how long NCCL's model predicts it takes."""
 
     chosen: Candidate
     cost_us: float

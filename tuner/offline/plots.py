@@ -149,17 +149,17 @@ class Winner(NamedTuple):
 
     setting: str
     change_percent: float | None
-    """Of its time against NCCL's own choice: negative is faster; None where that is not known."""
+    """Change of time against NCCL's own choice: negative is faster; None where it is unknown."""
     is_measured: bool
     """Whether the change is measured; else it is a prediction."""
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """The less, the rather it stands for others of its cell: measured first, then by what it saves."""
+        """Sort key: the least stands for its cell of the picture. Measured ones first, then by what they save."""
         return not self.is_measured, 0.0 if self.change_percent is None else self.change_percent
 
     def words(self, *, is_narrow: bool) -> str:
-        """For the cell of the picture."""
+        """The text in its cell of the picture."""
         lines = self.setting.replace("/", "\n", -1 if is_narrow else 1)
         if self.change_percent is None or abs(self.change_percent) < 0.5:
             return lines

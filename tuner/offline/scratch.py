@@ -1,4 +1,4 @@
-"""Temporary folders that kill -9 does not leave behind for good: the next one of the kind removes them."""
+"""Temporary folders that kill -9 does not leave behind for good: the next folder of the same prefix removes them."""
 
 from __future__ import annotations
 

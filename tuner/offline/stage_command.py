@@ -53,7 +53,7 @@ class KnownWeights:
     state: str
     """`good`, or why they cannot be used."""
     is_used: bool = False
-    """By a daemon with this store."""
+    """Whether a daemon with this store would use them."""
 
 
 def train(
@@ -80,7 +80,7 @@ def train(
 
 
 def _check_writable(folder: Path, store_path: Path | None) -> None:
-    """Training takes minutes: what would fail after it fails now."""
+    """Training takes minutes: errors that would come after it are raised now."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

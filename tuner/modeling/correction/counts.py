@@ -21,7 +21,7 @@ NEAR_BYTES: Final = 2.25
 def octaves_to_measured(asked: TrainingSet, known: TrainingSet) -> Floats:
     """Octaves from each asked channel count to the nearest one of `known` at about the same size; infinite without any.
 
-    Counts are the same if asked so or if NCCL makes the same of them.
+    Counts are equal if the same was asked for, or if NCCL runs the same.
     """
     if not len(known):
         return np.full(len(asked), np.inf)

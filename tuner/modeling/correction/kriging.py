@@ -31,7 +31,7 @@ from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints
 COVERAGE: Final = 0.9
 SCALE_LIMITS: Final = (0.2, 6.0)
 UNCALIBRATED: Final = 1.5
-"""Factor on the spread with too few sizes to hold any out."""
+"""Factor on the spread when there are too few sizes to hold any out."""
 BEYOND: Final = 2.0
 """Factor on the spread beyond the measured sizes, before anything was held out; it weighs as much as six sizes."""
 _BEYOND_WEIGHT: Final = 6.0
@@ -51,7 +51,7 @@ _NEW_COUNT_WEIGHT: Final = 4.0
 _NEW_COUNT_OF_CELL_WEIGHT: Final = 10.0
 _MOST_COUNT_STD: Final = 0.5
 _SAME_SIZE: Final = 0.25
-"""Octaves within which two sizes are of one class."""
+"""Two sizes within this many octaves are of one class."""
 
 
 class Kriging:
@@ -178,7 +178,10 @@ class Kriging:
         return float(np.clip(np.quantile(np.concatenate(scores), COVERAGE), *SCALE_LIMITS))
 
     def _calibrate_elsewhere(self, points: TrainingSet) -> float:
-        """The same for communicators that were never measured, from each left out; few lean on what is usual."""
+        """Factor on the spread at communicators that were never measured, from leaving each one out.
+
+        With few of them it stays near the usual factor.
+        """
         places = place_codes(points)
         usual = ELSEWHERE * self._scale
         if len(np.unique(places)) < 2:
@@ -187,9 +190,9 @@ class Kriging:
         return _leaning(np.concatenate(scores), len(scores), usual, _ELSEWHERE_WEIGHT)
 
     def _calibrate_beyond(self, points: TrainingSet) -> float:
-        """The same for sizes below or above all measured ones, from the lower and the upper third left out.
+        """Factor on the spread below or above all measured sizes, from leaving out the lower and the upper third.
 
-        Two ends are few, so what is found leans on what is usual.
+        Two ends are few, so the result stays near the usual factor.
         """
         classes = points.size_class
         known = np.unique(classes)
@@ -205,7 +208,10 @@ class Kriging:
         return _leaning(np.concatenate(scores), len(known), usual, _BEYOND_WEIGHT)
 
     def _calibrate_unmeasured(self, owner: Ints) -> float:
-        """The same for cells that were never measured, from each cell left out; few cells lean on what is usual."""
+        """Factor on the spread of cells that were never measured, from leaving each one out.
+
+        With few of them it stays near the usual factor.
+        """
         n_cells = len(self._cells)
         usual = NEVER_MEASURED * max(self._scale, 1.0)
         if n_cells < 3:
@@ -284,12 +290,12 @@ class Kriging:
 
 
 def _beliefs(points: TrainingSet) -> Floats:
-    """What NCCL's cost has that nobody has to follow: [n, 2]."""
+    """Peculiarities of NCCL's cost that a machine need not follow (jump on few nodes, idle channels): [n, 2]."""
     return np.column_stack([points.jump, points.idle])
 
 
 def _leaning(scores: Floats, n_groups: int, usual: float, weight: float) -> float:
-    """Factor that holds 90 % of `scores`, leaning on what is usual as if on `weight` more groups."""
+    """Factor that covers 90 % of `scores`, with the usual factor counting as `weight` more groups."""
     found = float(np.quantile(scores, COVERAGE))
     return float(np.clip((n_groups * found + weight * usual) / (n_groups + weight), *SCALE_LIMITS))
 

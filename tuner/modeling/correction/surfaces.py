@@ -17,7 +17,7 @@ from zerotune.tuner.modeling.features import Floats
 
 
 class Surface(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]  # its bases have no types
-    """A kernel as scikit-learn's regressor asks for one: a subclass of its own, which carry no types.
+    """A kernel for scikit-learn's regressor, hence a subclass of its untyped class.
 
     Once differentiable; the first columns of a point have length scales to be learned.
     The columns after these have `given_scale`, or do not count without one. A gradient with respect to scales that

@@ -212,7 +212,7 @@ _REMEDIES_OF_FORMAT: Final = {
 
 
 def _opened(path: Path, format_name: str | None, collective: Collective | None) -> Trace:
-    """The trace at `path`. What its name says is ours is ours: if its beginning does not, it is damaged."""
+    """The trace at `path`. A file with our suffix is taken as ours: if its beginning is not, it is damaged."""
     candidates = [path] if path.is_file() else path.glob(f"*{TRACE_SUFFIX}")
     ours = [file for file in candidates if file.suffix == TRACE_SUFFIX and file.is_file()]
     try:

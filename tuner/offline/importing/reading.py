@@ -1,4 +1,4 @@
-"""What `zerotune import` reads: whose the rows are, and what is there twice."""
+"""What `zerotune import` reads: the job of each row, and duplicate files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reading:
         for place in [one for one in self._n_rows if one[0] in self._copies]:
             del self._n_rows[place]
         self._fabrics: dict[Path | None, str] = {}
-        """Of files that name none, and were imported when their folder was called otherwise."""
+        """Fabric of files that name none and were imported earlier, when their folder had another name."""
         self._find_owners()
         if fabric_id is not None and any(fabric not in (None, fabric_id) for _, _, fabric in self._n_rows):
             trace.summary.note("the file tells the fabric: --fabric-id was not used for it")
@@ -74,7 +74,7 @@ class Reading:
         return {job_id for (_, told, _), (job_id, _) in self._owners.items() if told is None}
 
     def first(self) -> dict[Owner, Portion]:
-        """A portion of each, without its rows."""
+        """One portion of each file, without its rows."""
         found: dict[Owner, Portion] = {}
         for place in self._n_rows:
             found.setdefault(self._owners[place], self._first[place])

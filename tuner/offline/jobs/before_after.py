@@ -24,18 +24,18 @@ from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
 Array = NDArray[Any]
 
 SETTLED_SHARE: Final = 0.25
-"""The last quarter of a run is compared: by then the tuner has made up its mind."""
+"""The last quarter of a run is compared: by then the tuner has decided."""
 MIN_STEPS: Final = 8
 """Fewer steps than this are not compared."""
 MIN_OWN_STEPS: Final = 3
-"""So many untuned steps of a job say whether another job's have the same pace."""
+"""Untuned steps that show whether another job has the same pace."""
 NOTICED_WITHIN_STEPS: Final = 10
 """A change of pace is noticed so many steps after it at the latest."""
 SAME_PACE: Final = 0.04
 """Medians (log) that differ by less, or by less than noise may do, are of the same pace."""
 WORTH_TELLING_PERCENT: Final = 2.0
 MAX_EARLIER_JOBS: Final = 20
-"""So many earlier jobs are looked through for one to compare with."""
+"""At most this many earlier jobs are searched for one to compare with."""
 _BLOCK_STEPS: Final = 8
 _N_RESAMPLES: Final = 1000
 _MAX_RESAMPLED: Final = 4000
@@ -71,11 +71,11 @@ class BeforeAfter:
     explanation: str
     """What was compared with what, or why nothing was."""
     remedy: str = ""
-    """How to come to a better comparison."""
+    """How to get a better comparison."""
     other_jobs: tuple[str, ...] = ()
-    """Whose steps are among the ones before, besides this job's own."""
+    """Other jobs whose steps are among those before."""
     warnings: Sequence[str] = ()
-    """What is to be read before the figures."""
+    """A note to be read before the figures."""
     part: StepSpan | None = None
     """The part of the job that is compared, where it is not all of it."""
 
@@ -87,7 +87,7 @@ class StepSpan:
     first: int = 0
     end: int | None = None
     explanation: str = ""
-    """Why others are left out."""
+    """Why other steps are left out."""
 
     def of(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
         """Those of `steps` that belong to it."""

@@ -59,7 +59,7 @@ class PolicyTotal(msgspec.Struct, frozen=True):
 
 
 class _Doubt(NamedTuple):
-    """By how much predictions may be too high and too low together, 95 %: a large error is not symmetric."""
+    """How much all predictions together may be too high, and too low (95 %): a large error is not symmetric."""
 
     below_us: float = 0.0
     above_us: float = 0.0
@@ -137,7 +137,7 @@ def judge(
 
 
 def _cost(context: Context, shape: Shape, asked: Candidate | Mixture) -> Estimate | None:
-    """A mixture costs its mean, is known as badly as its worst part, and its parts' errors add up."""
+    """A mixture costs its mean; its grade is that of its worst part, and its parts' errors add up."""
     if isinstance(asked, Candidate):
         return context.estimates.estimate(shape, asked)
     parts = [(context.estimates.estimate(shape, candidate), share) for candidate, share in asked.shares]

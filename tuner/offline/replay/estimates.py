@@ -1,4 +1,4 @@
-"""What is known of a shape's cost under a candidate, and from where; nothing is invented.
+"""What is known about a shape's cost under a candidate, and from where; nothing is made up.
 
 Three grades, best first: measured in this trace, measured elsewhere on the same fabric (the store),
 predicted. A figure from elsewhere or from a model is carried over as a *ratio to the baseline*, when
@@ -54,7 +54,10 @@ MAX_INTERPOLATED_CLASSES: Final = SIZE_CLASSES_PER_OCTAVE
 DOUBT_PER_OCTAVE: Final = 0.15
 """Standard error of a prediction's logarithm for each doubling of bytes or channels away from what was measured."""
 UNSEEN_DOUBT: Final = math.log(2)
-"""Of an algorithm and protocol that was measured nowhere on the communicator, and at most."""
+"""Standard error (log) for an algorithm and protocol that was measured nowhere on the communicator.
+
+Also the largest.
+"""
 
 
 class Grade(IntEnum):
@@ -154,7 +157,7 @@ class CostEstimates:
         return None if self._predictor is None else self._predictor(shape, candidate)
 
     def with_predictor(self, predictor: Predictor | None) -> CostEstimates:
-        """The same measurements beside another model."""
+        """These measurements with another model."""
         other = copy.copy(self)
         other._predictor, other._known = predictor, {}
         return other
@@ -217,7 +220,7 @@ class CostEstimates:
         return self._by_place[place]
 
     def _elsewhere_as(self, shape: Shape, size_class: int, candidate: Candidate) -> Estimate | None:
-        """The store's estimate of `candidate`, or of what it comes to at that size."""
+        """The store's estimate of `candidate`, or of what really runs for it at that size."""
         known = self._elsewhere_at(shape, size_class)
         return known.get(candidate) or known.get(in_effect_at(shape.collective, size_class, candidate))
 
@@ -302,7 +305,7 @@ class CostEstimates:
         if baseline is None:
             return self._carried(shape, there, None)
         found = self._carried(shape, there, _as_prediction(baseline))
-        # As far as the model is off where it can be checked, at the very shape, it may be off for the candidate.
+        # The model's error at this shape, where it can be checked, is taken as its error for the candidate.
         known = self._here.get((shape, BASELINE))
         miss = 0.0 if known is None else abs(math.log(known.cost_us / baseline[0]))
         return dataclasses.replace(found, error=math.hypot(found.error, miss))
@@ -323,7 +326,7 @@ class CostEstimates:
         return seen
 
     def _doubt(self, shape: Shape, candidate: Candidate) -> float:
-        """Of a prediction, for its distance to anything measured of that algorithm and protocol."""
+        """A prediction's added error, by its distance to anything measured of that algorithm and protocol."""
         if candidate.is_baseline:
             return 0.0
         log_bytes, log_channels = math.log2(shape.message_bytes), math.log2(max(1, candidate.n_channels))
@@ -334,7 +337,7 @@ class CostEstimates:
         return min(UNSEEN_DOUBT, DOUBT_PER_OCTAVE * min(octaves, default=math.inf))
 
     def _carried(self, shape: Shape, there: Estimate, baseline_there: Estimate | None) -> Estimate:
-        """`there` brought to this trace by way of the baseline, where both ends know that."""
+        """`there` carried over to this trace by the ratio to the baseline, where both have one."""
         baseline_here = self._here.get((shape, BASELINE))
         if baseline_here is None or baseline_there is None:
             return Estimate(there.cost_us, math.hypot(there.error, CARRIED_NOISE), there.grade, there.n_samples)

@@ -1,4 +1,4 @@
-"""What a job can run at all: the cells that NCCL would offer its calls, and settings that come to the same.
+"""What a job can run at all: the cells that NCCL would offer its calls, and settings with the same effect.
 
 NCCL refuses PAT and NVLS to a reduce-scatter that averages floats, as FSDP2's does, and runs its own choice instead.
 A trace does not name operators: that such an algorithm ran in it shows that the job sums. Where none did, the job is
@@ -45,7 +45,7 @@ def may_run(collective: Collective, n_nodes: int, candidate: Candidate, sums: bo
 
 
 def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) -> Candidate:
-    """The setting with the channels that really run: with little traffic, several counts come to the same."""
+    """The setting with the channels that really run: with little traffic, several counts have the same effect."""
     if candidate.algorithm is None or candidate.protocol is None or not candidate.n_channels:
         return candidate
     n_channels = cost_model.channels_used(collective, candidate.protocol, message_bytes, candidate.n_channels)

@@ -1,4 +1,4 @@
-"""What a replay says beside its figures: what it judged, and what it knows nothing of."""
+"""Notes of a replay beside its figures: what it judged, and for what it has no evidence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def what_was_judged(
 
 
 def where_it_does_not_fit(fabric: Fabric | None, shapes: Sequence[Shape], counts: Sequence[int]) -> tuple[str, ...]:
-    """Of which collectives a described fabric predicts nothing.
+    """Notes on collectives for which a described fabric predicts nothing.
 
     Raises:
         FabricError: of none that the trace tells the ranks of.
@@ -58,7 +58,7 @@ def where_it_does_not_fit(fabric: Fabric | None, shapes: Sequence[Shape], counts
 def what_is_missing(
     table: CollectiveTable, statistics: Sequence[CandidateStatistics], costs: CostPrior | None, unknown: str
 ) -> tuple[str, ...]:
-    """What the reader has to say, and which evidence there is none of."""
+    """The reader's notes, and which evidence is missing."""
     notes = list(table.notes)
     if not len(table.rows):
         notes.append("There is no collective in it that could be judged.")

@@ -34,7 +34,7 @@ from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.table import Shape
 
 MAX_PLAYED_CALLS: Final = 400
-"""Per shape; a longer trace goes on with what was played last."""
+"""Calls played per shape; a longer trace goes on with the last choice."""
 MAX_PLAYED_STEPS: Final = 2000
 CALL_SPREAD: Final = 0.05
 """Relative spread of single calls in a play."""
@@ -73,10 +73,10 @@ class Bandit(ABC):
 
     @abstractmethod
     def best(self) -> int:
-        """By what is known now."""
+        """The arm to play, by what is known now."""
 
     def learn(self, arm: int, log_us: float) -> None:
-        """What the arm took."""
+        """Record how long the arm took."""
         self.sums[arm] += log_us
         self.counts[arm] += 1
 

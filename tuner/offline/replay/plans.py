@@ -43,7 +43,7 @@ def _begins(path: Path, text: str) -> bool:
 
 
 def _scitix(path: Path) -> Iterable[PlanRow]:
-    """Each row holds from where its predecessor of the same place ends; `undef` is no opinion.
+    """Each row holds from the end of the row before it for the same ranks and collective; `undef` is no opinion.
 
     The file does not say whether `upto_bytes` is total or per rank: it is taken for what a tuner plugin sees, total.
     """

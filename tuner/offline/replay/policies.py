@@ -52,7 +52,7 @@ class Context:
 
     @cached_property
     def tuned(self) -> Mapping[Shape, Mixture]:
-        """What our own tuner would have run; played once."""
+        """The settings that our own tuner would have run; computed once."""
         counts = {shape: count for shape, count in self.counts.items() if fits(self.fabric, shape.communicator)}
         return play_tuner(self.estimates, counts, self.n_steps, self.step_us, self.facts)
 
@@ -122,7 +122,7 @@ def model(context: Context, shape: Shape) -> Candidate:
 
 
 def _offered(context: Context, costs: CostPrior, shape: Shape) -> tuple[Candidate, ...]:
-    """What the job may run, the baseline first; of channel counts that come to the same, the least."""
+    """What the job may run, the baseline first; of channel counts with the same effect, the least."""
     found: dict[Candidate, Candidate] = {}
     for candidate in costs.candidates(shape.communicator, shape.collective):
         if context.estimates.may_run(shape, candidate):

@@ -1,4 +1,4 @@
-"""Which store replay learns from, and what to say when it tells nothing."""
+"""Which store replay learns from, and the message when it has nothing for this trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named_store(store_path: Path, trace: Path) -> Path:
 
 
 def why_unknown(store_path: Path | None, trace: Path) -> str:
-    """Why the store tells nothing, as the beginning of a sentence; where there is one beside the trace, its path."""
+    """Why the store has nothing for this trace, as the beginning of a sentence; names a store beside it."""
     if store_path is None:
         return UNKNOWN
     beside = _other_beside(store_path, trace)

@@ -71,7 +71,7 @@ class CollectiveTable:
     is_silent_on_choices: bool = False
     """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
     notes: tuple[str, ...] = ()
-    """What else the reader has to say."""
+    """Other notes of the reader."""
     own_comms: Array | None = None
     """Communicators of the rank that `steps` are of; None where the trace does not tell them from other ranks'."""
 

@@ -1,4 +1,4 @@
-"""What a report tells, read from the store and from run summaries; no HTML and no pictures here."""
+"""The facts of a report, read from the store and from run summaries; no HTML and no pictures here."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Facts:
 
     @property
     def highest_epoch(self) -> int | None:
-        """Of the plans that its steps ran under; None where no step is recorded."""
+        """The highest epoch of the plans that its steps ran under; None where no step is recorded."""
         return max((step.epoch for step in self.steps), default=None)
 
     def in_force(self) -> dict[DecisionKey, Decision]:
-        """The last word on every key that was more than a word: steps ran under a plan with it."""
+        """The last decision on every key of which steps ran under a plan."""
         since_s = taken_over_s(self.decisions)
         ran = decisions_that_ran(self.decisions, self.highest_epoch)
         return settled_decisions(one for one in ran if one.decided_at_s >= since_s)
@@ -80,7 +80,7 @@ class Facts:
 
     @property
     def changes_at(self) -> list[int]:
-        """Steps by which something else than a plan had changed steps: training's own pace, or the network."""
+        """Steps at which a change without a plan was noticed: of training's own pace, or of the network."""
         return [one.step for one in self.decisions if is_of_pace(one) and one.step is not None]
 
     @property
@@ -181,7 +181,7 @@ TRAIN_FIRST: Final = "name a job that trained with --job, or train one first"
 
 
 def untrained(facts: Facts) -> UserError:
-    """What to say of a job that is none of training."""
+    """The message about a job that is no training."""
     # What was imported as live ran in the job whose store it comes from.
     kinds = (
         ((Source.sweep,), "measurements of a sweep"),

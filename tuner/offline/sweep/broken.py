@@ -1,4 +1,4 @@
-"""Which settings are no longer tried, because they or their kind keep hanging or failing: each costs a restart."""
+"""Settings that are no longer tried, because they or their kind keep failing: each failure costs a restart."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from zerotune.store.records import BASELINE, Collective, Outcome
 from zerotune.tuner.offline.sweep.cells import Cell
 
 SETTING_FAILURES: Final = 2
-"""A setting that broke at so many sizes of a collective is not tried at the others."""
+"""A setting that broke at this many sizes of a collective is not tried at the others."""
 KIND_FAILURES: Final = 3
-"""Nor is an algorithm and protocol that broke so often and never worked."""
+"""An algorithm and protocol that broke this often and never worked is not tried either."""
 
 Kind = tuple[Collective, int | None, int | None]
 

@@ -30,7 +30,7 @@ _MAD_TO_SIGMA: Final = 1.4826
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """What settings compete at."""
+    """A collective at one size, at which settings compete."""
 
     collective: Collective
     message_bytes: int
@@ -46,7 +46,7 @@ class Cell:
     outcome: Outcome = Outcome.ok
     reason: str = ""
     ran: Candidate | None = None
-    """What a baseline was seen to run."""
+    """The setting that NCCL chose, where the candidate is the baseline."""
     is_left_out: bool = False
     """Never tried, since it or its kind keeps breaking elsewhere (zerotune.tuner.offline.sweep.broken)."""
     n_full_samples: int = 0

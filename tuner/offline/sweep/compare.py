@@ -25,7 +25,7 @@ FEW_Z = 2.6 * 1.25
 Key = tuple[int, int, Place, str]
 """(n_ranks, n_nodes, place, setting)"""
 Noises = tuple[float | None, float | None]
-"""Of a sample before and after."""
+"""Noise (log) of one sample, before and after."""
 
 
 class ChangedCell(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class ChangedCell(msgspec.Struct, frozen=True):
 
 
 class SweepComparison(msgspec.Struct, frozen=True):
-    """What two sweeps have in common and where they differ."""
+    """What two sweeps have in common, and where they differ."""
 
     before: str
     after: str

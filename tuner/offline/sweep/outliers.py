@@ -25,9 +25,9 @@ ROUGH_SAMPLES: Final = 4
 """Samples per setting that may still win at a rough place."""
 _NEAR_OCTAVES: Final = 1.0
 _NEAR_DOUBT: Final = 1.0
-"""Cells whose samples agree, imagined at every place until real ones tell."""
+"""Prior: this many cells with agreeing samples are assumed at every place."""
 _DOUBT: Final = 5
-"""The same for the sweep as a whole."""
+"""Prior for the sweep as a whole: this many cells with agreeing samples."""
 
 
 def outlier_share(cells: Iterable[Cell]) -> float:
@@ -37,7 +37,7 @@ def outlier_share(cells: Iterable[Cell]) -> float:
 
 
 def roughness(cells: Sequence[Cell]) -> dict[Place, float]:
-    """The same share by place, of one collective's cells: near sizes count more."""
+    """By place of one collective, the share of repeated cells that contradict themselves: near sizes count more."""
     repeated = _repeated(cells)
     at = np.array([math.log2(cell.place.message_bytes) for cell in repeated])
     differs = np.array([_differ(cell.duration_us) for cell in repeated], np.float64)

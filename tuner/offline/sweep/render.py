@@ -126,7 +126,7 @@ def _is_beaten(result: SweepResult) -> bool:
 
 
 def _how_far(result: SweepResult) -> str:
-    """What an interrupted sweep has, in words."""
+    """What an interrupted sweep has, as text."""
     goes_on = "The same command goes on from here."
     if not result.rows:
         return f" before anything was measured. {goes_on}"

@@ -20,7 +20,7 @@ class SweepRow(msgspec.Struct, frozen=True):
     message_bytes: int
     setting: str
     n_samples: int
-    """0: never measured at this place; what is said follows from its neighbours."""
+    """0: never measured at this place; the figures follow from its neighbours."""
     median_us: float | None
     low_us: float | None
     high_us: float | None
@@ -42,7 +42,7 @@ class SweepResult(msgspec.Struct, frozen=True):
     """What the store now knows of this sweep's cells."""
 
     job_id: str
-    """Under which it was recorded; nothing is, where nothing new was measured."""
+    """The job id under which it was recorded; empty where nothing new was measured."""
     fabric_id: str
     emulated: str
     n_ranks: int
@@ -91,7 +91,7 @@ def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice]
         found = sorted(by_place[place], key=partial(_order_us, choice=choice))
         baseline = next((cell for cell in found if cell.candidate == BASELINE and cell.duration_us), None)
         own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
-        # The fastest of some is no best: nobody knows of the others.
+        # Where only some were measured, none is called the best.
         is_compared = len(found) > 1 and place not in unseen
         best = next((cell for cell in found if cell.outcome is Outcome.ok), None) if is_compared else None
         chosen = None

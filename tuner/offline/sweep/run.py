@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 SWEEPABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
 MAX_STARTS: Final = 20
-"""A cluster on which so many settings hang or fail has another trouble than settings."""
+"""When this many settings hang or fail, the cause is not the settings."""
 MAX_BYTES: Final = 1 << 40
 MAX_TIMEOUT_S: Final = 86_400.0
 
@@ -60,7 +60,7 @@ class SweepRequest(msgspec.Struct, frozen=True):
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with (done, in all, what is measured now)."""
+"""Called with (done, total, what is measured now)."""
 
 
 def run_sweep(request: SweepRequest, store_path: Path, progress: Progress) -> SweepResult:
@@ -152,7 +152,7 @@ class _Sweep:
         self._group: WorkerGroup | None = None
 
     def run(self) -> SweepResult:
-        """All of it."""
+        """Run the whole sweep."""
         request = self._request
         began_s = time.monotonic()
         interrupted = gave_up = False
@@ -215,7 +215,7 @@ class _Sweep:
         )
 
     def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> bool:
-        """Whether it came to its end; it gives up when too many settings hang or fail."""
+        """Whether the sweep was completed; it gives up when too many settings hang or fail."""
         n_starts = 0
         while visits := strategy.next_round():
             for cell in visits:

@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     candidate: Candidate | None
     expected_us: float
     own_us: float
-    """Expected of NCCL's own choice."""
+    """Expected duration of NCCL's own choice."""
     confidence: float
     """That nothing is faster by more than the wanted precision."""
 
@@ -78,7 +78,7 @@ class Strategy(Protocol):
         """The cells to visit next, in order; empty when the sweep is over."""
 
     def progress(self) -> tuple[int, int]:
-        """(done, in all), in the strategy's own unit; it may end before it has come to all."""
+        """(done, total), in the strategy's own unit; it may end before all are done."""
 
     def n_unsettled(self) -> int:
         """Places whose choice is not sure yet."""

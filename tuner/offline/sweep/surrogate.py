@@ -30,13 +30,13 @@ Ints = npt.NDArray[np.int64]
 SHARED_STD: Final = 2.0
 SHARED_OCTAVES: Final = 6.0
 KIND_STD: Final = 0.6
-"""Of one algorithm and protocol against the others, before it was ever measured."""
+"""Spread (log) of one algorithm and protocol against the others, before it was ever measured."""
 CHANNEL_OCTAVES: Final = 1.5
 USUAL_NOISE: Final = 0.04
 """Standard deviation of one sample's log, as long as few samples tell."""
 LEAST_NOISE: Final = 0.002
 USUAL_WEIGHT: Final = 4
-"""What is usual counts for as many degrees of freedom."""
+"""The usual noise counts as this many degrees of freedom."""
 MIN_FREE: Final = 6
 """Degrees of freedom below which the samples are not asked alone."""
 FAR_DEVIATIONS: Final = 4.0

@@ -25,7 +25,7 @@ GRACE_S: Final = 1.0
 
 
 class GroupFailure(Exception):
-    """The group is gone: a setting hung or failed. Not for users: the sweep records it and goes on."""
+    """The group has ended: a setting hung or failed. Users do not see this: the sweep records it and goes on."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)

@@ -25,8 +25,8 @@ MAX_MODEL_ERROR_PERCENT: Final = 5.0
 LEAST_MODEL_ERROR_PERCENT: Final = 0.2
 OVERLAP_DOUBT: Final = 0.12
 """Of the communication that changes while computation hides some, 95 %: a log does not show how much computation
-stood ready for more of it, or waited behind less. Seen when programs were foretold from logs of half or twice their
-communication; where nothing is hidden nothing is doubted.
+stood ready for more of it, or waited behind less. Measured by predicting programs from logs of half or twice their
+communication; 0 where nothing is hidden.
 """
 OVERLAP: Final = "overlap"
 FIRST_ORDER: Final = "first order"
@@ -73,7 +73,7 @@ class StepFacts(msgspec.Struct, frozen=True):
 
     @property
     def exposed_share(self) -> float:
-        """Of the communication."""
+        """Exposed communication as a share of all communication."""
         return min(self.exposed_us / self.communication_us, 1.0) if self.communication_us > 0 else 0.0
 
 

@@ -108,7 +108,7 @@ def _new_call(origin: TimelineCall, shape: Shape) -> TimelineCall:
 
 
 def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
-    """The same model on `n_ranks`: communicators of all ranks grow, total bytes stay, so shards shrink."""
+    """The step of this model on `n_ranks`: communicators of all ranks grow, total bytes stay, so shards shrink."""
     world = max(call.shape.n_ranks for call in program.calls)
 
     def changed(call: TimelineCall) -> TimelineCall:
@@ -200,7 +200,7 @@ def stage_of(program: Program) -> int:
 
 
 def with_stage(program: Program, stage: int) -> Program:
-    """The same model under another ZeRO stage (stages 1 and 2 communicate alike, 0 is plain DDP).
+    """The step of this model under another ZeRO stage (1 and 2 communicate alike, 0 is plain DDP).
 
     Raises:
         UserError: the trace's own stage is not recognised, or `stage` is none.
