@@ -1,7 +1,7 @@
 """A lock that names its holder and that no dead process can hold.
 
 The kernel's flock decides who holds it, so that kill -9 frees it at once; the file's text only tells
-the loser who won.
+the loser who won. Ours rather than a library's: those lock, but do not tell by whom something is locked.
 """
 
 from __future__ import annotations

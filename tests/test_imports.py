@@ -85,12 +85,20 @@ def loaded_after(statement):
 
 def test_agent_is_light():
     loaded = loaded_after("import zerotune.agent.session, zerotune.agent.activate")
-    assert not loaded & {"sklearn", "sqlite3", "sqlite_utils", "zerotune.zero_runtime", "zerotune.tuner", "matplotlib"}
+    assert not loaded & {
+        "sklearn",
+        "scipy",
+        "sqlite3",
+        "sqlite_utils",
+        "zerotune.zero_runtime",
+        "zerotune.tuner",
+        "matplotlib",
+    }
 
 
 def test_command_line_loads_no_torch():
     loaded = loaded_after("import zerotune.tuner.cli, zerotune.agent.launch")
-    assert not loaded & {"torch", "sklearn", "sqlite_utils", "matplotlib"}
+    assert not loaded & {"torch", "sklearn", "scipy", "sqlite_utils", "matplotlib", "google"}
 
 
 def test_no_test_imports_a_conftest():

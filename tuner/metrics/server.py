@@ -1,4 +1,7 @@
-"""HTTP for Prometheus: few connections at a time, each for a few seconds, so that no scraper can block the others."""
+"""HTTP for Prometheus: few connections at a time, each for a few seconds, so that no scraper can block the others.
+
+prometheus_client makes the text; its own server begins a thread for each connection, however many and however slow.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A text of many equal lines, cut into fields and read column by column with numpy.
 
-That costs a fraction of what a regular expression per line does. A column that does not hold what it should is None:
+That costs a fraction of what a regular expression per line does. numpy's loadtxt reads tables, not logs with other
+lines between, and cuts long texts without a word. A column that does not hold what it should is None:
 then the caller reads the same text line by line.
 """
 

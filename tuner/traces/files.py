@@ -142,6 +142,9 @@ class Batches(NamedTuple):
 class JsonStream:
     """Walks a JSON document without holding it: members of the top-level object, elements of its arrays.
 
+    Ours rather than ijson's, whose memory grows with the square of the nesting, which a hostile file chooses, and which
+    refuses text that is not UTF-8 and NaN, which traces have.
+
     `members()` yields (key, value); for the keys in `streamed`, the value is an iterator over the array's
     elements that must be used up before going on. `truncated` tells afterwards that the document ended
     early; everything before the end was still yielded. `batches` reads many elements at once where it can.

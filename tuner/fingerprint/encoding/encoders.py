@@ -1,7 +1,8 @@
 """The two encoders that score a step, evaluated in numpy: an LSTM over its frames, and counts of n-grams.
 
 Both give N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism.
-They are trained offline (`zerotune stage train`); the daemon never sees torch or scikit-learn.
+They are trained offline (`zerotune stage train`). An LSTM step is a few lines of numpy, so the daemon, beside the
+training processes, goes without torch and its memory.
 """
 
 from __future__ import annotations
