@@ -372,6 +372,14 @@ class Store:
         )
         return None if found[0] is None else int(found[0])
 
+    def n_measured_steps(self, job_id: str) -> int:
+        """Steps of a job of which collectives are measured."""
+        (found,) = self._reader().execute(
+            "SELECT count(DISTINCT step) FROM measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?)",
+            (job_id,),
+        )
+        return int(found[0])
+
     def decisions(
         self, job_id: str | None = None, fabric_id: str | None = None, *, limit: int | None = None
     ) -> list[Decision]:

@@ -99,9 +99,41 @@ def measured(n_calls: int, message_bytes: int = 1 << 20, candidate: Candidate = 
 
 
 def test_guesses_and_expectations_have_names_of_their_own(store: Path, monkeypatch, capsys):
-    text = explained(monkeypatch, capsys, "--store", str(store))
+    text = explained(monkeypatch, capsys, "--store", str(store), "--all")
     assert text.index("guessed us (90 %)") < text.index("expected us (90 %)"), "the smaller message comes first"
     assert "guessed: from the predictions alone" in text
+
+
+def test_what_takes_and_saves_most_comes_first_and_quiet_keys_are_one_line(tmp_path: Path, monkeypatch, capsys):
+    keys = [msgspec.structs.replace(KEY, size_class=size_class(n_bytes)) for n_bytes in (1 << 12, 1 << 16, 1 << 20)]
+    quiet, lost, saved = keys
+    blocks = [
+        measured(2, n_bytes, ran, step=steps, duration_us=us, is_default=ran == BASELINE_RAN)
+        for n_bytes, ran, steps, us in (
+            (1 << 12, BASELINE_RAN, [0, 1], 20.0),
+            (1 << 16, BASELINE_RAN, [0, 0], 50.0),
+            (1 << 16, RING, [1, 1], 60.0),
+            (1 << 20, BASELINE_RAN, [0, 0], 400.0),
+            (1 << 20, RING, [1, 1], 300.0),
+        )
+    ]
+    decisions = [decided("promote", RING, "faster", 1, key=key) for key in (lost, saved)]
+    nothing = decided("keep", BASELINE, "nothing better", 1, key=quiet)
+    path = written(tmp_path / "s.db", nothing, *decisions, block=np.concatenate(blocks))
+    told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert [DecisionKey(**one["key"]).size_class for one in told] == [key.size_class for key in (saved, lost, quiet)]
+    shares = [(one["calls_per_step"], one["step_percent"], one["saved_us"], one["saved_percent"]) for one in told]
+    assert shares == [(2.0, 60.0, 200.0, 20.0), (2.0, 12.0, -20.0, -2.0), (1.0, 2.0, 0.0, 0.0)]
+    assert [one["is_quiet"] for one in told] == [False, False, True]
+    detail = "all_gather forward_gather, {:,} to"
+    texts = [explained(monkeypatch, capsys, "--store", str(path), *words) for words in ((), ("--all",))]
+    assert [text.count(detail.format(1 << 12)) for text in texts] == [0, 1]
+    for text in texts:
+        figures = [text.index(words) for words in ("+200 us (+20.0 %)", "-20 us (-2.0 %)", "+180 us (+18.0 %)")]
+        assert figures == sorted(figures)
+        assert figures[-1] < text.index(detail.format(1 << 20)) < text.index(detail.format(1 << 16))
+    one_key = explained(monkeypatch, capsys, "--store", str(path), "--message-bytes", str(1 << 12))
+    assert detail.format(1 << 12) in one_key, "whoever asks for a key sees it"
 
 
 def test_a_size_without_decision_gets_those_there_are(store: Path, monkeypatch, capsys):
@@ -191,7 +223,7 @@ def test_what_leads_heads_its_key_while_others_are_tried(tmp_path: Path, monkeyp
     assert (told["setting"], told["decision"]["kind"]) == (str(RING), "lead")
     ended = decided("keep", BASELINE, f"{RING}: the network is another: it runs no longer", 5, ring=tie)
     over = written(tmp_path / "t.db", lead, slow, ended)
-    assert ": baseline keep, 1970" in explained(monkeypatch, capsys, "--store", str(over))
+    assert ": baseline keep, 1970" in explained(monkeypatch, capsys, "--store", str(over), "--all")
 
 
 def test_a_trial_that_no_step_ran_under_is_none(tmp_path: Path, monkeypatch, capsys):
@@ -252,7 +284,7 @@ def test_a_damaged_model_does_not_keep_explain_from_reading(tmp_path: Path, monk
     with Store.open(path) as opened:
         opened.save_model(ModelRecord("kriging", "fabric", b"junk", versions("kriging"), "0" * 24, 0.1, 1.0))
         opened.flush()
-    assert "predictions by NCCL's cost" in explained(monkeypatch, capsys, "--store", str(path))
+    assert "predictions by NCCL's cost" in explained(monkeypatch, capsys, "--store", str(path), "--all")
     with Store.open(path, read_only=True) as opened:
         assert [one.name for one in opened.models()] == ["kriging"], "reading changes nothing"
 
@@ -293,7 +325,7 @@ def test_what_an_earlier_daemon_decided_is_in_force_no_longer(tmp_path: Path, mo
     assert [one["setting"] for one in told] == ["baseline", str(SIMPLE)]
     assert told[0]["decision"] is None
     assert len(told[0]["history"]) == 1
-    text = explained(monkeypatch, capsys, "--store", str(path))
+    text = explained(monkeypatch, capsys, "--store", str(path), "--all")
     assert "nothing has been decided here since another daemon took over" in text
     assert "step 40, epoch 4: another daemon took over" in text
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -25,10 +26,10 @@ from zerotune.store.records import (
     size_class_range,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.decided import decisions_that_ran
+from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
-from zerotune.tuner.offline.comparison import alternatives_of
+from zerotune.tuner.offline.comparison import alternatives_of, compare
 from zerotune.tuner.offline.jobs.finding import job_of
 
 
@@ -87,12 +88,24 @@ class Explanation(msgspec.Struct, frozen=True):
     job_history: list[str] = []
     """Decisions that concern all keys: changes of training's pace and of the network, other plans on trial."""
     job: Head | None = None
+    calls_per_step: float | None = None
+    """In the steps that were measured; None where none was."""
+    step_percent: float | None = None
+    """What its calls take under the setting in force, in percent of a step's time, hidden by computation or not."""
+    saved_us: float | None = None
+    """Per step against NCCL's own choice, by measured medians; negative: lost. None where that was not measured."""
+    saved_percent: float | None = None
+    """The same in percent of a step's time."""
+    is_quiet: bool = False
+    """NCCL's own choice runs there, and no other setting is on its way or was taken back."""
 
 
 def explain(
     store_path: Path, job_id: str | None, collective: str | None, phase: str | None, message_bytes: int | None
 ) -> list[Explanation]:
-    """Explanations of one job's keys, by default the newest's that trained; filters may be None.
+    """Explanations of one job's keys, by default the newest's that trained, those first that take most of a step.
+
+    Filters may be None.
 
     Raises:
         UserError: no store, no such job, an unknown collective or phase.
@@ -124,8 +137,40 @@ def explain(
         guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
         head = _head(store, job, decisions, here)
         highest_epoch = store.highest_epoch(job.job_id)
-    found = explained(by_key, here, medians(lines), guesses, news_of(decisions), taken_over_s(decisions), highest_epoch)
-    return [msgspec.structs.replace(one, job=head) for one in found]
+        n_measured, steps = store.n_measured_steps(job.job_id), store.steps(job.job_id)
+    since_s, everywhere = taken_over_s(decisions), medians(lines)
+    found = explained(by_key, here, everywhere, guesses, news_of(decisions), since_s, highest_epoch)
+    ran = decisions_that_ran(decisions, highest_epoch)
+    in_force = settled_decisions(one for one in ran if one.decided_at_s >= since_s)
+    step_us = median(step.duration_us for step in steps) if steps else 0.0
+    shared = [_with_share(one, in_force.get(one.key), here, everywhere, n_measured, step_us) for one in found]
+    in_order = sorted(shared, key=lambda one: -(one.step_percent or 0.0))
+    return [msgspec.structs.replace(one, job=head) for one in in_order]
+
+
+def _with_share(
+    one: Explanation, in_force: Decision | None, here: Medians, everywhere: Medians, n_steps: int, step_us: float
+) -> Explanation:
+    """What the key's calls take of a step, and what its setting saves there."""
+    is_quiet = one.setting == str(BASELINE) and not (one.on_trial or one.not_adopted)
+    one = msgspec.structs.replace(one, is_quiet=is_quiet and (one.decision is None or one.decision.kind == "keep"))
+    known = here.get(one.key, {})
+    if not (known and n_steps and step_us):
+        return one
+    own = known.get(BASELINE)
+    own_us = us = None if own is None else own.median_us
+    if in_force is not None and not in_force.candidate.is_baseline:
+        compared = compare(in_force, here, everywhere)
+        own_us, us = (compared.own_us, compared.us) if compared.is_measured else (None, None)
+    n_calls = sum(each.n_calls for each in known.values()) / n_steps
+    saved_us = None if own_us is None or us is None else n_calls * (own_us - us)
+    return msgspec.structs.replace(
+        one,
+        calls_per_step=n_calls,
+        step_percent=None if us is None else 100 * n_calls * us / step_us,
+        saved_us=saved_us,
+        saved_percent=None if saved_us is None else 100 * saved_us / step_us,
+    )
 
 
 def head_of(store_path: Path, job_id: str | None) -> Head:

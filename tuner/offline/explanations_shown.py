@@ -22,21 +22,70 @@ MEANINGS: Final = (
 )
 
 
-def render(explanations: Sequence[Explanation], console: Console, head: Head | None) -> None:
-    """Print them, and whose they are; says so when there are none."""
+def render(
+    explanations: Sequence[Explanation], console: Console, head: Head | None, *, shows_quiet: bool = True
+) -> None:
+    """Print what each key saves, then why its setting is what it is.
+
+    Args:
+        explanations: in the order to print them in.
+        console: where to.
+        head: whose they are.
+        shows_quiet: keys where NCCL's own choice runs and nothing else is on its way have lines of their own.
+    """
     if head is not None:
         console.print(describe(head), markup=False, highlight=False, soft_wrap=True)
     if not explanations:
         console.print("Nothing was decided in this job, and no training of it was measured. --job names another.")
         return
+    told = [one for one in explanations if shows_quiet or not one.is_quiet]
+    _render_savings(told, [one for one in explanations if one not in told], console)
     if news := explanations[0].job_history:
         console.print("\n[bold]Of the whole job[/]")
         for line in news:
             _indented(console, line)
-    for one in explanations:
+    for one in told:
         _render_one(one, console)
-    console.print()
-    _indented(console, MEANINGS, "dim")
+    if told:
+        console.print()
+        _indented(console, MEANINGS, "dim")
+
+
+def _render_savings(told: Sequence[Explanation], quiet: Sequence[Explanation], console: Console) -> None:
+    """What each key takes and saves of a step's time, in their order; quiet ones in one line."""
+    if any(one.calls_per_step is not None for one in told):
+        table = Table("collective, phase", "bytes", "calls/step", "of step time", "saved/step", "setting", box=None)
+        for one in told:
+            table.add_row(
+                f"{one.collective} {one.phase}",
+                exact_range(one.min_bytes, one.max_bytes),
+                _figure(one.calls_per_step, "{:,.1f}"),
+                _figure(one.step_percent, "{:.1f} %"),
+                _saved(one.saved_us, one.saved_percent),
+                one.setting,
+            )
+        console.print(table)
+        known = [one for one in told if one.saved_us is not None]
+        if known:
+            us, percent = (sum(part or 0.0 for part in parts) for parts in zip(*map(_savings, known), strict=True))
+            _indented(console, f"all together: {_saved(us, percent)} per step, of communication hidden or not")
+    if quiet:
+        percent = sum(one.step_percent or 0.0 for one in quiet)
+        keys = "1 key runs" if len(quiet) == 1 else f"{len(quiet):,} keys run"
+        share = f", {percent:.1f} % of step time" if percent else ""
+        _indented(console, f"{keys} NCCL's own choice, with nothing else on its way{share}: --all shows them")
+
+
+def _savings(one: Explanation) -> tuple[float | None, float | None]:
+    return one.saved_us, one.saved_percent
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _saved(us: float | None, percent: float | None) -> str:
+    return "-" if us is None else f"{us:+,.0f} us ({percent or 0.0:+.1f} %)"
 
 
 def describe(head: Head) -> str:

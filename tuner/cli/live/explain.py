@@ -25,9 +25,12 @@ def explain(
         int | None,
         typer.Option(help="Only the size class of this size: 1048576, 1MiB, 1e6.", parser=a_size, metavar="SIZE"),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show keys, too, where NCCL's own choice runs and nothing else is on its way.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say why each setting is what it is: evidence, prediction, alternatives.
+    """Say what each setting saves, and why it is what it is: evidence, prediction, alternatives.
 
     Example: zerotune explain --collective all_gather --message-bytes 1MiB
     """
@@ -39,7 +42,8 @@ def explain(
         print_json(explained)
         return
     head = explained[0].job if explained else explanations.head_of(path, job)
-    if not explained and any((collective, phase, message_bytes)):
+    is_filtered = any((collective, phase, message_bytes))
+    if not explained and is_filtered:
         explanations_shown.render_none(explanations.explain(path, job, None, None, None), console(), head)
         return
-    explanations_shown.render(explained, console(), head)
+    explanations_shown.render(explained, console(), head, shows_quiet=every or is_filtered)
