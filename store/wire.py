@@ -135,8 +135,9 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 
 
 class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
-    """From a node's daemon to the job's leading one: announces a records frame of observations that it
-    joined over the `n_ranks` ranks of its node, `rank` being the lowest; 0 ranks: they have left.
+    """From a node's daemon to the job's leading one: announces a records frame.
+
+    Its observations were joined over the `n_ranks` ranks of the node, `rank` being the lowest; 0 ranks: they have left.
     """
 
     job_id: str

@@ -69,8 +69,16 @@ def model_states(
     """Model states per rank (paper, section 5); stage 0 is plain data parallelism.
 
     Args:
+        n_parameters: Ψ, of the whole model.
+        stage: 0 to 3.
+        n_ranks: N_d, the ranks that ZeRO shards over.
+        precision: of the weights in training: "fp32", "bf16" or "fp16".
+        optimizer: e.g. "adam", see `optimizer_multiplier`.
         gradient_precision: of accumulated gradients, e.g. "fp32" beside bf16 weights; None: as `precision`.
         n_model_parallel: ranks that split the model before ZeRO shards each part.
+
+    Returns:
+        Bytes on one rank.
 
     Raises:
         ValueError: a stage other than 0 to 3, fewer than one rank, an unknown optimizer or precision.
@@ -91,7 +99,21 @@ def model_states(
 
 
 def largest_model(memory_bytes: float, stage: int, n_ranks: int, *, n_model_parallel: int = 1, **kinds: str) -> float:
-    """Most parameters whose model states fit into `memory_bytes` per rank (paper, table 2)."""
+    """Most parameters whose model states fit into `memory_bytes` per rank (paper, table 2).
+
+    Args:
+        memory_bytes: of one rank, for model states alone.
+        stage: 0 to 3.
+        n_ranks: N_d, the ranks that ZeRO shards over.
+        n_model_parallel: ranks that split the model before ZeRO shards each part.
+        kinds: `precision`, `optimizer` and `gradient_precision` of `model_states`.
+
+    Returns:
+        Parameters of the whole model.
+
+    Raises:
+        ValueError: as `model_states`.
+    """
     per_parameter = model_states(1.0, stage, n_ranks, **kinds).total_bytes  # type: ignore[arg-type]
     return n_model_parallel * memory_bytes / per_parameter
 
@@ -150,10 +172,21 @@ class CommunicationVolume:
 
 
 def step_traffic(n_parameters: float, stage: int, n_layers: int = 1) -> CommunicationVolume:
-    """Collective payload per step: an all-reduce counts as its reduce-scatter and its all-gather.
+    """Collective payload per step (paper, section 7): an all-reduce counts as its reduce-scatter and its all-gather.
 
     Stage 3 gathers every layer forward and every layer but the last again backward: 2·layers − 1 gathers.
     The 3Ψ of the paper counts the last layer twice as well.
+
+    Args:
+        n_parameters: Ψ, of one rank's model.
+        stage: 0 to 3.
+        n_layers: layers that stage 3 gathers one by one.
+
+    Returns:
+        Elements, whatever their precision, and the number of gathers.
+
+    Raises:
+        ValueError: a stage other than 0 to 3.
     """
     if stage not in STAGE_NAMES:
         raise ValueError(f"stage is {stage!r}; it must be 0, 1, 2 or 3")
@@ -183,7 +216,16 @@ def activation_bytes(shape: TransformerShape, bytes_per_element: int = 2) -> int
 
 
 def checkpoint_bytes(shape: TransformerShape, n_model_parallel: int = 1, bytes_per_element: int = 2) -> float:
-    """One checkpoint per block; P_a divides it among the model-parallel ranks (paper, section 6.1)."""
+    """Activation checkpoints of one rank, one per block (paper, section 6.1).
+
+    Args:
+        shape: of the model and its batch.
+        n_model_parallel: ranks among which P_a divides each checkpoint; 1: without P_a.
+        bytes_per_element: of activations.
+
+    Returns:
+        Bytes on one rank.
+    """
     return shape.n_layers * shape.block_elements * bytes_per_element / n_model_parallel
 
 
@@ -221,6 +263,21 @@ def advise_activation_partitioning(
     step, is spread over them. P_a+cpu holds one block's share instead of all, and moves every share out and
     back. The choice is the one with the least communication time per sample; one that fits no sample is
     infinitely slow, and a tie goes to the simpler.
+
+    Args:
+        shape: of the model; its batch is not used, since it is what follows.
+        n_parameters: Ψ, of the whole model.
+        stage: 0 to 3.
+        n_model_parallel: ranks that split the model.
+        links: bandwidths that one rank sees.
+        free_bytes: memory of one rank that is left for checkpoints.
+        bytes_per_element: of activations, parameters and gradients.
+
+    Returns:
+        The choice, and for each of the three: seconds per sample, and samples that fit.
+
+    Raises:
+        ValueError: a stage other than 0 to 3.
     """
     sample = shape.n_context * shape.width * bytes_per_element  # one block's input
     shard = sample / n_model_parallel

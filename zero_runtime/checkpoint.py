@@ -226,7 +226,13 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
     """Writes `folder/step-<step>`; every rank calls it, with a folder that all see.
 
     Args:
+        engine: whose model, and optimizer if there is one, are saved.
+        folder: of all checkpoints.
+        step: its number; a step is saved once.
         extra: anything that JSON can hold, e.g. a loss scaler's or scheduler's state; rank 0's counts.
+
+    Returns:
+        The checkpoint's own folder.
 
     Raises:
         CheckpointError: the step exists already, or a rank could not write; earlier checkpoints are untouched.
@@ -284,7 +290,15 @@ def latest(folder: str | Path) -> Path:
 
 
 def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> dict[str, Any]:
-    """Resumes from `folder`, saved on any number of ranks, and returns {"step": …, "extra": …}.
+    """Resumes from a checkpoint, which may have been saved on another number of ranks; every rank calls it.
+
+    Args:
+        engine: of the same model; its optimizer, if there is one, gets the saved state.
+        folder: of all checkpoints.
+        step: None: the latest that is complete.
+
+    Returns:
+        {"step": the step, "extra": what was given to `save`}.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is of another model, and nothing was changed; or a file of

@@ -190,8 +190,13 @@ class Engine:
         """A genuine `cls` whose state is sharded; `step()` consumes the gradients.
 
         Args:
-            groups: torch's param groups over the model's parameters, e.g. to decay some weights only.
+            cls: one that works element by element, such as `torch.optim.AdamW`.
+            groups: torch's param groups over the model's parameters, e.g. to decay some weights only; None: all in one
+                group.
             defaults: the optimizer's own arguments.
+
+        Returns:
+            The optimizer, over this rank's shards; torch's learning rate schedulers take it.
 
         Raises:
             SettingsError: `cls` needs whole tensors, the groups are not a partition, or one exists already.
@@ -320,7 +325,19 @@ class Engine:
                 flat.finish_gather()
 
     def save_checkpoint(self, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-        """See `zerotune.zero_runtime.checkpoint.save`."""
+        """Writes `folder/step-<step>`, as `zerotune.zero_runtime.checkpoint.save`; every rank calls it.
+
+        Args:
+            folder: of all checkpoints, seen by all ranks.
+            step: its number; a step is saved once.
+            extra: anything that JSON can hold, e.g. a scheduler's state; rank 0's counts.
+
+        Returns:
+            The checkpoint's own folder.
+
+        Raises:
+            CheckpointError: the step exists already, or a rank could not write; earlier checkpoints are untouched.
+        """
         return checkpoint.save(self, folder, step, extra)
 
     def load_checkpoint(self, folder: str | Path, step: int | None = None) -> dict[str, Any]:
@@ -345,13 +362,16 @@ def shard(
 
     Args:
         model: any module; its parameters keep their identity.
-        layers: modules that are gathered one by one in stage 3; by default the members of the model's
-            module lists, or its children.
+        layers: modules that are gathered one by one in stage 3; by default the members of the model's module lists, or
+            its children.
         group: ranks that train the model together; by default all.
-        model_parallel_group: ranks that hold other parts of the same model, each part sharded over its own
-            `group`; clipping, loss scaling and errors then span both. Parameters that are parts are marked by
+        model_parallel_group: ranks that hold other parts of the same model, each part sharded over its own `group`;
+            clipping, loss scaling and errors then span both. Parameters that are parts are marked by
             `parameter.tensor_model_parallel = True`; others count as equal copies.
         settings: see `Settings`; `stage=3` unless said otherwise.
+
+    Returns:
+        The engine, by which the loop trains; the model is called as before.
 
     Raises:
         SettingsError: on every rank, when settings, model and world do not fit, or ranks differ.

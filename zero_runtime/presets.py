@@ -28,7 +28,16 @@ class Preset:
     def activations(
         self, model_parallel_group: dist.ProcessGroup, arena_bytes: int, device: torch.device | str = "cpu"
     ) -> PartitionedActivations | None:
-        """The P_a part over M_D's buffer; None where the row has no P_a."""
+        """The P_a part, over M_D's buffer.
+
+        Args:
+            model_parallel_group: ranks among which each activation checkpoint is divided.
+            arena_bytes: of the buffer that holds this rank's shares.
+            device: of that buffer; without effect where the row keeps the shares in CPU memory.
+
+        Returns:
+            None where the row has no P_a.
+        """
         if not self.partition_activations:
             return None
         arena = Arena(arena_bytes, "cpu" if self.offload_activations else device)

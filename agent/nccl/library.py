@@ -216,11 +216,11 @@ class Plugin:
         return self.counters().n_dropped_records
 
     def n_calls(self) -> int:
-        """getCollInfo calls so far."""
+        """Calls of `getCollInfo` so far."""
         return self.counters().n_calls
 
     def calls_with_ranks(self, n_ranks: int) -> int:
-        """getCollInfo calls so far on all communicators of `n_ranks` ranks."""
+        """Calls of `getCollInfo` so far on all communicators of `n_ranks` ranks."""
         return int(self._calls_with_ranks(n_ranks))
 
     def tuner_abi(self) -> int:

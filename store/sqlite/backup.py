@@ -16,12 +16,17 @@ _ANOTHER = "name another file"
 def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
     """Copy what is committed in `store` to `target`, which is there whole or not at all; writers go on meanwhile.
 
+    Args:
+        store: the file to copy; a daemon may have it open.
+        target: where the copy goes; it gets no side files.
+        may_overwrite: replace a file that exists there.
+
     Returns:
         Bytes of the copy.
 
     Raises:
-        StoreError: `store` cannot be read; `target` cannot be written, exists and may not be overwritten, or belongs
-            to a database in use.
+        StoreError: `store` cannot be read; `target` cannot be written, exists and may not be overwritten, or belongs to
+            a database in use.
     """
     with contextlib.closing(open_for_reading(store)) as source:
         _check_target(store, target, may_overwrite)

@@ -84,13 +84,23 @@ class Store:
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Store:
-        """Open, checking integrity, and bring the schema up to date; a damaged file is set aside, if allowed.
+        """Open a store and bring its schema up to date; a damaged file is set aside, if allowed.
 
         Rows with damaged cells are logged, and not read (`zerotune.store.sqlite.sound_rows`).
 
+        Args:
+            path: of the file, which is created if it is missing, unless `read_only`.
+            read_only: take no lock and change nothing; another process may write meanwhile.
+            may_set_aside: move a damaged file to another name and begin a new one; otherwise it is an error.
+            retention: how much is kept; None: the defaults of `Retention`.
+            clock: seconds since the epoch (Unix time); tests pass their own.
+
+        Returns:
+            The open store; close it, or use it in a `with` statement.
+
         Raises:
-            StoreError: it cannot be opened, is another application's, or (read-only) is missing; or it is damaged
-                and may not be set aside.
+            StoreError: it cannot be opened, is another application's, or (read-only) is missing; or it is damaged and
+                may not be set aside.
             StoreLockedError: another process has it open for writing; names its command and pid.
             StoreVersionError: a newer zerotune wrote it.
         """
@@ -171,7 +181,7 @@ class Store:
     def record_job(
         self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int, name: str = ""
     ) -> None:
-        """A job starts (or is heard of again) on a fabric.
+        """Queue the start of a job on a fabric; a job that was recorded before counts as running again.
 
         Args:
             job_id: what tells it from all others.
@@ -204,7 +214,9 @@ class Store:
         is_lost: bool | None = None,
         name: str | None = None,
     ) -> None:
-        """What became known of a job; None leaves a field as it is.
+        """Queue what became known of a job; None leaves a field as it is.
+
+        Nothing happens if the job was never recorded.
 
         Args:
             job_id: which one.
@@ -223,7 +235,13 @@ class Store:
         )
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
-        """Queue `block` (MEASUREMENT, shape [n]); malformed rows and a full queue are counted."""
+        """Queue measurements; malformed rows and those that a full queue refuses are counted.
+
+        Args:
+            fabric_id: the fabric that they were measured on.
+            job_id: the job that measured them.
+            block: MEASUREMENT, shape (n,); copied.
+        """
         good = _measurements.well_formed(block)
         if not good.all():
             self.n_invalid += int(len(block) - good.sum())
@@ -297,9 +315,17 @@ class Store:
         since_s: float | None = None,
         limit: int | None = None,
     ) -> NDArray[np.void]:
-        """Measurements that match all that is given (MEASUREMENT, shape [n]), oldest first.
+        """Measurements that match all that is given.
 
-        `limit` keeps the newest.
+        Args:
+            fabric_id: None: of any fabric.
+            job_id: None: of any job.
+            source: live, sweep or imported; None: any.
+            since_s: those recorded at this Unix time or later; None: of any age.
+            limit: the newest so many; None: all.
+
+        Returns:
+            MEASUREMENT, shape (n,), oldest first.
         """
         conditions: dict[str, Any] = {
             "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
@@ -313,8 +339,17 @@ class Store:
     def measurements_at_usual_level(
         self, fabric_id: str, *, limit: int | None = None, without_job: str | None = None
     ) -> NDArray[np.void]:
-        """The newest `limit` measurements on `fabric_id`, those of one job left out, oldest first, with durations as at
-        the network's usual level: settings that ran while it was slower are no slower for that.
+        """Measurements with durations as they would have been at the network's usual speed.
+
+        So a setting that ran while the network was slow does not look slower than the others.
+
+        Args:
+            fabric_id: the fabric that they were measured on.
+            limit: the newest so many; None: all.
+            without_job: leave this job's out; None: take all jobs.
+
+        Returns:
+            MEASUREMENT, shape (n,), oldest first.
         """
         conditions = {
             "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
@@ -337,12 +372,18 @@ class Store:
     def statistics(
         self, fabric_id: str, job_id: str | None = None, *, without_job: str | None = None
     ) -> list[CandidateStatistics]:
-        """Count, median, mean, spread and minimum of successful measurements on `fabric_id`, of one job there, or of
-        all but one.
+        """Count, median, mean, spread and minimum of the successful measurements on a fabric.
 
-        Where the network was slower for a time, durations are told as they would have been at its usual level.
-        One entry per (key, candidate, chosen by NCCL or not), sorted by key. Takes time in
-        proportion to the rows kept (two to three seconds per million), most of it outside the GIL.
+        Where the network was slower for a time, durations count as they would have been at its usual speed. It takes
+        two to three seconds per million rows kept, most of that outside the GIL.
+
+        Args:
+            fabric_id: the fabric that they were measured on.
+            job_id: of this job only; None: of all jobs.
+            without_job: leave this job's out; None: leave none out.
+
+        Returns:
+            One entry per (key, candidate, chosen by NCCL or not), sorted by key.
         """
         return _measurements.statistics(self._reader(), fabric_id, job_id, without_job)
 
@@ -383,7 +424,16 @@ class Store:
     def decisions(
         self, job_id: str | None = None, fabric_id: str | None = None, *, limit: int | None = None
     ) -> list[Decision]:
-        """Decisions that match all that is given, oldest first; `limit` keeps the newest."""
+        """Decisions that match all that is given.
+
+        Args:
+            job_id: None: of any job.
+            fabric_id: None: on any fabric.
+            limit: the newest so many; None: all.
+
+        Returns:
+            Decisions, oldest first.
+        """
         where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
         there = self._columns("decisions")
         columns = ("d." + name if name in there else "NULL" for name in DECISION_COLUMNS)
@@ -434,9 +484,12 @@ class Store:
         )
 
     def rename_model(self, name: str, fabric_id: str, new_name: str) -> None:
-        """Queue the renaming of a model, whose cells stay as they are, even damaged ones.
+        """Queue the renaming of a model; its cells stay as they are, even damaged ones.
 
-        A model that has the new name is replaced.
+        Args:
+            name: its name so far.
+            fabric_id: of the fabric that it was trained for.
+            new_name: a model of this fabric that has this name is replaced.
         """
         self._put(
             lambda connection: connection.execute(

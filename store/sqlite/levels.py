@@ -78,8 +78,20 @@ class _Table(NamedTuple):
 
 
 def levelled(cells: Cells, cell: Ints, job: Ints, order: Ints, step: Ints, logs: Floats) -> Levelled | None:
-    """Levels of measurements, given by cell, job, the order in which they were recorded, step and log duration, each
-    [n]; None where all ran at one.
+    """Corrections that make measurements comparable which were made while the network was differently fast.
+
+    All arrays but `cells` have one entry per measurement, shape (n,).
+
+    Args:
+        cells: what was measured; `cell` holds indices into it.
+        cell: cell of each measurement.
+        job: a number of its job; later jobs have higher ones.
+        order: place in the order in which measurements were recorded.
+        step: training step of the job.
+        logs: natural logarithm of the duration in microseconds.
+
+    Returns:
+        The corrections; None where the network was always as fast.
     """
     if len(logs) < 2 * MIN_BLOCK_STEPS:
         return None

@@ -82,7 +82,16 @@ class SeriesIds:
         self._ids.clear()
 
     def of_block(self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void]) -> NDArray[np.int64]:
-        """The series id of each row of `block`, shape [n]; unknown series are inserted."""
+        """Ids of the series that measurements belong to; unknown series are inserted.
+
+        Args:
+            connection: in a transaction that writes.
+            fabric: id of the fabric's row.
+            block: MEASUREMENT, shape (n,).
+
+        Returns:
+            Series id of each row of `block`, shape (n,).
+        """
         keys = np.empty(len(block), _SERIES)
         for name in _SERIES_COLUMNS:
             keys[name] = block[name]
@@ -111,7 +120,15 @@ def insert(
     block: NDArray[np.void],
     measured_at_s: int,
 ) -> None:
-    """Append `block` (MEASUREMENT, shape [n]) as rows of `series` (shape [n])."""
+    """Append measurements.
+
+    Args:
+        connection: in a transaction that writes.
+        series: series id of each measurement, shape (n,).
+        job: id of the job's row.
+        block: MEASUREMENT, shape (n,).
+        measured_at_s: Unix time, of all of them.
+    """
     n_columns = len(_ROW_COLUMNS)
     for start in range(0, len(block), _ROWS_PER_STATEMENT):
         part = block[start : start + _ROWS_PER_STATEMENT]
@@ -130,7 +147,17 @@ def insert(
 def select(
     connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
 ) -> NDArray[np.void]:
-    """Measurements (MEASUREMENT, shape [n]) for which `where` holds, oldest first, the newest `limit`."""
+    """Measurements that meet a condition.
+
+    Args:
+        connection: a reader's.
+        where: SQL over `m` (measurements) and `s` (series), with a `?` for each parameter.
+        parameters: values of the question marks.
+        limit: the newest so many; None: all.
+
+    Returns:
+        MEASUREMENT, shape (n,), oldest first.
+    """
     return _select_with_jobs(connection, where, parameters, limit)[0]
 
 
@@ -187,7 +214,17 @@ def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
 def select_at_usual_level(
     connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
 ) -> NDArray[np.void]:
-    """As `select`, with durations as they would have been at the network's usual level; see levels.py."""
+    """As `select`, with durations as they would have been at the network's usual speed; see levels.py.
+
+    Args:
+        connection: a reader's.
+        where: SQL over `m` (measurements) and `s` (series), with a `?` for each parameter.
+        parameters: values of the question marks.
+        limit: the newest so many; None: all.
+
+    Returns:
+        MEASUREMENT, shape (n,), oldest first.
+    """
     block, job = _select_with_jobs(connection, where, parameters, limit)
     usable = np.flatnonzero(block["outcome"] == Outcome.ok)
     if not len(usable):
@@ -229,6 +266,15 @@ def statistics(
 
     SQLite gathers each series' durations into one text, so that a million rows cost this thread a
     few hundred Python objects.
+
+    Args:
+        connection: a reader's.
+        fabric_id: the fabric that they were measured on.
+        job_id: of this job only; None: of all jobs.
+        without_job: leave this job's out; None: leave none out.
+
+    Returns:
+        One entry per (key, candidate, chosen by NCCL or not), sorted by key.
     """
     parts = connection.execute(_STATISTICS, (Outcome.ok, fabric_id, job_id, job_id, without_job)).fetchall()
     if not parts:
@@ -279,8 +325,19 @@ def _levels_of(
     step: NDArray[np.int64],
     durations_us: NDArray[np.float64],
 ) -> Levelled | None:
-    """Levels of measurements [n] of `settings`, rows of communicator class, collective, phase, message_bytes, setting
-    and who chose it; see `levelled`. `cell` numbers the rows.
+    """Corrections for a slower network, from columns of the store; see `levelled`.
+
+    Args:
+        settings: shape (n_cells, 9): n_ranks, n_nodes, collective, phase, message_bytes, algorithm, protocol,
+            n_channels, and 1 where NCCL chose.
+        cell: row of `settings` of each measurement, shape (n,), as the next four.
+        job: id of its job.
+        order: place in the order in which measurements were recorded.
+        step: training step of the job.
+        durations_us: measured durations.
+
+    Returns:
+        The corrections; None where the network was always as fast.
     """
     _, place = np.unique(settings[:, :2], axis=0, return_inverse=True)
     of_key = settings[:, :5].copy()
@@ -302,7 +359,16 @@ _LEAST_LOG: Final = -20.0
 
 
 def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int) -> Candidate:
-    """The candidate that integer columns name; None or UNKNOWN mean no opinion."""
+    """The candidate that integer columns name.
+
+    Args:
+        algorithm: None or UNKNOWN: no opinion.
+        protocol: None: no opinion.
+        n_channels: 0: no opinion.
+
+    Returns:
+        The candidate; without algorithm and protocol where one of them has no opinion.
+    """
     if algorithm is None or protocol is None or algorithm == UNKNOWN:
         return Candidate(n_channels=n_channels)
     return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)

@@ -11,8 +11,9 @@ MOST_ROWS_BETWEEN: Final = 100_000
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How much is kept: the newest measurements of each fabric, and nothing of jobs that began too long ago and of
-    which no measurement is left.
+    """How much is kept: the newest measurements of each fabric.
+
+    A job that began too long ago goes as soon as none of its measurements is left.
     """
 
     max_rows_per_fabric: int = 1_000_000
@@ -25,7 +26,13 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 def retain(connection: sqlite3.Connection, retention: Retention, now_s: float) -> None:
-    """Delete measurements that are too old, the oldest of fabrics that have too many, and jobs without any."""
+    """Delete measurements that are too old, the oldest of fabrics that have too many, and jobs without any.
+
+    Args:
+        connection: in a transaction that writes.
+        retention: how much is kept.
+        now_s: Unix time.
+    """
     oldest_s = now_s - retention.max_age_s
     connection.execute("DELETE FROM measurements WHERE measured_at_s < ?", (oldest_s,))
     counts = connection.execute(

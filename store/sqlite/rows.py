@@ -22,7 +22,16 @@ def fabric_row(connection: sqlite3.Connection, fabric_id: str) -> int:
 
 
 def job_row(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int:
-    """Id of the job's row, which is inserted if it is missing, and moved to that fabric, if one is given."""
+    """Id of a job's row, which is inserted if it is missing.
+
+    Args:
+        connection: in a transaction that writes.
+        job_id: the job's name.
+        fabric: id of the fabric's row, which becomes the job's fabric; None leaves that as it is.
+
+    Returns:
+        Id of the job's row.
+    """
     connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,))
     if fabric is not None:
         connection.execute("UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?", (fabric, job_id, fabric))

@@ -42,7 +42,17 @@ def runnable_cells(collective: Collective, n_nodes: int) -> tuple[tuple[Algorith
 
 
 def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, n_nodes: int) -> bool:
-    """Whether NCCL can run it; None is unknown, which is possible."""
+    """Whether NCCL can run this at all; what is unknown counts as possible.
+
+    Args:
+        collective: what is called.
+        algorithm: None: unknown.
+        protocol: None: unknown.
+        n_nodes: nodes of the communicator, 0: unknown.
+
+    Returns:
+        False only for a combination that no release of NCCL has.
+    """
     return algorithm is None or protocol is None or (algorithm, protocol) in runnable_cells(collective, n_nodes)
 
 

@@ -157,8 +157,14 @@ def show_sound_rows(connection: sqlite3.Connection) -> None:
 
 
 def warn_of_damage(connection: sqlite3.Connection, path: Path, tables: Iterable[str] = tuple(CELLS)) -> None:
-    """Say in one line how many rows are not shown for their damaged cells, and in another which for what cannot have
-    been; the same is said once in a process.
+    """Log which rows are not read: one line for damaged cells, one for settings that NCCL cannot run.
+
+    Each line is logged once in a process.
+
+    Args:
+        connection: a reader's, with the views of sound rows.
+        path: of the store, for the message.
+        tables: those to look at.
     """
     damaged = []
     for table in tables:

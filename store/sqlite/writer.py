@@ -81,9 +81,15 @@ class Writer:
             return StoreState(self._is_out, self._error, ago_s, n_waiting, self.n_lost)
 
     def put(self, operation: Operation, n_rows: int, *, is_essential: bool = False) -> bool:
-        """Queue `operation`; False (and counted) when that would exceed MAX_PENDING_ROWS.
+        """Queue an operation, unless more would then wait than MAX_PENDING_ROWS.
 
-        What is essential may exceed it by ESSENTIAL_ROWS.
+        Args:
+            operation: called by the writer's thread in its next transaction.
+            n_rows: rows that it writes, for the count of what waits.
+            is_essential: may exceed the limit by ESSENTIAL_ROWS.
+
+        Returns:
+            False if it was refused; its rows are then counted as lost.
         """
         room = MAX_PENDING_ROWS + (ESSENTIAL_ROWS if is_essential else 0)
         with self._changed:

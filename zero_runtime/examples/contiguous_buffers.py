@@ -23,8 +23,9 @@ def heap_of_step(contiguous: bool, group: dist.ProcessGroup) -> fragmentation.He
     """Forward and backward of a checkpointed GPT on one rank; whole gradients are alive when it ends.
 
     Args:
-        contiguous: checkpoints lie in an arena, gradients in stage 1's buffer, both allocated before; otherwise
-            each of them is a tensor of its own, as torch does it.
+        contiguous: checkpoints lie in an arena, gradients in stage 1's buffer, both allocated before; otherwise each of
+            them is a tensor of its own, as torch does it.
+        group: the one rank, which is both the model-parallel and the data-parallel group.
     """
     torch.manual_seed(0)
     checkpoint_bytes = SHAPE.n_layers * N_BATCH * SHAPE.n_context * SHAPE.width * 4

@@ -1,4 +1,4 @@
-"""Trains the small GPT on CPython's own documentation:
+"""Trains the small GPT on CPython's own documentation.
 
 torchrun --nproc-per-node 2 zero_runtime/examples/train.py --stage 3 --steps 20 --losses losses.jsonl
 """

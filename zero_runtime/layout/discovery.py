@@ -78,6 +78,11 @@ def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[Part]:
 def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.device) -> None:
     """Compares a hash of `description` among ranks by one collective of fixed length.
 
+    Args:
+        description: names, shapes and settings that must be equal on all ranks; only its hash is sent.
+        group: ranks that compare; all of them call this.
+        device: where the group's backend wants its tensors.
+
     Raises:
         SettingsError: on every rank, naming those that differ from rank 0.
     """
@@ -91,7 +96,13 @@ def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.dev
 
 
 def tell_others(mistake: SettingsError, model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Takes part in what the others compare, so that a mistake of this rank alone does not leave them waiting."""
+    """Takes part in what the others compare, so that a mistake of this rank alone does not leave them waiting.
+
+    Args:
+        mistake: what this rank found; its text makes the hash differ from that of every other rank.
+        model: its first parameter says which device to use; without parameters nobody compares.
+        group: ranks that compare.
+    """
     parameter = next(model.parameters(), None)
     if parameter is not None:
         _digests(f"mistake: {mistake}", group, parameter.device)

@@ -137,6 +137,15 @@ def plan_layout(
     """Lays the parameters out in their order, in chunks of nearly equal length ≤ `max_chunk_numel`.
 
     A chunk never shrinks below one aligned slice per rank, even where `max_chunk_numel` asks for less.
+
+    Args:
+        named_shapes: name and shape of each parameter, in the order in which they are to lie.
+        n_ranks: slices of a chunk.
+        max_chunk_numel: most elements that one collective moves.
+        alignment: elements; every parameter and every slice begins at a multiple.
+
+    Returns:
+        The plan; without parameters it has no chunks.
     """
     slots, offset = [], 0
     for name, shape in named_shapes:

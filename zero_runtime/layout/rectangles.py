@@ -8,9 +8,18 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
 
 
 def boxes(shape: tuple[int, ...], start: int, end: int) -> list[Box]:
-    """Elements [start, end) of the row-major flattened tensor, in order, as at most 2·dims − 1 boxes.
+    """A range of elements of the row-major flattened tensor, as at most 2·dims − 1 boxes.
 
     A first row that is cut, whole rows, a last row that is cut; the cut rows likewise, one dimension down.
+
+    Args:
+        shape: of the tensor; () is a scalar.
+        start: first element.
+        end: behind the last element.
+
+    Returns:
+        (offsets, sizes) of each box, one number per dimension, in the order of the elements; none if the range is
+        empty.
     """
     if start >= end:
         return []

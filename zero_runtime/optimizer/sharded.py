@@ -49,11 +49,15 @@ class ShardSlice:
 def plan_slices(
     gradients: FlatGradients, group_of: Callable[[int], int], by_piece: bool
 ) -> dict[int, list[ShardSlice]]:
-    """Cuts a shard into few slices such that each belongs to one param group; keyed by group.
+    """Cuts a shard into few slices such that each belongs to one param group.
 
     Args:
-        group_of: param group of a slot.
+        gradients: of one flat buffer, whose shard is cut.
+        group_of: index of the param group by index of the slot.
         by_piece: one slice per parameter, so that the optimizer can skip unused ones.
+
+    Returns:
+        Slices by index of the param group, in the shard's order; groups without elements here are missing.
     """
     flat = gradients.flat
     pieces = flat.layout.pieces(flat.rank)
@@ -160,7 +164,15 @@ def build_optimizer(
     """A `cls` over this rank's slices.
 
     Args:
-        groups: as torch's param groups, over the model's parameters; those in none are an error.
+        cls: the optimizer's class.
+        sharded: is told the slices, to lend them their gradients.
+        gradients: of each flat buffer of the model.
+        groups: as torch's param groups, over the model's parameters; None: all in one group.
+        find_unused: parameters that got no gradient in a step are skipped, as torch skips them; needs a slice for each.
+        defaults: the optimizer's own arguments.
+
+    Returns:
+        The optimizer; its parameters are the slices.
 
     Raises:
         SettingsError: the optimizer needs whole tensors, or the groups do not cover the parameters once each.

@@ -137,7 +137,13 @@ class FlatGradients:
         return self._local is not None
 
     def add(self, slot_index: int, gradient: Tensor, final: bool) -> None:
-        """Moves one parameter's gradient into its buckets; `final` when no more is to come before the sum."""
+        """Moves one parameter's gradient into its buckets.
+
+        Args:
+            slot_index: of the parameter, in the layout.
+            gradient: of the parameter's shape, dense or sparse.
+            final: no more is to come for this parameter before its bucket is summed.
+        """
         slot = self.layout.slots[slot_index]
         self.seen.add(slot_index)
         if gradient.is_sparse:
@@ -252,7 +258,16 @@ class FlatGradients:
         return not any(self._fresh)
 
     def values(self, start: int, numel: int, dtype: torch.dtype) -> Tensor:
-        """Elements of the sum's shard, in `dtype`: the memory itself where that is possible."""
+        """Elements of this rank's shard of the sum: the memory itself where that is possible, otherwise a copy.
+
+        Args:
+            start: first element, counted within the shard.
+            numel: so many.
+            dtype: of the result.
+
+        Returns:
+            Shape (numel,).
+        """
         if self.shard is not None:
             return self.shard[start : start + numel].to(dtype)
         parts = []
