@@ -52,7 +52,7 @@ class ModelStates:
 
     @property
     def total_bytes(self) -> float:
-        """All three."""
+        """Sum of the three kinds of model states."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
 

@@ -59,7 +59,7 @@ def _enum_member(kind: type, name: str) -> Enum:
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Builds what DCP writes into an index and nothing else: plain records, enums, dtypes, paths."""
+    """Unpickles only what DCP writes into an index: plain records, enums, dtypes, paths."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -90,7 +90,7 @@ class SafeReader(dcp.FileSystemReader):
                 metadata: Metadata = _IndexUnpickler(file).load()
         except CheckpointError:
             raise
-        except Exception as error:  # a damaged pickle raises anything
+        except Exception as error:  # a damaged pickle may raise any exception
             raise CheckpointError(
                 f"{self.path} has no readable index ({error}); choose a complete checkpoint"
             ) from None
@@ -108,7 +108,7 @@ class Share:
         self.parts: dict[tuple[int, ...], Tensor] = {}
 
     def add(self, start: int, values: Tensor) -> None:
-        """Adds a run of the flattened tensor that begins at element `start`."""
+        """Adds neighbouring elements of the flattened tensor from element `start` on."""
         position = 0
         for offsets, sizes in boxes(tuple(self.shape), start, start + values.numel()):
             n = torch.Size(sizes).numel()
@@ -116,7 +116,7 @@ class Share:
             position += n
 
     def size(self) -> torch.Size:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         return self.shape
 
     def _chunks(self) -> Iterator[ChunkStorageMetadata]:

@@ -115,7 +115,7 @@ def maximum(value: Tensor, group: dist.ProcessGroup) -> Work:
 
 
 class _Done:
-    """Work that needed no other rank."""
+    """Work that is complete at once, without another rank."""
 
     def wait(self) -> None:
         pass
@@ -130,7 +130,7 @@ def _exchange(shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> Work:
 
 
 def _in_stream_order(_: Work) -> bool:
-    """A stream's memory is reused in the stream's order; knowing what has ended gains nothing."""
+    """On a stream, memory is reused in order; knowing what has ended gains nothing."""
     return False
 
 

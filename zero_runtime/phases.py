@@ -1,4 +1,4 @@
-"""Says where in the step a collective is, to whoever listens; silence costs one call of an empty function.
+"""Says where in the step a collective is, to a listener; without one it costs one call of an empty function.
 
 A collective's phase is one of `forward_gather`, `backward_gather`, `gradient_scatter`,
 `post_step_gather` and `other`, announced right before it is issued.
@@ -17,7 +17,7 @@ PHASES = (FORWARD_GATHER, BACKWARD_GATHER, GRADIENT_SCATTER, POST_STEP_GATHER, O
 
 
 def _ignore(phase: str) -> None:
-    """The listener when nobody listens."""
+    """The listener that does nothing."""
 
 
 _listener: Callable[[str], None] = _ignore

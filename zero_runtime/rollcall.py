@@ -1,13 +1,13 @@
-"""How a rank tells the others that something is wrong with it, where all meet anyway.
+"""How a rank tells the others about an error of its own, at a collective that all take part in anyway.
 
 A rank that finds a parameter changed behind the runtime's back cannot raise there and then: the others would
-wait for it forever. It goes on, and says so in one number, the greatest over all ranks, that is asked for when a
-synchronised backward pass begins and looked at when it ends; so every rank raises the same sentence. The number
-travels beside the pass, and it is all that this costs. It also tells the others that a rank has used layers in
+wait for it forever. It goes on, and contributes one number to a maximum over all ranks, which starts when a
+synchronised backward pass begins and is read when it ends; so every rank raises the same error. The collective
+overlaps the pass, so it costs next to nothing. It also tells the others that a rank has used layers in
 a new order.
 
-On a device that runs behind the program, to look would make the program wait for it. There the number is copied
-to the host on the device's own time, and looked at when the next pass ends: one step later, on all ranks alike.
+On a device that runs asynchronously, reading the number would make the program wait. There it is copied to the host
+without waiting, and read when the next pass ends: one step later, on all ranks alike.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class RollCall:
             self._fault = 1 + _ORDER_CHANGED + place + self._names.index(name)
 
     def open(self) -> None:
-        """Asks; every rank does at the same place of its step."""
+        """Starts the maximum; every rank calls this at the same place of its step."""
         self._number.fill_(self._fault or (_ORDER_CHANGED if self.order_changed else 0))
         phases.announce(phases.OTHER)
         self._work = collectives.maximum(self._number, self._groups[0])
 
     def close(self) -> bool:
-        """Hears the answer: whether a rank used layers in a new order.
+        """Reads the result: whether a rank used layers in a new order.
 
         Raises:
             LifecycleError: on every rank, what a rank found.
@@ -94,7 +94,7 @@ class RollCall:
         if self._copy_done is not None:
             self._copy_done.synchronize()
         answer = int(self._copied.item())
-        if answer:  # this pass said the same again, since nobody had heard it
+        if answer:  # this pass reported it again, since no rank had read it
             self._copied.zero_()
             return answer
         self._copied.copy_(self._number, non_blocking=True)

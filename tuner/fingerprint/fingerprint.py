@@ -22,13 +22,13 @@ from zerotune.tuner.fingerprint.steps.interruptions import Interruptions
 _log = logging.getLogger("zerotune.stage")
 
 MAX_FLAGS: Final = 7
-"""Sizes of small all-reduces in one row: more are none of training's, somebody tries sizes."""
+"""Most sizes of small all-reduces in a row: with more it is no training, but a test of sizes."""
 UNCUT_CALLS: Final = 256
-"""A sequence without a period is judged as a whole when it has so many calls."""
+"""A sequence without a period is judged as a whole from this many calls on."""
 
 
 MAX_UNTIMED: Final = 4096
-"""So many decisions in a row without a time, and times are no longer waited for."""
+"""After this many decisions in a row without a time, times are no longer waited for."""
 STEPS_TO_EXPECT: Final = 3
 """What repeats has done so while the job counted so many steps: it is a step, no micro-step nor a block."""
 
@@ -53,11 +53,11 @@ class StageFingerprint:
         self._n_untimed: int | None = None
         """Decisions since the last timed record; None: there are no times, decisions are the sequence."""
         self.n_calls = 0
-        """Taken in so far."""
+        """Calls taken in so far."""
 
     @property
     def stage(self) -> Stage:
-        """The stage shown last."""
+        """The last stage that was shown."""
         return self.shown.stage
 
     @property

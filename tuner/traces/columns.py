@@ -155,7 +155,7 @@ class Fields:
         if not len(n_digits) or n_digits.max() > MAX_DIGITS or n_digits.min() < (0 if may_be_empty else 1):
             return None
         numbers = np.zeros(len(n_digits), np.int64)
-        for place in range(int(n_digits.max()), 0, -1):  # before shorter numbers stand zeros, as it were
+        for place in range(int(n_digits.max()), 0, -1):  # shorter numbers are as if padded with zeros
             digits = _VALUES[self._bytes[end - place]]
             digits[n_digits < place] = 0
             if digits.max() >= base:

@@ -59,7 +59,7 @@ def cells_of(line: str) -> list[str]:
 
 
 def value_in(name: str, text: str) -> str:
-    """A column's value in words, of which a file may have any length."""
+    """A column's value as text, shortened: a file may have values of any length."""
     return f"{name} {text[:_MAX_SHOWN]!r}"
 
 

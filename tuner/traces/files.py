@@ -26,7 +26,7 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class Readable(Protocol):
-    """What is read from: a file, or a gzip file's contents."""
+    """A source of bytes: a file, or a gzip file's contents."""
 
     def read(self, n_bytes: int, /) -> bytes:
         """Up to `n_bytes`; none at the end. EOFError when compressed data end early."""
@@ -234,7 +234,7 @@ class JsonStream:
             end = self._buffer.rfind(",", self._at, max(brace, 0))
             elements = None
             if end > self._at:
-                # What cannot be read together is read one by one, which says what is wrong.
+                # Elements that cannot be read together are read one by one, which finds the error.
                 with suppress(msgspec.MsgspecError, ValueError, RecursionError):
                     elements = batches.decoder.decode(f"[{self._buffer[self._at : end]}]")
             if elements is None:
@@ -294,7 +294,7 @@ class JsonStream:
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _TAIL_CHARS: Final = 16
-"""A syntax error this close to the end of the file means that the file was cut."""
+"""A syntax error within this distance of the end means that the file was cut."""
 
 
 class _EndedEarly(Exception):

@@ -31,11 +31,11 @@ class Format:
     name: str
     title: str
     matches: Callable[[bytes], bool]
-    """Whether the first 64 KiB of a file (unpacked) begin such a trace."""
+    """Whether the first 64 KiB of a file (unpacked) are the beginning of such a trace."""
     read: Callable[[Path, Summary], Iterator[Block]]
     """The file's records; fills in the summary. Raises TraceError."""
     record: str
-    """What a file without any lacks."""
+    """What a file without any record lacks."""
 
 
 FORMATS: Final = (

@@ -1,6 +1,6 @@
 """From a trace's records to measurements for the store: what the file tells, and what its user says where it does not.
 
-An option of the user never overrides the file. What was not needed is told in a note, what cannot be is refused.
+An option of the user never overrides the file. Options that were not needed get a note; contradictions are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CANNOT_RUN: Final = "settings that NCCL cannot run for their collective"
 
 @dataclass(frozen=True)
 class Said:
-    """What the user says of files that do not."""
+    """What the user says about files that do not tell it."""
 
     setting: Candidate | None = None
     """What NCCL_ALGO and NCCL_PROTO were set to."""
@@ -49,13 +49,13 @@ class Portion:
     rows: Block
     """zerotune.store.sqlite.measurements.MEASUREMENT [n]."""
     job_id: str | None = None
-    """None where the file does not tell; likewise the fabric."""
+    """The job; None where the file does not name it. Likewise the fabric."""
     fabric_id: str | None = None
     fabric: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     n_ranks: int = 0
-    """Of the job; 0 = the file does not tell."""
+    """Number of the job's nodes; 0 = the file does not tell."""
     path: Path | None = None
-    """The file that it is of; None where ranks' files make one trace."""
+    """The file with these rows; None where the files of ranks make one trace."""
 
 
 def measured(block: Block, said: Said, summary: Summary) -> Block:
@@ -106,7 +106,7 @@ def without_impossible(rows: Block, summary: Summary) -> Block:
     if "source" in (rows.dtype.names or ()):
         possible |= rows["source"] != Source.imported
     if possible.all():
-        return rows  # a copy would take longer than all else here
+        return rows  # a copy would take longer than everything else here
     one = rows[~possible][0]
     setting, nodes = candidate_of(one["algorithm"], one["protocol"], 0), int(one["n_nodes"])
     where = f" on {_nodes(nodes)}" if nodes else ""

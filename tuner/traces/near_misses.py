@@ -14,10 +14,10 @@ TUNER_COLUMNS: Final = (
     "collective", "size_bytes", "algorithm", "protocol", "channels", "nodes", "ranks", "pipeOps", "regBuff",
     "cost_metric", "bandwidth_gbps", "latency_us",
 )  # fmt: skip
-"""Of NVIDIA's tuner CSV; the first four are required."""
+"""Columns of NVIDIA's tuner CSV; the first four are required."""
 TUNER_REQUIRED: Final = TUNER_COLUMNS[:4]
 OWN_REQUIRED: Final = ("n_ranks", "n_nodes", "message_bytes", "duration_us", "collective")
-"""Of our own measurements."""
+"""Columns of our own measurements."""
 _OWN: Final = {*OWN_REQUIRED, "algorithm", "protocol", "n_channels", "is_default", "phase", "job_id", "fabric_id"}
 _TUNER: Final = {name.lower() for name in TUNER_COLUMNS}
 _SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -27,7 +27,7 @@ _SHOWN: Final = 80
 
 
 def near_miss(begin: bytes) -> Refusal | None:
-    """What keeps a file that begins so from being one of the tables; None if it is like neither."""
+    """Why a file with this beginning is not one of the tables; None if it is like neither."""
     if begin.startswith(_UTF_16):
         return Refusal("is text in UTF-16", "save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW`")
     for number, line in _first_lines(begin):

@@ -27,10 +27,10 @@ BLOCK_ROWS: Final = 65536
 UNKNOWN_U1: Final = 255
 UNKNOWN_U4: Final = 0xFFFFFFFF
 MAX_BYTES: Final = 1 << 50
-"""A larger message is a damaged file, not a message."""
+"""A larger message means that the file is damaged."""
 
 MAX_REMARKS: Final = 100
-"""Different notes, and reasons to leave something out: a hostile file must not fill memory with them."""
+"""Most notes, and reasons to leave something out, that are kept: a hostile file must not fill memory with them."""
 
 MAX_EXAMPLES: Final = 3
 
@@ -125,12 +125,12 @@ class Summary:
     facts: dict[str, Any] = field(default_factory=dict)
     """What the file says besides records: versions, model tables, hardware."""
     fabrics: list[str] = field(default_factory=list)
-    """Under which names of hardware its measurements are recorded."""
+    """The fabric ids under which its measurements are recorded."""
     is_named_after_folder: bool = False
-    """Some are not said by anybody."""
+    """Whether some fabric ids are only the folder's name."""
 
     def note(self, text: str) -> None:
-        """Adds a remark once; of very many, the first ones."""
+        """Adds a note once; of very many, only the first are kept."""
         if text in self.notes:
             return
         if len(self.notes) < MAX_REMARKS:
@@ -151,7 +151,7 @@ class Summary:
                 known.append(example)
 
     def with_examples(self, reason: str) -> str:
-        """The reason, and of what it was said."""
+        """The reason, with the first examples."""
         return ", such as ".join(filter(None, (reason, ", ".join(self.examples.get(reason, ())))))
 
     def count(self, block: Block) -> None:

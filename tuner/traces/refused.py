@@ -1,6 +1,6 @@
-"""Files that are known and hold nothing to import: each is refused by its name, with the reason.
+"""Files of known kinds that hold nothing to import: each is refused with the reason.
 
-Better than "no known format": whoever has such a file learns why, and what to do with it instead.
+The user learns why, and what to do instead, which "no known format" would not tell.
 """
 
 from __future__ import annotations

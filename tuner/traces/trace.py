@@ -49,7 +49,7 @@ class Trace:
         self._n_others = 0
         self.summary = Summary(collective=collective)
         self.contents: dict[Path | None, hashlib.blake2b] = {}
-        """Of each file what `portions` has found in it, whatever was said; under None where files make one trace."""
+        """What `portions` found in each file, whatever the user said; under None where files make one trace."""
 
     @property
     def format_name(self) -> str:
@@ -146,7 +146,7 @@ class Trace:
         """
         self._begin()
         for portion in self._portions(said):
-            rows = without_impossible(portion.rows, self.summary)  # as said, too: a setting, on so many nodes
+            rows = without_impossible(portion.rows, self.summary)  # what the user says counts, too
             if len(rows):
                 yield replace(portion, rows=rows)
         self._note_collective()
@@ -228,7 +228,7 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
         try:
             files.append((file, given or detect(file)))
         except TraceError as error:
-            left_out.append(file.name)  # a README beside the traces, say
+            left_out.append(file.name)  # a README beside the traces, for example
             refusals.append(error)
     if not files and len(refusals) == 1:
         raise refusals[0]

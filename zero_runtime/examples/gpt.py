@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, time, width] to the same."""
+        """[batch, time, width] to the same shape."""
         batch, time, width = x.shape
         heads = (batch, time, 3, self.n_heads, width // self.n_heads)
         q, k, v = self.qkv(self.norm_attention(x)).view(heads).permute(2, 0, 3, 1, 4)

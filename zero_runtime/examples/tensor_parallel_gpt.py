@@ -19,7 +19,7 @@ from zerotune.zero_runtime.examples.gpt import GPT, Block, GPTShape
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """The same tensor forward; backward, the sum of what the ranks' parts say about it."""
+    """Identity in forward; in backward, the sum of the gradients of all ranks' parts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -34,7 +34,7 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """The sum of the ranks' parts forward; backward, the same gradient for each part."""
+    """The sum of the ranks' parts in forward; identity for each part's gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -95,7 +95,7 @@ class ParallelBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, time, width] to the same, equal on all ranks of the group."""
+        """[batch, time, width] to the same shape, equal on all ranks of the group."""
         batch, time, _ = x.shape
         inner = copy_to_ranks(self.norm_attention(x), self.group)
         qkv = F.linear(inner, self.qkv_weight, self.qkv_bias)

@@ -120,7 +120,7 @@ class Flat:
         self.accept_writes()
 
     def accept_writes(self) -> None:
-        """Takes the parameters' present values as ours: from now on a write in place is an intrusion."""
+        """Takes the parameters' present values as ours: a later write in place counts as a change from outside."""
         self._versions = [parameter._version for parameter in self.parameters]
 
     def _point(self, values: Sequence[Tensor]) -> None:
@@ -161,7 +161,7 @@ class Flat:
             torch._foreach_copy_(self.slices, self.masters)
 
     def mend(self) -> tuple[str, str] | None:
-        """(parameter, what was done to it behind our back), and puts our own tensors back; None when nothing."""
+        """(parameter, how it was changed without us), after putting our own tensors back; None if unchanged."""
         expected = self._placeholders if self.partitioned else self._views
         for managed, value, version in zip(self.managed, expected, self._versions, strict=True):
             parameter = managed.parameter

@@ -1,4 +1,4 @@
-"""A run of a flattened tensor as boxes of the tensor: what checkpoints of any sharding have in common."""
+"""Neighbouring elements of a flattened tensor as boxes of the tensor: common to checkpoints of any sharding."""
 
 from __future__ import annotations
 

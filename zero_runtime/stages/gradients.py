@@ -54,9 +54,9 @@ class Flights:
         flight.flat.land(flight)
 
     def land_done(self) -> None:
-        """Lands what need not be waited for, so that its memory is there for others.
+        """Adds finished sums without waiting, which frees their memory.
 
-        Ranks do this at different times, so a sum that another collective follows is left.
+        Ranks do this at different times, so sums that another collective follows are left.
         """
         while self._queue and self._queue[0].flat.is_done(self._queue[0]):
             self.land_one()
@@ -210,7 +210,7 @@ class FlatGradients:
                 bucket[low - plan.start : high - plan.start].zero_()
 
     def is_done(self, flight: InFlight) -> bool:
-        """Whether landing neither waits nor sends anything."""
+        """Whether adding the sum neither waits nor sends anything."""
         return self._settings.replicate_group is None and self._collectives.is_done(flight.work)
 
     @torch.no_grad()
@@ -245,7 +245,7 @@ class FlatGradients:
             self._sum(chunk).copy_(values)
 
     def _sum(self, chunk: int) -> Tensor:
-        """Where the chunk's slice of the sum lies."""
+        """The memory of the chunk's slice of the sum."""
         plan = self.layout.chunks[chunk]
         if self.shard is not None:
             return self.shard[plan.shard_start : plan.shard_start + plan.shard_numel]

@@ -55,7 +55,7 @@ class Order:
         self._seen = []
 
     def see(self, unit: Unit) -> bool:
-        """This rank uses the unit now; False when it has before in this forward."""
+        """This rank uses the unit now; False when it used it before in this forward."""
         if unit in self._seen:
             self._repeated.add(unit)
             return False
@@ -67,7 +67,7 @@ class Order:
         self._seen_backward.add(unit)
 
     def agree(self, group: dist.ProcessGroup) -> None:
-        """Tells what was seen in the last forward and backward, and takes over what all ranks together saw."""
+        """Sends what this rank saw in the last forward and backward, and adopts what all ranks together saw."""
         n = len(self._units)
         place = {id(unit): position for position, unit in enumerate(self._seen)}
         late = [int(flag) for unit in self._units for flag in unit.schedule.late]

@@ -4,7 +4,7 @@
     backward  (last is still whole) use n │ free n, use n−1, gather n−2 │ …       one less
 
 The next layer is gathered while this one computes; in backward, the previous one. The order is the one that
-ranks agreed on (`order.py`): a layer that this rank skips is passed by, gathered like the others' and not used.
+ranks agreed on (`order.py`): a layer that this rank skips is gathered all the same and not used.
 The layer that ends the forward begins the backward, so it stays; the root, whose parameters may be used anywhere,
 stays from its forward to the end of backward. With n layers besides the root that makes the 2n − 1 gathers of
 ZeRO-3, and one for the root.
@@ -67,7 +67,7 @@ class PartitionedParameters:
         self._roll_call = roll_call
         self._order = Order(units, units[0].module is root)
         self._backward_order: list[Unit] = []
-        self._position = 0  # in the order of the pass that runs
+        self._position = 0  # in the order of the present pass
         self.backward: BackwardPass
         self._inputs_due: dict[int, int] = {}
         for unit in self._units:
@@ -216,7 +216,7 @@ class PartitionedParameters:
         unit.use()
 
     def _reach_next(self) -> None:
-        """What every rank does when the next unit's backward begins, or is passed by."""
+        """What every rank does when the next unit's backward begins, or would begin if it is skipped."""
         order, here = self._backward_order, self._position
         self._leave_current()
         order[here].ensure_whole(phases.BACKWARD_GATHER)
@@ -233,7 +233,7 @@ class PartitionedParameters:
                 unit.free()
 
     def finish_units(self) -> None:
-        """Passes by the units that were not reached; other ranks gather them."""
+        """Gathers the units that were not reached, as other ranks do."""
         while self._position < len(self._backward_order):
             self._reach_next()
         self._leave_current()

@@ -24,10 +24,10 @@ from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Floats, Ints, e
 
 RECORDINGS: Final = Path(__file__).parent / "recordings.jsonl.gz"
 MAX_BLOCKS_PER_STEP: Final = 160
-"""Keeps generated steps below the longest that are recognised."""
+"""Most units times micro-steps of a generated run, so that its steps are shorter than the longest recognised."""
 SHARE_NO_TRAINING: Final = 1 / 6
 MAX_CALLS_PER_STEP: Final = 1500
-"""Of hypothetical runs; longer ones teach nothing more."""
+"""Most calls of a step of hypothetical runs; longer ones teach nothing more."""
 SETTLED_STEP: Final = 2
 """Frameworks learn bucket and prefetch orders in their first steps."""
 _GROUPS: Final = ("zero_redundancy", "deepspeed", "megatron", "horovod", "fsdp1", "fsdp2", "ours", "ddp", "none")
@@ -62,7 +62,7 @@ class Sequence:
         return np.maximum(0.0, np.diff(self.start_us, prepend=self.start_us[:1])).astype(np.float64)
 
     def step(self, number: int) -> slice:
-        """Where one step stands."""
+        """The range of one step's calls."""
         ends = (*self.step_starts[1:], len(self.collectives))
         return slice(self.step_starts[number], ends[number])
 

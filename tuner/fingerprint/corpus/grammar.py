@@ -1,9 +1,9 @@
-"""Sequences of frameworks that nobody wrote: what theory lets a data-parallel framework do, drawn at random.
+"""Sequences of frameworks that do not exist: what theory allows a data-parallel framework to do, drawn at random.
 
 No rule here is some framework's. A run fixes what its kind of training must move, and draws everything else: how
 pieces are packed into calls, by which collective they travel, in which order, how far ahead, what is kept, what
-small is asked besides, once per step. An encoder that learned this grammar has to go by what is moved and when, not
-by whose habit the order is. Models are drawn as well, from no family of `models.py`.
+small is asked besides, once per step. An encoder that learned this grammar must use what is moved and when, and not
+one framework's order. Models are drawn as well, from no family of `models.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS: Final = ("reduce", "update", "update", "ahead", "ahead", "twice", "twice"
 """Gradients summed everywhere; parameters back after the step; gathered before forward and kept; gathered for forward
 and again for backward; tensor parallelism alone."""
 MIN_SHARE_TWICE: Final = 0.02
-"""Of all parameters: what is gathered a second time at least, or there is nothing to see of ZeRO-3."""
+"""Least share of all parameters that is gathered a second time; with less, ZeRO-3 does not show."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DrawnRun:
     sends: tuple[GeneratedCall, ...]
     """In the order of backward: positions count from the last unit."""
     n_replicas: int
-    """Shards that were scattered are summed over so many replicas in a second call; 0 = there are none."""
+    """Number of replicas over which scattered shards are summed in a second call; 0 = there are none."""
     forward: tuple[GeneratedCall, ...]
     backward: tuple[GeneratedCall, ...]
     ahead: int
@@ -74,7 +74,7 @@ class DrawnRun:
 
     @property
     def n_calls(self) -> int:
-        """About so many per step."""
+        """About the number of calls per step."""
         sums = 4 * len(self.units) * self.n_sums if self.activation_bytes else 0
         return self.training.n_micro * (len(self.forward) + len(self.backward) + len(self.sends) + sums)
 

@@ -56,7 +56,7 @@ class How:
 
     by: str
     n_calls: float
-    """Into about so many, where that is free."""
+    """About how many calls to make, where that is free."""
 
     @classmethod
     def draw(cls, rng: Rng) -> How:

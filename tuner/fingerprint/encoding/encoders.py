@@ -36,7 +36,7 @@ MIN_CONFIDENCE: Final = 0.5
 """A stage less probable than this is not claimed."""
 MAX_DEVIATION: Final = 6.0
 SENT_TWICE: Final = 1.5
-"""At least so many times what is returned is sent by those who send it in two micro-steps, as many bytes or twice."""
+"""Least ratio of bytes sent to bytes returned when gradients are sent in two micro-steps, in equal or double size."""
 
 
 PASSES: Final = 3

@@ -29,7 +29,7 @@ _COPIED: Final = {"origin": "shipped"}
 
 
 def model_name(kind: str) -> str:
-    """Under which name the store keeps an encoder's weights."""
+    """The name under which the store keeps an encoder's weights."""
     return f"stage-{kind}"
 
 

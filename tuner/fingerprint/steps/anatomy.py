@@ -32,14 +32,14 @@ IS_SEEN: Final = _ROLE_OF >= 0
 TINY_BYTES: Final = 2048
 MIN_ACTIVATIONS: Final = 4
 NEARLY_ALL: Final = 0.9
-"""Of the calls of one size: records get lost, so a few may lack what belongs to them."""
+"""Share of the calls of one size that must have a partner: records get lost, so a few may lack it."""
 MIN_IN_A_ROW: Final = 3
 """Activations between two other reductions: all of forward, and of the first unit in backward, before its gradients."""
 WHOLE: Final = 0.01
 NEARLY_EQUAL: Final = 0.01
 TINY_SHARE: Final = 1.0 / 4096
 MIN_ROUNDS: Final = 0.12
-"""Of coverage times novelty: below, the step is taken as one round."""
+"""Least coverage times novelty: below it the step is taken as one round."""
 MAX_RARE: Final = 4
 MAX_PLACES: Final = 48
 

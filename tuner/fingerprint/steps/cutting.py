@@ -27,27 +27,27 @@ MAX_LAGS_PER_PAIR: Final = 24
 SHORTEST_END: Final = 24
 STEPS_TO_TRUST: Final = 3
 CALLS_TO_TRUST: Final = 64
-"""A period is looked at with suspicion until it has held for so many of its steps, and so many calls."""
+"""A period is doubted until it has held for this many steps and calls."""
 BEGUN_SHARE: Final = 0.05
 """Share of a step that must have come again before it is waited for."""
 SEARCH_GROWTH: Final = 0.2
 """A search is repeated when the history has grown by this share since the last one, or when it may have an end."""
 SHARE_LEFT: Final = 0.75
-"""Of a step that lost calls, at least."""
+"""A shorter period replaces a step that lost calls only if it is at least this share of it."""
 FOREIGN_SHARE: Final = 0.75
-"""A step is over when FOREIGN_CALLS calls of so great a share since it was put in question are none of its own."""
+"""A step is over when FOREIGN_CALLS calls, and this share of those since it was doubted, are not its own."""
 BREAKS_TO_VOTE: Final = 3
 """Disturbances of a step that is known, before several are asked what it is."""
 CALLS_TO_VOTE: Final = 48
 VOTE_GROWTH: Final = 1 / 3
-"""Between two votes: so many calls, and so many of the history; a quarter where the last answer is in doubt."""
+"""Least calls between two votes, and least share of the history; a quarter where the last answer is in doubt."""
 BREAKS_BEFORE: Final = 2
 """Places where calls were lost before the last two rounds, if they were lost and it is not the step that changed."""
 MAX_STEPS: Final = 4
 """Rounds that are alike by chance, each without a few calls, are fewer."""
 MUCH_LONGER: Final = 2.0
 LONGER: Final = 1.4
-"""A vote explains so many times the calls that repeat one by one; less will do if it does not contradict them."""
+"""A vote must explain this many times the calls that repeat one by one; LONGER if it does not contradict them."""
 
 
 class Found(NamedTuple):

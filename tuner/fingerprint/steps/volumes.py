@@ -19,7 +19,7 @@ Flags = npt.NDArray[np.bool_]
 EXACT: Final = 1e-4
 """Relative difference of volumes that are the same; what padding adds is more, and proves nothing."""
 NEARLY: Final = 0.03
-"""Padding adds less than this share."""
+"""Padding adds at most this share."""
 AGAIN: Final = 0.02
 """Share of a model that is gathered a second time at least, or there is nothing to see of ZeRO-3."""
 PER_MICRO_STEP: Final = 3

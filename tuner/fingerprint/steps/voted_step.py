@@ -11,21 +11,21 @@ from zerotune.tuner.fingerprint.steps.voting import Ints, is_odd_again, once, vo
 
 GROWTH: Final = 0.3
 MIN_CALLS: Final = 32
-"""Between two votes."""
+"""Least calls between two votes."""
 MAX_UNCHECKED: Final = 12
 MAX_ROUNDS: Final = 6
 """Steps between two votes, at most, and steps that vote; so that records that get lost all the time cost little."""
 MAX_CALLS_UNCHECKED: Final = 4096
-"""Less than is kept of the history."""
+"""Most calls without a vote, less than the history keeps."""
 WHOLE_CALLS: Final = 512
-"""Without an odd one, and six steps at least: records are no longer lost."""
+"""After this many calls without an odd one, and at least six steps, records are no longer lost."""
 FOREIGN_CALLS: Final = 16
 MAX_FOREIGN: Final = 64
 """Kinds of foreign calls that are remembered."""
 OWN_PER_FOREIGN: Final = 3
 """Calls of the step that make up for one that it does not have."""
 EXPLAINED: Final = 0.75
-"""Of the calls looked at, at least: else the step has changed."""
+"""Least share of the calls that the step must explain, or it has changed."""
 
 
 class VoteOutcome(Enum):
@@ -52,7 +52,7 @@ class VotedStep:
         """Calls lately that it does not have."""
         self._foreign: set[int] = set()
         self._has_again = False
-        """One of these came again: it belongs to a step, and that is another."""
+        """Whether a foreign call came again: then it belongs to another step."""
 
     @property
     def is_over(self) -> bool:

@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 MIN_ROUNDS: Final = 3
-"""Two that differ do not say which of them is right."""
+"""Least rounds that vote: two that differ do not show which is right."""
 BAND: Final = 24
 """Calls that may be skipped in a row."""
 MATCHING: Final = 6
@@ -31,10 +31,10 @@ PRICE: Final = 4
 CHUNK: Final = 256
 ODD_SHARE: Final = 0.12
 ODD_CALLS: Final = 6
-"""Calls skipped in a stretch, at most: a share of it, and so many more."""
+"""Most calls skipped in a stretch: ODD_SHARE of it, and ODD_CALLS more."""
 FEW_ROUNDS: Final = 7
 MOST: Final = 0.6
-"""Of more rounds: what comes in every second one belongs to a step of two."""
+"""From FEW_ROUNDS on, this share of rounds must have a call: one of every second round belongs to a step of two."""
 SAME_ODDITY: Final = 3
 DEVIATIONS: Final = 4.0
 """What is odd at one place so many times, and so many standard deviations more often than chance would have it, is not
@@ -42,9 +42,9 @@ lost by chance: the step is another."""
 LONG_ROW: Final = 8
 MAX_PLACES: Final = 24
 MAX_CODES: Final = 5
-"""Of the rarest calls, and of the rarest pairs; places of each."""
+"""How many of the rarest calls, of the rarest pairs, and places of each, are looked at."""
 PAIRING: Final = 0x9E3779B97F4A7C1
-"""Odd and large: two calls in a row become one number, and hardly ever the same as two others."""
+"""An odd, large factor: it makes one number of two calls in a row, hardly ever the same as of two others."""
 N_PLACES: Final = 48
 DRIFT: Final = 3
 MIN_SHARE: Final = 0.7

@@ -26,7 +26,7 @@ class Accuracy:
 
     n: int = 0
     n_right: int = 0
-    """All of it: stage, accumulation, partitioned activations, tensor parallelism."""
+    """Answers right in stage, accumulation, partitioned activations and tensor parallelism."""
     n_stage: int = 0
     mistakes: list[tuple[str, Shown, Shown]] = field(default_factory=list)
     """(sequence, true, shown)."""

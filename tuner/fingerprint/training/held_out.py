@@ -22,7 +22,7 @@ FRAMEWORKS: Final = ("ddp", "zero_redundancy", "fsdp1", "fsdp2", "deepspeed", "o
 N_HYPOTHETICAL: Final = 60_000
 N_MORE_EPOCHS: Final = 4
 MORE_RATE: Final = 1.5e-3
-"""Of learning what has a name, from weights that learned hypothetical runs: a fraction of the time, at a lower rate."""
+"""Training on named frameworks goes on from weights that learned hypothetical runs: shorter, and at a lower rate."""
 N_KEPT: Final = 12_000
 """Hypothetical examples among what is learned then."""
 N_CHANGES: Final = 100

@@ -45,7 +45,7 @@ class _Performance(msgspec.Struct, gc=False):
 
 class _Line(msgspec.Struct, gc=False):
     header: msgspec.Raw
-    """The same few again and again, each decoded once."""
+    """The same few headers come again and again; each is decoded once."""
     coll_perf: _Performance | None = None
 
 

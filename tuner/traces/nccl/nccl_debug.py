@@ -54,7 +54,7 @@ _GRAPH: Final = re.compile(
 )
 _PER_RANK_SINCE: Final = (2, 24)
 MAX_SELECTIONS: Final = 1 << 20
-"""Distinct ones that are kept, so that memory stays bounded."""
+"""Distinct lines that are kept, so that memory stays bounded."""
 _SHARED_OUT: Final = (
     Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
 )  # fmt: skip
@@ -202,7 +202,7 @@ def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
 
 
 def _choice(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
-    """The same of a selection."""
+    """Fills in what all selections of one kind share."""
     begin, end = CHOICE_HEAD.fullmatch(head), CHOICE_TAIL.fullmatch(tail)
     if begin is None or end is None:
         return "damaged line"

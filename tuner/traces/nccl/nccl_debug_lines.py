@@ -46,11 +46,11 @@ class Lines(NamedTuple):
     kinds: list[tuple[bytes, bytes]]
     """The distinct texts before and after the numbers."""
     picks: NDArray[np.intp]
-    """Of each line, its kind."""
+    """The kind of each line."""
     amounts: Integers
-    """Of each line, its count or bytes."""
+    """The count or bytes of each line."""
     op_counts: Integers
-    """Of each call, its number on its communicator (the low 32 bits)."""
+    """The number of each call on its communicator (the low 32 bits)."""
     n_damaged: int
     """Lines that could not be read."""
 

@@ -1,4 +1,4 @@
-"""Whose our own trace files are: of which job, which of its starts, which rank.
+"""The job, start and rank that each of our own trace files belongs to.
 
 A folder of `launch --log-trace` gathers the files of every job that was told to write there. Restarted ranks begin
 new files in it and count their collectives anew, so that each start of a job stands for itself.
@@ -31,13 +31,13 @@ class OneStart:
 
     files: tuple[RankFile, ...]
     damaged: tuple[TraceError, ...]
-    """Of the files whose headers cannot be read."""
+    """Files whose headers cannot be read."""
     notes: tuple[str, ...]
     """What was left out, and why."""
 
 
 def read_header(path: Path) -> TraceHeader:
-    """Whose the file is. Raises TraceError."""
+    """The job, start and rank of the file. Raises TraceError."""
     with contextlib.closing(iter_members(path)) as members:
         header = next(members)
     assert isinstance(header, TraceHeader)
@@ -103,7 +103,7 @@ def one_start(paths: Sequence[Path], job_id: str | None = None, likely: str = ""
 
 
 def copy_note(copy: Path, first: Path) -> str:
-    """What to say of a copied file."""
+    """The message about a copied file."""
     return f"left out {copy.name}: it is of the same rank and start as {first.name}"
 
 

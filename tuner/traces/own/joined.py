@@ -116,7 +116,7 @@ def _header(path: Path, read: ReadBlocks) -> TraceHeader:
     try:
         return read_header(path)
     except TraceError:
-        next(read(path), None)  # says the same in better words, where the file's name promises a trace of ours
+        next(read(path), None)  # gives a clearer message where the file's name promises a trace of ours
         raise
 
 

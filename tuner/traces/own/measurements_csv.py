@@ -41,7 +41,7 @@ _NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
     "outcome": (Outcome, Outcome.ok),
     "timing_source": (TimingSource, TimingSource.none),
 }
-"""Columns of names, and what an empty cell means; None: there is none."""
+"""Columns of names, and what an empty cell means; None: an empty cell is not allowed."""
 _NUMBERS: Final[dict[str, float]] = {
     "n_ranks": 1 << 32, "n_nodes": 1 << 32, "message_bytes": MAX_BYTES + 1, "duration_us": 1e12, "epoch": 1 << 32,
     "step": 1 << 32, "n_channels": 65, "is_default": 2,
@@ -53,7 +53,7 @@ _SAME_FIELDS: Final = (
 )  # fmt: skip
 _MAX_NAME: Final = 200
 _NOBODY: Final = ("algorithm", "is_default")
-"""With neither column nobody says what ran, unless the user does."""
+"""Without both columns only the user can say what ran."""
 
 Columns = Mapping[str, Sequence[str]]
 
