@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,9 @@ from zerotune.tuner.offline.replay import policies, render, replay, replay_table
 from zerotune.tuner.offline.replay.engine import judge
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
 from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.offline.replay.oracle_facts import CheaperPolicy, OracleFacts, oracle_facts
 from zerotune.tuner.offline.replay.policies import Context
+from zerotune.tuner.offline.replay.render import oracle_words
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape, from_own
 from zerotune.tuner.traces.own.reader import read_own
 
@@ -285,10 +288,31 @@ def test_the_oracle_believes_a_prediction_only_where_its_doubt_leaves_a_gain(
     )
     plan = [PlanRow(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, MIB, MIB, RING_LL_4)]
     context = Context(estimates, plan=plan)
-    (oracle, named), _ = judge(shapes, [30], [3000.0], policies.named(["oracle", "table"]), context)
+    (oracle, named), (best, other) = judge(shapes, [30], [3000.0], policies.named(["oracle", "table"]), context)
     assert named.cost_us == pytest.approx(30 * predicted_us)
     assert oracle.cost_us == pytest.approx(30 * believed_us)
     assert oracle.gain_low_percent >= 0
+    facts = oracle_facts({"oracle": [best], "table": [other]}, [policies.has_others(context, shapes[0])])
+    assert facts is not None
+    cheaper = [CheaperPolicy("table", 100 - predicted_us, 30, {"predicted": 30})]
+    assert list(facts.cheaper) == (cheaper if believed_us > predicted_us else [])
+    assert (facts.n_alone, facts.n_refused) == (0, 0)
+    assert len(list(oracle_words(facts))) == len(facts.cheaper)
+
+
+def test_what_the_oracle_cannot_show_is_counted(tmp_path: Path):
+    """Calls of which nothing but NCCL's own choice is known, and calls of which nothing is."""
+    block = np.concatenate([records(8, 100.0), records(4, -1.0, message_bytes=64 * MIB, first=8)])
+    directory = write_trace(tmp_path, block, fabric=FABRIC)
+    table = replace(load_table(directory), fabric={})
+    result = replay_table(table, ["oracle", "model"])
+    assert result.oracle == OracleFacts(n_collectives=12, n_alone=8, n_refused=4)
+    assert json.loads(result.to_json())["oracle"]["n_alone"] == 8
+    assert replay_table(table, ["baseline"]).oracle is None
+    measured = [statistics(candidate, us) for candidate, us in ((RING_SIMPLE_8, 100.0), (RING_LL_4, 70.0))]
+    facts = replay_table(table, ["oracle"], statistics=measured).oracle
+    assert facts is not None
+    assert facts.n_alone == 0
 
 
 def test_sizes_between_swept_ones_need_no_baseline_there(tmp_path: Path):

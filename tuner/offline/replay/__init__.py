@@ -17,8 +17,9 @@ from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.legality import is_known_to_sum, without_refused
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.notes import what_is_missing, what_was_judged, where_it_does_not_fit
+from zerotune.tuner.offline.replay.oracle_facts import ORACLE, OracleFacts, oracle_facts
 from zerotune.tuner.offline.replay.plans import plan_rows
-from zerotune.tuner.offline.replay.policies import DEFAULT_POLICIES, POLICIES, Context, named
+from zerotune.tuner.offline.replay.policies import DEFAULT_POLICIES, POLICIES, Context, has_others, named
 from zerotune.tuner.offline.replay.render import render
 from zerotune.tuner.offline.replay.result import ReplayResult
 from zerotune.tuner.offline.replay.stores import UNKNOWN, named_store, why_unknown
@@ -164,6 +165,7 @@ def replay_table(
         step_estimates=tuple(step_estimates),
         step_refusals=tuple(refusals),
         what_if=answer,
+        oracle=_oracle(context, shapes, totals, verdicts),
         notes=(
             *what_was_judged(table, estimates, shapes, counts),
             *where_it_does_not_fit(fabric, shapes, counts),
@@ -183,12 +185,25 @@ def _steps(
 ) -> tuple[Sequence[StepEstimate], Sequence[StepRefusal]]:
     if facts is None or not totals:
         return (), ()
-    n_shapes = len(shapes)
     by_policy = {
-        total.policy: dict(zip(shapes, verdicts[at * n_shapes : (at + 1) * n_shapes], strict=True))
-        for at, total in enumerate(totals)
+        name: dict(zip(shapes, theirs, strict=True)) for name, theirs in _by_policy(shapes, totals, verdicts).items()
     }
     return step_estimates(facts, model, totals, by_policy, channels, total_us)
+
+
+def _oracle(
+    context: Context, shapes: Sequence[Shape], totals: Sequence[PolicyTotal], verdicts: Sequence[ShapeVerdict]
+) -> OracleFacts | None:
+    by_policy = _by_policy(shapes, totals, verdicts)
+    others = [has_others(context, shape) for shape in shapes] if ORACLE in by_policy else []
+    return oracle_facts(by_policy, others)
+
+
+def _by_policy(
+    shapes: Sequence[Shape], totals: Sequence[PolicyTotal], verdicts: Sequence[ShapeVerdict]
+) -> dict[str, Sequence[ShapeVerdict]]:
+    n_shapes = len(shapes)
+    return {total.policy: verdicts[at * n_shapes : (at + 1) * n_shapes] for at, total in enumerate(totals)}
 
 
 def _default_channels(

@@ -137,13 +137,25 @@ def oracle(context: Context, shape: Shape) -> Candidate:
     A prediction counts by the high end of its interval: it wins where it would even so. With few samples the gain is
     flattered by chance.
     """
+    return min(_judged(context, shape), key=lambda one: one[0], default=(0.0, BASELINE))[1]
+
+
+def has_others(context: Context, shape: Shape) -> bool:
+    """Whether the oracle knows a cost of any setting but NCCL's own choice."""
+    judged = _judged(context, shape)
+    # What NCCL chose is known under its own name, too, by the very same calls.
+    own = {cost_us for cost_us, candidate in judged if candidate.is_baseline}
+    return any(cost_us not in own for cost_us, _ in judged)
+
+
+def _judged(context: Context, shape: Shape) -> list[tuple[float, Candidate]]:
+    """(what it takes for sure, the setting), of all that have a cost."""
     known = [BASELINE, *context.estimates.measured_candidates(shape), table(context, shape), model(context, shape)]
-    judged = [
+    return [
         (_sure_us(estimate, candidate), candidate)
         for candidate in known
         if (estimate := context.estimates.estimate(shape, candidate))
     ]
-    return min(judged, key=lambda one: one[0])[1] if judged else BASELINE
 
 
 def _sure_us(estimate: Estimate, candidate: Candidate) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from zerotune.store.records import CommunicatorClass
 from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict
+from zerotune.tuner.offline.replay.oracle_facts import OracleFacts
 from zerotune.tuner.offline.replay.result import ReplayResult
 from zerotune.tuner.offline.replay.timeline.steps import OVERLAP, StepEstimate, StepRefusal
 from zerotune.tuner.offline.replay.whatif.whatif import WhatIf
@@ -41,11 +42,41 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     for total in result.totals:
         table.add_row(*_total_row(total))
     console.print(table)
+    for words in oracle_words(result.oracle):
+        console.print(f"[yellow]{words}[/]")
     _render_steps(result, console)
     if result.what_if is not None:
         _render_what_if(result.what_if, console)
     for note in result.notes:
         console.print(f"[dim]{note}[/]")
+
+
+def oracle_words(facts: OracleFacts | None) -> Iterator[str]:
+    """Why the oracle shows less than one expects of it; nothing where it does not."""
+    if facts is None:
+        return
+    for one in facts.cheaper:
+        n_predicted = one.n_by_evidence.get("predicted", 0)
+        why = (
+            f"{n_predicted:,} of them are only predicted, and the oracle counts a prediction by the high end of its"
+            " interval. A sweep, or a run with these settings, measures them"
+            if n_predicted
+            else "what it mixes, or what another job measured, is carried over as a ratio to NCCL's own choice"
+        )
+        yield (
+            f"The oracle is not the least here: {one.policy} is {one.below_percent:.1f} % below it, by"
+            f" {one.n_collectives:,} calls. {why}."
+        )
+    if facts.n_refused:
+        yield (
+            f"The oracle says nothing of {facts.n_refused:,} of {facts.n_collectives:,} calls: not even NCCL's own"
+            " choice was measured or can be predicted there."
+        )
+    if facts.n_alone:
+        yield (
+            f"The oracle can only leave {facts.n_alone:,} of {facts.n_collectives:,} calls to NCCL: no other setting"
+            " was measured there, by this job or by another one, and none is predicted to be surely faster."
+        )
 
 
 def _render_steps(result: ReplayResult, console: Console) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict
+from zerotune.tuner.offline.replay.oracle_facts import OracleFacts
 from zerotune.tuner.offline.replay.timeline.steps import StepEstimate, StepFacts, StepRefusal
 from zerotune.tuner.offline.replay.whatif.whatif import WhatIf
 
@@ -30,6 +31,8 @@ class ReplayResult(msgspec.Struct, frozen=True):
     step_estimates: tuple[StepEstimate, ...] = ()
     step_refusals: tuple[StepRefusal, ...] = ()
     what_if: WhatIf | None = None
+    oracle: OracleFacts | None = None
+    """Where the oracle is not the least that is possible; None where it was not asked for."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
