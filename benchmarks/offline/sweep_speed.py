@@ -35,7 +35,7 @@ from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.sweep.cells import MIN_REPEATS, Cell, Place, make_cells
+from zerotune.tuner.offline.sweep.grid import MIN_REPEATS, GridPoint, Place, make_grid
 from zerotune.tuner.offline.sweep.protocol import Measure
 from zerotune.tuner.offline.sweep.strategy import LOOK_REPEATS, Active, FullGrid, Strategy
 from zerotune.tuner.offline.sweep.workers import WorkerGroup
@@ -61,7 +61,7 @@ class Outcome:
     share: float
     regrets: list[float]
     even_regret: float
-    """Mean, of as many samples spread evenly over the cells."""
+    """Mean, of as many samples spread evenly over the points."""
     again_regret: float
     """Mean, of a second full sweep: what the samples of this machine cannot tell."""
     n_grid: int
@@ -70,73 +70,73 @@ class Outcome:
 
 @dataclass
 class Machine:
-    """A machine to sweep: its cells, what they cost in truth, how samples are drawn."""
+    """A machine to sweep: its points, what they cost in truth, how samples are drawn."""
 
     name: str
     communicator: CommunicatorClass
     costs: Callable[[], CostPrior]
-    cells: Callable[[], list[Cell]]
-    truth_us: Callable[[Cell], float]
-    sample_us: Callable[[Cell, int, np.random.Generator], np.ndarray]
+    points: Callable[[], list[GridPoint]]
+    truth_us: Callable[[GridPoint], float]
+    sample_us: Callable[[GridPoint, int, np.random.Generator], np.ndarray]
     n_draws: int = N_DRAWS
 
     def compare(self, seed: int) -> Outcome:
         """Both sweeps."""
         chance = np.random.default_rng(seed)
-        grid, active = self.cells(), self.cells()
+        grid, active = self.points(), self.points()
         self._run(FullGrid(grid, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
-        again = self.cells()
+        again = self.points()
         self._run(FullGrid(again, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
         strategy = Active(active, self.communicator, self.costs(), None, PRECISION, MAX_REPEATS)
         self._run(strategy, LOOK_REPEATS, chance)
-        even = self.cells()
-        n_active = sum(len(cell.duration_us) for cell in active)
-        for cell in even:
-            cell.duration_us += self.sample_us(cell, max(1, round(n_active / len(even))), chance).tolist()
+        even = self.points()
+        n_active = sum(len(point.duration_us) for point in active)
+        for point in even:
+            point.duration_us += self.sample_us(point, max(1, round(n_active / len(even))), chance).tolist()
         best = fastest(grid)
-        by_setting = {(cell.place, cell.candidate): cell for cell in active}
+        by_setting = {(point.place, point.candidate): point for point in active}
         regrets = []
         for place, choice in strategy.choices().items():
             assert choice.candidate is not None
             chosen = by_setting[place, choice.candidate]
             regrets.append(self.truth_us(chosen) / self.truth_us(best[place]) - 1)
-        n_grid = sum(len(cell.duration_us) for cell in grid)
-        even_regret, again_regret = (self._regret(fastest(cells), best) for cells in (even, again))
+        n_grid = sum(len(point.duration_us) for point in grid)
+        even_regret, again_regret = (self._regret(fastest(points), best) for points in (even, again))
         return Outcome(self.name, len(best), n_active / n_grid, regrets, even_regret, again_regret, n_grid)
 
     def floor(self, n_samples: float) -> float:
         """What a sweep would lose that is told the two best settings of each place and what samples are worth there."""
-        by_place: dict[Place, list[Cell]] = {}
-        for cell in self.cells():
-            by_place.setdefault(cell.place, []).append(cell)
+        by_place: dict[Place, list[GridPoint]] = {}
+        for point in self.points():
+            by_place.setdefault(point.place, []).append(point)
         chance = np.random.default_rng(0)
         curves = []
-        for cells in by_place.values():
-            best, *others = sorted(cells, key=self.truth_us)
+        for points in by_place.values():
+            best, *others = sorted(points, key=self.truth_us)
             if not others:
                 curves.append(np.zeros(1))
                 continue
             size = sweep_floor.N_DRAWS, sweep_floor.MOST_SAMPLES
-            drawn = [self.sample_us(cell, size[0] * size[1], chance).reshape(size) for cell in (best, others[0])]
+            drawn = [self.sample_us(point, size[0] * size[1], chance).reshape(size) for point in (best, others[0])]
             gap = self.truth_us(others[0]) / self.truth_us(best) - 1
             curves.append(sweep_floor.curve((drawn[0], drawn[1]), gap))
         return sweep_floor.least_regret(curves, n_samples)
 
-    def _regret(self, chosen: dict[Place, Cell], best: dict[Place, Cell]) -> float:
-        return mean(self.truth_us(chosen[place]) / self.truth_us(cell) - 1 for place, cell in best.items())
+    def _regret(self, chosen: dict[Place, GridPoint], best: dict[Place, GridPoint]) -> float:
+        return mean(self.truth_us(chosen[place]) / self.truth_us(point) - 1 for place, point in best.items())
 
     def _run(self, strategy: Strategy, n_repeats: int, chance: np.random.Generator) -> None:
         while visits := strategy.next_round():
-            for cell in visits:
-                cell.duration_us += self.sample_us(cell, n_repeats, chance).tolist()
+            for point in visits:
+                point.duration_us += self.sample_us(point, n_repeats, chance).tolist()
 
 
-def fastest(cells: Iterable[Cell]) -> dict[Place, Cell]:
-    """By place, the cell with the least median."""
-    best: dict[Place, Cell] = {}
-    for cell in cells:
-        if cell.place not in best or cell.median_us < best[cell.place].median_us:
-            best[cell.place] = cell
+def fastest(points: Iterable[GridPoint]) -> dict[Place, GridPoint]:
+    """By place, the point with the least median."""
+    best: dict[Place, GridPoint] = {}
+    for point in points:
+        if point.place not in best or point.median_us < best[point.place].median_us:
+            best[point.place] = point
     return best
 
 
@@ -145,54 +145,54 @@ def emulated(name: str, communicator: CommunicatorClass) -> Machine:
     known = fabric.load(name)
     topology = known.topology(communicator)
 
-    def cells() -> list[Cell]:
+    def points() -> list[GridPoint]:
         offered = {
             collective.name: tuple((int(a), int(p)) for a, p in known.cells(communicator, collective))
             for collective in COLLECTIVES
         }
-        return make_cells(COLLECTIVES, SIZES, communicator, known.max_channels(communicator), offered)
+        return make_grid(COLLECTIVES, SIZES, communicator, known.max_channels(communicator), offered)
 
-    def truth_us(cell: Cell) -> float:
-        place, ran = cell.place, cell.candidate
+    def truth_us(point: GridPoint) -> float:
+        place, ran = point.place, point.candidate
         if ran == BASELINE:
             ran = cost_model.default_choice(topology, place.collective, place.message_bytes)
         return known.truth_us(
             communicator, place.collective, ran.algorithm, ran.protocol, ran.n_channels, place.message_bytes
         )
 
-    def sample_us(cell: Cell, n_samples: int, chance: np.random.Generator) -> np.ndarray:
-        return truth_us(cell) * chance.lognormal(0, known.noise.sigma, n_samples)
+    def sample_us(point: GridPoint, n_samples: int, chance: np.random.Generator) -> np.ndarray:
+        return truth_us(point) * chance.lognormal(0, known.noise.sigma, n_samples)
 
     label = f"{name} {communicator.n_ranks}x{communicator.n_nodes}"
-    return Machine(label, communicator, lambda: CostPrior(known.describe()), cells, truth_us, sample_us)
+    return Machine(label, communicator, lambda: CostPrior(known.describe()), points, truth_us, sample_us)
 
 
 def recorded(grid: recorded_grids.Grid) -> Machine:
     """A grid that somebody published; its truth is the median of the repetitions."""
     places = grid.places()
 
-    def cells() -> list[Cell]:
+    def points() -> list[GridPoint]:
         return [
-            Cell(Place(grid.collective, size), candidate)
+            GridPoint(Place(grid.collective, size), candidate)
             for size, found in places.items()
             for candidate in sorted(found, key=lambda one: (one != BASELINE, str(one)))
         ]
 
-    def recorded_us(cell: Cell) -> list[float]:
-        return sorted(places[cell.place.message_bytes][cell.candidate])
+    def recorded_us(point: GridPoint) -> list[float]:
+        return sorted(places[point.place.message_bytes][point.candidate])
 
-    def truth_us(cell: Cell) -> float:
-        times = recorded_us(cell)
+    def truth_us(point: GridPoint) -> float:
+        times = recorded_us(point)
         return times[(len(times) - 1) // 2]
 
-    def sample_us(cell: Cell, n_samples: int, chance: np.random.Generator) -> np.ndarray:
-        return chance.choice(recorded_us(cell), n_samples) * chance.lognormal(0, RECORDED_SIGMA, n_samples)
+    def sample_us(point: GridPoint, n_samples: int, chance: np.random.Generator) -> np.ndarray:
+        return chance.choice(recorded_us(point), n_samples) * chance.lognormal(0, RECORDED_SIGMA, n_samples)
 
     label = f"{grid.name.split('/')[-1]} {grid.collective.name} {grid.n_ranks}x{grid.n_nodes}"
     communicator = CommunicatorClass(grid.n_ranks, grid.n_nodes)
     costs = CostPrior({"comm_channels": RECORDED_CHANNELS})
     return Machine(
-        label, communicator, lambda: costs, cells, truth_us, sample_us, max(10, RECORDED_PLACES // len(places))
+        label, communicator, lambda: costs, points, truth_us, sample_us, max(10, RECORDED_PLACES // len(places))
     )
 
 

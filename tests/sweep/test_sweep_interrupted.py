@@ -18,7 +18,7 @@ from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, O
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.scratch import ScratchFolder
 from zerotune.tuner.offline.sweep import SweepResult, compare, render
-from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.result import rows_of
 
 PLACE = Place(Collective.all_gather, 1 << 20)
@@ -27,11 +27,11 @@ RING = Candidate(Algorithm.ring, Protocol.simple, 2)
 OTHER_RING = Candidate(Algorithm.ring, Protocol.simple, 4)
 
 
-def text_of(cells: list[Cell]) -> str:
-    rows = tuple(rows_of(cells, 2))
+def text_of(points: list[GridPoint]) -> str:
+    rows = tuple(rows_of(points, 2))
     result = SweepResult(
         job_id="sweep-1", fabric_id="f", emulated="", n_ranks=2, n_nodes=1, n_cells=40, n_places=8,
-        n_visited=len(cells), n_samples=sum(len(cell.duration_us) for cell in cells), n_restored=0, n_broken=0,
+        n_visited=len(points), n_samples=sum(len(point.duration_us) for point in points), n_restored=0, n_broken=0,
         n_left_out=0, n_unsettled=8, wall_s=1.0, interrupted=True, gave_up=False, rows=rows,
     )  # fmt: skip
     with open(os.devnull, "w") as nowhere:
@@ -41,19 +41,19 @@ def text_of(cells: list[Cell]) -> str:
 
 
 def test_a_single_measured_setting_is_not_the_best():
-    text = text_of([Cell(PLACE, RING, [10.0]), Cell(OTHER, BASELINE, [20.0]), Cell(OTHER, RING, [15.0])])
+    text = text_of([GridPoint(PLACE, RING, [10.0]), GridPoint(OTHER, BASELINE, [20.0]), GridPoint(OTHER, RING, [15.0])])
     assert text.count("best") == 2, "the verdict at the size that has two, and the explanation"
     assert "2 of 8 sizes have measurements, 1 of them enough; elsewhere none is called the best" in text
 
 
 @pytest.mark.parametrize("unseen", [BASELINE, RING, OTHER_RING])
 def test_while_a_setting_is_not_measured_nothing_is_the_best(unseen: Candidate):
-    cells = [Cell(PLACE, one, [] if one == unseen else [10.0]) for one in (BASELINE, RING, OTHER_RING)]
-    assert [row.is_best for row in rows_of(cells, 2)] == [False, False]
+    points = [GridPoint(PLACE, one, [] if one == unseen else [10.0]) for one in (BASELINE, RING, OTHER_RING)]
+    assert [row.is_best for row in rows_of(points, 2)] == [False, False]
 
 
 def test_the_one_that_works_is_the_best_of_those_seen():
-    rows = rows_of([Cell(PLACE, BASELINE, [], Outcome.hung, "no answer"), Cell(PLACE, RING, [10.0])], 2)
+    rows = rows_of([GridPoint(PLACE, BASELINE, [], Outcome.hung, "no answer"), GridPoint(PLACE, RING, [10.0])], 2)
     assert [row.setting for row in rows if row.is_best] == [str(RING)]
 
 

@@ -7,19 +7,19 @@ import numpy as np
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Outcome, Protocol
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.sweep import outliers
-from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.strategy import BUDGET, Active
 
 SIMPLE = Candidate(Algorithm.ring, Protocol.simple)
 LL = Candidate(Algorithm.ring, Protocol.ll)
 
 
-def cell(size_kib: int, duration_us: list[float], candidate: Candidate = BASELINE) -> Cell:
-    return Cell(Place(Collective.all_gather, size_kib << 10), candidate, duration_us)
+def point(size_kib: int, duration_us: list[float], candidate: Candidate = BASELINE) -> GridPoint:
+    return GridPoint(Place(Collective.all_gather, size_kib << 10), candidate, duration_us)
 
 
 def test_what_leaps_out_of_both_its_neighbours_is_doubted_and_what_grows_is_not():
-    growing = [cell(1 << n, [10.0 * 1.9**n]) for n in range(8)]
+    growing = [point(1 << n, [10.0 * 1.9**n]) for n in range(8)]
     assert outliers.leaps(growing) == []
     for factor in (3.0, 0.2):
         growing[4].duration_us = [10.0 * 1.9**4 * factor]
@@ -31,53 +31,53 @@ def test_what_leaps_out_of_both_its_neighbours_is_doubted_and_what_grows_is_not(
 
 
 def test_other_settings_and_broken_ones_are_no_neighbours():
-    cells = [cell(1, [10.0]), cell(2, [90.0], LL), cell(4, [12.0])]
-    assert outliers.leaps(cells) == []
-    cells[1] = Cell(cells[1].place, BASELINE, [90.0], Outcome.failed)
-    assert outliers.leaps(cells) == []
+    points = [point(1, [10.0]), point(2, [90.0], LL), point(4, [12.0])]
+    assert outliers.leaps(points) == []
+    points[1] = GridPoint(points[1].place, BASELINE, [90.0], Outcome.failed)
+    assert outliers.leaps(points) == []
 
 
 def test_two_samples_that_differ_are_a_contradiction_until_there_is_a_third():
-    one = cell(1, [10.0, 14.0])
-    assert outliers.contradictions([one, cell(2, [10.0, 12.0])]) == [one]
+    one = point(1, [10.0, 14.0])
+    assert outliers.contradictions([one, point(2, [10.0, 12.0])]) == [one]
     one.duration_us.append(10.0)
     assert outliers.contradictions([one]) == []
 
 
 def test_roughness_is_local():
-    cells = [cell(1 << n, [10.0, 30.0] if n < 4 else [10.0, 10.1]) for n in range(16)]
-    found = outliers.roughness(cells)
-    assert min(found[one.place] for one in cells[:3]) > outliers.ROUGH_SHARE
-    assert max(found[one.place] for one in cells[7:]) < 0.05
-    assert 0.15 < outliers.outlier_share(cells) < 0.25
-    assert set(outliers.roughness([cell(1, [10.0])]).values()) == {0.0}, "one sample contradicts nobody"
+    points = [point(1 << n, [10.0, 30.0] if n < 4 else [10.0, 10.1]) for n in range(16)]
+    found = outliers.roughness(points)
+    assert min(found[one.place] for one in points[:3]) > outliers.ROUGH_SHARE
+    assert max(found[one.place] for one in points[7:]) < 0.05
+    assert 0.15 < outliers.outlier_share(points) < 0.25
+    assert set(outliers.roughness([point(1, [10.0])]).values()) == {0.0}, "one sample contradicts nobody"
 
 
 def test_who_was_never_as_fast_as_the_leaders_slowest_is_out():
     leader, rival, beaten, unseen = (
-        cell(1, [10.0, 20.0, 11.0]),
-        cell(1, [19.0, 30.0]),
-        cell(1, [21.0, 22.0]),
-        cell(1, []),
+        point(1, [10.0, 20.0, 11.0]),
+        point(1, [19.0, 30.0]),
+        point(1, [21.0, 22.0]),
+        point(1, []),
     )
     assert outliers.contenders([leader, rival, beaten, unseen]) == [leader, rival, unseen]
-    assert outliers.contenders([cell(1, [9.0]), cell(1, [90.0])]) != [], "single samples throw nobody out"
+    assert outliers.contenders([point(1, [9.0]), point(1, [90.0])]) != [], "single samples throw nobody out"
 
 
 def test_at_a_rough_place_nobody_leads_before_all_who_may_win_were_seen_twice():
-    first, second = cell(1, [10.0, 30.0, 10.0]), cell(1, [20.0], SIMPLE)
+    first, second = point(1, [10.0, 30.0, 10.0]), point(1, [20.0], SIMPLE)
     assert outliers.leader([first, second]) is None
     second.duration_us.append(9.0)
     assert outliers.leader([first, second]) is first
     second.duration_us.append(8.0)
-    assert outliers.leader([first, second, cell(1, [90.0, 80.0], LL)]) is second
+    assert outliers.leader([first, second, point(1, [90.0, 80.0], LL)]) is second
 
 
 def test_rough_places_get_a_few_samples_each_the_fewest_first():
     rough, smooth = Place(Collective.all_gather, 1024), Place(Collective.all_gather, 2048)
     by_place = {
-        rough: [Cell(rough, BASELINE, [10.0, 30.0]), Cell(rough, SIMPLE, [11.0])],
-        smooth: [Cell(smooth, BASELINE, [10.0]), Cell(smooth, SIMPLE, [])],
+        rough: [GridPoint(rough, BASELINE, [10.0, 30.0]), GridPoint(rough, SIMPLE, [11.0])],
+        smooth: [GridPoint(smooth, BASELINE, [10.0]), GridPoint(smooth, SIMPLE, [])],
     }
     of = {rough: 0.5, smooth: 0.0}
     for n in range(2, outliers.ROUGH_SAMPLES + 1):
@@ -93,12 +93,12 @@ def test_rough_places_get_a_few_samples_each_the_fewest_first():
 def test_a_setting_that_is_fast_once_in_three_calls_is_not_chosen_for_it():
     """NCCL's own choice takes twice as long in two of three calls, at four sizes in a row."""
     sizes = [1 << exponent for exponent in range(14, 26)]
-    cells = [Cell(Place(Collective.all_gather, size), one) for size in sizes for one in (BASELINE, SIMPLE)]
+    points = [GridPoint(Place(Collective.all_gather, size), one) for size in sizes for one in (BASELINE, SIMPLE)]
     wrong = 0
     for seed in range(6):
-        for one in cells:
+        for one in points:
             one.duration_us.clear()
-        strategy = Active(cells, CommunicatorClass(2, 2), CostPrior({"comm_channels": 4}), None, 0.03, 30)
+        strategy = Active(points, CommunicatorClass(2, 2), CostPrior({"comm_channels": 4}), None, 0.03, 30)
         chance = np.random.default_rng(seed)
         while visits := strategy.next_round():
             for one in visits:
@@ -109,5 +109,5 @@ def test_a_setting_that_is_fast_once_in_three_calls_is_not_chosen_for_it():
                 one.duration_us.append(usual_us * (2.0 if is_slow else 1.0) * chance.lognormal(0, 0.04))
         choices = strategy.choices()
         wrong += sum(choices[Place(Collective.all_gather, size)].candidate == BASELINE for size in sizes[4:8])
-        assert sum(len(one.duration_us) for one in cells) <= BUDGET * 30 * len(cells)
+        assert sum(len(one.duration_us) for one in points) <= BUDGET * 30 * len(points)
     assert wrong <= 2, "of 24; a sample of each, and a coin where both are fast, is wrong in one of six"

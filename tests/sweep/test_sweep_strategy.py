@@ -1,4 +1,4 @@
-"""Cells and strategies without processes: measurements are drawn from a fabric's truth."""
+"""Points and strategies without processes: measurements are drawn from a fabric's truth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import MEASUREMENT
 from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.sweep.cells import Cell, Place, make_cells, message_sizes, restore, samples_below
+from zerotune.tuner.offline.sweep.grid import GridPoint, Place, make_grid, message_sizes, restore, samples_below
 from zerotune.tuner.offline.sweep.result import bus_factor, rows_of
 from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, Choice, FullGrid
 from zerotune.tuner.offline.sweep.surrogate import Surrogate
@@ -33,7 +33,7 @@ SIZES = [1 << exponent for exponent in range(12, 25, 2)]
 
 
 class Simulated:
-    """Visits cells as a sweep would, on a fabric's truth with its noise."""
+    """Visits points as a sweep would, on a fabric's truth with its noise."""
 
     def __init__(self, name: str, communicator: CommunicatorClass) -> None:
         self.fabric = fabric.load(name)
@@ -45,12 +45,12 @@ class Simulated:
             for collective in (Collective.all_gather, Collective.reduce_scatter)
         }
         channels = self.fabric.max_channels(communicator)
-        self.cells = make_cells(
+        self.points = make_grid(
             (Collective.all_gather, Collective.reduce_scatter), SIZES, communicator, channels, offered
         )
 
-    def truth_us(self, cell: Cell) -> float:
-        place, candidate = cell.place, cell.candidate
+    def truth_us(self, point: GridPoint) -> float:
+        place, candidate = point.place, point.candidate
         if candidate == BASELINE:
             candidate = cost_model.default_choice(self.topology, place.collective, place.message_bytes)
         return self.fabric.truth_us(
@@ -62,19 +62,19 @@ class Simulated:
             place.message_bytes,
         )
 
-    def visit(self, cell: Cell, n_samples: int) -> None:
+    def visit(self, point: GridPoint, n_samples: int) -> None:
         noise = self.chance.lognormal(0, 0.03, n_samples)
-        cell.duration_us += (self.truth_us(cell) * noise).tolist()
+        point.duration_us += (self.truth_us(point) * noise).tolist()
 
     def active(self, budget: float = BUDGET) -> Active:
-        return Active(self.cells, self.communicator, CostPrior(self.fabric.describe()), None, 0.03, 30, budget)
+        return Active(self.points, self.communicator, CostPrior(self.fabric.describe()), None, 0.03, 30, budget)
 
     def regrets(self, strategy: Active) -> list[float]:
         """By place: what the choice costs in truth over the best there is."""
-        by_setting = {(cell.place, cell.candidate): cell for cell in self.cells}
+        by_setting = {(point.place, point.candidate): point for point in self.points}
         found = []
         for place, choice in strategy.choices().items():
-            best_us = min(self.truth_us(cell) for cell in self.cells if cell.place == place)
+            best_us = min(self.truth_us(point) for point in self.points if point.place == place)
             assert choice.candidate is not None
             found.append(self.truth_us(by_setting[place, choice.candidate]) / best_us - 1)
         return found
@@ -88,15 +88,15 @@ def test_active_finds_the_best_with_a_part_of_the_grid(name: str, communicator: 
     sweep = Simulated(name, communicator)
     strategy = sweep.active()
     while visits := strategy.next_round():
-        for cell in visits:
-            sweep.visit(cell, LOOK_REPEATS)
-    n_samples = sum(len(cell.duration_us) for cell in sweep.cells)
+        for point in visits:
+            sweep.visit(point, LOOK_REPEATS)
+    n_samples = sum(len(point.duration_us) for point in sweep.points)
     full = Simulated(name, communicator)
-    grid = FullGrid(full.cells, 0.03, 30)
+    grid = FullGrid(full.points, 0.03, 30)
     while visits := grid.next_round():
-        for cell in visits:
-            full.visit(cell, 6)
-    n_grid = sum(len(cell.duration_us) for cell in full.cells)
+        for point in visits:
+            full.visit(point, 6)
+    n_grid = sum(len(point.duration_us) for point in full.points)
     regrets = sweep.regrets(strategy)
     assert n_samples <= 0.15 * n_grid
     assert len(regrets) == len(SIZES) * 2
@@ -107,68 +107,68 @@ def test_active_finds_the_best_with_a_part_of_the_grid(name: str, communicator: 
     assert sweep.active().next_round() == [], "the same samples: nothing is left to do"
     unlimited = sweep.active(budget=1.0)
     while visits := unlimited.next_round():
-        for cell in visits:
-            sweep.visit(cell, LOOK_REPEATS)
+        for point in visits:
+            sweep.visit(point, LOOK_REPEATS)
     assert unlimited.n_unsettled() == 0
-    assert sum(len(cell.duration_us) for cell in sweep.cells) < 0.6 * n_grid, "settled long before the budget"
+    assert sum(len(point.duration_us) for point in sweep.points) < 0.6 * n_grid, "settled long before the budget"
 
 
 def test_an_outlier_among_two_samples_is_looked_into():
     sweep = Simulated("ethernet_boxes", CommunicatorClass(4, 4))
     strategy = sweep.active()
-    cell = strategy.next_round()[0]
-    cell.duration_us = [100.0, 180.0]
-    assert cell in strategy.next_round()
+    point = strategy.next_round()[0]
+    point.duration_us = [100.0, 180.0]
+    assert point in strategy.next_round()
 
 
 @pytest.mark.parametrize("outlier_share", [0.0, 0.4])
 def test_single_samples_are_doubted_where_samples_contradict_each_other(outlier_share: float):
     sizes = [1 << exponent for exponent in range(12, 26)]
     candidates = [BASELINE, Candidate(Algorithm.ring, Protocol.simple), Candidate(Algorithm.ring, Protocol.ll)]
-    cells = [Cell(Place(Collective.broadcast, size), one) for size in sizes for one in candidates]
-    strategy = Active(cells, CommunicatorClass(2, 2), CostPrior({"comm_channels": 4}), None, 0.03, 30)
+    points = [GridPoint(Place(Collective.broadcast, size), one) for size in sizes for one in candidates]
+    strategy = Active(points, CommunicatorClass(2, 2), CostPrior({"comm_channels": 4}), None, 0.03, 30)
     chance = np.random.default_rng(2)
     while visits := strategy.next_round():
-        for cell in visits:
-            usual_us = 50.0 + cell.place.message_bytes / 1e4 * (1 + 0.3 * candidates.index(cell.candidate))
+        for point in visits:
+            usual_us = 50.0 + point.place.message_bytes / 1e4 * (1 + 0.3 * candidates.index(point.candidate))
             factor = 4.0 if chance.random() < outlier_share else 1.0
-            cell.duration_us.append(usual_us * factor * chance.lognormal(0, 0.01))
-    taken = [len(cell.duration_us) for cell in cells]
-    assert sum(taken) <= BUDGET * 30 * len(cells)  # the full grid would take all it may where samples contradict
+            point.duration_us.append(usual_us * factor * chance.lognormal(0, 0.01))
+    taken = [len(point.duration_us) for point in points]
+    assert sum(taken) <= BUDGET * 30 * len(points)  # the full grid would take all it may where samples contradict
     if outlier_share:
-        assert sum(n >= 2 for n in taken) > 0.5 * len(cells)
+        assert sum(n >= 2 for n in taken) > 0.5 * len(points)
     else:
-        assert sum(n >= 2 for n in taken) < 0.4 * len(cells)
+        assert sum(n >= 2 for n in taken) < 0.4 * len(points)
 
 
 @pytest.mark.parametrize("n_full", [6, 30])
 def test_a_full_sweep_of_some_sizes_leaves_the_others_their_budget(n_full: int):
     """However many samples it took there, each other place keeps its share; what was measured is not repeated."""
     sweep = Simulated("ethernet_boxes", CommunicatorClass(2, 2))
-    gathers = {cell.place for cell in sweep.cells if cell.place.collective is Collective.all_gather}
+    gathers = {point.place for point in sweep.points if point.place.collective is Collective.all_gather}
     full = sorted(gathers)[2:5]
-    for cell in sweep.cells:
-        if cell.place in full:
-            sweep.visit(cell, n_full)
-            cell.n_full_samples = n_full
+    for point in sweep.points:
+        if point.place in full:
+            sweep.visit(point, n_full)
+            point.n_full_samples = n_full
     strategy, n_looks = sweep.active(), 0
     while visits := strategy.next_round():
-        for cell in visits:
-            sweep.visit(cell, LOOK_REPEATS)
+        for point in visits:
+            sweep.visit(point, LOOK_REPEATS)
             n_looks += 1
-    places = {cell.place for cell in sweep.cells}
-    measured = {cell.place for cell in sweep.cells if cell.duration_us}
+    places = {point.place for point in sweep.points}
+    measured = {point.place for point in sweep.points if point.duration_us}
     assert measured == places
     assert sum(sweep.regrets(strategy)) / len(places) <= 0.02
-    assert n_looks <= 0.15 * 12 * len(sweep.cells), "twelve samples make a median precise at 3 % noise"
+    assert n_looks <= 0.15 * 12 * len(sweep.points), "twelve samples make a median precise at 3 % noise"
     assert sweep.active().next_round() == [], "the same samples: nothing is left to do"
 
 
 def test_what_a_baseline_ran_is_one_setting_with_that_candidate():
     """Two names of one setting cannot both need measuring."""
     known = Candidate(Algorithm.ring, Protocol.simple, 4)
-    cells = [Cell(PLACE, BASELINE, [100.0] * 4, ran=known), Cell(PLACE, known), Cell(PLACE, FAR)]
-    surrogate = Surrogate(cells, np.zeros(3), [(1, 2, 4), (1, 2, 4), (1, 0, 4)])
+    points = [GridPoint(PLACE, BASELINE, [100.0] * 4, ran=known), GridPoint(PLACE, known), GridPoint(PLACE, FAR)]
+    surrogate = Surrogate(points, np.zeros(3), [(1, 2, 4), (1, 2, 4), (1, 0, 4)])
     opinion = surrogate.opinions()[PLACE]
     assert opinion.mean[1] == pytest.approx(opinion.mean[0])
     assert opinion.covariance[1, 1] == pytest.approx(opinion.covariance[0, 0])
@@ -178,7 +178,7 @@ def test_what_a_baseline_ran_is_one_setting_with_that_candidate():
 def test_choices_that_were_never_measured_are_rows_too():
     known = Candidate(Algorithm.ring, Protocol.simple, 4)
     choice = Choice(known, 80.0, 100.0, 0.97)
-    rows = rows_of([Cell(PLACE, BASELINE), Cell(PLACE, known), Cell(PLACE, FAR)], 4, {PLACE: choice})
+    rows = rows_of([GridPoint(PLACE, BASELINE), GridPoint(PLACE, known), GridPoint(PLACE, FAR)], 4, {PLACE: choice})
     assert [(row.setting, row.n_samples, row.median_us, row.expected_us) for row in rows] == [
         ("ring/simple/4ch", 0, None, 80.0),
         ("baseline", 0, None, 100.0),
@@ -186,15 +186,17 @@ def test_choices_that_were_never_measured_are_rows_too():
     assert [row.is_best for row in rows] == [False, False], "neither was measured: a guess"
     assert rows[0].confidence == 0.97
     assert rows[0].gain_percent == pytest.approx(20)
-    own = rows_of([Cell(PLACE, BASELINE, [100.0]), Cell(PLACE, known), Cell(PLACE, FAR)], 4, {PLACE: choice})
+    own = rows_of(
+        [GridPoint(PLACE, BASELINE, [100.0]), GridPoint(PLACE, known), GridPoint(PLACE, FAR)], 4, {PLACE: choice}
+    )
     assert [row.is_best for row in own] == [True, False], "what it is compared with was measured"
 
 
 def test_nccls_own_choice_stands_at_every_place_of_an_active_sweep():
     known = Candidate(Algorithm.ring, Protocol.simple, 4)
-    other = Cell(PLACE, FAR, [90.0, 91.0])
-    cells = [Cell(PLACE, BASELINE), Cell(PLACE, known, [80.0, 81.0]), other]
-    rows = rows_of(cells, 4, {PLACE: Choice(known, 80.0, 85.0, 0.97)})
+    other = GridPoint(PLACE, FAR, [90.0, 91.0])
+    points = [GridPoint(PLACE, BASELINE), GridPoint(PLACE, known, [80.0, 81.0]), other]
+    rows = rows_of(points, 4, {PLACE: Choice(known, 80.0, 85.0, 0.97)})
     assert [row.setting for row in rows] == ["ring/simple/4ch", "baseline", str(FAR)], "in order of time"
     assert [row.median_us for row in rows] == [80.5, None, 90.5]
 
@@ -204,26 +206,26 @@ def test_what_is_said_of_nccls_own_choice_is_about_true_where_it_was_not_measure
     sweep = Simulated("few_sms_node", CommunicatorClass(8, 1))
     strategy = sweep.active()
     while visits := strategy.next_round():
-        for cell in visits:
-            sweep.visit(cell, LOOK_REPEATS)
+        for point in visits:
+            sweep.visit(point, LOOK_REPEATS)
     choices = strategy.choices()
-    for cell in sweep.cells:
-        if cell.candidate == BASELINE and not cell.duration_us:
-            assert choices[cell.place].own_us == pytest.approx(sweep.truth_us(cell), rel=0.1)
+    for point in sweep.points:
+        if point.candidate == BASELINE and not point.duration_us:
+            assert choices[point.place].own_us == pytest.approx(sweep.truth_us(point), rel=0.1)
 
 
-def test_active_never_returns_to_a_broken_cell():
+def test_active_never_returns_to_a_broken_point():
     sweep = Simulated("ethernet_boxes", CommunicatorClass(2, 2))
     strategy = sweep.active()
     n_broken = 0
     while visits := strategy.next_round():
-        for cell in visits:
-            assert cell.outcome is Outcome.ok
-            if cell.candidate.protocol is Protocol.ll:
-                cell.outcome = Outcome.hung
+        for point in visits:
+            assert point.outcome is Outcome.ok
+            if point.candidate.protocol is Protocol.ll:
+                point.outcome = Outcome.hung
                 n_broken += 1
             else:
-                sweep.visit(cell, LOOK_REPEATS)
+                sweep.visit(point, LOOK_REPEATS)
     assert n_broken > 0
 
 
@@ -232,27 +234,27 @@ def test_active_ends_when_everything_is_broken():
     strategy = sweep.active()
     n_visits = 0
     while visits := strategy.next_round():
-        for cell in visits:
-            cell.outcome = Outcome.failed
+        for point in visits:
+            point.outcome = Outcome.failed
             n_visits += 1
-    assert n_visits == len(sweep.cells)
+    assert n_visits == len(sweep.points)
 
 
 def test_full_grid_interleaves_and_ends():
-    cells = [Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, n)) for n in range(1, 9)]
-    grid = FullGrid(cells, 0.03, 30)
+    points = [GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, n)) for n in range(1, 9)]
+    grid = FullGrid(points, 0.03, 30)
     orders = []
     while visits := grid.next_round():
-        orders.append([cell.candidate.n_channels for cell in visits])
-        for cell in visits:
-            cell.duration_us += np.random.default_rng(len(orders)).lognormal(4, 0.05, 6).tolist()
+        orders.append([point.candidate.n_channels for point in visits])
+        for point in visits:
+            point.duration_us += np.random.default_rng(len(orders)).lognormal(4, 0.05, 6).tolist()
     assert len({tuple(order) for order in orders if len(order) == 8}) > 1, "the order must change"
-    assert all(cell.is_done(0.03, 30) for cell in cells)
+    assert all(point.is_done(0.03, 30) for point in points)
     assert grid.progress() == (8, 8)
 
 
-def test_a_precise_cell_is_left_alone_and_the_cap_holds():
-    calm, wild = Cell(PLACE, BASELINE), Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 1))
+def test_a_precise_point_is_left_alone_and_the_cap_holds():
+    calm, wild = GridPoint(PLACE, BASELINE), GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 1))
     calm.duration_us = [100.0, 100.5, 101, 99, 99.5, 100]
     wild.duration_us = list(np.linspace(50, 200, 30))
     assert calm.is_done(0.03, 30)
@@ -275,8 +277,8 @@ def test_median_interval_by_order_statistics(n_samples: int):
 
 
 def test_outliers_are_marked():
-    cell = Cell(PLACE, BASELINE, [100.0, 101, 99, 100, 102, 98])
-    assert cell.outliers([100.0, 180.0, 103.0]) == [False, True, False]
+    point = GridPoint(PLACE, BASELINE, [100.0, 101, 99, 100, 102, 98])
+    assert point.outliers([100.0, 180.0, 103.0]) == [False, True, False]
 
 
 def test_sizes_divide_among_the_ranks():
@@ -285,17 +287,17 @@ def test_sizes_divide_among_the_ranks():
     assert message_sizes(1, 4, 2) == [8]
 
 
-def test_channel_counts_that_come_to_the_same_are_one_cell():
+def test_channel_counts_that_come_to_the_same_are_one_point():
     offered = {"all_gather": ((1, 0), (1, 2))}
-    cells = make_cells([Collective.all_gather], [4096, 1 << 24], CommunicatorClass(2, 2), 16, offered)
-    small = [str(cell.candidate) for cell in cells if cell.place.message_bytes == 4096]
+    points = make_grid([Collective.all_gather], [4096, 1 << 24], CommunicatorClass(2, 2), 16, offered)
+    small = [str(point.candidate) for point in points if point.place.message_bytes == 4096]
     assert small == ["baseline", "ring/ll/1ch", "ring/simple/1ch"]
-    large = [cell for cell in cells if cell.place.message_bytes == 1 << 24]
+    large = [point for point in points if point.place.message_bytes == 1 << 24]
     assert len(large) == 1 + 2 * 5
 
 
 def test_restore_takes_samples_and_breakages():
-    cells = [Cell(PLACE, BASELINE), Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4))]
+    points = [GridPoint(PLACE, BASELINE), GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4))]
     stored = np.zeros(4, MEASUREMENT)
     stored["collective"], stored["message_bytes"] = Collective.all_gather, 1 << 20
     stored["algorithm"], stored["protocol"], stored["n_channels"] = 1, 0, 4
@@ -303,26 +305,26 @@ def test_restore_takes_samples_and_breakages():
     stored["is_default"] = [1, 1, 0, 0]
     stored["outcome"] = [Outcome.ok, Outcome.outlier, Outcome.hung, Outcome.ok]
     stored["message_bytes"][3] = 777
-    assert restore(cells, stored) == 2
-    assert cells[0].duration_us == [50.0, 50.0]
-    assert cells[1].outcome is Outcome.hung
+    assert restore(points, stored) == 2
+    assert points[0].duration_us == [50.0, 50.0]
+    assert points[1].outcome is Outcome.hung
 
 
 def test_restore_tells_a_full_sweeps_samples_from_looks():
-    cell = Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4))
+    point = GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4))
     stored = np.zeros(15, MEASUREMENT)
     stored["collective"], stored["message_bytes"] = Collective.all_gather, 1 << 20
     stored["algorithm"], stored["n_channels"] = 1, 4
     stored["duration_us"], stored["source"] = 50.0, Source.sweep
     stored["epoch"] = [3] * 6 + [9] * 6 + [10, 11, 12]
-    assert restore([cell], stored) == 15
-    assert cell.n_full_samples == 12
+    assert restore([point], stored) == 15
+    assert point.n_full_samples == 12
 
 
 def test_rows_rank_by_speed_and_know_nccl_tests_bandwidths():
-    fast = Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4), [100.0] * 6)
-    own = Cell(PLACE, BASELINE, [200.0] * 6)
-    hung = Cell(PLACE, Candidate(Algorithm.ring, Protocol.ll, 8), [], Outcome.hung, "no answer")
+    fast = GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4), [100.0] * 6)
+    own = GridPoint(PLACE, BASELINE, [200.0] * 6)
+    hung = GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 8), [], Outcome.hung, "no answer")
     rows = rows_of([own, hung, fast], 4)
     assert [row.setting for row in rows] == ["ring/ll/4ch", "baseline", "ring/ll/8ch"]
     assert rows[0].is_best

@@ -100,7 +100,7 @@ class _Neighbour(NamedTuple):
 
 Prediction = tuple[float, float]
 """(cost_us, relative standard error)."""
-Place = tuple[CommunicatorClass, Collective, Phase, int]
+ShapeKey = tuple[CommunicatorClass, Collective, Phase, int]
 _Kind = tuple[CommunicatorClass, Collective, tuple[Algorithm | None, Protocol | None]]
 Predictor = Callable[[Shape, Candidate], Prediction | None]
 
@@ -125,7 +125,7 @@ class CostEstimates:
             self._here_by_shape.setdefault(shape, set()).add(candidate)
         self._elsewhere = _by_key(statistics)
         self._predictor = predictor
-        self._by_place: dict[Place, dict[Candidate, Estimate]] = {}
+        self._by_shape_key: dict[ShapeKey, dict[Candidate, Estimate]] = {}
         self._known: dict[tuple[Shape, Candidate], Estimate | None] = {}
         self._seen = self._points_seen()
 
@@ -207,17 +207,17 @@ class CostEstimates:
     def _elsewhere_at(self, shape: Shape, size_class: int) -> dict[Candidate, Estimate]:
         """The store's estimates under the shape's own phase, or the phase with the most samples."""
         place = (shape.communicator, shape.collective, shape.phase, size_class)
-        if place not in self._by_place:
+        if place not in self._by_shape_key:
             keys = [DecisionKey(shape.communicator, shape.collective, phase, size_class) for phase in Phase]
             own = self._elsewhere.get(DecisionKey(*place))
             if own is not None and len(own) > 1:
-                self._by_place[place] = own
+                self._by_shape_key[place] = own
             else:
                 phases = [found for key in keys if (found := self._elsewhere.get(key)) is not None]
-                self._by_place[place] = max(
+                self._by_shape_key[place] = max(
                     phases, key=lambda found: sum(one.n_samples for one in found.values()), default={}
                 )
-        return self._by_place[place]
+        return self._by_shape_key[place]
 
     def _elsewhere_as(self, shape: Shape, size_class: int, candidate: Candidate) -> Estimate | None:
         """The store's estimate of `candidate`, or of what really runs for it at that size."""

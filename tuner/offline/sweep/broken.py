@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from zerotune.store.records import BASELINE, Collective, Outcome
-from zerotune.tuner.offline.sweep.cells import Cell
+from zerotune.tuner.offline.sweep.grid import GridPoint
 
 SETTING_FAILURES: Final = 2
 """A setting that broke at this many sizes of a collective is not tried at the others."""
@@ -17,22 +17,22 @@ KIND_FAILURES: Final = 3
 Kind = tuple[Collective, int | None, int | None]
 
 
-def leave_out(cells: Sequence[Cell]) -> None:
-    """Mark the cells that are not to be tried any more; NCCL's own choice, another setting at every size, stays."""
-    broken = [cell for cell in cells if cell.outcome is not Outcome.ok and not cell.is_left_out]
+def leave_out(points: Sequence[GridPoint]) -> None:
+    """Mark the points that are not to be tried any more; NCCL's own choice, another setting at every size, stays."""
+    broken = [point for point in points if point.outcome is not Outcome.ok and not point.is_left_out]
     if not broken:
         return
-    settings = Counter((cell.place.collective, cell.candidate) for cell in broken)
-    kinds = Counter(_kind(cell) for cell in broken)
-    works = {_kind(cell) for cell in cells if cell.duration_us}
-    for cell in cells:
-        if cell.is_seen or cell.candidate == BASELINE:
+    settings = Counter((point.place.collective, point.candidate) for point in broken)
+    kinds = Counter(_kind(point) for point in broken)
+    works = {_kind(point) for point in points if point.duration_us}
+    for point in points:
+        if point.is_seen or point.candidate == BASELINE:
             continue
-        n_failures = settings[cell.place.collective, cell.candidate]
-        is_bad_kind = kinds[_kind(cell)] >= KIND_FAILURES and _kind(cell) not in works
+        n_failures = settings[point.place.collective, point.candidate]
+        is_bad_kind = kinds[_kind(point)] >= KIND_FAILURES and _kind(point) not in works
         if n_failures >= SETTING_FAILURES or is_bad_kind:
-            cell.is_left_out, cell.outcome = True, Outcome.failed
+            point.is_left_out, point.outcome = True, Outcome.failed
 
 
-def _kind(cell: Cell) -> Kind:
-    return cell.place.collective, cell.candidate.algorithm, cell.candidate.protocol
+def _kind(point: GridPoint) -> Kind:
+    return point.place.collective, point.candidate.algorithm, point.candidate.protocol

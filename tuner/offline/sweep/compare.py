@@ -14,13 +14,13 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import BASELINE, Collective, Outcome, Source
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.measurements import candidate_of
-from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.surrogate import known_noise
 
 SMALLEST_CHANGE = 0.02
 """Changes below this share are not reported, however sure they are."""
 FEW_Z = 2.6 * 1.25
-"""For cells of too few samples for an interval of their own: 99 % of a median, in standard deviations of a mean."""
+"""For points of too few samples for an interval of their own: 99 % of a median, in standard deviations of a mean."""
 
 Key = tuple[int, int, Place, str]
 """(n_ranks, n_nodes, place, setting)"""
@@ -28,7 +28,7 @@ Noises = tuple[float | None, float | None]
 """Noise (log) of one sample, before and after."""
 
 
-class ChangedCell(msgspec.Struct, frozen=True):
+class ChangedPoint(msgspec.Struct, frozen=True):
     """One setting in both sweeps. The verdict is by whether the medians' intervals overlap.
 
     Intervals are 95 % by order statistics from 6 samples on; below, as in active sweeps, 99 % by the noise that all
@@ -52,7 +52,7 @@ class SweepComparison(msgspec.Struct, frozen=True):
 
     before: str
     after: str
-    cells: tuple[ChangedCell, ...]
+    cells: tuple[ChangedPoint, ...]
     n_only_before: int
     n_only_after: int
     changed_winners: tuple[str, ...]
@@ -119,7 +119,7 @@ def render_comparison(result: SweepComparison, console: Console) -> None:
         console.print(words)
 
 
-def _cells_of(store: Store, name: str) -> dict[Key, Cell]:
+def _cells_of(store: Store, name: str) -> dict[Key, GridPoint]:
     jobs = {job.job_id for job in store.jobs()}
     if name in jobs:
         found = store.measurements(job_id=name, source=Source.sweep)
@@ -129,21 +129,21 @@ def _cells_of(store: Store, name: str) -> dict[Key, Cell]:
         sweeps = [job for job in sorted(jobs) if job.startswith("sweep-")]
         remedy = f"use one of {', '.join(sweeps[-4:])}" if sweeps else "it has none yet: run `zerotune sweep`"
         raise UserError(f"the store {store.path} has no sweep {name!r}", remedy)
-    cells: dict[Key, Cell] = {}
+    points: dict[Key, GridPoint] = {}
     for row in found[np.isin(found["outcome"], (Outcome.ok, Outcome.outlier))]:
         candidate = BASELINE
         if not row["is_default"]:
             candidate = candidate_of(int(row["algorithm"]), int(row["protocol"]), int(row["n_channels"]))
         place = Place(Collective(int(row["collective"])), int(row["message_bytes"]))
         key = (int(row["n_ranks"]), int(row["n_nodes"]), place, str(candidate))
-        cells.setdefault(key, Cell(place, candidate)).duration_us.append(float(row["duration_us"]))
-    return cells
+        points.setdefault(key, GridPoint(place, candidate)).duration_us.append(float(row["duration_us"]))
+    return points
 
 
-def _changed(key: Key, before: Cell, after: Cell, noises: Noises) -> ChangedCell:
+def _changed(key: Key, before: GridPoint, after: GridPoint, noises: Noises) -> ChangedPoint:
     n_ranks, n_nodes, place, setting = key
     ratio = after.median_us / before.median_us
-    return ChangedCell(
+    return ChangedPoint(
         collective=place.collective.name,
         message_bytes=place.message_bytes,
         n_ranks=n_ranks,
@@ -156,7 +156,7 @@ def _changed(key: Key, before: Cell, after: Cell, noises: Noises) -> ChangedCell
     )
 
 
-def _verdict(before: Cell, after: Cell, noises: Noises) -> str:
+def _verdict(before: GridPoint, after: GridPoint, noises: Noises) -> str:
     (low, high), (new_low, new_high) = _interval(before, noises[0]), _interval(after, noises[1])
     if not (math.isfinite(high) and math.isfinite(new_high)):
         return "unsure"
@@ -167,21 +167,21 @@ def _verdict(before: Cell, after: Cell, noises: Noises) -> str:
     return "faster" if new_high < low else "same"
 
 
-def _interval(cell: Cell, noise: float | None) -> tuple[float, float]:
-    own = cell.interval_us
-    if math.isfinite(own[1]) or noise is None or len(cell.duration_us) < 2:
+def _interval(point: GridPoint, noise: float | None) -> tuple[float, float]:
+    own = point.interval_us
+    if math.isfinite(own[1]) or noise is None or len(point.duration_us) < 2:
         return own
-    factor = math.exp(FEW_Z * noise / math.sqrt(len(cell.duration_us)))
-    return cell.median_us / factor, cell.median_us * factor
+    factor = math.exp(FEW_Z * noise / math.sqrt(len(point.duration_us)))
+    return point.median_us / factor, point.median_us * factor
 
 
-def _changed_winners(first: dict[Key, Cell], second: dict[Key, Cell], noises: Noises) -> list[str]:
+def _changed_winners(first: dict[Key, GridPoint], second: dict[Key, GridPoint], noises: Noises) -> list[str]:
     words = []
     places = sorted({key[:3] for key in first.keys() & second.keys()})
     for n_ranks, n_nodes, place in places:
         old, new = (
-            min((cell for key, cell in cells.items() if key[:3] == (n_ranks, n_nodes, place)), key=_median)
-            for cells in (first, second)
+            min((point for key, point in points.items() if key[:3] == (n_ranks, n_nodes, place)), key=_median)
+            for points in (first, second)
         )
         old_now = second.get((n_ranks, n_nodes, place, str(old.candidate)))
         if old.candidate == new.candidate or old_now is None:
@@ -192,5 +192,5 @@ def _changed_winners(first: dict[Key, Cell], second: dict[Key, Cell], noises: No
     return words
 
 
-def _median(cell: Cell) -> float:
-    return cell.median_us
+def _median(point: GridPoint) -> float:
+    return point.median_us

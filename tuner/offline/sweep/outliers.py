@@ -15,96 +15,96 @@ from typing import Final
 import numpy as np
 
 from zerotune.store.records import Candidate, Collective, Outcome
-from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 
 OUTLIER_RATIO: Final = 1.3
 """Two samples, or a sample and both its neighbours, that differ by more are looked into."""
 ROUGH_SHARE: Final = 0.2
-"""A place is rough when more of the repeated cells around it contradict themselves."""
+"""A place is rough when more of the repeated points around it contradict themselves."""
 ROUGH_SAMPLES: Final = 4
 """Samples per setting that may still win at a rough place."""
 _NEAR_OCTAVES: Final = 1.0
 _NEAR_DOUBT: Final = 1.0
-"""Prior: this many cells with agreeing samples are assumed at every place."""
+"""Prior: this many points with agreeing samples are assumed at every place."""
 _DOUBT: Final = 5
-"""Prior for the sweep as a whole: this many cells with agreeing samples."""
+"""Prior for the sweep as a whole: this many points with agreeing samples."""
 
 
-def outlier_share(cells: Iterable[Cell]) -> float:
-    """Share of the repeated cells whose samples contradict each other."""
-    repeated = _repeated(cells)
-    return sum(_differ(cell.duration_us) for cell in repeated) / (len(repeated) + _DOUBT)
+def outlier_share(points: Iterable[GridPoint]) -> float:
+    """Share of the repeated points whose samples contradict each other."""
+    repeated = _repeated(points)
+    return sum(_differ(point.duration_us) for point in repeated) / (len(repeated) + _DOUBT)
 
 
-def roughness(cells: Sequence[Cell]) -> dict[Place, float]:
-    """By place of one collective, the share of repeated cells that contradict themselves: near sizes count more."""
-    repeated = _repeated(cells)
-    at = np.array([math.log2(cell.place.message_bytes) for cell in repeated])
-    differs = np.array([_differ(cell.duration_us) for cell in repeated], np.float64)
+def roughness(points: Sequence[GridPoint]) -> dict[Place, float]:
+    """By place of one collective, the share of repeated points that contradict themselves: near sizes count more."""
+    repeated = _repeated(points)
+    at = np.array([math.log2(point.place.message_bytes) for point in repeated])
+    differs = np.array([_differ(point.duration_us) for point in repeated], np.float64)
     found = {}
-    for place in {cell.place for cell in cells}:
+    for place in {point.place for point in points}:
         weights = np.exp(-np.abs(at - math.log2(place.message_bytes)) / _NEAR_OCTAVES)
         found[place] = float(weights @ differs / (weights.sum() + _NEAR_DOUBT))
     return found
 
 
-def contradictions(cells: Iterable[Cell]) -> list[Cell]:
-    """Cells of two samples that differ: one is an outlier, and only more can tell which."""
-    return [cell for cell in cells if len(cell.duration_us) == 2 and _is_ok(cell) and _differ(cell.duration_us)]
+def contradictions(points: Iterable[GridPoint]) -> list[GridPoint]:
+    """Points of two samples that differ: one is an outlier, and only more can tell which."""
+    return [point for point in points if len(point.duration_us) == 2 and _is_ok(point) and _differ(point.duration_us)]
 
 
-def leaps(cells: Iterable[Cell]) -> list[Cell]:
+def leaps(points: Iterable[GridPoint]) -> list[GridPoint]:
     """Single samples above, or below, what the same setting takes at the next smaller and the next larger size seen."""
-    by_setting: dict[tuple[Collective, Candidate], list[Cell]] = {}
-    for cell in cells:
-        if cell.duration_us and _is_ok(cell):
-            by_setting.setdefault((cell.place.collective, cell.candidate), []).append(cell)
+    by_setting: dict[tuple[Collective, Candidate], list[GridPoint]] = {}
+    for point in points:
+        if point.duration_us and _is_ok(point):
+            by_setting.setdefault((point.place.collective, point.candidate), []).append(point)
     found = []
     for series in by_setting.values():
-        series.sort(key=lambda cell: cell.place)
-        for below, cell, above in zip(series, series[1:], series[2:], strict=False):
+        series.sort(key=lambda point: point.place)
+        for below, point, above in zip(series, series[1:], series[2:], strict=False):
             near_us = sorted((below.median_us, above.median_us))
-            leaps_out = cell.median_us > OUTLIER_RATIO * near_us[1] or cell.median_us * OUTLIER_RATIO < near_us[0]
-            if leaps_out and len(cell.duration_us) == 1:
-                found.append(cell)
+            leaps_out = point.median_us > OUTLIER_RATIO * near_us[1] or point.median_us * OUTLIER_RATIO < near_us[0]
+            if leaps_out and len(point.duration_us) == 1:
+                found.append(point)
     return found
 
 
-def contenders(cells: Iterable[Cell]) -> list[Cell]:
-    """Cells of one place that may still win: out is who never was as fast as the leader's slowest sample."""
-    usable = [cell for cell in cells if _is_ok(cell)]
+def contenders(points: Iterable[GridPoint]) -> list[GridPoint]:
+    """Points of one place that may still win: out is who never was as fast as the leader's slowest sample."""
+    usable = [point for point in points if _is_ok(point)]
     repeated = _repeated(usable)
     if not repeated:
         return usable
-    limit_us = max(min(repeated, key=lambda cell: cell.median_us).duration_us)
-    return [cell for cell in usable if len(cell.duration_us) < 2 or min(cell.duration_us) <= limit_us]
+    limit_us = max(min(repeated, key=lambda point: point.median_us).duration_us)
+    return [point for point in usable if len(point.duration_us) < 2 or min(point.duration_us) <= limit_us]
 
 
-def leader(cells: Iterable[Cell]) -> Cell | None:
+def leader(points: Iterable[GridPoint]) -> GridPoint | None:
     """The fastest by its own samples, of those that may still win, once each of these has two; None before."""
-    rivals = contenders(cells)
-    if any(len(cell.duration_us) < 2 for cell in rivals):
+    rivals = contenders(points)
+    if any(len(point.duration_us) < 2 for point in rivals):
         return None
-    return min(rivals, key=lambda cell: cell.median_us, default=None)
+    return min(rivals, key=lambda point: point.median_us, default=None)
 
 
-def rough_looks(by_place: dict[Place, list[Cell]], roughness_of: dict[Place, float]) -> list[Cell]:
+def rough_looks(by_place: dict[Place, list[GridPoint]], roughness_of: dict[Place, float]) -> list[GridPoint]:
     """At every rough place the contender with the fewest samples; those that have fewest of all come first, alone."""
     found = []
-    for place, cells in by_place.items():
-        rivals = contenders(cells)
+    for place, points in by_place.items():
+        rivals = contenders(points)
         if roughness_of[place] > ROUGH_SHARE and len(rivals) > 1:
-            found.append(min(rivals, key=lambda cell: len(cell.duration_us)))
-    fewest = min((len(cell.duration_us) for cell in found), default=0)
-    return [cell for cell in found if len(cell.duration_us) == fewest] if fewest < ROUGH_SAMPLES else []
+            found.append(min(rivals, key=lambda point: len(point.duration_us)))
+    fewest = min((len(point.duration_us) for point in found), default=0)
+    return [point for point in found if len(point.duration_us) == fewest] if fewest < ROUGH_SAMPLES else []
 
 
-def _repeated(cells: Iterable[Cell]) -> list[Cell]:
-    return [cell for cell in cells if len(cell.duration_us) > 1]
+def _repeated(points: Iterable[GridPoint]) -> list[GridPoint]:
+    return [point for point in points if len(point.duration_us) > 1]
 
 
-def _is_ok(cell: Cell) -> bool:
-    return cell.outcome is Outcome.ok
+def _is_ok(point: GridPoint) -> bool:
+    return point.outcome is Outcome.ok
 
 
 def _differ(duration_us: Sequence[float]) -> bool:

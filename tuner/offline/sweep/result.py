@@ -9,12 +9,12 @@ from functools import partial
 import msgspec
 
 from zerotune.store.records import BASELINE, Collective, Outcome
-from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.strategy import Choice
 
 
 class SweepRow(msgspec.Struct, frozen=True):
-    """One cell of the result; rates as nccl-tests computes them."""
+    """One point of the result; rates as nccl-tests computes them."""
 
     collective: str
     message_bytes: int
@@ -39,7 +39,7 @@ class SweepRow(msgspec.Struct, frozen=True):
 
 
 class SweepResult(msgspec.Struct, frozen=True):
-    """What the store now knows of this sweep's cells."""
+    """What the store now knows of this sweep's points."""
 
     job_id: str
     """The job id under which it was recorded; empty where nothing new was measured."""
@@ -75,77 +75,77 @@ class SweepResult(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def rows_of(cells: Sequence[Cell], n_ranks: int, choices: Mapping[Place, Choice] | None = None) -> list[SweepRow]:
-    """Result rows of the cells that were measured or chosen, and of NCCL's own choice, by place, the fastest first."""
+def rows_of(points: Sequence[GridPoint], n_ranks: int, choices: Mapping[Place, Choice] | None = None) -> list[SweepRow]:
+    """Result rows of the points that were measured or chosen, and of NCCL's own choice, by place, the fastest first."""
     choices = choices or {}
-    by_place: dict[Place, list[Cell]] = {}
-    unseen = {cell.place for cell in cells if not (cell.is_seen or cell.is_left_out)}
-    for cell in cells:
-        choice = choices.get(cell.place)
-        is_judged = choice is not None and cell.candidate in (choice.candidate, BASELINE)
-        if cell.is_seen or is_judged:
-            by_place.setdefault(cell.place, []).append(cell)
+    by_place: dict[Place, list[GridPoint]] = {}
+    unseen = {point.place for point in points if not (point.is_seen or point.is_left_out)}
+    for point in points:
+        choice = choices.get(point.place)
+        is_judged = choice is not None and point.candidate in (choice.candidate, BASELINE)
+        if point.is_seen or is_judged:
+            by_place.setdefault(point.place, []).append(point)
     rows = []
     for place in sorted(by_place):
         choice = choices.get(place)
         found = sorted(by_place[place], key=partial(_order_us, choice=choice))
-        baseline = next((cell for cell in found if cell.candidate == BASELINE and cell.duration_us), None)
+        baseline = next((point for point in found if point.candidate == BASELINE and point.duration_us), None)
         own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
         # Where only some were measured, none is called the best.
         is_compared = len(found) > 1 and place not in unseen
-        best = next((cell for cell in found if cell.outcome is Outcome.ok), None) if is_compared else None
+        best = next((point for point in found if point.outcome is Outcome.ok), None) if is_compared else None
         chosen = None
         if choice is not None:
-            chosen = next((cell for cell in found if cell.candidate == choice.candidate), None)
+            chosen = next((point for point in found if point.candidate == choice.candidate), None)
             best = chosen or best
         # Where neither it nor what it is compared with was measured, it is a guess.
         is_guess = chosen is not None and not chosen.duration_us and baseline is None
-        for cell in found:
-            expected_us = None if choice is None else _expected_us(cell, choice)
-            confidence = choice.confidence if choice is not None and cell is best else None
-            is_best = cell is best and not is_guess
-            rows.append(_result_row(cell, own_us, expected_us, confidence, is_best, n_ranks))
+        for point in found:
+            expected_us = None if choice is None else _expected_us(point, choice)
+            confidence = choice.confidence if choice is not None and point is best else None
+            is_best = point is best and not is_guess
+            rows.append(_result_row(point, own_us, expected_us, confidence, is_best, n_ranks))
     return rows
 
 
-def _order_us(cell: Cell, choice: Choice | None) -> float:
-    if choice is not None and choice.candidate == cell.candidate:
+def _order_us(point: GridPoint, choice: Choice | None) -> float:
+    if choice is not None and choice.candidate == point.candidate:
         return 0.0
-    if cell.duration_us:
-        return cell.median_us
-    return math.inf if choice is None or (expected_us := _expected_us(cell, choice)) is None else expected_us
+    if point.duration_us:
+        return point.median_us
+    return math.inf if choice is None or (expected_us := _expected_us(point, choice)) is None else expected_us
 
 
-def _expected_us(cell: Cell, choice: Choice) -> float | None:
+def _expected_us(point: GridPoint, choice: Choice) -> float | None:
     """Of the choice, and of a baseline that was not measured."""
-    if choice.candidate == cell.candidate:
+    if choice.candidate == point.candidate:
         return choice.expected_us
-    is_open = cell.candidate == BASELINE and not cell.duration_us and cell.outcome is Outcome.ok
+    is_open = point.candidate == BASELINE and not point.duration_us and point.outcome is Outcome.ok
     return choice.own_us if is_open and math.isfinite(choice.own_us) else None
 
 
 def _result_row(
-    cell: Cell, own_us: float, expected_us: float | None, confidence: float | None, is_best: bool, n_ranks: int
+    point: GridPoint, own_us: float, expected_us: float | None, confidence: float | None, is_best: bool, n_ranks: int
 ) -> SweepRow:
-    median_us = cell.median_us if cell.duration_us else None
+    median_us = point.median_us if point.duration_us else None
     shown_us = median_us if median_us is not None else expected_us
-    low_us, high_us = cell.interval_us
-    algbw_gbs = None if shown_us is None else cell.place.message_bytes / shown_us / 1e3
+    low_us, high_us = point.interval_us
+    algbw_gbs = None if shown_us is None else point.place.message_bytes / shown_us / 1e3
     gain = None if shown_us is None or not math.isfinite(own_us) else 100 * (1 - shown_us / own_us)
     return SweepRow(
-        collective=cell.place.collective.name,
-        message_bytes=cell.place.message_bytes,
-        setting=str(cell.candidate),
-        n_samples=len(cell.duration_us),
+        collective=point.place.collective.name,
+        message_bytes=point.place.message_bytes,
+        setting=str(point.candidate),
+        n_samples=len(point.duration_us),
         median_us=median_us,
         low_us=low_us if math.isfinite(high_us) else None,
         high_us=high_us if math.isfinite(high_us) else None,
         algbw_gbs=algbw_gbs,
-        busbw_gbs=None if algbw_gbs is None else algbw_gbs * bus_factor(cell.place.collective, n_ranks),
+        busbw_gbs=None if algbw_gbs is None else algbw_gbs * bus_factor(point.place.collective, n_ranks),
         gain_percent=gain,
         is_best=is_best,
-        outcome=cell.outcome.name,
-        reason=cell.reason,
+        outcome=point.outcome.name,
+        reason=point.reason,
         expected_us=expected_us,
         confidence=confidence,
     )

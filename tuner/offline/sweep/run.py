@@ -1,4 +1,4 @@
-"""The sweep itself: visits cells, records what was measured as it comes, survives settings that hang."""
+"""The sweep itself: visits points, records what was measured as it comes, survives settings that hang."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zerotune.store.sqlite.measurements import candidate_of
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.modeling.trainer import load_correction
 from zerotune.tuner.offline.sweep.broken import leave_out
-from zerotune.tuner.offline.sweep.cells import MIN_REPEATS, Cell, Place, make_cells, message_sizes, restore
+from zerotune.tuner.offline.sweep.grid import MIN_REPEATS, GridPoint, Place, make_grid, message_sizes, restore
 from zerotune.tuner.offline.sweep.protocol import Measure, Ready
 from zerotune.tuner.offline.sweep.result import SweepResult, rows_of
 from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, FullGrid, Strategy
@@ -148,7 +148,7 @@ class _Sweep:
         self._epoch = 0
         self._n_samples = 0
         self._visited: set[int] = set()
-        self._cells: list[Cell] = []
+        self._points: list[GridPoint] = []
         self._group: WorkerGroup | None = None
 
     def run(self) -> SweepResult:
@@ -162,12 +162,12 @@ class _Sweep:
         try:
             communicator = CommunicatorClass(request.n_ranks, ready.n_nodes)
             sizes_bytes = message_sizes(request.min_bytes, request.max_bytes, request.n_ranks)
-            self._cells = make_cells(self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells)
-            n_restored = 0 if request.fresh else restore(self._cells, _of(self._store, ready.fabric_id, communicator))
-            leave_out(self._cells)
+            self._points = make_grid(self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells)
+            n_restored = 0 if request.fresh else restore(self._points, _of(self._store, ready.fabric_id, communicator))
+            leave_out(self._points)
             strategy = self._strategy(communicator, ready)
             if not any(strategy.progress()):
-                problem = f"a budget of {request.budget:g} allows no sample of these {len(self._cells):,} settings"
+                problem = f"a budget of {request.budget:g} allows no sample of these {len(self._points):,} settings"
                 raise UserError(problem, "use a larger --budget")
             gave_up = not self._visit_all(strategy, ready, communicator)
         except KeyboardInterrupt:
@@ -179,31 +179,31 @@ class _Sweep:
             self._store.flush()
         choices = strategy.choices() if strategy is not None else {}
         if interrupted or gave_up:  # what rests on predictions alone is no result yet
-            choices = {place: choice for place, choice in choices.items() if _is_compared(self._cells, place)}
+            choices = {place: choice for place, choice in choices.items() if _is_compared(self._points, place)}
         return SweepResult(
             job_id=self._job_id if self._is_recorded else "",
             fabric_id=ready.fabric_id,
             emulated=str(ready.fabric.get("emulated", "")),
             n_ranks=request.n_ranks,
             n_nodes=ready.n_nodes,
-            n_cells=len(self._cells),
-            n_places=len({cell.place for cell in self._cells}),
+            n_cells=len(self._points),
+            n_places=len({point.place for point in self._points}),
             n_visited=len(self._visited),
             n_samples=self._n_samples,
             n_restored=n_restored,
-            n_broken=sum(cell.outcome is not Outcome.ok and not cell.is_left_out for cell in self._cells),
-            n_left_out=sum(cell.is_left_out for cell in self._cells),
+            n_broken=sum(point.outcome is not Outcome.ok and not point.is_left_out for point in self._points),
+            n_left_out=sum(point.is_left_out for point in self._points),
             n_unsettled=strategy.n_unsettled() if strategy is not None else 0,
             wall_s=time.monotonic() - began_s,
             interrupted=interrupted,
             gave_up=gave_up,
-            rows=tuple(rows_of(self._cells, request.n_ranks, choices)),
+            rows=tuple(rows_of(self._points, request.n_ranks, choices)),
         )
 
     def _strategy(self, communicator: CommunicatorClass, ready: Ready) -> Strategy:
         request = self._request
         if request.full:
-            return FullGrid(self._cells, request.precision, request.max_repeats)
+            return FullGrid(self._points, request.precision, request.max_repeats)
         correction, _ = load_correction(self._store, ready.fabric_id)
         costs = CostPrior(ready.fabric)
         for name, tables in ready.costs.items():
@@ -211,40 +211,40 @@ class _Sweep:
                 costs.learn_live(communicator, Collective[name], nbytes, np.array(table, np.float32))
         costs.learn_channels(communicator, ready.max_channels)
         return Active(
-            self._cells, communicator, costs, correction, request.precision, request.max_repeats, request.budget
+            self._points, communicator, costs, correction, request.precision, request.max_repeats, request.budget
         )
 
     def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> bool:
         """Whether the sweep was completed; it gives up when too many settings hang or fail."""
         n_starts = 0
         while visits := strategy.next_round():
-            for cell in visits:
-                if cell.is_left_out:
+            for point in visits:
+                if point.is_left_out:
                     continue
-                place = cell.place
+                place = point.place
                 self._progress(
-                    *strategy.progress(), f"{place.collective.name} {place.message_bytes:,} {cell.candidate}"
+                    *strategy.progress(), f"{place.collective.name} {place.message_bytes:,} {point.candidate}"
                 )
                 if self._group is None:
                     n_starts += 1
                     if n_starts > MAX_STARTS:
                         return False
                     self._start()
-                self._visit(cell, ready, communicator)
+                self._visit(point, ready, communicator)
         self._progress(*strategy.progress(), "done")
         return True
 
-    def _visit(self, cell: Cell, ready: Ready, communicator: CommunicatorClass) -> None:
-        """Measure one batch of `cell` and record it at once."""
+    def _visit(self, point: GridPoint, ready: Ready, communicator: CommunicatorClass) -> None:
+        """Measure one batch of `point` and record it at once."""
         assert self._group is not None
         self._epoch += 1
-        is_first = id(cell) not in self._visited
-        self._visited.add(id(cell))
+        is_first = id(point) not in self._visited
+        self._visited.add(id(point))
         command = Measure(
             epoch=self._epoch,
-            collective=cell.place.collective,
-            message_bytes=cell.place.message_bytes,
-            candidate=cell.candidate,
+            collective=point.place.collective,
+            message_bytes=point.place.message_bytes,
+            candidate=point.candidate,
             n_warmup=1,
             n_repeats=MIN_REPEATS if self._request.full else LOOK_REPEATS,
             check=is_first and self._request.check,
@@ -252,28 +252,28 @@ class _Sweep:
         try:
             ranks = self._group.measure(command, self._request.timeout_s)
         except GroupFailure as failure:
-            cell.outcome, cell.reason = failure.outcome, failure.reason
+            point.outcome, point.reason = failure.outcome, failure.reason
             self._stop(in_good_order=False)
-            self._record(ready, [_broken_row(cell, communicator)])
-            leave_out(self._cells)
+            self._record(ready, [_broken_row(point, communicator)])
+            leave_out(self._points)
             return
         fresh_us = joined_us(ranks)
         if not all(one.is_correct for one in ranks):
-            cell.outcome, cell.reason = Outcome.failed, "the result was wrong"
-            self._record(ready, [_broken_row(cell, communicator)])
-            leave_out(self._cells)
+            point.outcome, point.reason = Outcome.failed, "the result was wrong"
+            self._record(ready, [_broken_row(point, communicator)])
+            leave_out(self._points)
             return
-        if cell.candidate == BASELINE:
-            cell.ran = candidate_of(ranks[0].algorithm, ranks[0].protocol, ranks[0].n_channels)
-        outliers = cell.outliers(fresh_us)
+        if point.candidate == BASELINE:
+            point.ran = candidate_of(ranks[0].algorithm, ranks[0].protocol, ranks[0].n_channels)
+        outliers = point.outliers(fresh_us)
         rows = []
         for duration_us, is_outlier in zip(fresh_us, outliers, strict=True):
-            row = _row(cell, communicator, Outcome.outlier if is_outlier else Outcome.ok)
+            row = _row(point, communicator, Outcome.outlier if is_outlier else Outcome.ok)
             row["duration_us"], row["epoch"] = duration_us, self._epoch
             row["algorithm"], row["protocol"] = ranks[0].algorithm, ranks[0].protocol
             row["n_channels"], row["timing_source"] = ranks[0].n_channels, ranks[0].timing_source
             rows.append(row)
-        cell.duration_us += fresh_us
+        point.duration_us += fresh_us
         self._n_samples += len(fresh_us)
         self._record(ready, rows)
 
@@ -297,9 +297,9 @@ class _Sweep:
             self._group = None
 
 
-def _is_compared(cells: Sequence[Cell], place: Place) -> bool:
+def _is_compared(points: Sequence[GridPoint], place: Place) -> bool:
     """Whether NCCL's own choice and another setting were seen at a place."""
-    seen = [cell.candidate for cell in cells if cell.place == place and cell.is_seen]
+    seen = [point.candidate for point in points if point.place == place and point.is_seen]
     return BASELINE in seen and len(seen) > 1
 
 
@@ -333,19 +333,19 @@ def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
     return matching
 
 
-def _row(cell: Cell, communicator: CommunicatorClass, outcome: Outcome) -> Array:
+def _row(point: GridPoint, communicator: CommunicatorClass, outcome: Outcome) -> Array:
     row = np.zeros((), MEASUREMENT)
     row["n_ranks"], row["n_nodes"] = communicator.n_ranks, communicator.n_nodes
-    row["message_bytes"], row["collective"] = cell.place.message_bytes, cell.place.collective
+    row["message_bytes"], row["collective"] = point.place.message_bytes, point.place.collective
     row["phase"], row["memory_pressure"] = Phase.other, math.nan
-    row["is_default"], row["source"], row["outcome"] = cell.candidate == BASELINE, Source.sweep, outcome
+    row["is_default"], row["source"], row["outcome"] = point.candidate == BASELINE, Source.sweep, outcome
     return row
 
 
-def _broken_row(cell: Cell, communicator: CommunicatorClass) -> Array:
+def _broken_row(point: GridPoint, communicator: CommunicatorClass) -> Array:
     """A setting that did not work: what was asked for, without a duration."""
-    row = _row(cell, communicator, cell.outcome)
-    asked = cell.candidate
+    row = _row(point, communicator, point.outcome)
+    asked = point.candidate
     row["algorithm"] = UNKNOWN if asked.algorithm is None else asked.algorithm
     row["protocol"] = UNKNOWN if asked.protocol is None else asked.protocol
     row["n_channels"] = asked.n_channels

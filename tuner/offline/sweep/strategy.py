@@ -15,7 +15,7 @@ from zerotune.store.records import BASELINE, Candidate, Collective, Communicator
 from zerotune.tuner.modeling.correction.baked import Correction
 from zerotune.tuner.modeling.features import CostPrior, Floats
 from zerotune.tuner.offline.sweep import outliers
-from zerotune.tuner.offline.sweep.cells import CONFIDENCE, MIN_REPEATS, Cell, Place
+from zerotune.tuner.offline.sweep.grid import CONFIDENCE, MIN_REPEATS, GridPoint, Place
 from zerotune.tuner.offline.sweep.surrogate import Opinion, Surrogate, sample_noise
 
 LOOK_REPEATS: Final = 1
@@ -53,16 +53,16 @@ class Choice(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A cell worth a look, and what it might gain (log)."""
+    """A point worth a look, and what it might gain (log)."""
 
-    cell: Cell
+    point: GridPoint
     worth: float
 
 
 class Assessment(NamedTuple):
     """On one place: what to visit next (None: settled), how likely the choice is wrong, what else to look at."""
 
-    visit: Cell | None
+    visit: GridPoint | None
     doubt: float
     choice: Choice
     look: Look | None
@@ -72,10 +72,10 @@ class Strategy(Protocol):
     """Chooses rounds of visits until there is nothing left worth measuring."""
 
     def choices(self) -> dict[Place, Choice]:
-        """What the sweep chooses at each place, where that may be a cell it never measured."""
+        """What the sweep chooses at each place, where that may be a point it never measured."""
 
-    def next_round(self) -> list[Cell]:
-        """The cells to visit next, in order; empty when the sweep is over."""
+    def next_round(self) -> list[GridPoint]:
+        """The points to visit next, in order; empty when the sweep is over."""
 
     def progress(self) -> tuple[int, int]:
         """(done, total), in the strategy's own unit; it may end before all are done."""
@@ -85,31 +85,31 @@ class Strategy(Protocol):
 
 
 class FullGrid:
-    """Every cell until it is precise; each round visits all that are not, in a new random order."""
+    """Every point until it is precise; each round visits all that are not, in a new random order."""
 
-    def __init__(self, cells: Sequence[Cell], precision: float, max_repeats: int, seed: int = 0) -> None:
-        self._cells = list(cells)
+    def __init__(self, points: Sequence[GridPoint], precision: float, max_repeats: int, seed: int = 0) -> None:
+        self._points = list(points)
         self._precision, self._max_repeats = precision, max_repeats
         self._chance = random.Random(seed)
 
-    def next_round(self) -> list[Cell]:
-        """All cells that are not precise yet, shuffled, so that drift hits all alike."""
-        left = [cell for cell in self._cells if not cell.is_done(self._precision, self._max_repeats)]
+    def next_round(self) -> list[GridPoint]:
+        """All points that are not precise yet, shuffled, so that drift hits all alike."""
+        left = [point for point in self._points if not point.is_done(self._precision, self._max_repeats)]
         self._chance.shuffle(left)
         return left
 
     def choices(self) -> dict[Place, Choice]:
-        """None: the fastest measured cell of a place is the choice."""
+        """None: the fastest measured point of a place is the choice."""
         return {}
 
     def progress(self) -> tuple[int, int]:
-        """Cells done, and all cells."""
-        done = sum(cell.is_done(self._precision, self._max_repeats) for cell in self._cells)
-        return done, len(self._cells)
+        """Points done, and all points."""
+        done = sum(point.is_done(self._precision, self._max_repeats) for point in self._points)
+        return done, len(self._points)
 
     def n_unsettled(self) -> int:
-        """Places with cells that are not precise yet."""
-        return len({cell.place for cell in self._cells if not cell.is_done(self._precision, self._max_repeats)})
+        """Places with points that are not precise yet."""
+        return len({point.place for point in self._points if not point.is_done(self._precision, self._max_repeats)})
 
 
 class Active:
@@ -117,7 +117,7 @@ class Active:
 
     A place is settled when, with the given confidence, no setting is more than `precision` faster than the
     chosen one: in the opinion of a surrogate (surrogate.py) that knows NCCL's cost and all samples of
-    all sizes. So most cells are never visited, and a place between two sizes that agree may be settled by them
+    all sizes. So most points are never visited, and a place between two sizes that agree may be settled by them
     alone. It ends early at its budget, a share of the grid's samples; what a full sweep took before at some places
     costs no more of it than those places' own share. Every choice is a pure function of the samples: a resumed sweep
     goes on as if it had never ended.
@@ -125,7 +125,7 @@ class Active:
 
     def __init__(
         self,
-        cells: Sequence[Cell],
+        points: Sequence[GridPoint],
         communicator: CommunicatorClass,
         costs: CostPrior,
         correction: Correction | None,
@@ -138,57 +138,60 @@ class Active:
         self._precision, self._max_repeats = math.log1p(precision), max_repeats
         self._communicator, self._costs, self._correction = communicator, costs, correction
         self._chance = random.Random(seed)
-        self._by_place: dict[Place, list[Cell]] = {}
-        for cell in cells:
-            self._by_place.setdefault(cell.place, []).append(cell)
-        self._cells_of: dict[Collective, list[Cell]] = {}
-        for cell in cells:
-            self._cells_of.setdefault(cell.place.collective, []).append(cell)
+        self._by_place: dict[Place, list[GridPoint]] = {}
+        for point in points:
+            self._by_place.setdefault(point.place, []).append(point)
+        self._points_of: dict[Collective, list[GridPoint]] = {}
+        for point in points:
+            self._points_of.setdefault(point.place.collective, []).append(point)
         self._surrogates = [
-            (found, Surrogate(found, self._prior_of(found), self._settings(found))) for found in self._cells_of.values()
+            (found, Surrogate(found, self._prior_of(found), self._settings(found)))
+            for found in self._points_of.values()
         ]
         self._verdicts: dict[Place, Assessment] = {}
         self._outlier_share = 0.0
         self._roughness: dict[Place, float] = {}
 
-    def next_round(self) -> list[Cell]:
+    def next_round(self) -> list[GridPoint]:
         """Visits at places far enough apart that none tells about another's, in random order."""
         self._judge()
-        cells = [cell for found in self._by_place.values() for cell in found]
-        visits = outliers.contradictions(cells) + outliers.leaps(cells)
+        points = [point for found in self._by_place.values() for point in found]
+        visits = outliers.contradictions(points) + outliers.leaps(points)
         visits = visits or outliers.rough_looks(self._by_place, self._roughness)
         open_places = [place for place, verdict in self._verdicts.items() if verdict.visit is not None]
         for place in sorted(open_places, key=lambda place: (-self._verdicts[place].doubt, place)):
-            cell = self._verdicts[place].visit
-            assert cell is not None
-            if all(_are_apart(place, other.place) and not self._is_news_of(cell, other) for other in visits):
-                visits.append(cell)
+            point = self._verdicts[place].visit
+            assert point is not None
+            if all(_are_apart(place, other.place) and not self._is_news_of(point, other) for other in visits):
+                visits.append(point)
         visits = (visits or self._looks())[: self._visits_left(self._budget)]
         self._chance.shuffle(visits)
         return visits
 
-    def _is_news_of(self, cell: Cell, other: Cell) -> bool:
-        """Whether a visit to `other` is the first of its kind, and so tells about `cell` too, at whatever size."""
-        if cell.place.collective is not other.place.collective or _kind(cell) != _kind(other):
+    def _is_news_of(self, point: GridPoint, other: GridPoint) -> bool:
+        """Whether a visit to `other` is the first of its kind, and so tells about `point` too, at whatever size."""
+        if point.place.collective is not other.place.collective or _kind(point) != _kind(other):
             return False
-        return not any(_kind(one) == _kind(cell) and one.duration_us for one in self._cells_of[cell.place.collective])
+        return not any(
+            _kind(one) == _kind(point) and one.duration_us for one in self._points_of[point.place.collective]
+        )
 
     def _visits_left(self, share: float) -> int:
         """How many visits there are until `share` of what the full grid would take is taken."""
-        cells = [cell for found in self._by_place.values() for cell in found]
-        n_precise = (Z_MEDIAN * sample_noise([cell for cell in cells if cell.duration_us]) / self._precision) ** 2
+        points = [point for found in self._by_place.values() for point in found]
+        n_precise = (Z_MEDIAN * sample_noise([point for point in points if point.duration_us]) / self._precision) ** 2
         n_precise = min(max(MIN_REPEATS, n_precise), self._max_repeats)
         # Where samples contradict each other, no interval closes before the cap.
-        n_grid = len(cells) * (n_precise + self._outlier_share * (self._max_repeats - n_precise))
-        n_looks = sum(len(cell.duration_us) - cell.n_full_samples for cell in cells)
+        n_grid = len(points) * (n_precise + self._outlier_share * (self._max_repeats - n_precise))
+        n_looks = sum(len(point.duration_us) - point.n_full_samples for point in points)
         # Of places that a full sweep measured, no more than their own share of the budget is spent.
         n_spared = sum(
-            min(sum(cell.n_full_samples for cell in found), share * n_grid * len(found) / len(cells))
+            min(sum(point.n_full_samples for point in found), share * n_grid * len(found) / len(points))
             for found in self._by_place.values()
         )
         return max(0, int((share * n_grid - n_looks - n_spared) / LOOK_REPEATS))
 
-    def _looks(self) -> list[Cell]:
+    def _looks(self) -> list[GridPoint]:
         """What neighbours alone have settled, looked at after all, while the sweep stays a small part of the grid.
 
         First choices that were never measured at their place, then the likeliest unmeasured rivals of another
@@ -197,12 +200,12 @@ class Active:
         a time.
         """
         looks = [verdict.look for verdict in self._verdicts.values() if verdict.look is not None]
-        looks.sort(key=lambda look: (-look.worth, look.cell.place))
-        return [look.cell for look in looks[: min(self._visits_left(self._budget * LOOK_SHARE), LOOKS_PER_ROUND)]]
+        looks.sort(key=lambda look: (-look.worth, look.point.place))
+        return [look.point for look in looks[: min(self._visits_left(self._budget * LOOK_SHARE), LOOKS_PER_ROUND)]]
 
     def progress(self) -> tuple[int, int]:
         """Samples taken, and those that the budget allows: what is left is at most so much."""
-        n_taken = sum(len(cell.duration_us) for cells in self._by_place.values() for cell in cells)
+        n_taken = sum(len(point.duration_us) for points in self._by_place.values() for point in points)
         return n_taken, n_taken + LOOK_REPEATS * self._visits_left(self._budget)
 
     def n_unsettled(self) -> int:
@@ -215,19 +218,19 @@ class Active:
         return {place: verdict.choice for place, verdict in self._verdicts.items()}
 
     def _judge(self) -> None:
-        self._outlier_share = outliers.outlier_share(cell for cells in self._cells_of.values() for cell in cells)
-        for cells, surrogate in self._surrogates:
-            self._roughness |= outliers.roughness(cells)
-            surrogate.show(self._settings(cells))
+        self._outlier_share = outliers.outlier_share(point for points in self._points_of.values() for point in points)
+        for points, surrogate in self._surrogates:
+            self._roughness |= outliers.roughness(points)
+            surrogate.show(self._settings(points))
             for place, opinion in surrogate.opinions().items():
                 self._verdicts[place] = self._verdict(self._by_place[place], opinion)
 
-    def _verdict(self, cells: Sequence[Cell], opinion: Opinion) -> Assessment:
-        usable = [index for index, cell in enumerate(cells) if cell.outcome is Outcome.ok]
+    def _verdict(self, points: Sequence[GridPoint], opinion: Opinion) -> Assessment:
+        usable = [index for index, point in enumerate(points) if point.outcome is Outcome.ok]
         if not usable:
             return Assessment(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
-        rough = self._roughness[cells[0].place]
-        found = [cells[index] for index in usable]
+        rough = self._roughness[points[0].place]
+        found = [points[index] for index in usable]
         mean, covariance = opinion.mean[usable], opinion.covariance[np.ix_(usable, usable)]
         best = int(np.argmin(mean))
         # Only differences matter: what all settings of a place share is no doubt about the choice.
@@ -238,7 +241,7 @@ class Active:
         regret = edges.max(axis=1)
         gains = np.maximum(edges, 0.0).mean(axis=0)
         doubt = float(np.mean(regret > self._precision))
-        own_us = math.exp(opinion.mean[0]) if cells[0].candidate == BASELINE else math.nan
+        own_us = math.exp(opinion.mean[0]) if points[0].candidate == BASELINE else math.nan
         choice = Choice(found[best].candidate, math.exp(mean[best]), own_us, 1 - doubt)
         leader = outliers.leader(found) if rough > outliers.ROUGH_SHARE else None
         if leader is not None:
@@ -248,18 +251,18 @@ class Active:
         if doubt <= 1 - CONFIDENCE or float(regret.mean()) <= self._precision * EXPECTED_SHARE:
             return Assessment(None, doubt, choice, look)
         pair = sorted((best, int(np.argmax(gains))), key=lambda at: -float(covariance[at, at]))
-        open_cells = [found[at] for at in pair if len(found[at].duration_us) < self._max_repeats]
-        return Assessment(open_cells[0] if open_cells else None, doubt, choice, look)
+        open_points = [found[at] for at in pair if len(found[at].duration_us) < self._max_repeats]
+        return Assessment(open_points[0] if open_points else None, doubt, choice, look)
 
-    def _prior_of(self, cells: Sequence[Cell]) -> Floats:
+    def _prior_of(self, points: Sequence[GridPoint]) -> Floats:
         """Log of NCCL's cost, corrected by what earlier jobs taught; NaN = no idea."""
-        prior = np.full(len(cells), np.nan)
+        prior = np.full(len(points), np.nan)
         by_place: dict[Place, list[int]] = {}
-        for index, cell in enumerate(cells):
-            by_place.setdefault(cell.place, []).append(index)
+        for index, point in enumerate(points):
+            by_place.setdefault(point.place, []).append(index)
         for place, indices in by_place.items():
             where = self._communicator, place.collective
-            candidates = [self._shown(cells[index]) for index in indices]
+            candidates = [self._shown(points[index]) for index in indices]
             nbytes, has_model = np.array([float(place.message_bytes)]), self._correction is not None
             prior[indices] = self._costs.log_cost(*where, candidates, nbytes, described_only=has_model)[0]
             if self._correction is not None:
@@ -267,25 +270,25 @@ class Active:
                 prior[indices] += shift[0]
         return prior
 
-    def _settings(self, cells: Sequence[Cell]) -> list[tuple[int, int, int]]:
+    def _settings(self, points: Sequence[GridPoint]) -> list[tuple[int, int, int]]:
         n_available = self._costs.max_channels(self._communicator)
         found = []
-        for cell in cells:
-            shown = self._shown(cell)
+        for point in points:
+            shown = self._shown(point)
             kind = (_OWN, _OWN) if shown == BASELINE else (int(shown.algorithm or 0), int(shown.protocol or 0))
             found.append((*kind, shown.n_channels or n_available))
         return found
 
-    def _shown(self, cell: Cell) -> Candidate:
-        """What the cell runs: for the baseline what ran, else what NCCL is expected to choose."""
-        if cell.candidate != BASELINE:
-            return cell.candidate
-        default = self._costs.default(self._communicator, cell.place.collective, cell.place.message_bytes)
-        return cell.ran or default or BASELINE
+    def _shown(self, point: GridPoint) -> Candidate:
+        """What the point runs: for the baseline what ran, else what NCCL is expected to choose."""
+        if point.candidate != BASELINE:
+            return point.candidate
+        default = self._costs.default(self._communicator, point.place.collective, point.place.message_bytes)
+        return point.ran or default or BASELINE
 
 
 def _look(
-    cells: Sequence[Cell], best: int, gains: Floats, is_vague: NDArray[np.bool_], again_worth: float
+    points: Sequence[GridPoint], best: int, gains: Floats, is_vague: NDArray[np.bool_], again_worth: float
 ) -> Look | None:
     """The choice if it was never measured here, then the rival of another kind that might gain most, then it again.
 
@@ -293,29 +296,31 @@ def _look(
     choice is not known: that distance is what the sweep is read for. Where samples often contradict each other, single
     ones prove little, for and against: `again_worth` is what a second one is worth.
     """
-    chosen = cells[best]
+    chosen = points[best]
     if not chosen.duration_us:
         return Look(chosen, math.inf)
     rivals = [
-        Look(cell, float(gain))
-        for cell, gain in zip(cells, gains, strict=True)
-        if not cell.duration_us and _kind(cell) != _kind(chosen) and gain > LEAST_WORTH
+        Look(point, float(gain))
+        for point, gain in zip(points, gains, strict=True)
+        if not point.duration_us and _kind(point) != _kind(chosen) and gain > LEAST_WORTH
     ]
     rivals += [
-        Look(cell, OWN_WORTH)
-        for cell, vague in zip(cells, is_vague, strict=True)
-        if cell.candidate == BASELINE and not cell.duration_us and vague
+        Look(point, OWN_WORTH)
+        for point, vague in zip(points, is_vague, strict=True)
+        if point.candidate == BASELINE and not point.duration_us and vague
     ]
     if again_worth > LEAST_WORTH:
         rivals += [
-            Look(cell, again_worth / len(cell.duration_us)) for cell in outliers.contenders(cells) if cell.duration_us
+            Look(point, again_worth / len(point.duration_us))
+            for point in outliers.contenders(points)
+            if point.duration_us
         ]
     again = Look(chosen, LEAST_WORTH) if len(chosen.duration_us) < 2 else None
     return max(rivals, key=lambda look: look.worth, default=again)
 
 
-def _kind(cell: Cell) -> tuple[int | None, int | None]:
-    shown = cell.ran or cell.candidate
+def _kind(point: GridPoint) -> tuple[int | None, int | None]:
+    shown = point.ran or point.candidate
     return shown.algorithm, shown.protocol
 
 
@@ -326,6 +331,6 @@ def _are_apart(one: Place, other: Place) -> bool:
 
 
 @lru_cache(maxsize=128)
-def draws(n_cells: int) -> Floats:
-    """Fixed standard normal draws [N_DRAWS, n_cells]: equal samples give equal verdicts."""
-    return np.random.default_rng(n_cells).standard_normal((N_DRAWS, n_cells))
+def draws(n_points: int) -> Floats:
+    """Fixed standard normal draws [N_DRAWS, n_points]: equal samples give equal verdicts."""
+    return np.random.default_rng(n_points).standard_normal((N_DRAWS, n_points))

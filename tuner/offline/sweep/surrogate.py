@@ -1,9 +1,9 @@
-"""An opinion about every cell of one collective from the few that were measured.
+"""An opinion about every point of one collective from the few that were measured.
 
-The log duration of a cell is NCCL's cost, corrected by what earlier jobs taught, plus an error that is a sum
+The log duration of a point is NCCL's cost, corrected by what earlier jobs taught, plus an error that is a sum
 of Gaussian processes: one that all settings of a size share (the network is slower than believed), one per
 algorithm and protocol that is the same at every size (LL128 is worse here), one that changes smoothly with
-size and channel count, and one that belongs to a single cell. How large the last two are is fitted to the
+size and channel count, and one that belongs to a single point. How large the last two are is fitted to the
 measurements by marginal likelihood, so that a smooth machine needs few of them and a rugged one gets more.
 The first two keep wide fixed spreads: a setting that was never tried is never taken for known.
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Outcome
-from zerotune.tuner.offline.sweep.cells import Cell, Place
+from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,11 +44,11 @@ MIN_FIT_POINTS: Final = 6
 MEDIAN_EFFICIENCY: Final = math.pi / 2
 """Variance of a median over that of a mean, of more than two samples."""
 _MAD_TO_SIGMA: Final = 1.3 * 1.4826
-"""With the usual correction for cells of few samples, whose median lies among them."""
+"""With the usual correction for points of few samples, whose median lies among them."""
 
 
 class Hyperparameters(NamedTuple):
-    """What is fitted: spread and reach of the smooth part, spread of each cell's own part."""
+    """What is fitted: spread and reach of the smooth part, spread of each point's own part."""
 
     smooth_std: float
     octaves: float
@@ -63,40 +63,40 @@ SHAPES: Final = tuple(
 
 @dataclass(frozen=True)
 class Opinion:
-    """Log microseconds of the cells of one place: mean [n] and covariance [n, n]."""
+    """Log microseconds of the points of one place: mean [n] and covariance [n, n]."""
 
     mean: Floats
     covariance: Floats
 
 
 class Surrogate:
-    """The cells of one collective. `prior` is the log of the cost per cell, NaN = no idea."""
+    """The points of one collective. `prior` is the log of the cost per point, NaN = no idea."""
 
-    def __init__(self, cells: Sequence[Cell], prior: Floats, settings: Sequence[tuple[int, int, int]]) -> None:
+    def __init__(self, points: Sequence[GridPoint], prior: Floats, settings: Sequence[tuple[int, int, int]]) -> None:
         """`settings` are (algorithm, protocol, channels) as they run; equal ones of a place are one setting."""
-        self._cells = list(cells)
+        self._points = list(points)
         self._prior = np.where(np.isfinite(prior), prior, np.nanmean(prior) if np.isfinite(prior).any() else 5.0)
-        self._log2_bytes = np.array([math.log2(cell.place.message_bytes) for cell in cells])
+        self._log2_bytes = np.array([math.log2(point.place.message_bytes) for point in points])
         self._at: dict[Place, list[int]] = {}
-        for index, cell in enumerate(cells):
-            self._at.setdefault(cell.place, []).append(index)
-        self._place = np.array([list(self._at).index(cell.place) for cell in cells])
+        for index, point in enumerate(points):
+            self._at.setdefault(point.place, []).append(index)
+        self._place = np.array([list(self._at).index(point.place) for point in points])
         self.show(settings)
 
     def show(self, settings: Sequence[tuple[int, int, int]]) -> None:
-        """What each cell is now known to run."""
+        """What each point is now known to run."""
         self._kind = np.array([(algorithm << 8) | protocol for algorithm, protocol, _ in settings])
         self._log2_channels = np.array([math.log2(max(1, n_channels)) for *_, n_channels in settings])
 
     def opinions(self) -> dict[Place, Opinion]:
         """Of every place, given all samples so far."""
-        measured = np.array([i for i, cell in enumerate(self._cells) if _is_usable(cell)], np.int64)
+        measured = np.array([i for i, point in enumerate(self._points) if _is_usable(point)], np.int64)
         if not len(measured):
             shape, lower, weights = USUAL, None, np.zeros(0)
         else:
-            medians = np.array([math.log(self._cells[i].median_us) for i in measured])
-            noise = sample_noise([self._cells[i] for i in measured])
-            counts = np.array([len(self._cells[i].duration_us) for i in measured])
+            medians = np.array([math.log(self._points[i].median_us) for i in measured])
+            noise = sample_noise([self._points[i] for i in measured])
+            counts = np.array([len(self._points[i].duration_us) for i in measured])
             variance = np.where(counts > 2, MEDIAN_EFFICIENCY, 1.0) * noise**2 / counts
             residual = medians - self._prior[measured]
             shape, lower = self._fitted(measured, residual, variance)
@@ -140,25 +140,27 @@ class Surrogate:
         return result
 
 
-def sample_noise(cells: Sequence[Cell]) -> float:
+def sample_noise(points: Sequence[GridPoint]) -> float:
     """Standard deviation of one sample's log: the usual one, and more and more what the samples tell."""
-    squares, n_free = _pooled_squares(cells)
+    squares, n_free = _pooled_squares(points)
     return max(LEAST_NOISE, math.sqrt((squares + USUAL_WEIGHT * USUAL_NOISE**2) / (n_free + USUAL_WEIGHT)))
 
 
-def known_noise(cells: Sequence[Cell]) -> float | None:
-    """Standard deviation of one sample's log, pooled over `cells`, robust against outliers; None: too few samples."""
-    squares, n_free = _pooled_squares(cells)
+def known_noise(points: Sequence[GridPoint]) -> float | None:
+    """Standard deviation of one sample's log, pooled over `points`, robust against outliers; None: too few samples."""
+    squares, n_free = _pooled_squares(points)
     return max(LEAST_NOISE, math.sqrt(squares / n_free)) if n_free >= MIN_FREE else None
 
 
-def _pooled_squares(cells: Sequence[Cell]) -> tuple[float, int]:
-    """(sum of squared deviations of the samples' logs from their cell's median, degrees of freedom).
+def _pooled_squares(points: Sequence[GridPoint]) -> tuple[float, int]:
+    """(sum of squared deviations of the samples' logs from their point's median, degrees of freedom).
 
-    Cells with a deviation far beyond the others' (by their median, which bears outliers) are left out: squares use
+    Points with a deviation far beyond the others' (by their median, which bears outliers) are left out: squares use
     what few samples there are nearly twice as well as the median would.
     """
-    found = [np.abs(np.log(cell.duration_us) - math.log(cell.median_us)) for cell in cells if len(cell.duration_us) > 1]
+    found = [
+        np.abs(np.log(point.duration_us) - math.log(point.median_us)) for point in points if len(point.duration_us) > 1
+    ]
     # The median of an odd number lies on one of them, which tells nothing.
     told = [one for deviations in found for one in deviations.tolist() if one > 0]
     limit = FAR_DEVIATIONS * _MAD_TO_SIGMA * float(np.median(told)) if told else math.inf
@@ -166,8 +168,8 @@ def _pooled_squares(cells: Sequence[Cell]) -> tuple[float, int]:
     return sum(float(np.sum(one**2)) for one in kept), sum(len(one) - 1 for one in kept)
 
 
-def _is_usable(cell: Cell) -> bool:
-    return bool(cell.duration_us) and cell.outcome is Outcome.ok
+def _is_usable(point: GridPoint) -> bool:
+    return bool(point.duration_us) and point.outcome is Outcome.ok
 
 
 def _matern(distance: Any) -> Floats:

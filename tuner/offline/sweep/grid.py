@@ -1,4 +1,4 @@
-"""The cells of a sweep: one candidate at one (collective, size), what was measured of it, how sure that is."""
+"""The grid points of a sweep: one candidate at one (collective, size), what was measured of it, how sure that is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass
-class Cell:
+class GridPoint:
     """One candidate at one place. `duration_us` holds all samples, outliers too."""
 
     place: Place
@@ -115,18 +115,18 @@ def message_sizes(min_bytes: int, max_bytes: int, n_ranks: int) -> list[int]:
     return list(dict.fromkeys(sizes))
 
 
-def make_cells(
+def make_grid(
     collectives: Iterable[Collective],
     sizes_bytes: Sequence[int],
     communicator: CommunicatorClass,
     max_channels: int,
     offered: dict[str, tuple[tuple[int, int], ...]],
-) -> list[Cell]:
-    """Every cell of the grid: the baseline, then each setting once.
+) -> list[GridPoint]:
+    """Every point of the grid: the baseline, then each setting once.
 
-    Channel counts that come to the same because there is too little traffic are one cell.
+    Channel counts with the same effect, where there is little traffic, are one point.
     """
-    cells = []
+    points = []
     for collective in collectives:
         legal = catalog.legal_cells(
             collective, n_nodes=communicator.n_nodes, n_ranks=communicator.n_ranks, collnet=True
@@ -142,19 +142,19 @@ def make_cells(
                     effective = Candidate(candidate.algorithm, candidate.protocol, n_channels)
                 if effective not in seen:
                     seen.add(effective)
-                    cells.append(Cell(Place(collective, message_bytes), effective))
-    return cells
+                    points.append(GridPoint(Place(collective, message_bytes), effective))
+    return points
 
 
-def restore(cells: Iterable[Cell], measurements: Array) -> int:
-    """Put what an earlier sweep stored (MEASUREMENT, [n]) into `cells`; returns how many samples fitted.
+def restore(points: Iterable[GridPoint], measurements: Array) -> int:
+    """Put what an earlier sweep stored (MEASUREMENT, [n]) into `points`; returns how many samples fitted.
 
     Rows are as they were stored: those of one visit stand together, under one epoch. Visits of several samples are a
     full sweep's.
     """
-    by_key = {(cell.place, cell.candidate): cell for cell in cells}
+    by_key = {(point.place, point.candidate): point for point in points}
     n_restored = 0
-    visits: list[tuple[Cell, int]] = []
+    visits: list[tuple[GridPoint, int]] = []
     for row in measurements:
         place = Place(Collective(int(row["collective"])), int(row["message_bytes"]))
         unknown = row["is_default"] or row["algorithm"] == UNKNOWN
@@ -163,20 +163,20 @@ def restore(cells: Iterable[Cell], measurements: Array) -> int:
             if unknown
             else Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
         )
-        cell = by_key.get((place, candidate))
-        if cell is None:
+        point = by_key.get((place, candidate))
+        if point is None:
             continue
         outcome = Outcome(int(row["outcome"]))
         if outcome in (Outcome.failed, Outcome.hung):
-            cell.outcome, cell.reason = outcome, "recorded by an earlier sweep"
+            point.outcome, point.reason = outcome, "recorded by an earlier sweep"
         else:
-            cell.duration_us.append(float(row["duration_us"]))
+            point.duration_us.append(float(row["duration_us"]))
             n_restored += 1
-            visits.append((cell, int(row["epoch"])))
+            visits.append((point, int(row["epoch"])))
             if candidate == BASELINE and row["algorithm"] != UNKNOWN:
-                cell.ran = Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
+                point.ran = Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
     for _, visit in itertools.groupby(visits, key=lambda sample: (id(sample[0]), sample[1])):
-        sampled = [cell for cell, _ in visit]
+        sampled = [point for point, _ in visit]
         if len(sampled) > 1:
             sampled[0].n_full_samples += len(sampled)
     return n_restored
