@@ -30,7 +30,7 @@ PLUGINS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
 
 
 @dataclass(frozen=True)
-class Problem:
+class Finding:
     """One finding of the checks."""
 
     text: str
@@ -64,7 +64,7 @@ class LaunchRequest:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
-def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | None = None) -> list[Problem]:
+def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | None = None) -> list[Finding]:
     """Everything that stands in the way of a tuned run, worst first.
 
     `silent` describes a daemon that is there and does not answer; empty where there is none.
@@ -83,11 +83,11 @@ def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | N
     return sorted(problems, key=lambda problem: not problem.fatal)
 
 
-def _untuned(where: str, silent: UserError | None) -> Problem:
+def _untuned(where: str, silent: UserError | None) -> Finding:
     if silent is not None:
-        return Problem(silent.problem, f"training runs untuned until it answers: {silent.remedy}", fatal=False)
+        return Finding(silent.problem, f"training runs untuned until it answers: {silent.remedy}", fatal=False)
     remedy = "training runs untuned; start one with `zerotune daemon` or add --start-daemon"
-    return Problem(f"no daemon answers at {where}", remedy, fatal=False)
+    return Finding(f"no daemon answers at {where}", remedy, fatal=False)
 
 
 def endpoint(request: LaunchRequest) -> str:
@@ -161,18 +161,18 @@ def _channels_within(limit_mb: float, fabric: str | None) -> int:
     return memory.channels_within(limit_mb, has.channel_mb, has.algorithm_mb)
 
 
-def _command_problems(request: LaunchRequest) -> list[Problem]:
+def _command_problems(request: LaunchRequest) -> list[Finding]:
     if not request.command:
-        return [Problem("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)]
+        return [Finding("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)]
     program = request.command[0]
     if shutil.which(program, path=request.environment.get("PATH")) is None:
         # As the shell does: a word with a slash is a path, all others are looked up in PATH.
         if os.sep in program and Path(program).is_file():
             remedy = f"run `chmod +x {program}`, or put its interpreter before it"
-            return [Problem(f"command {program!r} is not executable", remedy, True)]
-        return [Problem(f"command {program!r} is not found", "check its spelling and PATH", True)]
+            return [Finding(f"command {program!r} is not executable", remedy, True)]
+        return [Finding(f"command {program!r} is not found", "check its spelling and PATH", True)]
     return [
-        Problem(f"script {argument} does not exist", "check the path", True)
+        Finding(f"script {argument} does not exist", "check the path", True)
         for argument in _scripts(request.command)[:1]
         if not argument.exists()
     ]
@@ -182,36 +182,36 @@ def _scripts(command: Sequence[str]) -> list[Path]:
     return [Path(word) for word in command[1:] if word.endswith(".py") and not word.startswith("-")]
 
 
-def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Problem]:
+def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Finding]:
     try:
         fabrics.load(name)
         EmulationSettings.from_environment(environment)
     except UserError as error:
-        return [Problem(error.problem, error.remedy, fatal=True)]
+        return [Finding(error.problem, error.remedy, fatal=True)]
     try:
         EMULATED_NCCL.build()
     except PluginError as error:
-        return [Problem(str(error), "the emulated NCCL cannot run without it", fatal=True)]
+        return [Finding(str(error), "the emulated NCCL cannot run without it", fatal=True)]
     return []
 
 
-def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
+def _plan_problems(path: Path, fabric: str | None) -> list[Finding]:
     try:
         file = read_plan(path)
         library.load().load_plan(file.plan)
     except PlanError as error:
         # The plugin knows rows, not files.
         where = "" if str(path) in error.problem else f"{path}: "
-        return [Problem(where + error.problem, error.remedy, fatal=True)]
+        return [Finding(where + error.problem, error.remedy, fatal=True)]
     except PluginError:
         return []  # said by the plugin's own check
     if not file.plan.rows:
         # What `zerotune export` makes of a job in which nothing was better than NCCL's own choice.
-        return [Problem(f"{path} has no rows", "training runs as NCCL itself chooses", fatal=False)]
+        return [Finding(f"{path} has no rows", "training runs as NCCL itself chooses", fatal=False)]
     if file.emulated and file.emulated != fabric:
         here = f"on fabric {fabric}" if fabric else "on real hardware"
         return [
-            Problem(
+            Finding(
                 f"{path} was learned on the emulated fabric {file.emulated} and runs {here}",
                 "what was best there need not be good here",
                 fatal=False,
@@ -220,25 +220,25 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Problem]:
     return []
 
 
-def _plugin_problems(request: LaunchRequest) -> list[Problem]:
+def _plugin_problems(request: LaunchRequest) -> list[Finding]:
     try:
         library.load()
     except PluginError as error:
-        return [Problem(str(error), "training runs untuned", fatal=False)]
+        return [Finding(str(error), "training runs untuned", fatal=False)]
     return []
 
 
-def _setting_problems(request: LaunchRequest) -> list[Problem]:
+def _setting_problems(request: LaunchRequest) -> list[Finding]:
     problems = []
     ours = str(PLUGIN.path())
     for name in PLUGINS:
         value = request.environment.get(name)
         if value and value != ours:
-            problems.append(Problem(f"{name}={value} keeps our plugin out", f"unset {name} to be tuned", fatal=True))
+            problems.append(Finding(f"{name}={value} keeps our plugin out", f"unset {name} to be tuned", fatal=True))
     return problems + _pinning_problems(request.environment)
 
 
-def _pinning_problems(environment: Mapping[str, str]) -> list[Problem]:
+def _pinning_problems(environment: Mapping[str, str]) -> list[Finding]:
     """What the user's own settings forbid: a collective altogether, or only that it is tuned."""
     pinned = {name: value for name in pinning.PINNING if (value := environment.get(name))}
     if not pinned:
@@ -247,16 +247,16 @@ def _pinning_problems(environment: Mapping[str, str]) -> list[Problem]:
     try:
         unserved = pinning.unserved(environment)
     except UserError as error:
-        return [Problem(f"{words}: {error.problem}", f"{error.remedy}, or unset {names}", fatal=False)]
+        return [Finding(f"{words}: {error.problem}", f"{error.remedy}, or unset {names}", fatal=False)]
     if unserved:
         # With ring and all protocols, whatever else the user wants, each collective can run.
         remedy = "NCCL 2.24 or newer ends the job there; let them have ring too (NCCL_ALGO=Tree,Ring for example)"
         what = " and ".join(one.name for one in unserved)
         return [
-            Problem(f"{words} leaves no algorithm to {what} of FSDP and ZeRO", f"{remedy}, or unset {names}", False)
+            Finding(f"{words} leaves no algorithm to {what} of FSDP and ZeRO", f"{remedy}, or unset {names}", False)
         ]
     return [
-        Problem(
+        Finding(
             f"{name}={value} pins what NCCL may choose",
             f"only what it allows can be tuned; unset {name} to tune all",
             fatal=False,
@@ -265,7 +265,7 @@ def _pinning_problems(environment: Mapping[str, str]) -> list[Problem]:
     ]
 
 
-def _nccl_problems() -> list[Problem]:
+def _nccl_problems() -> list[Finding]:
     for distribution in NCCL_DISTRIBUTIONS:
         try:
             version = importlib.metadata.version(distribution)
@@ -274,7 +274,7 @@ def _nccl_problems() -> list[Problem]:
         parts = tuple(int(part) for part in version.split(".")[:2])
         if parts < OLDEST_NCCL:
             return [
-                Problem(
+                Finding(
                     f"NCCL {version} has no tuner plugin interface that is supported",
                     f"install torch with NCCL {OLDEST_NCCL[0]}.{OLDEST_NCCL[1]} or newer",
                     fatal=False,
@@ -282,7 +282,7 @@ def _nccl_problems() -> list[Problem]:
             ]
         return []
     return [
-        Problem(
+        Finding(
             "this torch brings no NCCL package of its own",
             "a system NCCL is checked when it loads; without a GPU add --fabric (see `zerotune fabrics`)",
             fatal=False,
@@ -290,7 +290,7 @@ def _nccl_problems() -> list[Problem]:
     ]
 
 
-def refuse_fatal(problems: Sequence[Problem]) -> None:
+def refuse_fatal(problems: Sequence[Finding]) -> None:
     """Raise the first fatal problem.
 
     Raises:

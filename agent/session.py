@@ -34,7 +34,7 @@ from zerotune.agent.settings import AgentSettings, is_first_of_node
 from zerotune.agent.steps.boundary_watch import BoundaryWatch
 from zerotune.agent.steps.clock import TrainingClock, WallClock, training_clock
 from zerotune.agent.steps.step_queue import StepQueue
-from zerotune.agent.steps.summary import RunSummary
+from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
 from zerotune.store.plan_file import read_plan
 from zerotune.store.records import StepRecord
@@ -62,7 +62,7 @@ class Session:
         self._settings = settings
         self._plugin = plugin
         self._clock: TrainingClock = WallClock()
-        self._summary = RunSummary(settings.summary_path) if settings.summary_path else None
+        self._summary = SummaryWriter(settings.summary_path) if settings.summary_path else None
         self._watch = BoundaryWatch(settings, plugin) if plugin is not None else None
         self._joined = False
         self._rank = 0
@@ -374,7 +374,7 @@ class Session:
         if self._trace_log is not None:
             self._trace_log.close()
 
-    def _write_summary(self, summary: RunSummary) -> None:
+    def _write_summary(self, summary: SummaryWriter) -> None:
         # Of rank 0 alone: not of torchrun's own process, nor of workers that inherit the environment.
         has_called = self._plugin is not None and self._plugin.n_calls() > 0
         if has_called and not self._joined and os.environ.get("RANK") == "0":

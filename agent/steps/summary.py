@@ -10,7 +10,7 @@ from zerotune.store.atomic_file import atomic_write
 from zerotune.store.records import StepRecord
 
 
-class RunSummary:
+class SummaryWriter:
     """Collects steps in memory and writes `path` once, at the end of the run."""
 
     def __init__(self, path: Path) -> None:

@@ -27,7 +27,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.offline.replay import load_table, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
-from zerotune.tuner.offline.replay.policies import Context, oracle
+from zerotune.tuner.offline.replay.policies import PolicyContext, oracle
 from zerotune.tuner.offline.replay.result import ReplayResult
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 
@@ -187,7 +187,7 @@ def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: 
         statistics = opened.statistics(table.fabric_id)
         knowledge = Knowledge.from_store(opened, table.fabric_id)
     shapes, index = table.shapes()
-    context = Context(CostEstimates(table, shapes, index, statistics))
+    context = PolicyContext(CostEstimates(table, shapes, index, statistics))
     draw = random.Random(f"{table.fabric_id} {name}" + (f" {seed}" if seed else ""))
     rows = [row for shape in shapes if (row := _row(context, shape, None if name == "best" else draw)) is not None]
     after_step = any(shape.phase.name == "post_step_gather" for shape in shapes)
@@ -195,7 +195,7 @@ def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: 
     return replay_table(table, ["table"], statistics=statistics, knowledge=knowledge, plan=rows)
 
 
-def _row(context: Context, shape: Shape, draw: random.Random | None) -> PlanRow | None:
+def _row(context: PolicyContext, shape: Shape, draw: random.Random | None) -> PlanRow | None:
     """The oracle's setting, or with `draw` any that was measured."""
     known = [one for one in context.estimates.measured_candidates(shape) if one.algorithm is not None]
     if not known or shape.message_bytes <= 64:

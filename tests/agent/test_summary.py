@@ -5,7 +5,7 @@ import pytest
 
 from zerotune.agent.session import Session
 from zerotune.agent.settings import AgentSettings
-from zerotune.agent.steps.summary import RunSummary
+from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store.records import StepRecord
 
 
@@ -19,7 +19,7 @@ def test_the_rank_of_the_process_group_decides_who_writes(tmp_path, monkeypatch,
     path = tmp_path / "summary.json"
     for rank in (1, 0):
         assert not path.exists()
-        summary = RunSummary(path)
+        summary = SummaryWriter(path)
         summary.describe(None, n_ranks=2, rank=rank)
         summary.add(StepRecord(1, 0, 100.0 + rank))
         summary.write("job-7")
@@ -28,7 +28,7 @@ def test_the_rank_of_the_process_group_decides_who_writes(tmp_path, monkeypatch,
 
 
 def test_a_process_that_joined_no_job_writes_none(tmp_path):
-    summary = RunSummary(tmp_path / "summary.json")
+    summary = SummaryWriter(tmp_path / "summary.json")
     summary.add(StepRecord(1, 0, 100.0))
     summary.write()
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotune.agent.steps.summary import RunSummary
+from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
 from zerotune.store.records import StepRecord
 from zerotune.tuner import cli
@@ -107,7 +107,7 @@ def test_what_is_wrong_with_a_plan_file_is_said_in_words(content, words, plan, m
 
 def test_a_summary_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
     (tmp_path / "s.json").mkdir()
-    summary = RunSummary(tmp_path / "s.json")
+    summary = SummaryWriter(tmp_path / "s.json")
     summary.describe(None, 2)
     summary.add(StepRecord(1, 0, 10.0))
     with pytest.raises(OSError, match="directory"):

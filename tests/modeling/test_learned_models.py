@@ -16,7 +16,7 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import RUNGS, UNKNOWN_STD, Baked
 from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER, Kriging
-from zerotune.tuner.modeling.correction.surfaces import Surface
+from zerotune.tuner.modeling.correction.surfaces import MaternKernel
 from zerotune.tuner.modeling.correction.training_set import MAX_POINTS, build, candidate_at
 from zerotune.tuner.modeling.features import CostPrior, key_code, key_codes, key_of, size_classes
 
@@ -111,14 +111,14 @@ def test_arrays_say_what_the_model_says_at_every_count_that_can_be_asked_for(
 def test_a_surface_knows_its_gradient() -> None:
     points = np.random.default_rng(3).normal(size=(6, 4))
     scales, given = [2.0, 0.7], 0.4
-    surface = Surface(scales, [(0.1, 9.0)] * 2, given)
+    surface = MaternKernel(scales, [(0.1, 9.0)] * 2, given)
     usual = Matern([*scales, given, given], nu=1.5)
     values, gradient = surface(points, eval_gradient=True)
     expected, slopes = usual(points, eval_gradient=True)
     np.testing.assert_allclose(values, expected)
     np.testing.assert_allclose(surface(points, points[:3]), expected[:, :3])
     np.testing.assert_allclose(gradient, slopes[:, :, :2], atol=1e-12)
-    ignoring = Surface(scales, [(0.1, 9.0)] * 2)
+    ignoring = MaternKernel(scales, [(0.1, 9.0)] * 2)
     np.testing.assert_allclose(ignoring(points), Matern(scales, nu=1.5)(points[:, :2]))
 
 

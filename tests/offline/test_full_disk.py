@@ -12,7 +12,7 @@ from report_material import make_store
 
 from zerotune.agent.session import Session
 from zerotune.agent.settings import AgentSettings
-from zerotune.agent.steps.summary import RunSummary
+from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 from zerotune.store.records import StepRecord
@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_nothing_broken(
 
 def test_a_summary_that_finds_no_room_is_one_line(tmp_path: Path, caplog):
     session = Session(AgentSettings("ipc://nowhere", "job", summary_path=tmp_path / "after.json"), None)
-    assert isinstance(session._summary, RunSummary)
+    assert isinstance(session._summary, SummaryWriter)
     session._summary.describe(None, 2)
     session._summary.add(StepRecord(1, 0, 100.0))
     with full_disk():

@@ -33,7 +33,7 @@ from zerotune.tuner.offline.replay.engine import judge
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.oracle_facts import CheaperPolicy, OracleFacts, oracle_facts
-from zerotune.tuner.offline.replay.policies import Context
+from zerotune.tuner.offline.replay.policies import PolicyContext
 from zerotune.tuner.offline.replay.render import oracle_words
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape, from_own
 from zerotune.tuner.traces.own.reader import read_own
@@ -287,7 +287,7 @@ def test_the_oracle_believes_a_prediction_only_where_its_doubt_leaves_a_gain(
         table, shapes, index, (), lambda _, one: (100.0 if one.is_baseline else predicted_us, 0.4)
     )
     plan = [PlanRow(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, MIB, MIB, RING_LL_4)]
-    context = Context(estimates, plan=plan)
+    context = PolicyContext(estimates, plan=plan)
     (oracle, named), (best, other) = judge(shapes, [30], [3000.0], policies.named(["oracle", "table"]), context)
     assert named.cost_us == pytest.approx(30 * predicted_us)
     assert oracle.cost_us == pytest.approx(30 * believed_us)

@@ -30,7 +30,7 @@ from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay import replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
 from zerotune.tuner.offline.replay.legality import SUMS_ONLY, in_effect, without_refused
-from zerotune.tuner.offline.replay.policies import Context, model
+from zerotune.tuner.offline.replay.policies import PolicyContext, model
 from zerotune.tuner.offline.replay.table import Shape
 
 PAIR = CommunicatorClass(2, 2)
@@ -68,7 +68,7 @@ def named_by_model(table) -> Candidate:
     estimates = CostEstimates(table, shapes, index)
     if not estimates.sums:
         without_refused(costs, fabrics.load(FABRIC), shapes)
-    return model(Context(estimates, knowledge=PatIsFree.empty(), costs=costs), shapes[0])
+    return model(PolicyContext(estimates, knowledge=PatIsFree.empty(), costs=costs), shapes[0])
 
 
 def test_nothing_is_promised_of_what_averages_are_refused(tmp_path: Path):

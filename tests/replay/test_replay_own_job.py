@@ -104,5 +104,7 @@ def test_a_model_fitted_before_the_job_began_is_used_as_it_is(tmp_path: Path, tr
         record(store, "earlier", 60.0)
         fit(store)
         record(store, "mine", 150.0)
-    monkeypatch.setattr("zerotune.tuner.offline.replay.worlds.train", lambda *_, **__: pytest.fail("it is fitted anew"))
+    monkeypatch.setattr(
+        "zerotune.tuner.offline.replay.fabric_evidence.train", lambda *_, **__: pytest.fail("it is fitted anew")
+    )
     assert settings(replay(trace, POLICIES, path)) == {policy: {str(WINNER)} for policy in POLICIES}

@@ -10,7 +10,7 @@ import pytest
 from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.ambiguity import told
 from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
-from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown, Training, visible
+from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown, TrainingKind, visible
 from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, encode
 
 
@@ -169,23 +169,23 @@ def test_recordings_cover_what_is_claimed(recordings: list[Sequence]) -> None:
 @pytest.mark.parametrize(
     ("training", "shown"),
     [
-        E(Training(Stage.ddp), Shown(Stage.ddp), id="ddp"),
-        E(Training(Stage.ddp, 4, has_marker=True), Shown(Stage.ddp), id="no_sync"),
-        E(Training(Stage.ddp, 4, sends_each=True, has_marker=True), Shown(Stage.ddp, True), id="each"),
-        E(Training(Stage.ddp, 4, sends_each=True), Shown(Stage.ddp), id="each, unmarked"),
-        E(Training(Stage.zero1), Shown(Stage.zero1_or_2), id="zero1"),
-        E(Training(Stage.zero1, broadcasts=True), Shown(Stage.zero1), id="broadcasts"),
-        E(Training(Stage.zero2, 1, True, True), Shown(Stage.zero1_or_2), id="zero2"),
-        E(Training(Stage.zero2, 4, sends_each=True), Shown(Stage.zero2, True), id="zero2 each"),
-        E(Training(Stage.zero3, 1, True, True), Shown(Stage.zero3), id="zero3 unmarked"),
-        E(Training(Stage.zero3, 1, True, True, True), Shown(Stage.zero3, False), id="zero3 marked"),
-        E(Training(Stage.zero3, 4, True, True), Shown(Stage.zero3), id="zero3 each, unmarked"),
-        E(Training(Stage.zero3, 4, False, True), Shown(Stage.zero3, True), id="zero3 last only"),
-        E(Training(Stage.zero3, 4, True, True, False, True, True), Shown(Stage.zero3, None, True, True),
+        E(TrainingKind(Stage.ddp), Shown(Stage.ddp), id="ddp"),
+        E(TrainingKind(Stage.ddp, 4, has_marker=True), Shown(Stage.ddp), id="no_sync"),
+        E(TrainingKind(Stage.ddp, 4, sends_each=True, has_marker=True), Shown(Stage.ddp, True), id="each"),
+        E(TrainingKind(Stage.ddp, 4, sends_each=True), Shown(Stage.ddp), id="each, unmarked"),
+        E(TrainingKind(Stage.zero1), Shown(Stage.zero1_or_2), id="zero1"),
+        E(TrainingKind(Stage.zero1, broadcasts=True), Shown(Stage.zero1), id="broadcasts"),
+        E(TrainingKind(Stage.zero2, 1, True, True), Shown(Stage.zero1_or_2), id="zero2"),
+        E(TrainingKind(Stage.zero2, 4, sends_each=True), Shown(Stage.zero2, True), id="zero2 each"),
+        E(TrainingKind(Stage.zero3, 1, True, True), Shown(Stage.zero3), id="zero3 unmarked"),
+        E(TrainingKind(Stage.zero3, 1, True, True, True), Shown(Stage.zero3, False), id="zero3 marked"),
+        E(TrainingKind(Stage.zero3, 4, True, True), Shown(Stage.zero3), id="zero3 each, unmarked"),
+        E(TrainingKind(Stage.zero3, 4, False, True), Shown(Stage.zero3, True), id="zero3 last only"),
+        E(TrainingKind(Stage.zero3, 4, True, True, False, True, True), Shown(Stage.zero3, None, True, True),
           id="micro-steps that show, but no step"),
-        E(Training(Stage.zero3, 4, True, True, True, True, True), Shown(Stage.zero3, True, True, True),
+        E(TrainingKind(Stage.zero3, 4, True, True, True, True, True), Shown(Stage.zero3, True, True, True),
           id="micro-steps that P_a shows"),
     ],
 )  # fmt: skip
-def test_what_is_visible(training: Training, shown: Shown) -> None:
+def test_what_is_visible(training: TrainingKind, shown: Shown) -> None:
     assert visible(training) == shown

@@ -44,7 +44,7 @@ class Shown(msgspec.Struct, frozen=True):
 UNKNOWN: Final = Shown()
 
 
-class Training(msgspec.Struct, frozen=True):
+class TrainingKind(msgspec.Struct, frozen=True):
     """How a run was set up: what a recording or the generator knows, and the recogniser does not."""
 
     stage: Stage
@@ -61,7 +61,7 @@ class Training(msgspec.Struct, frozen=True):
     """Updated parameters are spread by broadcasts (ZeroRedundancyOptimizer), which nobody else does."""
 
 
-def visible(training: Training) -> Shown:
+def visible(training: TrainingKind) -> Shown:
     """What an ideal observer of the sequence can know of `training`.
 
     Micro-steps show if each of them leaves a mark (gradients sent, parameters or activations gathered) and
@@ -96,7 +96,7 @@ def visible(training: Training) -> Shown:
 def _possible() -> tuple[Shown, ...]:
     flags = product((False, True), repeat=6)
     found = {
-        visible(Training(stage, n_micro, *some))
+        visible(TrainingKind(stage, n_micro, *some))
         for some in flags
         for stage in (Stage.unknown, Stage.ddp, Stage.zero1, Stage.zero2, Stage.zero3)
         for n_micro in (1, 2)

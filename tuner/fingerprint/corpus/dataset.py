@@ -19,7 +19,7 @@ from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.ambiguity import told
 from zerotune.tuner.fingerprint.corpus import generator, grammar, no_training
 from zerotune.tuner.fingerprint.corpus.others import OTHERS, other
-from zerotune.tuner.fingerprint.labels import Shown, Training, visible
+from zerotune.tuner.fingerprint.labels import Shown, TrainingKind, visible
 from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Floats, Ints, encode
 
 RECORDINGS: Final = Path(__file__).parent / "recordings.jsonl.gz"
@@ -42,7 +42,7 @@ class Sequence:
     group: str
     family: str
     name: str
-    training: Training
+    training: TrainingKind
     collectives: Ints
     message_bytes: Ints
     start_us: Ints
@@ -84,7 +84,7 @@ def _recorded(run: dict[str, Any]) -> Sequence:
     if framework == "deepspeed" and stage is Stage.zero3 and not run.get("releases"):
         stage = Stage.zero2  # parameters stay from forward to backward, as in FSDP without resharding: 2 x the model
     sends_last = run.get("sync_last_only") or framework in ("ddp", "zero_redundancy") or stage is Stage.zero1
-    training = Training(
+    training = TrainingKind(
         stage, n_micro, not sends_last or n_micro == 1, sharded or n_micro == 1, bool(tiny.any()),
         bool(run.get("partitioned")), run.get("tensor_parallel", 1) > 1, framework == "zero_redundancy",
     )  # fmt: skip
@@ -115,7 +115,7 @@ def generated(n_each: int, seed: int, n_steps: int = 4, family: str | None = Non
             (collectives, n_bytes, start_us), starts = other(kind, rng, n_steps)
             yield Sequence(
                 "generated", f"other_{kind}", "other", kind,
-                Training(Stage.unknown, has_marker=True, tensor_parallel=kind == "inference"), collectives, n_bytes,
+                TrainingKind(Stage.unknown, has_marker=True, tensor_parallel=kind == "inference"), collectives, n_bytes,
                 start_us, tuple(starts),
             )  # fmt: skip
 
@@ -127,7 +127,7 @@ def hypothetical(n: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
     while n_found < n:
         if rng.random() < SHARE_NO_TRAINING:
             kind = str(rng.choice(no_training.KINDS))
-            training = Training(Stage.unknown, has_marker=True, tensor_parallel=kind == "activations")
+            training = TrainingKind(Stage.unknown, has_marker=True, tensor_parallel=kind == "activations")
             columns, starts = no_training.play(kind, n_steps, rng)
         else:
             run = grammar.draw(rng)

@@ -16,7 +16,7 @@ from zerotune.tuner.fingerprint.corpus import model_shapes
 from zerotune.tuner.fingerprint.corpus.deepspeed import Gathering, gathers
 from zerotune.tuner.fingerprint.corpus.grammar import MIN_SHARE_TWICE
 from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, RS, Speed, Timeline
-from zerotune.tuner.fingerprint.labels import Training
+from zerotune.tuner.fingerprint.labels import TrainingKind
 from zerotune.tuner.fingerprint.steps.anatomy import Ints
 
 MiB = 1 << 20
@@ -31,7 +31,7 @@ class Setup:
     """One training run."""
 
     framework: str
-    training: Training
+    training: TrainingKind
     model: model_shapes.ModelShape
     speed: Speed
     n_ranks: int
@@ -86,7 +86,7 @@ def setup(framework: str, rng: Rng, family: str | None = None) -> Setup:
     width = 2 if tensor_parallel else 1
     base = Setup(
         framework=framework,
-        training=Training(stage, n_micro, partitioned_activations=partitioned, tensor_parallel=tensor_parallel),
+        training=TrainingKind(stage, n_micro, partitioned_activations=partitioned, tensor_parallel=tensor_parallel),
         model=model,
         speed=speed,
         n_ranks=int(rng.choice([2, 4, 8, 16, 64])),
@@ -148,7 +148,7 @@ def _finish(run: Setup, rng: Rng) -> Setup:
     run = replace(run, bucket_bytes=max(run.bucket_bytes, _elements(run) * run.gradient_bytes // MAX_BUCKETS))
     return replace(
         run,
-        training=Training(
+        training=TrainingKind(
             training.stage, training.n_micro,
             sends_each or training.n_micro == 1, gathers_each or training.n_micro == 1, bool(run.markers),
             training.partitioned_activations, training.tensor_parallel, broadcasts,
@@ -168,7 +168,7 @@ def _gathering(run: Setup, rng: Rng) -> Gathering:
     return Gathering(int(rng.choice(thresholds or [0])), ahead, int(live * total), int(reuse * total))
 
 
-def _as_gathered(run: Setup) -> Training:
+def _as_gathered(run: Setup) -> TrainingKind:
     """Settings for ZeRO-3 under which next to nothing is gathered twice keep parameters, as ZeRO-2 moves them."""
     assert run.gathering
     tensors, (uses, _) = _tensors(run), _uses(run)

@@ -26,7 +26,7 @@ from zerotune.tuner.fingerprint.corpus.packing import (
     rounded,
 )
 from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Speed, Timeline
-from zerotune.tuner.fingerprint.labels import Training
+from zerotune.tuner.fingerprint.labels import TrainingKind
 from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Ints
 
 Rng = np.random.Generator
@@ -42,7 +42,7 @@ MIN_SHARE_TWICE: Final = 0.02
 class DrawnRun:
     """All that a run repeats in every step."""
 
-    training: Training
+    training: TrainingKind
     units: tuple[int, ...]
     """Elements of each part that runs at once, in forward order."""
     send: Collective
@@ -115,7 +115,7 @@ def draw(rng: Rng) -> DrawnRun:
     if kind == "alone" and not small and not partitioned:
         small, n_before = (4,), 1
     gathers_each = kind in ("ahead", "twice")
-    training = Training(
+    training = TrainingKind(
         {"reduce": Stage.ddp, "update": Stage.zero1, "ahead": Stage.zero2, "twice": Stage.zero3}.get(
             kind, Stage.unknown
         ),

@@ -79,16 +79,16 @@ class Kriging:
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
-        from zerotune.tuner.modeling.correction.surfaces import Surface
+        from zerotune.tuner.modeling.correction.surfaces import MaternKernel
 
         self._cells = kinds_of(points)
         self._compares_places = len(np.unique(place_codes(points))) > 1
         design = self._design(points)
         n_collectives = len(np.unique(points.collective))
-        shared = ConstantKernel(0.5, (1e-3, 4.0)) * Surface(
+        shared = ConstantKernel(0.5, (1e-3, 4.0)) * MaternKernel(
             [20.0, 4.0, 4.0, 4.0, 4.0], [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), (0.4, 100.0)]
         )
-        own = ConstantKernel(0.2, (1e-3, 4.0)) * Surface(
+        own = ConstantKernel(0.2, (1e-3, 4.0)) * MaternKernel(
             [8.0, 2.0, 3.0, 3.0, 4.0, *[1.5] * n_collectives],
             [(1.0, 30.0), (0.4, 20.0), (0.5, 40.0), (0.5, 40.0), (0.4, 100.0), *[(0.4, 20.0)] * n_collectives],
             given_scale=0.4,

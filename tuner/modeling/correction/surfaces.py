@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import Hyperparameter, Kernel, NormalizedK
 from zerotune.tuner.modeling.features import Floats
 
 
-class Surface(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]  # its bases have no types
+class MaternKernel(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]  # its bases have no types
     """A kernel for scikit-learn's regressor, hence a subclass of its untyped class.
 
     Once differentiable; the first columns of a point have length scales to be learned.

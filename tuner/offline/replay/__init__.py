@@ -14,12 +14,13 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict, judge
 from zerotune.tuner.offline.replay.estimates import CostEstimates
+from zerotune.tuner.offline.replay.fabric_evidence import FabricEvidence, evidence_of
 from zerotune.tuner.offline.replay.legality import is_known_to_sum, without_refused
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.notes import what_is_missing, what_was_judged, where_it_does_not_fit
 from zerotune.tuner.offline.replay.oracle_facts import ORACLE, OracleFacts, oracle_facts
 from zerotune.tuner.offline.replay.plans import plan_rows
-from zerotune.tuner.offline.replay.policies import DEFAULT_POLICIES, POLICIES, Context, has_others, named
+from zerotune.tuner.offline.replay.policies import DEFAULT_POLICIES, POLICIES, PolicyContext, has_others, named
 from zerotune.tuner.offline.replay.render import render
 from zerotune.tuner.offline.replay.result import ReplayResult
 from zerotune.tuner.offline.replay.stores import UNKNOWN, named_store, why_unknown
@@ -33,7 +34,6 @@ from zerotune.tuner.offline.replay.timeline.steps import (
     step_facts,
 )
 from zerotune.tuner.offline.replay.whatif.whatif import JobChange, Logged, WhatIf, model_predictor, what_if
-from zerotune.tuner.offline.replay.worlds import World, world_of
 
 __all__ = [
     "DEFAULT_POLICIES",
@@ -77,7 +77,7 @@ def replay(
     named(policies)
     rows = None if plan is None else plan_rows(plan)
     table = load_table(trace, fabric, format_name=format_name, collective=collective, job_id=job_id)
-    others = world_of(store_path, table.fabric_id, without_job=table.job_id)
+    others = evidence_of(store_path, table.fabric_id, without_job=table.job_id)
     elsewhere = None if change is None else change.fabric
     return replay_table(
         table,
@@ -88,7 +88,7 @@ def replay(
         plan=rows,
         trace=str(trace),
         change=change,
-        world=None if elsewhere is None else world_of(store_path, elsewhere.fabric_id, without_job=table.job_id),
+        evidence=None if elsewhere is None else evidence_of(store_path, elsewhere.fabric_id, without_job=table.job_id),
         unknown=why_unknown(store_path, trace) if table.fabric_id else "The trace does not name its fabric",
     )
 
@@ -103,28 +103,28 @@ def replay_table(
     plan: Sequence[PlanRow] | None = None,
     trace: str = "",
     change: JobChange | None = None,
-    world: World | None = None,
+    evidence: FabricEvidence | None = None,
     unknown: str = UNKNOWN,
 ) -> ReplayResult:
     """Judge `policies` on a table of collectives.
 
-    `statistics`, `knowledge` and `model_error` (see `World`) are of other jobs on the trace's fabric; `world` is what
-    is known of the fabric that `change` asks about, where that is another; `unknown` says why `statistics` are
-    none, if they are.
+    `statistics`, `knowledge` and `model_error` (see `FabricEvidence`) are of other jobs on the trace's fabric.
+    `evidence` is of the fabric that `change` asks about, where that is another; `unknown` says why there are no
+    `statistics`, if there are none.
     """
-    own_world = World(statistics, knowledge or Knowledge.empty(), model_error)
-    knowledge = own_world.knowledge
+    own_evidence = FabricEvidence(statistics, knowledge or Knowledge.empty(), model_error)
+    knowledge = own_evidence.knowledge
     costs = CostPrior(table.fabric) if _fabric(table) is not None else None
     shapes, shape_index = table.shapes()
     fabric = _fabric(table)
     if costs is not None and fabric is not None and not is_known_to_sum(table):
         without_refused(costs, fabric, shapes)
-    predictor = None if costs is None or fabric is None else model_predictor(own_world, costs, fabric)
+    predictor = None if costs is None or fabric is None else model_predictor(own_evidence, costs, fabric)
     estimates = CostEstimates(table, shapes, shape_index, statistics, predictor)
     counts = np.bincount(shape_index, minlength=len(shapes)).tolist() if shapes else []
     facts, model = step_facts(table, None if fabric is None else fabric.sms_slowdown)
     n_steps = len(table.steps) or len(np.unique(table.rows["step"]))
-    context = Context(
+    context = PolicyContext(
         estimates,
         knowledge,
         costs,
@@ -147,7 +147,7 @@ def replay_table(
             reason = "it tells nothing of its steps" if facts is None else facts.reason
             raise UserError(f"a changed job cannot be judged from this trace: {reason}", "log one with --log-trace")
         logged = Logged(facts, model, channels, fabric, table.fabric_id)
-        answer = what_if(change, logged, named(policies), context, world or own_world, plan)
+        answer = what_if(change, logged, named(policies), context, evidence or own_evidence, plan)
     return ReplayResult(
         trace=trace,
         job_id=table.job_id,
@@ -192,7 +192,7 @@ def _steps(
 
 
 def _oracle(
-    context: Context, shapes: Sequence[Shape], totals: Sequence[PolicyTotal], verdicts: Sequence[ShapeVerdict]
+    context: PolicyContext, shapes: Sequence[Shape], totals: Sequence[PolicyTotal], verdicts: Sequence[ShapeVerdict]
 ) -> OracleFacts | None:
     by_policy = _by_policy(shapes, totals, verdicts)
     others = [has_others(context, shape) for shape in shapes] if ORACLE in by_policy else []

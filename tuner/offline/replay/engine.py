@@ -14,7 +14,7 @@ from zerotune.agent.nccl import cost_model
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.offline.replay.estimates import NORMAL_95, Estimate, Grade
 from zerotune.tuner.offline.replay.online import Mixture
-from zerotune.tuner.offline.replay.policies import Context, Policy
+from zerotune.tuner.offline.replay.policies import Policy, PolicyContext
 from zerotune.tuner.offline.replay.table import Shape
 
 
@@ -105,7 +105,7 @@ def judge(
     counts: Sequence[int],
     logged_us: Sequence[float],
     policies: dict[str, Policy],
-    context: Context,
+    context: PolicyContext,
 ) -> tuple[tuple[PolicyTotal, ...], tuple[ShapeVerdict, ...]]:
     """Every policy on every shape. `counts` and `logged_us` [n_shapes]: collectives, and their time."""
     weights = np.asarray(logged_us, np.float64)
@@ -136,7 +136,7 @@ def judge(
     return tuple(totals), tuple(verdicts)
 
 
-def _cost(context: Context, shape: Shape, asked: Candidate | Mixture) -> Estimate | None:
+def _cost(context: PolicyContext, shape: Shape, asked: Candidate | Mixture) -> Estimate | None:
     """A mixture costs its mean; its grade is that of its worst part, and its parts' errors add up."""
     if isinstance(asked, Candidate):
         return context.estimates.estimate(shape, asked)

@@ -1,6 +1,6 @@
 """The policies that replay can judge: each names a setting for every shape of the trace.
 
-A policy is a function of a `Context` and a shape, registered under its name; a new one is a function
+A policy is a function of a `PolicyContext` and a shape, registered under its name; a new one is a function
 and a decorator. Policies see what a live one would: the oracle alone looks at this trace's durations, and at what
 the others name.
 """
@@ -30,7 +30,7 @@ MIN_GAIN: Final = 0.01
 
 
 @dataclass(frozen=True)
-class Context:
+class PolicyContext:
     """What policies may look at."""
 
     estimates: CostEstimates
@@ -57,7 +57,7 @@ class Context:
         return play_tuner(self.estimates, counts, self.n_steps, self.step_us, self.facts)
 
 
-Policy = Callable[[Context, Shape], Candidate | Mixture]
+Policy = Callable[[PolicyContext, Shape], Candidate | Mixture]
 _Policy = TypeVar("_Policy", bound=Policy)
 DEFAULT_POLICIES: Final = ("baseline", "table", "model", "oracle")
 POLICIES: Final[dict[str, Policy]] = {}
@@ -86,14 +86,14 @@ def register(name: str) -> Callable[[_Policy], _Policy]:
 
 
 @register("baseline")
-def baseline(context: Context, shape: Shape) -> Candidate:
+def baseline(context: PolicyContext, shape: Shape) -> Candidate:
     """Leave NCCL alone."""
     del context, shape
     return BASELINE
 
 
 @register("table")
-def table(context: Context, shape: Shape) -> Candidate:
+def table(context: PolicyContext, shape: Shape) -> Candidate:
     """A static table: the plan given, else the setting that earlier runs showed to beat the baseline."""
     if context.plan is None:
         decided = context.knowledge.decided(shape.key)
@@ -107,7 +107,7 @@ def table(context: Context, shape: Shape) -> Candidate:
 
 
 @register("model")
-def model(context: Context, shape: Shape) -> Candidate:
+def model(context: PolicyContext, shape: Shape) -> Candidate:
     """The setting predicted cheapest before this job measured anything, if its gain exceeds its doubt."""
     if context.costs is None or not fits(context.fabric, shape.communicator):
         return BASELINE
@@ -121,7 +121,7 @@ def model(context: Context, shape: Shape) -> Candidate:
     return candidates[int(np.argmin(np.where(sure, mean, np.inf)))]
 
 
-def _offered(context: Context, costs: CostPrior, shape: Shape) -> tuple[Candidate, ...]:
+def _offered(context: PolicyContext, costs: CostPrior, shape: Shape) -> tuple[Candidate, ...]:
     """What the job may run, the baseline first; of channel counts with the same effect, the least."""
     found: dict[Candidate, Candidate] = {}
     for candidate in costs.candidates(shape.communicator, shape.collective):
@@ -131,7 +131,7 @@ def _offered(context: Context, costs: CostPrior, shape: Shape) -> tuple[Candidat
 
 
 @register("oracle")
-def oracle(context: Context, shape: Shape) -> Candidate:
+def oracle(context: PolicyContext, shape: Shape) -> Candidate:
     """The best in hindsight of all measured settings and of what `table` and `model` name.
 
     A prediction counts by the high end of its interval: it wins where it would even so. With few samples the gain is
@@ -140,7 +140,7 @@ def oracle(context: Context, shape: Shape) -> Candidate:
     return min(_judged(context, shape), key=lambda one: one[0], default=(0.0, BASELINE))[1]
 
 
-def has_others(context: Context, shape: Shape) -> bool:
+def has_others(context: PolicyContext, shape: Shape) -> bool:
     """Whether the oracle knows a cost of any setting but NCCL's own choice."""
     judged = _judged(context, shape)
     # What NCCL chose is known under its own name, too, by the very same calls.
@@ -148,7 +148,7 @@ def has_others(context: Context, shape: Shape) -> bool:
     return any(cost_us not in own for cost_us, _ in judged)
 
 
-def _judged(context: Context, shape: Shape) -> list[tuple[float, Candidate]]:
+def _judged(context: PolicyContext, shape: Shape) -> list[tuple[float, Candidate]]:
     """(what it takes for sure, the setting), of all that have a cost."""
     known = [BASELINE, *context.estimates.measured_candidates(shape), table(context, shape), model(context, shape)]
     return [
@@ -164,24 +164,24 @@ def _sure_us(estimate: Estimate, candidate: Candidate) -> float:
 
 
 @register("nearest")
-def nearest(context: Context, shape: Shape) -> Candidate:
+def nearest(context: PolicyContext, shape: Shape) -> Candidate:
     """What won at the nearest size that earlier runs measured: a sweep's table, used between its sizes."""
     return context.estimates.nearest_winner(shape) or BASELINE
 
 
 @register("ucb")
-def ucb(context: Context, shape: Shape) -> Mixture:
+def ucb(context: PolicyContext, shape: Shape) -> Mixture:
     """A bandit per shape with confidence bounds; exploring is part of its cost."""
     return play_bandit(Ucb, context.estimates, shape, context.counts.get(shape, 1))
 
 
 @register("thompson")
-def thompson(context: Context, shape: Shape) -> Mixture:
+def thompson(context: PolicyContext, shape: Shape) -> Mixture:
     """A bandit per shape with posterior draws; exploring is part of its cost."""
     return play_bandit(Thompson, context.estimates, shape, context.counts.get(shape, 1))
 
 
 @register("tuner")
-def tuner(context: Context, shape: Shape) -> Mixture:
+def tuner(context: PolicyContext, shape: Shape) -> Mixture:
     """Our own tuner, started without knowledge of earlier runs; exploring is part of its cost."""
     return context.tuned.get(shape, Mixture(((BASELINE, 1.0),)))

@@ -23,8 +23,9 @@ from zerotune.store.records import BASELINE, Candidate, Collective, Communicator
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay.engine import PolicyTotal, judge
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Prediction, Predictor
+from zerotune.tuner.offline.replay.fabric_evidence import FabricEvidence
 from zerotune.tuner.offline.replay.legality import fits, without_refused
-from zerotune.tuner.offline.replay.policies import Context, Policy
+from zerotune.tuner.offline.replay.policies import Policy, PolicyContext
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 from zerotune.tuner.offline.replay.timeline.program import Program, TimelineCall, steady_step
 from zerotune.tuner.offline.replay.timeline.schedule import StepModel
@@ -37,7 +38,6 @@ from zerotune.tuner.offline.replay.timeline.steps import (
     usual_durations,
 )
 from zerotune.tuner.offline.replay.whatif.reshape import with_buckets, with_ranks, with_stage
-from zerotune.tuner.offline.replay.worlds import World
 
 MAX_RANKS: Final = 16384
 MIN_BUCKET_BYTES: Final = 1024
@@ -114,11 +114,11 @@ def what_if(
     change: JobChange,
     logged: Logged,
     policies: Mapping[str, Policy],
-    context: Context,
-    world: World,
+    context: PolicyContext,
+    evidence: FabricEvidence,
     plan: Sequence[PlanRow] | None,
 ) -> WhatIf:
-    """Judge `policies` on the step as `change` makes it. `world` is of the fabric asked about.
+    """Judge `policies` on the step as `change` makes it. `evidence` is of the fabric asked about.
 
     What changes nothing, the job being so already, leaves program, durations and evidence as they are.
 
@@ -136,7 +136,7 @@ def what_if(
             f"fabric {fabric.name} describes {fabric.max_nodes} nodes: beyond them NCCL's cost model alone is asked"
         )
         fabric = fabric.with_nodes(_n_nodes(program, fabric))
-    learned = World() if beyond else world
+    learned = FabricEvidence() if beyond else evidence
     costs = None if fabric is None else CostPrior(fabric.describe(), fabric)
     if costs is not None and fabric is not None and not context.estimates.sums:
         without_refused(costs, fabric, {call.shape for call in program.calls})
@@ -145,7 +145,7 @@ def what_if(
         assumptions.append("the trace's own measurements are of another fabric: they are not used")
         predict = _predictor(learned, costs, fabric)
         estimates = CostEstimates(
-            _EMPTY, (), np.empty(0, np.int64), world.statistics, predict, sums=context.estimates.sums
+            _EMPTY, (), np.empty(0, np.int64), evidence.statistics, predict, sums=context.estimates.sums
         )
     elif program == before:
         assumptions = ["the job is so already: nothing changes"]
@@ -156,7 +156,7 @@ def what_if(
     n_calls = Counter(call.shape for call in program.calls)
     facts = logged.facts
     counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
-    asked = Context(
+    asked = PolicyContext(
         estimates,
         learned.knowledge,
         costs,
@@ -238,14 +238,14 @@ def _near(points: Mapping[float, float], log_bytes: float) -> dict[float, float]
 
 
 def _predictor(
-    world: World,
+    evidence: FabricEvidence,
     costs: CostPrior | None,
     fabric: Fabric | None,
     scale: Mapping[Shape, _Scale] | None = None,
 ) -> Predictor | None:
     if costs is None or fabric is None:
         return None
-    predict = model_predictor(world, costs, fabric)
+    predict = model_predictor(evidence, costs, fabric)
     if scale is None:
         return predict
 
@@ -257,12 +257,12 @@ def _predictor(
         if error is None:
             return found[0] * factor, found[1]
         # What was learned from measurements may know better; NCCL's model alone does not know how wrong it is.
-        return found[0] * factor, min(error, found[1]) if world.model_error else error
+        return found[0] * factor, min(error, found[1]) if evidence.model_error else error
 
     return scaled
 
 
-def model_predictor(world: World, costs: CostPrior, fabric: Fabric) -> Predictor:
+def model_predictor(evidence: FabricEvidence, costs: CostPrior, fabric: Fabric) -> Predictor:
     """Predictions on a described fabric; none for communicators that do not fit on it.
 
     The learned model's doubt about one point is its own opinion of itself: its error on sizes that were left out
@@ -276,8 +276,8 @@ def model_predictor(world: World, costs: CostPrior, fabric: Fabric) -> Predictor
     def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
         if not has_room(shape.communicator):
             return None
-        prior = world.knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
-        mean, std = float(prior.mean[0]), max(float(prior.std[0]), world.model_error)
+        prior = evidence.knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
+        mean, std = float(prior.mean[0]), max(float(prior.std[0]), evidence.model_error)
         return (float(np.exp(mean)), std) if np.isfinite(mean) else None
 
     return predict
@@ -288,7 +288,7 @@ def _judged(
     logged: Logged,
     program: Program,
     policies: Mapping[str, Policy],
-    context: Context,
+    context: PolicyContext,
     assumptions: Sequence[str],
 ) -> WhatIf:
     is_other_stage = change.stage is not None and with_stage(logged.model.program, change.stage) != logged.model.program

@@ -15,7 +15,7 @@ from zerotune.tuner.offline.replay.estimates import MAD_TO_SIGMA
 
 
 @dataclass(frozen=True)
-class World:
+class FabricEvidence:
     """What is known of the fabric asked about."""
 
     statistics: Sequence[CandidateStatistics] = ()
@@ -24,7 +24,7 @@ class World:
     """Of the learned model, as a standard error of log durations at sizes that it was not fitted to; 0: no model."""
 
 
-def world_of(store_path: Path | None, fabric_id: str, without_job: str = "") -> World:
+def evidence_of(store_path: Path | None, fabric_id: str, without_job: str = "") -> FabricEvidence:
     """What all jobs on a fabric left in the store, or all but `without_job`.
 
     A model that was fitted since that job began may have learned from it: it is fitted anew, which takes up to five
@@ -34,7 +34,7 @@ def world_of(store_path: Path | None, fabric_id: str, without_job: str = "") -> 
         StoreError: the store cannot be read.
     """
     if store_path is None or not store_path.exists() or not fabric_id:
-        return World()
+        return FabricEvidence()
     with Store.open(store_path, read_only=True) as store:
         correction, model_id = load_correction(store, fabric_id)
         record = record_of(store, fabric_id, model_id)
@@ -44,7 +44,7 @@ def world_of(store_path: Path | None, fabric_id: str, without_job: str = "") -> 
             correction = None if record is None else Baked.from_bytes(record.blob)
             model_id = "" if record is None else model_id_of(record)
         knowledge = Knowledge.of_jobs(store, fabric_id, correction, model_id, without_job=without_job)
-        return World(store.statistics(fabric_id, without_job=without_job), knowledge, _error(record))
+        return FabricEvidence(store.statistics(fabric_id, without_job=without_job), knowledge, _error(record))
 
 
 def _measured_since_s(store: Store, job_id: str, fabric_id: str) -> float | None:
