@@ -84,11 +84,23 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "the whole loop on this machine",
         RECORDED | {"agent base", "agent/nccl", "tuner/client", "tuner/modeling", "tuner/offline"},
     ),
+    "tuner/doctor": (
+        "what on this machine would stop tuning",
+        RECORDED | {"agent base", "agent/nccl", "tuner/client"},
+    ),
     "tuner/cli": (
         "the `zerotune` command",
         RECORDED
-        | {"agent base", "agent/nccl", "agent/daemon_link", "tuner/client", "tuner/demo", "tuner/fingerprint"}
-        | {"tuner/learning", "tuner/metrics", "tuner/modeling", "tuner/offline", "tuner/service", "tuner/traces"},
+        | {"agent base", "agent/nccl", "agent/daemon_link", "tuner/client", "tuner/demo", "tuner/doctor"}
+        | {
+            "tuner/fingerprint",
+            "tuner/learning",
+            "tuner/metrics",
+            "tuner/modeling",
+            "tuner/offline",
+            "tuner/service",
+            "tuner/traces",
+        },
     ),
 }
 """Room: its purpose, and the rooms it may import."""

@@ -75,7 +75,7 @@ class SharedLibrary:
         """
         temporary = library.with_name(f".{library.name}.{os.getpid()}")
         command = [
-            *self._compiler(),
+            *self.compiler(),
             f"@{self.root / _FLAGS}",
             *self.flags,
             f'-DZT_SOURCE_HASH="{self._source_hash()}"',
@@ -104,7 +104,12 @@ class SharedLibrary:
         cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         return Path(cache) / "zerotune" / source_hash / Path(self.file).name
 
-    def _compiler(self) -> list[str]:
+    def compiler(self) -> list[str]:
+        """The C compiler's command.
+
+        Raises:
+            PluginError: there is none, or CC names one that is not there.
+        """
         named = shlex.split(os.environ.get("CC", ""))
         for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
             if shutil.which(command[0]) is not None:

@@ -396,6 +396,10 @@ class Store:
         )
         return [StepRecord(*row) for row in rows]
 
+    def count_measurements(self) -> int:
+        """How many rows of measurements the file has, damaged ones included: quick."""
+        return int(self._reader().execute("SELECT count(*) FROM main.measurements").fetchone()[0])
+
     def last_steps(self) -> dict[str, int]:
         """The last step of every job that recorded any."""
         rows = self._reader().execute(

@@ -121,6 +121,7 @@ MISTAKES = {
         ["--dashboard", "/proc/d.json"],
     ],
     "fabrics": [["--bogus"]],
+    "doctor": [["--endpoint", "nonsense"], ["--curve-keys", "{none}"], ["--store", "{folder}"]],
     "keys": [["{junk}"], ["/proc/keys"], [""], []],
     "demo": [
         ["--out", ""],
@@ -158,6 +159,7 @@ AS_JSON = {
     "plot": ["list", "--store", "{store}"],
     "metrics": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
     "fabrics": [],
+    "doctor": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
     "keys": ["{keys}"],
     "memory": ["--model", "7.5B"],
     "stage show": [],

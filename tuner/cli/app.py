@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from zerotune.tuner.cli.live.daemon import daemon
+from zerotune.tuner.cli.live.doctor import doctor
 from zerotune.tuner.cli.live.explain import explain
 from zerotune.tuner.cli.live.fabrics import fabrics
 from zerotune.tuner.cli.live.jobs import jobs
@@ -51,6 +52,7 @@ for _command in (
     metrics,
     fabrics,
     keys,
+    doctor,
     demo,
 ):
     app.command(name=_command.__name__.rstrip("_"))(_command)

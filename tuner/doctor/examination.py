@@ -1,0 +1,57 @@
+"""All checks, each within its time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from zerotune.tuner.doctor import nccl, service, software
+from zerotune.tuner.doctor.findings import Check, Finding, Machine, Status, warning
+
+TIME_LIMIT_S: Final = 30.0
+"""For all checks together; they run side by side."""
+CHECKS: Final[dict[str, Check]] = {
+    "python": software.python,
+    "torch": software.torch,
+    "gpu": software.gpu,
+    "compiler": software.compiler,
+    "plugin": nccl.plugin,
+    "nccl": nccl.nccl,
+    "other_plugins": nccl.other_plugins,
+    "pins": nccl.pins,
+    "runtime_folder": service.runtime_folder,
+    "daemon": service.daemon,
+    "store": service.store,
+    "keys": service.keys,
+}
+"""By code, in the order in which they are shown."""
+
+
+def examine(machine: Machine, *, limit_s: float = TIME_LIMIT_S) -> list[Finding]:
+    """What every check found; one that fails or takes too long is a finding, too."""
+    found: dict[str, Finding] = {}
+
+    def run(code: str, check: Check) -> None:
+        try:
+            found[code] = check(machine)
+        except Exception as error:  # a doctor that falls ill helps nobody
+            found[code] = warning(code, f"cannot be checked: {error!r}", "please report this")
+
+    # Nothing waits for these at exit: a driver or a disk that hangs cannot be interrupted.
+    threads = [threading.Thread(target=run, args=one, daemon=True) for one in CHECKS.items()]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    silent = "look at what it needs: a driver, a disk or a network that hangs"
+    late = {code: Finding(code, Status.problem, f"no answer within {limit_s:g} s", silent) for code in CHECKS}
+    return [found.get(code, late[code]) for code in CHECKS]
+
+
+def worst(findings: Sequence[Finding]) -> Status:
+    """The worst status among them."""
+    order = list(Status)
+    return max((one.status for one in findings), key=order.index, default=Status.ok)

@@ -1,0 +1,70 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from zerotune.store.errors import UserError
+
+
+class Status(enum.Enum):
+    """How bad a finding is."""
+
+    ok = "ok"
+    warning = "warning"
+    """Tuning works, or will once what is named is done as usual."""
+    problem = "problem"
+    """Nothing is tuned, or no job runs, until it is mended."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the table."""
+
+    code: str
+    """Name of the check; scripts rely on it."""
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the checks are about: this machine, as a command with these options would use it."""
+
+    endpoint: str
+    store_path: Path
+    keys_dir: Path | None
+    environment: Mapping[str, str]
+
+
+Check = Callable[[Machine], Finding]
+
+
+def ok(code: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(code, Status.ok, found)
+
+
+def warning(code: str, found: str, remedy: str) -> Finding:
+    """Tuning works without it, or is not what it could be."""
+    return Finding(code, Status.warning, found, remedy)
+
+
+def problem(code: str, found: str, remedy: str) -> Finding:
+    """Nothing is tuned like this."""
+    return Finding(code, Status.problem, found, remedy)
+
+
+def of_error(code: str, error: UserError) -> Finding:
+    """What another part of zerotune would refuse with this error."""
+    return problem(code, error.problem, error.remedy)
+
+
+def may_be_made(folder: Path) -> bool:
+    """Whether `folder` is there and can be written, or can be made."""
+    there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

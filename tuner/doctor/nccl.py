@@ -1,0 +1,113 @@
+"""Checks of NCCL, our plugin in it, and who else may have its place."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from typing import Final
+
+from zerotune.agent.launch import NCCL_DISTRIBUTIONS, OLDEST_NCCL, PLUGINS
+from zerotune.agent.nccl import pinning
+from zerotune.agent.nccl.compiled import PLUGIN
+from zerotune.agent.nccl.release import Release
+from zerotune.store.errors import PluginError, UserError
+from zerotune.tuner.doctor.findings import Finding, Machine, of_error, ok, problem, warning
+from zerotune.tuner.doctor.probing import Probed, probe
+
+OLDEST_TIMED: Final = (2, 26)
+"""Older releases time the host's enqueue only, or nothing."""
+LIBRARY: Final = "libnccl.so.2"
+_IN_PACKAGE: Final = "nvidia/nccl/lib/" + LIBRARY
+_LAYOUT: Final = "zerotune_layout_version"
+
+
+def plugin(machine: Machine) -> Finding:
+    """Whether the tuner plugin is built and loads."""
+    path = PLUGIN.path()
+    if path is None:
+        try:
+            PLUGIN.compiler()
+        except PluginError:
+            return problem("plugin", "not built, and there is no C compiler", "install gcc, or a wheel with the plugin")
+        return ok("plugin", "not built yet: the first launch builds it")
+    loaded = probe(str(path), _LAYOUT)
+    if loaded.error or not loaded.symbols:
+        why = loaded.error or "it is no plugin of ours"
+        return problem("plugin", f"{path} cannot be loaded: {why}", "remove it: the next launch builds it anew")
+    return ok("plugin", str(path))
+
+
+def nccl(machine: Machine) -> Finding:
+    """The NCCL that training would load, and the newest plugin interfaces that it and our plugin have in common."""
+    failures = []
+    for origin, library in _candidates(machine):
+        loaded = probe(library)
+        if loaded.nccl_version:
+            return _of_release(origin, loaded)
+        failures.append(f"{origin}: {loaded.error or 'it has no ncclGetVersion'}")
+    if len(failures) > 1:  # more than that the loader knows none
+        return problem("nccl", "; ".join(failures[:-1]), "install torch's own NCCL package anew")
+    return warning(
+        "nccl",
+        "none found: no package of torch's, none named in NCCL_LIBRARY, none that the dynamic loader knows",
+        "without a GPU train on the emulated NCCL: `zerotune launch --fabric NAME`; with one install torch for CUDA",
+    )
+
+
+def _candidates(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Where it comes from, and its path; the dynamic loader's own is the last."""
+    if named := machine.environment.get("NCCL_LIBRARY"):
+        yield f"NCCL_LIBRARY={named}", named
+    for name in NCCL_DISTRIBUTIONS:
+        try:
+            path = importlib.metadata.distribution(name).locate_file(_IN_PACKAGE)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        yield f"package {name}", str(path)
+    yield "the system's", LIBRARY
+
+
+def _of_release(origin: str, loaded: Probed) -> Finding:
+    code = loaded.nccl_version
+    version = (code // 10_000, code // 100 % 100, code % 100) if code >= 10_000 else (code // 1000, code // 100 % 10)
+    release, name = Release(version), ".".join(map(str, version))
+    found = f"{name}, {origin} ({loaded.path})"
+    if version < OLDEST_NCCL:
+        oldest = ".".join(map(str, OLDEST_NCCL))
+        return problem("nccl", f"{found}: no tuner interface that is supported", f"use NCCL {oldest} or newer")
+    profiler = f"profiler v{release.profiler_abi}" if release.profiler_abi else "no profiler"
+    found = f"{found}: tuner v{release.tuner_abi}, {profiler}"
+    if version < OLDEST_TIMED:
+        oldest = ".".join(map(str, OLDEST_TIMED))
+        return warning("nccl", found, f"it times no kernels, so nothing is learned: use NCCL {oldest} or newer")
+    return ok("nccl", found)
+
+
+def other_plugins(machine: Machine) -> Finding:
+    """Other tuners and profilers: NCCL has one place for each."""
+    ours = str(PLUGIN.path())
+    named = [f"{name}={value}" for name in PLUGINS if (value := machine.environment.get(name)) and value != ours]
+    if named:
+        names = " and ".join(one.partition("=")[0] for one in named)
+        return problem("other_plugins", " ".join(named), f"unset {names}: NCCL loads one tuner and one profiler")
+    found = [one.path for name in ("libnccl-tuner.so", "libnccl-profiler.so") if (one := probe(name)).path]
+    if found:
+        remedy = "nothing to do: `zerotune launch` names ours, which takes their place"
+        return warning("other_plugins", f"the dynamic loader knows {' and '.join(found)}", remedy)
+    return ok("other_plugins", "none")
+
+
+def pins(machine: Machine) -> Finding:
+    """What the user's own settings leave NCCL to choose from."""
+    pinned = {name: value for name in pinning.PINNING if (value := machine.environment.get(name))}
+    if not pinned:
+        return ok("pins", "neither NCCL_ALGO nor NCCL_PROTO is set")
+    found, names = " ".join(f"{name}={value}" for name, value in pinned.items()), " and ".join(pinned)
+    try:
+        unserved = pinning.unserved(machine.environment)
+    except UserError as error:
+        return of_error("pins", error)
+    if unserved:
+        what = " and ".join(one.name for one in unserved)
+        return problem("pins", f"{found} leaves no algorithm to {what}", f"unset {names}: NCCL ends such jobs")
+    return warning("pins", found, f"only what it allows can be tuned: unset {names} to tune all")
