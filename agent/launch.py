@@ -65,9 +65,15 @@ class LaunchRequest:
 
 
 def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | None = None) -> list[Finding]:
-    """Everything that stands in the way of a tuned run, worst first.
+    """Everything that stands in the way of a tuned run.
 
-    `silent` describes a daemon that is there and does not answer; empty where there is none.
+    Args:
+        request: what is to be launched.
+        daemon_answers: a daemon is there, or will be started.
+        silent: describes a daemon that is there and does not answer; None: there is none.
+
+    Returns:
+        Findings, those that forbid the launch first.
     """
     problems = _command_problems(request)
     if request.fabric is not None:

@@ -44,7 +44,19 @@ def found_incarnation(exchange: Exchange) -> int:
 
 
 def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
-    """Step 1 of rank 0, after `found_incarnation`: True when all ranks came with this `fingerprint`."""
+    """Step 1 of rank 0, after `found_incarnation`: wait for all ranks and tell them whether they are alike.
+
+    Args:
+        exchange: in the folder of this incarnation.
+        world_size: ranks of the job.
+        fingerprint: rank 0's own; what must be equal on all ranks.
+
+    Returns:
+        Whether all ranks came with this `fingerprint`.
+
+    Raises:
+        Closed: the agreement was closed before all ranks came.
+    """
     exchange.add(member_key(fingerprint))
     exchange.add(all_key(world_size))
     exchange.wait_until(lambda: exchange.add(all_key(world_size), 0) >= world_size)
@@ -54,7 +66,19 @@ def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
 
 
 def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bool]:
-    """Step 1 of the others: the incarnation, and whether all ranks of it came with this `fingerprint`."""
+    """Step 1 of the others: find the current incarnation, and be counted in it.
+
+    Args:
+        exchange: at the top of the store; afterwards in the folder of the incarnation.
+        world_size: ranks of the job.
+        fingerprint: this rank's own; what must be equal on all ranks.
+
+    Returns:
+        The incarnation, and whether all its ranks came with one fingerprint.
+
+    Raises:
+        Closed: the agreement was closed before all ranks came.
+    """
     number = 0
     while True:
         number = _read_number(exchange, above=number)
@@ -67,12 +91,27 @@ def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bo
 
 
 def announce_promise(exchange: Exchange, rank: int, boundary: int) -> None:
-    """Step 2, after `Follower.promise`."""
+    """Step 2: tell rank 0 what this rank has promised.
+
+    Args:
+        exchange: in the folder of this incarnation.
+        rank: of this process.
+        boundary: what `Follower.promise` returned.
+    """
     exchange.set(promise_key(rank), str(boundary).encode())
 
 
 def write_first_message(exchange: Exchange, world_size: int, first_message: Callable[[list[int]], bytes]) -> None:
-    """Step 3, on rank 0: `first_message` makes the bytes from all promises."""
+    """Step 3, on rank 0: collect all promises and write the message for the first agreed boundary.
+
+    Args:
+        exchange: in the folder of this incarnation.
+        world_size: ranks of the job, and so of promises.
+        first_message: makes the message's bytes from the promised boundaries, which are in the order of ranks.
+
+    Raises:
+        Closed: the agreement was closed before all promises came.
+    """
     promises = []
     for rank in range(world_size):
         promises.append(int(exchange.poll(promise_key(rank))))

@@ -23,7 +23,12 @@ def keys_dir() -> Path | None:
 
 
 def connect(socket: zmq.Socket[Any], endpoint: str, folder: Path | None = None) -> None:
-    """Connect `socket` to a daemon, with the keys of `folder` (default: `keys_dir()`) where it needs them.
+    """Connect a socket to a daemon, with keys where the endpoint needs them (`tcp://`).
+
+    Args:
+        socket: not connected yet.
+        endpoint: the daemon's, `ipc://…` or `tcp://…`.
+        folder: where the keys are; None: `keys_dir()`.
 
     Raises:
         UserError: the endpoint needs keys and none can be read.

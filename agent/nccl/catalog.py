@@ -39,11 +39,19 @@ def legal_cells(
     collnet: bool = False,
     nvls: bool = True,
 ) -> tuple[Cell, ...]:
-    """Cells NCCL accepts for `collective`, in NCCL's order of preference on ties; empty if untunable.
+    """Cells that NCCL accepts for a collective.
 
-    `nccl_version` is (major, minor, ...), the newest modelled one when None. `redop_is_sum` False means
-    averages of floats, which NCCL turns into pre-multiplied sums. With `n_ranks` given, PAT needs one rank
-    per node. `collnet` says that in-network reduction is configured, `nvls` that NVLink multicast exists.
+    Args:
+        collective: what is called.
+        n_nodes: nodes of the communicator.
+        n_ranks: ranks of the communicator; PAT needs one rank per node; None: unknown, PAT counts as possible.
+        nccl_version: (major, minor, ...); None: the newest whose rules are known here.
+        redop_is_sum: False: averages of floats, which NCCL turns into pre-multiplied sums.
+        collnet: in-network reduction is configured (NCCL_COLLNET_ENABLE).
+        nvls: the machine has NVLink multicast.
+
+    Returns:
+        In NCCL's order of preference where costs are equal; empty if NCCL has no choice.
     """
     version = tuple((nccl_version or NEWEST_MODELLED)[:2])
     if collective in RING_ONLY:
@@ -80,11 +88,22 @@ def candidates(
     nvls: bool = False,
     cells: Iterable[Cell] | None = None,
 ) -> tuple[Candidate, ...]:
-    """The baseline, then every legal cell with every rung of the channel ladder up to `max_channels`.
+    """The baseline, then every legal cell with every channel count of the ladder.
 
-    `max_channels` itself is always a rung. `cells` narrows the legal cells to those a live cost table
-    offers; without it, NVLS is left out unless `nvls` says that the machine has it. Raises ValueError when
-    `max_channels` is outside 1..64.
+    Args:
+        collective: what is called.
+        communicator: where it is called.
+        max_channels: channels that the communicator has, 1 to 64; always one of the counts tried.
+        nccl_version: (major, minor, ...); None: the newest whose rules are known here.
+        redop_is_sum: False: averages of floats, which NCCL turns into pre-multiplied sums.
+        nvls: the machine has NVLink multicast; without effect if `cells` are given.
+        cells: the cells that a live cost table offers, of which only the legal ones count; None: all legal ones.
+
+    Returns:
+        Candidates, the baseline (no opinion) first.
+
+    Raises:
+        ValueError: `max_channels` is outside 1 to 64.
     """
     if not 1 <= max_channels <= CHANNEL_LADDER[-1]:
         raise ValueError(f"max_channels {max_channels} is outside 1..{CHANNEL_LADDER[-1]}")

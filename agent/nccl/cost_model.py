@@ -129,7 +129,19 @@ def cost_us(
     message_bytes: npt.ArrayLike,
     n_pipe_ops: int = 1,
 ) -> npt.NDArray[np.float32]:
-    """Predicted microseconds of one cell, of the shape of `message_bytes` (total bytes); -1 = IGNORE."""
+    """Time of one cell as NCCL predicts it, for many sizes at once.
+
+    Args:
+        topology: of the communicator.
+        collective: what is called.
+        algorithm: of the cell.
+        protocol: of the cell.
+        message_bytes: NCCL's nBytes, the whole buffer; a number or an array of any shape.
+        n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
+
+    Returns:
+        Microseconds, float32 of the shape of `message_bytes`; -1 (IGNORE): NCCL cannot run the cell.
+    """
     cells = _cells(topology, collective)
     bandwidth = cells.bandwidth_gbs[algorithm, protocol]
     sizes = np.asarray(message_bytes, dtype=np.int64)
@@ -151,7 +163,17 @@ def cost_us(
 def cost_table(
     topology: Topology, collective: Collective, message_bytes: int, n_pipe_ops: int = 1
 ) -> npt.NDArray[np.float32]:
-    """The table NCCL hands to a tuner plugin for one call: microseconds, float32 [7, 3], -1 = IGNORE."""
+    """The table that NCCL hands to a tuner plugin for one call.
+
+    Args:
+        topology: of the communicator.
+        collective: what is called.
+        message_bytes: NCCL's nBytes, the whole buffer.
+        n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
+
+    Returns:
+        Microseconds, float32 of shape (7, 3), by algorithm and protocol; -1 (IGNORE): NCCL cannot run the cell.
+    """
     cells = _cells(topology, collective)
     pipeline = np.full((N_ALGORITHMS, 1), math.ceil(n_pipe_ops / WORK_ITEMS_PER_BATCH), dtype=np.float32)
     pipeline[Algorithm.ring] = n_pipe_ops
@@ -174,10 +196,20 @@ def default_choice(
     *,
     redop_is_sum: bool = True,
 ) -> Candidate:
-    """What NCCL runs when nobody interferes: cheapest cell (first on ties) and its channel count.
+    """What NCCL runs when nobody interferes: the cell with the lowest predicted cost, the first of equal ones.
 
-    `redop_is_sum` False stands for operators that PAT's and NVLS's reduce_scatter refuse (averages of
-    floats). Raises ValueError when no cell is available, as NCCL fails then.
+    Args:
+        topology: of the communicator.
+        collective: what is called.
+        message_bytes: NCCL's nBytes, the whole buffer.
+        n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
+        redop_is_sum: False: operators that reduce_scatter by PAT and NVLS refuses (averages of floats).
+
+    Returns:
+        Algorithm, protocol and the channels that NCCL gives to them.
+
+    Raises:
+        ValueError: no cell is available; NCCL fails then, too.
     """
     table = cost_table(topology, collective, message_bytes, n_pipe_ops)
     if collective is Collective.reduce_scatter and not redop_is_sum:
@@ -197,7 +229,18 @@ def default_choice(
 def default_channels(
     topology: Topology, collective: Collective, algorithm: Algorithm, protocol: Protocol, message_bytes: int
 ) -> int:
-    """Channels NCCL gives to a collective of `message_bytes` when the plugin has no opinion."""
+    """Channels that NCCL gives to a collective when the plugin has no opinion.
+
+    Args:
+        topology: of the communicator.
+        collective: what is called.
+        algorithm: that runs.
+        protocol: that runs.
+        message_bytes: NCCL's nBytes, the whole buffer.
+
+    Returns:
+        Channels that really run, at least 1.
+    """
     if algorithm in (Algorithm.nvls, Algorithm.nvls_tree):
         return max(1, min(topology.nvls_channels, topology.comm_channels))
     n_channels = topology.comm_channels
@@ -210,12 +253,32 @@ def default_channels(
 
 
 def channels_used(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> int:
-    """Channels that really run when `n_channels` are asked for: fewer when there is little traffic."""
+    """Channels that really run: fewer than asked for when there is little traffic.
+
+    Args:
+        collective: an all-reduce sends its buffer twice.
+        protocol: LL sends a flag with every 4 bytes; NCCL counts its traffic four times.
+        message_bytes: NCCL's nBytes, the whole buffer.
+        n_channels: that are asked for.
+
+    Returns:
+        1 to `n_channels`.
+    """
     return math.ceil(channels_filled(collective, protocol, message_bytes, n_channels))
 
 
 def channels_filled(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> float:
-    """Like `channels_used`, but the last channel counts by its share of traffic; at least 1."""
+    """As `channels_used`, but the last channel counts by its share of traffic.
+
+    Args:
+        collective: an all-reduce sends its buffer twice.
+        protocol: LL's traffic counts four times, as in NCCL.
+        message_bytes: NCCL's nBytes, the whole buffer.
+        n_channels: that are asked for.
+
+    Returns:
+        1 to `n_channels`, with a fraction.
+    """
     traffic_bytes = message_bytes * (2 if collective is Collective.all_reduce else 1)
     traffic_bytes *= 4 if protocol is Protocol.ll else 1
     return max(1.0, min(float(n_channels), traffic_bytes / TRAFFIC_PER_CHANNEL_BYTES))

@@ -128,11 +128,22 @@ class Fabric:
         n_channels: int,
         message_bytes: int,
     ) -> float:
-        """True microseconds of one collective alone on the fabric, without noise.
+        """True time of one collective alone on the fabric, without noise.
 
-        `algorithm` and `protocol` are None for collectives that have none (send, all_to_all ...). As in
-        NCCL, fewer than `n_channels` run when the message is small. Raises FabricError for a cell that
-        does not exist here and ValueError for a channel count outside 1..max_channels.
+        Args:
+            communicator: where it is called; with one rank it is a copy on the device.
+            collective: what is called.
+            algorithm: None for collectives that have none (send, all_to_all ...).
+            protocol: None for the same collectives.
+            n_channels: that are asked for; fewer run when the message is small, as in NCCL.
+            message_bytes: NCCL's nBytes, the whole buffer.
+
+        Returns:
+            Microseconds.
+
+        Raises:
+            FabricError: the cell does not exist here.
+            ValueError: `n_channels` is outside 1 to the communicator's.
         """
         if communicator.n_ranks == 1:
             return self.compute.launch_us + self.compute.stream_us(2.0 * message_bytes)

@@ -36,11 +36,19 @@ def n_neighbours(algorithm: Algorithm, communicator: CommunicatorClass) -> int:
 
 
 def channel_bytes(algorithm: Algorithm, communicator: CommunicatorClass, *, gpu_direct: bool = True) -> int:
-    """Device memory of one channel of `algorithm` on one rank.
+    """Device memory of one channel of an algorithm on one rank.
 
     Over NVLink or PCIe the receiver holds the buffers (the sender holds Simple's instead where it is read
-    from). Over a network both ends do, LL's but on the receiving side only, and in host memory altogether
-    where the adapter cannot reach the GPU (`gpu_direct` False: sockets).
+    from). Over a network both ends do, LL's but on the receiving side only.
+
+    Args:
+        algorithm: that is connected.
+        communicator: whose ranks are connected.
+        gpu_direct: the adapter reaches the GPU; False (sockets): buffers of the network are in host memory and take
+            none.
+
+    Returns:
+        Bytes.
     """
     received = LL_BYTES + LL128_BYTES + SIMPLE_BYTES
     sent = LL128_BYTES + SIMPLE_BYTES
@@ -60,14 +68,30 @@ def channel_bytes(algorithm: Algorithm, communicator: CommunicatorClass, *, gpu_
 def connection_mb(
     algorithm: Algorithm, communicator: CommunicatorClass, n_channels: int, *, gpu_direct: bool = True
 ) -> float:
-    """Predicted device memory, in 10^6 bytes, of connecting `algorithm` on a communicator of `n_channels`."""
+    """Predicted device memory of connecting an algorithm, on one rank.
+
+    Args:
+        algorithm: that is connected.
+        communicator: whose ranks are connected.
+        n_channels: of the communicator; NCCL connects them all.
+        gpu_direct: see `channel_bytes`.
+
+    Returns:
+        10^6 bytes.
+    """
     return n_channels * channel_bytes(algorithm, communicator, gpu_direct=gpu_direct) / 1e6
 
 
 def channels_within(limit_mb: float, channel_mb: float | None = None, fixed_mb: float = 0.0) -> int:
-    """Most channels of a communicator whose ring takes no more than `limit_mb`; one at least.
+    """Most channels of a communicator whose ring fits into a limit.
 
-    `channel_mb` and `fixed_mb` are a fabric's figures; without them, NCCL's over a network.
+    Args:
+        limit_mb: device memory that the ring may take, 10^6 bytes.
+        channel_mb: of one channel, a fabric's figure; None: what NCCL takes over a network.
+        fixed_mb: whatever the channels, a fabric's figure.
+
+    Returns:
+        At least 1; 64 where channels cost nothing.
     """
     if channel_mb is None:
         channel_mb = connection_mb(Algorithm.ring, CommunicatorClass(2, 2), 1)

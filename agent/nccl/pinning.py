@@ -53,7 +53,16 @@ def allowed_cells(environment: Mapping[str, str], collective: Collective) -> fro
 def allowed(
     text: str, collective: Collective, members: type[_Member], parse: Callable[[str], _Member]
 ) -> frozenset[_Member]:
-    """What a setting allows `collective`: a list, `^` and what to leave out, or by function (`ring;allreduce:tree`).
+    """What one of the user's settings leaves to a collective.
+
+    Args:
+        text: the setting: a list, `^` and what to leave out, or by function (`ring;allreduce:tree`).
+        collective: parts for other functions do not count.
+        members: all that there is, `Algorithm` or `Protocol`.
+        parse: a member by its name, as NCCL spells it.
+
+    Returns:
+        Those members that are allowed.
 
     Raises:
         UserError: it names what does not exist.

@@ -61,7 +61,16 @@ class TruthCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bent * channel_factor(self.channel_factors, n_channels)
 
     def fixed_us(self, communicator: CommunicatorClass, collective: Collective, n_channels: float) -> float:
-        """Microseconds that do not depend on the bytes."""
+        """The part of a collective's time that does not depend on its bytes.
+
+        Args:
+            communicator: where it is called.
+            collective: what is called.
+            n_channels: that run; the last may count by its share of traffic.
+
+        Returns:
+            Microseconds.
+        """
         n_intra, n_inter = hops(communicator, collective, Algorithm[self.algorithm])
         hops_us = n_intra * self.intra_us + n_inter * self.inter_us
         return self.base_us + hops_us + n_channels * self.channel_us
@@ -81,7 +90,16 @@ def channel_factor(factors: ChannelFactors, n_channels: float) -> float:
 
 
 def hops(communicator: CommunicatorClass, collective: Collective, algorithm: Algorithm) -> tuple[int, int]:
-    """Consecutive hops (inside a node, between nodes) on the critical path."""
+    """How often data is passed on, one after another, until a collective is done.
+
+    Args:
+        communicator: where it is called.
+        collective: an all-reduce passes everything twice.
+        algorithm: a ring passes from rank to rank, the others over log2(nodes) levels between nodes.
+
+    Returns:
+        (inside a node, between nodes).
+    """
     n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
     passes = 2 if collective is Collective.all_reduce else 1
     if algorithm is Algorithm.ring:
@@ -113,10 +131,17 @@ class RecordedCurve(NamedTuple):
     duration_us: tuple[float, ...]
 
     def time_us(self, collective: Collective, n_ranks: int, message_bytes: float, factor: float) -> float:
-        """Microseconds for `n_ranks`: as many steps of as many bytes each as the recorded ones had.
+        """Time on another number of ranks than the recorded one: more steps, or fewer, of as many bytes each.
 
-        With fewer channels the bandwidth of the largest recorded message shrinks by `factor`, while what is
-        not limited by bandwidth keeps its time.
+        Args:
+            collective: broadcast and reduce send all bytes in each step and take as long on any number of ranks.
+            n_ranks: of the communicator.
+            message_bytes: NCCL's nBytes, the whole buffer.
+            factor: of the bandwidth, up to 1 with fewer channels than recorded; time that is not limited by bandwidth
+                stays.
+
+        Returns:
+            Microseconds.
         """
         steps_ratio = (n_ranks - 1) / (self.n_ranks - 1)
         step_bytes = message_bytes * self.n_ranks / n_ranks
@@ -181,6 +206,16 @@ class Line(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def line(cell: TruthCell, communicator: CommunicatorClass, collective: Collective, n_channels: float) -> Line:
-    """The line of `cell` for one communicator class, collective and channel count."""
+    """Time of a cell as a line over the message's bytes.
+
+    Args:
+        cell: algorithm and protocol, with their true rates and latencies.
+        communicator: where it is called.
+        collective: what is called.
+        n_channels: that run; the last may count by its share of traffic.
+
+    Returns:
+        Fixed microseconds, and microseconds per byte.
+    """
     share = wire_share(communicator, collective)
     return Line(cell.fixed_us(communicator, collective, n_channels), share / (1000.0 * cell.gbs(n_channels)))

@@ -21,9 +21,12 @@ class SummaryWriter:
         self._rank = 0
 
     def describe(self, fabric: str | None, n_ranks: int, rank: int = 0) -> None:
-        """Set what the run uses; `fabric` names the emulated fabric, None the real NCCL.
+        """Set what the run uses.
 
-        `rank` is the process group's: in processes of `mp.spawn` the environment says none.
+        Args:
+            fabric: name of the emulated fabric; None: the real NCCL.
+            n_ranks: of the process group.
+            rank: of the process group; in processes of `mp.spawn` the environment does not say it.
         """
         self._fabric = fabric
         self._n_ranks = n_ranks

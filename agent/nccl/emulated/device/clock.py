@@ -88,7 +88,13 @@ class Clock:
             return self._now_us
 
     def hold(self, start_us: float, end_us: float, n_channels: int) -> None:
-        """A collective takes `n_channels` channels of this device for that time."""
+        """A collective occupies channels of this device for a time, in which computation is slower.
+
+        Args:
+            start_us: on the virtual clock.
+            end_us: on the virtual clock; nothing happens unless it is after `start_us`.
+            n_channels: that it occupies; 0: none.
+        """
         if n_channels > 0 and end_us > start_us:
             with self._lock:
                 self._holds.append(_Hold(start_us, end_us, n_channels))

@@ -25,7 +25,16 @@ class DeviceMemory:
         return min(1.0, (self.reserve_mb + self._nccl_mb) / self._device_mb)
 
     def take(self, wanted_mb: float, purpose: str, device_mb: float) -> None:
-        """Reserve memory for NCCL; raises DeviceOutOfMemory when the device is full."""
+        """Reserve memory for NCCL.
+
+        Args:
+            wanted_mb: 10^6 bytes.
+            purpose: what for, for the message.
+            device_mb: memory of the fabric's devices; `limit_mb` counts instead where it is set.
+
+        Raises:
+            DeviceOutOfMemory: there is not so much left; nothing is reserved.
+        """
         with self._lock:
             if self.limit_mb is not None:
                 device_mb = self.limit_mb

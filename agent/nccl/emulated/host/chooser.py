@@ -60,7 +60,17 @@ class Chooser:
     def choose(
         self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
     ) -> Candidate:
-        """The setting of one collective of `message_bytes` (total, of all that is fused).
+        """The setting of one collective, as NCCL and its tuner plugin choose it.
+
+        Args:
+            collective: one that NCCL tunes.
+            message_bytes: NCCL's nBytes, of all tasks that are fused.
+            average: the reduction is an average or a premultiplied sum, which some algorithms refuse.
+            n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
+            captured: it becomes part of a CUDA graph; the plugin is told.
+
+        Returns:
+            Algorithm, protocol and channels.
 
         Raises:
             EmulatedNcclError: the plugin failed, or nothing is left to choose from.
@@ -82,7 +92,18 @@ class Chooser:
     def mention_symmetric(
         self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
     ) -> None:
-        """What the symmetric scheduler of 2.29 and newer does: asks what a kernel would run, and goes its own way."""
+        """The symmetric scheduler of NCCL 2.29 and newer asks the plugin too, and ignores the answer.
+
+        Args:
+            collective: as for `choose`.
+            message_bytes: as for `choose`.
+            average: as for `choose`.
+            n_pipe_ops: as for `choose`.
+            captured: as for `choose`.
+
+        Raises:
+            EmulatedNcclError: the plugin failed.
+        """
         if self._release.version >= _ASKS_FOR_SYMMETRIC_SINCE:
             self.choose(collective, message_bytes, average, n_pipe_ops, captured)
 

@@ -80,6 +80,14 @@ class Communicator:
 
         `decided` is what a captured graph was given, in place of a decision; `n_tasks` are the group's.
 
+        Args:
+            fused: the collective, or several of a kind fused into one.
+            n_tasks: collectives of the group that it is part of.
+            decided: the setting that a captured graph was given; None: decide now.
+
+        Returns:
+            The call on its way.
+
         Raises:
             EmulatedNcclError: the communicator has failed, the plugin failed the call, or it cannot be run.
         """
@@ -110,7 +118,15 @@ class Communicator:
             return call
 
     def decide(self, fused: FusedTasks, n_tasks: int, *, captured: bool) -> Candidate:
-        """The setting that fused tasks get now, with its algorithm connected; the baseline where NCCL chooses none.
+        """The setting that fused tasks get now; its algorithm is connected.
+
+        Args:
+            fused: the collective, or several of a kind fused into one.
+            n_tasks: collectives of the group that it is part of.
+            captured: it becomes part of a CUDA graph; the plugin is told.
+
+        Returns:
+            The baseline where NCCL has no choice.
 
         Raises:
             EmulatedNcclError: the plugin failed the call, or the device has no memory left.

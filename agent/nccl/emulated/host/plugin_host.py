@@ -188,7 +188,18 @@ class CommunicatorPlugins:
         self.has_profiler = result == 0  # a profiler's refusal does no harm
 
     def ask(self, collective: int, message_bytes: int, n_pipe_ops: int, table: int, nvls: bool, captured: bool) -> int:
-        """Let the tuner edit the cost table at address `table`; the channels it wants (0 = no opinion).
+        """Let the tuner edit a cost table.
+
+        Args:
+            collective: NCCL's number of the function.
+            message_bytes: NCCL's nBytes.
+            n_pipe_ops: NCCL's numPipeOps.
+            table: address of the costs in microseconds, C floats of shape (n_algorithms, 3); edited in place.
+            nvls: the communicator has NVLink multicast.
+            captured: the call becomes part of a CUDA graph.
+
+        Returns:
+            Channels that the tuner wants, 0: no opinion.
 
         Raises:
             EmulatedNcclError: the tuner returned an error, which fails the collective.
@@ -242,7 +253,14 @@ class CommunicatorPlugins:
         return captured
 
     def ran(self, handle: int, n_channels: int, start_us: float, end_us: float) -> None:
-        """Tell the profiler when the collective's kernel ran, in virtual microseconds."""
+        """Tell the profiler when a collective's kernel ran.
+
+        Args:
+            handle: the profiler's, of the collective's event.
+            n_channels: channels that the kernel ran on.
+            start_us: on the virtual clock.
+            end_us: on the virtual clock.
+        """
         profiler = self._host.profiler
         assert profiler is not None
         self._calls.run_channels(

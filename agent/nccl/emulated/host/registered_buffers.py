@@ -43,7 +43,16 @@ class RegisteredBuffers:
         self._tensors.pop(tensor.data_ptr(), None)
 
     def path(self, collective: Collective, op: Operator, tasks: list[Task]) -> Path:
-        """How NCCL carries these tasks out."""
+        """How NCCL carries out tasks that it fuses.
+
+        Args:
+            collective: what is called.
+            op: its reduction; only a plain sum goes another way than by a usual kernel.
+            tasks: fused; the buffers of all of them must be registered for another way.
+
+        Returns:
+            `Path.kernel` where nothing special is possible.
+        """
         if not self._tensors or not self._reachable or collective not in _SYMMETRIC or op.code != _SUM:
             return Path.kernel
         if not all(self._holds(task.piece) and self._holds(task.output) for task in tasks):

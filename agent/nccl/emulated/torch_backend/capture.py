@@ -84,7 +84,20 @@ class Graph:
         n_tasks: int,
         outputs: Sequence[torch.Tensor],
     ) -> CapturedWork:
-        """Decide one group's settings for good."""
+        """Decide the settings of one group for good.
+
+        Args:
+            communicator: that the group was called on.
+            fused_groups: tasks by decision: those in one entry share a setting.
+            n_tasks: collectives of the group.
+            outputs: tensors that the caller sees filled after a replay.
+
+        Returns:
+            A handle; waiting for it during the capture becomes part of the graph.
+
+        Raises:
+            EmulatedNcclError: as `Communicator.decide`.
+        """
         decided = [(fused, communicator.decide(fused, n_tasks, captured=True)) for fused in fused_groups]
         self._nodes.append(_Group(communicator, decided, communicator.events.begin_capture(decided)))
         self._n_groups += 1

@@ -54,7 +54,15 @@ def operator(redop: dist.ReduceOp) -> Operator:
 def reduce_into(
     out: torch.Tensor, rendezvous: Rendezvous, index: int, piece: int, op: Operator, first_element: int = 0
 ) -> None:
-    """Fill `out` (any layout) with the reduction of `out.numel()` elements of every rank's piece.
+    """Reduce what all ranks sent, in the order of ranks.
+
+    Args:
+        out: is filled; of any layout.
+        rendezvous: where the payloads are.
+        index: of the call.
+        piece: of the call's payload, the same on all ranks.
+        op: how to reduce.
+        first_element: of each rank's piece; `out.numel()` elements from there on count.
 
     Raises:
         EmulatedNcclError: a rank sent too little, or torch knows no such operator.

@@ -28,7 +28,17 @@ def all_reduce(tensor: torch.Tensor, op: Operator) -> Task:
 
 
 def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor | None = None) -> Task:
-    """Fill `output` with what the root sends: its `source`, or its `output` where there is none."""
+    """Fill a tensor with what the root sends.
+
+    Args:
+        output: is filled on all ranks.
+        root: the rank that sends.
+        rank: of this process.
+        source: what the root sends; None: its `output`. It counts on the root only.
+
+    Returns:
+        This rank's part.
+    """
     is_root = rank == root
     sent = _contiguous(output if source is None else source) if is_root else None
 
@@ -41,7 +51,18 @@ def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor |
 
 
 def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: torch.Tensor | None = None) -> Task:
-    """Reduce `source` into the root's `output`, or in place where there is none."""
+    """Reduce a tensor of every rank to the root.
+
+    Args:
+        source: what this rank contributes.
+        op: how to reduce.
+        root: the rank that gets the result.
+        rank: of this process.
+        output: where the root wants it, of as many elements as `source`; None: in `source`.
+
+    Returns:
+        This rank's part.
+    """
     target = source if output is None else output
 
     def finish(call: IssuedCall, piece: int) -> None:
@@ -52,7 +73,19 @@ def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: tor
 
 
 def all_gather(output: torch.Tensor, source: torch.Tensor, n_ranks: int) -> Task:
-    """Fill `output` with every rank's `source`; ValueError when it has not exactly the room."""
+    """Fill a tensor with every rank's tensor, in the order of ranks.
+
+    Args:
+        output: is filled; `n_ranks` times as large as `source`.
+        source: what this rank contributes.
+        n_ranks: of the communicator.
+
+    Returns:
+        This rank's part.
+
+    Raises:
+        ValueError: `output` is smaller or larger than that.
+    """
     shard_bytes = _bytes(source)
     if _bytes(output) != shard_bytes * n_ranks:
         raise ValueError(f"output holds {_bytes(output)} bytes, not {n_ranks} times {shard_bytes}")
@@ -75,7 +108,21 @@ def all_gather_list(outputs: Tensors, source: torch.Tensor) -> Task:
 
 
 def reduce_scatter(output: torch.Tensor, source: torch.Tensor, op: Operator, rank: int, n_ranks: int) -> Task:
-    """Fill `output` with this rank's part of the reduction; ValueError when the parts do not add up."""
+    """Fill a tensor with this rank's part of the reduction.
+
+    Args:
+        output: is filled.
+        source: what this rank contributes; `n_ranks` times the elements of `output`.
+        op: how to reduce.
+        rank: of this process, and so the part that it gets.
+        n_ranks: of the communicator.
+
+    Returns:
+        This rank's part.
+
+    Raises:
+        ValueError: `source` is smaller or larger than that.
+    """
     n_elements = output.numel()
     if source.numel() != n_elements * n_ranks:
         raise ValueError(f"input holds {source.numel()} elements, not {n_ranks} times {n_elements}")
@@ -87,12 +134,35 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, op: Operator, ran
 
 
 def gather(outputs: Tensors, source: torch.Tensor, n_ranks: int) -> Task:
-    """Fill the root's `outputs` (empty on the others) with every rank's `source`."""
+    """Collect every rank's tensor at the root.
+
+    Args:
+        outputs: is filled, one tensor per rank; empty on all ranks but the root.
+        source: what this rank contributes.
+        n_ranks: of the communicator.
+
+    Returns:
+        This rank's part.
+    """
     return Task(_contiguous(source), _bytes(source) * n_ranks, source.numel(), _fill_each(outputs), source)
 
 
 def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int, n_ranks: int) -> Task:
-    """Fill `output` with the root's part for this rank; `sources` is None on the others."""
+    """Hand each rank its tensor of the root's list.
+
+    Args:
+        output: is filled, on all ranks.
+        sources: one tensor per rank, each of the elements of `output`; None on all ranks but the root.
+        root: the rank that sends.
+        rank: of this process.
+        n_ranks: of the communicator.
+
+    Returns:
+        This rank's part.
+
+    Raises:
+        EmulatedNcclError: a graph is being captured, which cannot hold it.
+    """
     capture.forbid("scatter")
     sent = None if sources is None else torch.cat([part.detach().reshape(-1) for part in sources])
 
@@ -103,7 +173,16 @@ def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int,
 
 
 def all_to_all(outputs: Tensors, sources: Tensors, rank: int) -> list[Task]:
-    """Fill `outputs[i]` with rank i's `sources[rank]`: one task per destination."""
+    """Exchange: `outputs[i]` is filled with rank i's `sources[rank]`.
+
+    Args:
+        outputs: are filled, one tensor per rank.
+        sources: what each rank gets from this one.
+        rank: of this process.
+
+    Returns:
+        This rank's part, one task per destination.
+    """
 
     def finish(call: IssuedCall, first_piece: int) -> None:
         for peer, output in enumerate(outputs):

@@ -214,7 +214,17 @@ class Rendezvous:
         return header
 
     def view(self, index: int, rank: int, piece: int, dtype: torch.dtype) -> torch.Tensor:
-        """One rank's piece as a flat tensor over the shared memory; valid until `consume`."""
+        """One rank's piece of a call, without a copy.
+
+        Args:
+            index: of the call.
+            rank: who sent it.
+            piece: of its payload.
+            dtype: of the result.
+
+        Returns:
+            One-dimensional, over the shared memory: valid until `consume`; empty if the rank sent nothing.
+        """
         address = self._library.piece(self.handle, index, rank, piece, self._length_address)
         n_bytes = self._length.value if address else 0
         if n_bytes == 0:
@@ -223,13 +233,34 @@ class Rendezvous:
         return torch.frombuffer(memory, dtype=dtype)
 
     def copy(self, index: int, rank: int, piece: int, to: torch.Tensor, offset_bytes: int = 0) -> None:
-        """Fill the contiguous tensor `to` from a piece; raises EmulatedNcclError when it is too short."""
+        """Fill a tensor from one rank's piece of a call.
+
+        Args:
+            index: of the call.
+            rank: who sent it.
+            piece: of its payload.
+            to: is filled; contiguous, of any dtype.
+            offset_bytes: where in the piece to begin.
+
+        Raises:
+            EmulatedNcclError: the piece is too short.
+        """
         n_bytes = to.numel() * to.element_size()
         if self._library.copy(self.handle, index, rank, piece, offset_bytes, to.data_ptr(), n_bytes) != 0:
             raise EmulatedNcclError(f"rank {rank} sent fewer than the {n_bytes} bytes expected of it")
 
     def gather(self, index: int, piece: int, to: torch.Tensor, bytes_per_rank: int) -> None:
-        """Fill the contiguous tensor `to` with the same piece of every rank, in rank order."""
+        """Fill a tensor with every rank's piece of a call, in the order of ranks.
+
+        Args:
+            index: of the call.
+            piece: of each payload, the same for all ranks.
+            to: is filled; contiguous, of any dtype.
+            bytes_per_rank: that are taken from each piece.
+
+        Raises:
+            EmulatedNcclError: a piece is too short.
+        """
         if self._library.gather(self.handle, index, piece, to.data_ptr(), bytes_per_rank) != 0:
             raise EmulatedNcclError(f"a rank sent fewer than the {bytes_per_rank} bytes expected of it")
 

@@ -28,7 +28,16 @@ _n_started: Counter[str] = Counter()
 
 
 def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> str:
-    """The name of this start of `group`, the same on all its ranks.
+    """The name of this start of a group, the same on all its ranks.
+
+    Args:
+        store: shared by the group's ranks, also with starts before this one.
+        group: the group's own name; it may be made several times in a process.
+        rank: of this process in the group; 0 makes up the name.
+        timeout: how long the others wait for rank 0.
+
+    Returns:
+        16 hexadecimal digits.
 
     Raises:
         EmulatedNcclError: the first rank's process cannot be seen from here.
