@@ -327,9 +327,6 @@ def test_version_and_unknown_commands(monkeypatch, capsys):
     assert text.startswith("zerotune ")
     code, _, error = run(monkeypatch, capsys, "traing")
     assert (code, error.count("\n")) == (2, 1)
-    code, text, error = run(monkeypatch, capsys)
-    assert code == 2
-    assert "sweep" in text + error
 
 
 def test_damaged_stores_and_interrupts(monkeypatch, capsys):

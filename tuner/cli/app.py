@@ -29,7 +29,7 @@ from zerotune.tuner.cli.offline.sweep import sweep
 
 app = typer.Typer(
     name="zerotune",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,6 +68,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -78,6 +79,10 @@ def _options(
 
     Example: zerotune launch --start-daemon -- torchrun --nproc-per-node 8 train.py
     """
+    if context.invoked_subcommand is None:
+        from zerotune.tuner.cli.greeting import greet
+
+        greet()
 
 
 app.add_typer(models, name="models")
