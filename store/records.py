@@ -8,7 +8,7 @@ they pass through the plugin, the wire and the store without translation. Units 
 from __future__ import annotations
 
 import math
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Final
 
 import msgspec
@@ -105,6 +105,24 @@ class Stage(IntEnum):
     zero3 = 4
     zero1_or_2 = 5
     """Gradients leave once per gather of parameters, as in both."""
+
+
+class MissingEvidence(str, Enum):
+    """Why the collectives of a job do not show its stage."""
+
+    nothing = ""
+    """They do."""
+    no_collectives = "no_collectives"
+    only_small = "only_small"
+    """None is larger than a counter or a flag."""
+    nothing_reduced = "nothing_reduced"
+    """Much is gathered or broadcast, and no gradient is sent."""
+    one_size = "one_size"
+    """All are all-reduces of one size: one bucket of gradients, several equal ones, or activations that are summed."""
+    no_repetition = "no_repetition"
+    """No two steps were seen that are alike."""
+    ambiguous = "ambiguous"
+    """Several kinds of training, or none of those known, send what was seen."""
 
 
 class Candidate(msgspec.Struct, frozen=True, order=True):

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from zerotune.store.errors import WireError
-from zerotune.store.records import Plan, Stage, StepRecord
+from zerotune.store.records import MissingEvidence, Plan, Stage, StepRecord
 
 WIRE_VERSION: Final = 1
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)
@@ -211,6 +211,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     health: str = "ok"
     heard_s_ago: float = 0.0
     """Seconds since the last message of the rank, or other node, that has been silent longest."""
+    missing_evidence: MissingEvidence = MissingEvidence.nothing
+    """Why `stage` is unknown; nothing from an older daemon."""
     name: str = ""
     """What people call the job."""
 

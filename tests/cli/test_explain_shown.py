@@ -357,6 +357,8 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
             "emulated": "boxes",
             "n_ranks": 16,
             "communicators": [{"n_ranks": 2, "n_nodes": 1}, {"n_ranks": 16, "n_nodes": 2}],
+            "stage": "unknown",
+            "missing_evidence": "no_collectives",
             "name": "",
         }
     ] * 2

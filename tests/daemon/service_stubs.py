@@ -13,6 +13,7 @@ from zerotune.store.records import (
     CommunicatorClass,
     Decision,
     DecisionKey,
+    MissingEvidence,
     Phase,
     Plan,
     Stage,
@@ -58,6 +59,7 @@ class ScriptedBrain:
         self.fabric_id = fabric_id
         self.knowledge = knowledge
         self.stage = Stage.unknown
+        self.missing_evidence = MissingEvidence.no_collectives
         self.n_explored = 0
         self.spent_percent = 0.0
         self.told: list[tuple[str, object]] = []

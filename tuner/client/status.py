@@ -13,7 +13,7 @@ from zerotune.agent.daemon_link.keys import connect
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.store.job_names import titled
-from zerotune.store.records import Stage
+from zerotune.store.records import MissingEvidence, Stage
 from zerotune.tuner.client.holders import Holder
 
 if TYPE_CHECKING:
@@ -57,11 +57,29 @@ FEW_STEPS: Final = 20
 """A workload may not be recognised before this many steps."""
 
 
-def workload(stage: Stage, step: int) -> str:
-    """What kind of training it is, in words."""
+_MISSING: Final = {
+    MissingEvidence.no_collectives: "no collective was seen that NCCL asks a tuner about",
+    MissingEvidence.only_small: "every collective is as small as a counter or a flag",
+    MissingEvidence.nothing_reduced: "no gradients are sent: nothing larger than a flag is reduced",
+    MissingEvidence.one_size: (
+        "all are all-reduces of one size, as of DDP with one bucket or with equal ones, and of tensor parallelism"
+    ),
+    MissingEvidence.no_repetition: "no two steps were seen that are alike",
+    MissingEvidence.ambiguous: "several kinds of training, or none that is known, send what was seen",
+}
+
+
+def workload(stage: Stage, step: int, missing: MissingEvidence = MissingEvidence.nothing) -> str:
+    """What kind of training it is, in words, or why that is not known."""
     if stage is not Stage.unknown:
         return f"workload {stage.name}"
-    return "workload not recognised" + (" yet" if step < FEW_STEPS else "")
+    words = "workload not recognised" + (" yet" if step < FEW_STEPS else "")
+    return f"{words} ({in_words(missing)})" if missing else words
+
+
+def in_words(missing: MissingEvidence) -> str:
+    """Which evidence of a stage is missing; empty where none is."""
+    return _MISSING.get(missing, "")
 
 
 def may_try(options: wire.DaemonOptions) -> str:
@@ -138,7 +156,8 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
             "bold green" if is_well else "bold red",
         )
         show(
-            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.step)}, fabric {job.fabric_id}\n"
+            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.step, job.missing_evidence)},"
+            f" fabric {job.fabric_id}\n"
             f"  step {job.step:,} ({job.step_us / 1000:.2f} ms), epoch {job.epoch},"
             f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"
             f"  {job.n_explored:,} calls ran what nothing has proven yet,"

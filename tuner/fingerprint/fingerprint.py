@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Stage
+from zerotune.store.records import MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint import rules
 from zerotune.tuner.fingerprint.ambiguity import told
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder, decide
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
+from zerotune.tuner.fingerprint.missing import missing_evidence
 from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
 from zerotune.tuner.fingerprint.steps.cutting import StepCutter
 from zerotune.tuner.fingerprint.steps.interruptions import Interruptions
@@ -59,6 +61,15 @@ class StageFingerprint:
     def stage(self) -> Stage:
         """The last stage that was shown."""
         return self.shown.stage
+
+    @property
+    def missing_evidence(self) -> MissingEvidence:
+        """Why no stage is shown."""
+        if self.stage is not Stage.unknown:
+            return MissingEvidence.nothing
+        codes = self._cutter.window[0] if self._cutter.period else self._cutter.codes[-UNCUT_CALLS:]
+        calls = zip((codes & 15).tolist(), (codes >> 4).tolist(), strict=True)
+        return missing_evidence(Counter(calls), repeats=bool(self._cutter.period))
 
     @property
     def gathers_after_step(self) -> bool:

@@ -25,6 +25,7 @@ from zerotune.store.records import (
     Collective,
     CommunicatorClass,
     Decision,
+    MissingEvidence,
     Outcome,
     Plan,
     Stage,
@@ -138,6 +139,11 @@ class Brain:
     def stage(self) -> Stage:
         """The kind of training that the job's collectives showed in most steps, since they first showed any."""
         return max(self._steps_of, key=lambda stage: self._steps_of[stage], default=self._fingerprint.stage)
+
+    @property
+    def missing_evidence(self) -> MissingEvidence:
+        """Why no stage is shown."""
+        return MissingEvidence.nothing if self.stage is not Stage.unknown else self._fingerprint.missing_evidence
 
     @property
     def knowledge(self) -> Knowledge:

@@ -21,12 +21,15 @@ from zerotune.store.records import (
     Decision,
     DecisionKey,
     JobRecord,
+    MissingEvidence,
     Phase,
+    Stage,
     size_class,
     size_class_range,
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions
+from zerotune.tuner.fingerprint.missing import missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of, compare
@@ -43,6 +46,10 @@ class Head(msgspec.Struct, frozen=True):
     n_ranks: int
     communicators: list[CommunicatorClass]
     """What its collectives ran on, as far as the store tells."""
+    stage: str = Stage.unknown.name
+    """The kind of training that they show."""
+    missing_evidence: MissingEvidence = MissingEvidence.nothing
+    """Why they show none."""
     name: str = ""
     """What people call the job."""
 
@@ -184,7 +191,23 @@ def head_of(store_path: Path, job_id: str | None) -> Head:
 def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Medians) -> Head:
     keys = [*here, *(decision.key for decision in decisions if not decision.is_of_job)]
     emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
-    return Head(job.job_id, job.fabric_id, emulated, job.n_ranks, sorted({key.communicator for key in keys}), job.name)
+    return Head(
+        job_id=job.job_id,
+        fabric_id=job.fabric_id,
+        emulated=emulated,
+        n_ranks=job.n_ranks,
+        communicators=sorted({key.communicator for key in keys}),
+        name=job.name,
+        stage=job.stage.name,
+        missing_evidence=why_unknown(job, here),
+    )
+
+
+def why_unknown(job: JobRecord, here: Medians) -> MissingEvidence:
+    """Why a job's measured collectives do not show what kind of training it is."""
+    if job.stage is not Stage.unknown:
+        return MissingEvidence.nothing
+    return missing_of_keys({key: sum(one.n_calls for one in known.values()) for key, known in here.items()})
 
 
 def _opened(store_path: Path) -> Store:

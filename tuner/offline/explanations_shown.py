@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotune.store.job_names import titled
+from zerotune.store.records import Stage
+from zerotune.tuner.client.status import FEW_STEPS, workload
 from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.size_ranges import exact_range
 
@@ -38,6 +40,8 @@ def render(
     if not explanations:
         console.print("Nothing was decided in this job, and no training of it was measured. --job names another.")
         return
+    if head is not None:
+        _indented(console, workload(Stage[head.stage], FEW_STEPS, head.missing_evidence))
     told = [one for one in explanations if shows_quiet or not one.is_quiet]
     _render_savings(told, [one for one in explanations if one not in told], console)
     if news := explanations[0].job_history:

@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 import numpy as np
 
 from zerotune.store.errors import UserError
-from zerotune.store.records import Stage
+from zerotune.store.records import MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint.encoding import weights
 from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
@@ -39,6 +39,8 @@ class Recognition:
     n_calls: int
     period: int
     shown: Shown
+    missing_evidence: MissingEvidence
+    """Why `shown` has no stage."""
 
 
 @dataclass(frozen=True)
@@ -214,4 +216,5 @@ def _followed(blocks: Iterator[Block], trace: str, job_id: str = "") -> Recognit
     shown, period = fingerprint.shown, fingerprint.calls_per_step
     if shown.stage is Stage.unknown and n_calls_of:  # training is over, and what followed is none
         shown = n_calls_of.most_common(1)[0][0]
-    return Recognition(trace, job_id, tuple(changes), fingerprint.n_calls, period, shown)
+    missing = MissingEvidence.nothing if shown.stage is not Stage.unknown else fingerprint.missing_evidence
+    return Recognition(trace, job_id, tuple(changes), fingerprint.n_calls, period, shown, missing)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.job_names import is_job_name
-from zerotune.store.records import Decision, Plan, Stage, StepRecord, size_class_floor
+from zerotune.store.records import Decision, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
 from zerotune.store.wire import Hello, JobStatus
 from zerotune.tuner.join import OBSERVATION, Joiner
 from zerotune.tuner.service.nodes import NodeSession, Uplink, UplinksLike
@@ -47,6 +47,10 @@ class BrainLike(Protocol):
     @property
     def stage(self) -> Stage:
         """The kind of workload recognised so far."""
+
+    @property
+    def missing_evidence(self) -> MissingEvidence:
+        """Why none is."""
 
     @property
     def spent_percent(self) -> float:
@@ -119,6 +123,7 @@ class Job:
         self.offer: Plan | None = None
         """The newest plan that rank 0 has not adopted yet."""
         self.stage = Stage.unknown
+        self._missing_evidence = MissingEvidence.nothing
         self.n_observations = 0
         self.n_gone_drops = 0
         self.trouble = ""
@@ -178,6 +183,7 @@ class Job:
                 proposed.append(plan)
             decided.extend(brain.decisions())
             self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
+            self._missing_evidence = brain.missing_evidence
 
         if self._brain is not None:
             self.tell(ask)
@@ -290,6 +296,7 @@ class Job:
             last_decisions=tuple(self._last_decisions),
             health=health,
             name=self.name,
+            missing_evidence=self._missing_evidence,
             heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
         )
 

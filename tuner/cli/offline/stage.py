@@ -89,6 +89,7 @@ def try_trace(
 
     Example: zerotune stage test traces/job.rank00000.zttrace
     """
+    from zerotune.tuner.client.status import in_words
     from zerotune.tuner.offline import stage_command
 
     for trace in traces:
@@ -105,7 +106,8 @@ def try_trace(
             out.print(f"{one.trace}{f', job {one.job_id}' if one.job_id else ''}:", markup=False, soft_wrap=True)
         for n_calls, shown in one.changes:
             out.print(f"after {n_calls:,} calls: {shown}")
-        out.print(f"{one.n_calls:,} calls, {one.period:,} per step: {one.shown}")
+        why = f" ({in_words(one.missing_evidence)})" if one.missing_evidence else ""
+        out.print(f"{one.n_calls:,} calls, {one.period:,} per step: {one.shown}{why}")
 
 
 def _document(one: Recognition) -> dict[str, object]:
@@ -115,6 +117,7 @@ def _document(one: Recognition) -> dict[str, object]:
         "n_calls": one.n_calls,
         "calls_per_step": one.period,
         **_fields(one.shown),
+        "missing_evidence": one.missing_evidence,
         "changes": [{"n_calls": n_calls, **_fields(shown)} for n_calls, shown in one.changes],
     }
 

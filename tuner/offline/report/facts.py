@@ -11,12 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.errors import UserError
-from zerotune.store.records import Decision, DecisionKey, JobRecord, Outcome, Source, StepRecord, TimingSource
+from zerotune.store.records import (
+    Decision,
+    DecisionKey,
+    JobRecord,
+    MissingEvidence,
+    Outcome,
+    Source,
+    StepRecord,
+    TimingSource,
+)
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_decisions
 from zerotune.tuner.modeling.medians import Medians, medians
 from zerotune.tuner.offline.comparison import Comparison, compare
-from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, taken_over_s
+from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, taken_over_s, why_unknown
 from zerotune.tuner.offline.jobs.before_after import (
     BeforeAfter,
     JobsRead,
@@ -77,6 +86,11 @@ class Facts:
     def against_own(self, decision: Decision) -> Comparison:
         """A decision's setting against NCCL's own choice."""
         return compare(decision, self.here, self.everywhere)
+
+    @property
+    def missing_evidence(self) -> MissingEvidence:
+        """Why its collectives do not show what kind of training it is."""
+        return why_unknown(self.job, self.here)
 
     @property
     def changes_at(self) -> list[int]:

@@ -73,7 +73,7 @@ def page(facts: Facts) -> str:
         pictures=pictures(facts),
         decisions=_decision_rows(facts),
         undecided=_undecided(facts),
-        workload=workload(facts.job.stage, facts.n_steps),
+        workload=workload(facts.job.stage, facts.n_steps, facts.missing_evidence),
         collectives=facts.collectives_us(),
         meanings=MEANINGS,
         trust=[*trust(facts), *([("Timeline", f"None: {missing}.")] if missing else [])],

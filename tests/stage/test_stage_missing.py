@@ -1,0 +1,83 @@
+"""Where the kind of a job cannot be recognised, the missing evidence is named: as it runs, and from the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zerotune.store.records import Collective, MissingEvidence, Stage, StepRecord
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner.client.status import in_words
+from zerotune.tuner.fingerprint import StageFingerprint
+from zerotune.tuner.offline import explanations
+from zerotune.tuner.offline.report.facts import gather
+
+AG, RS, AR, BC = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast
+Calls = list[tuple[Collective, int]]
+
+ONE_BUCKET: Calls = [(AR, 5 << 20)]
+"""nanoGPT-like DDP: all gradients are one bucket, and nothing else is sent."""
+TINY_MODEL: Calls = [(AR, 264)]
+"""As Lightning's example: a model smaller than a flag may be."""
+FORWARD_ONLY: Calls = [(AG, 3 << 20), (AG, 5 << 20)]
+STEPS = {
+    "one bucket": (ONE_BUCKET, MissingEvidence.one_size),
+    "tiny model": (TINY_MODEL, MissingEvidence.only_small),
+    "forward only": (FORWARD_ONLY, MissingEvidence.nothing_reduced),
+    "nothing": ([], MissingEvidence.no_collectives),
+}
+
+
+def played(step: Calls, n_steps: int) -> StageFingerprint:
+    fingerprint = StageFingerprint()
+    kinds, n_bytes = np.array([kind for kind, _ in step], np.int64), np.array([size for _, size in step], np.int64)
+    for number in range(n_steps):
+        fingerprint.add(kinds, n_bytes, np.zeros(len(step)), number)
+    return fingerprint
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_missing_evidence_is_named(name: str) -> None:
+    step, missing = STEPS[name]
+    fingerprint = played(step, 8)
+    assert (fingerprint.stage, fingerprint.missing_evidence) == (Stage.unknown, missing)
+    assert in_words(missing)
+
+
+def test_what_has_not_come_again_may_yet_do_so() -> None:
+    fingerprint = played([(AR, (3 + n) << 16) for n in range(9)], 1)
+    assert fingerprint.missing_evidence is MissingEvidence.no_repetition
+
+
+def test_nothing_is_missing_where_a_stage_is_shown() -> None:
+    step = [*[(AG, 1 << 20)] * 4, *[(AG, 1 << 20), (RS, 1 << 20)] * 4, (AG, 9 << 20), (RS, 9 << 20), (AR, 4)]
+    fingerprint = played(step, 8)
+    assert fingerprint.stage is not Stage.unknown
+    assert fingerprint.missing_evidence is MissingEvidence.nothing
+    assert in_words(MissingEvidence.nothing) == ""
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_store_tells_it_of_a_job_that_is_over(name: str, tmp_path: Path) -> None:
+    """With the broadcasts before the first step, which are of no step."""
+    step, missing = STEPS[name]
+    calls = [(BC, (1 + n) << 16) for n in range(2)] * bool(step) + step * 40
+    block = np.zeros(len(calls), MEASUREMENT)
+    block["n_ranks"], block["n_nodes"], block["duration_us"], block["is_default"] = 2, 1, 50.0, True
+    block["algorithm"], block["protocol"], block["n_channels"] = 1, 2, 1
+    block["collective"], block["message_bytes"] = [kind for kind, _ in calls], [size for _, size in calls]
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        store.record_job("job", "fabric", {}, 2)
+        store.record_steps("job", [StepRecord(number, 0, 1000.0) for number in range(40)])
+        store.record_measurements("fabric", "job", block)
+        store.flush()
+    assert gather(path).missing_evidence is missing
+    head = explanations.head_of(path, "job")
+    assert (head.stage, head.missing_evidence) == ("unknown", missing)
+    with Store.open(path) as store:
+        store.update_job("job", stage=Stage.zero2)
+        store.flush()
+    assert gather(path).missing_evidence is MissingEvidence.nothing

@@ -1,0 +1,43 @@
+"""Which evidence is missing where collectives do not show what kind of training they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from zerotune.store.records import Collective, DecisionKey, MissingEvidence, size_class_range
+from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY_BYTES
+
+RARE: Final = 0.1
+"""What comes less often than this share of the commonest call is not of every step: broadcasts before the first one."""
+_REDUCTIONS: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
+
+
+def missing_evidence(counts: Mapping[tuple[int, int], int], *, repeats: bool = True) -> MissingEvidence:
+    """Why calls show no stage.
+
+    Args:
+        counts: calls by collective and message bytes.
+        repeats: whether two steps were seen that are alike.
+    """
+    seen = {call: n for call, n in counts.items() if IS_SEEN[call[0] & 15]}
+    if not seen:
+        return MissingEvidence.no_collectives
+    least = RARE * max(seen.values())
+    large = {call for call, n in seen.items() if n >= least and call[1] > TINY_BYTES}
+    if not large:
+        return MissingEvidence.only_small
+    if not any(kind in _REDUCTIONS for kind, _ in large):
+        return MissingEvidence.nothing_reduced
+    if len(large) == 1:
+        return MissingEvidence.one_size
+    return MissingEvidence.ambiguous if repeats else MissingEvidence.no_repetition
+
+
+def missing_of_keys(n_calls: Mapping[DecisionKey, int]) -> MissingEvidence:
+    """The same of a job's measured calls, by key: a size class counts as one size."""
+    counts: dict[tuple[int, int], int] = {}
+    for key, n in n_calls.items():
+        call = int(key.collective), size_class_range(key.size_class)[1]
+        counts[call] = counts.get(call, 0) + n
+    return missing_evidence(counts)
