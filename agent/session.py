@@ -242,7 +242,7 @@ class Session:
             return []
         if self._is_daemon_new:
             self._is_daemon_new = False
-            self._drain.costs.tell_again()
+            self._drain.costs.resend_all()
         return self._drain.collect()
 
     def _hello(self) -> wire.Hello | None:
@@ -280,7 +280,7 @@ class Session:
         self._n_greetings += 1
         # The tables follow the greeting, ahead of all that a daemon could draw conclusions from.
         if self._daemon_pid is None or self._n_greetings % TABLES_EVERY_GREETINGS == 0:
-            self._drain.costs.tell_again()
+            self._drain.costs.resend_all()
         return self._greeting
 
     def _open_drain(self, plugin: Plugin, queue: StepQueue, job_id: str) -> RecordDrain:

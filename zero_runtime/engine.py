@@ -27,7 +27,7 @@ from zerotune.zero_runtime.layout.flat_buffer import Flat, Managed
 from zerotune.zero_runtime.layout.groups import hybrid_groups
 from zerotune.zero_runtime.optimizer.clipping import counted, global_norm
 from zerotune.zero_runtime.optimizer.sharded import ShardedGradients, build_optimizer
-from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.rank_errors import RankErrors
 from zerotune.zero_runtime.settings import Settings
 from zerotune.zero_runtime.stages.backward import BackwardPass
 from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights, ReduceSettings, Schedule
@@ -74,17 +74,17 @@ class Engine:
         self.gradients: list[FlatGradients] = [g for unit in self.units for g in unit.gradients]
         self._adopt_values()
         names = [managed.name for flat in self.flats for managed in flat.managed]
-        roll_call = RollCall(names, [world, *beside], self.flats[0].device)
+        rank_errors = RankErrors(names, [world, *beside], self.flats[0].device)
         self._parameters: PartitionedParameters | ReplicatedParameters
         if settings.stage == 3:
             self._parameters = PartitionedParameters(
-                model, self.units, settings.prefetch, settings.reshard_after_forward, world, roll_call
+                model, self.units, settings.prefetch, settings.reshard_after_forward, world, rank_errors
             )
         else:
             self._parameters = ReplicatedParameters(
-                model, self.units[0], layers, settings.overlap_post_step_gather, roll_call
+                model, self.units[0], layers, settings.overlap_post_step_gather, rank_errors
             )
-        self._backward = BackwardPass(self.units, self._flights, self._parameters, roll_call)
+        self._backward = BackwardPass(self.units, self._flights, self._parameters, rank_errors)
         self._parameters.backward = self._backward
         self.sharded = ShardedGradients(
             self.gradients, self._flights, self.collectives, settings.find_unused_parameters

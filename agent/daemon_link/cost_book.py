@@ -39,7 +39,7 @@ class CostBook:
                 del self._tables[oldest]
                 self._unsent.pop(oldest, None)
 
-    def tell_again(self) -> None:
+    def resend_all(self) -> None:
         """All tables are to be sent again: the daemon that listens now may know none."""
         self._unsent = dict.fromkeys(self._tables)
 

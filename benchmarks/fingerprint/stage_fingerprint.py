@@ -64,24 +64,26 @@ def rows(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
     results = []
     sums: dict[tuple[str, str], Accuracy] = {}
     for fold in found:
-        for origin, tallies in (
+        for origin, accuracies in (
             ("recorded", fold.recorded),
             ("generated", fold.generated),
             ("changes", fold.changes),
         ):
-            for kind, tally in tallies.items():
-                if not tally.n:
+            for kind, accuracy in accuracies.items():
+                if not accuracy.n:
                     continue
                 results.append(
-                    Result(f"{kind} {name} {fold.left_out}, {origin} ({tally.n})", tally.percent, "%", TARGET)
+                    Result(f"{kind} {name} {fold.left_out}, {origin} ({accuracy.n})", accuracy.percent, "%", TARGET)
                 )
-                results.append(Result(f"  of these, stage alone ({kind})", tally.stage_percent, "%", TARGET))
+                results.append(Result(f"  of these, stage alone ({kind})", accuracy.stage_percent, "%", TARGET))
                 key = (kind, origin)
-                sums[key] = total({"a": sums.get(key, Accuracy()), "b": tally})
-                mistakes += [f"{kind} {fold.left_out}: {m[0]}: {m[1]} taken for {m[2]}" for m in tally.mistakes]
-    for (kind, origin), tally in sums.items():
-        results.append(Result(f"accuracy_{kind}_{name}_{origin} ({tally.n})", tally.percent, "%", TARGET))
-        results.append(Result(f"stage_accuracy_{kind}_{name}_{origin} ({tally.n})", tally.stage_percent, "%", TARGET))
+                sums[key] = total({"a": sums.get(key, Accuracy()), "b": accuracy})
+                mistakes += [f"{kind} {fold.left_out}: {m[0]}: {m[1]} taken for {m[2]}" for m in accuracy.mistakes]
+    for (kind, origin), accuracy in sums.items():
+        results.append(Result(f"accuracy_{kind}_{name}_{origin} ({accuracy.n})", accuracy.percent, "%", TARGET))
+        results.append(
+            Result(f"stage_accuracy_{kind}_{name}_{origin} ({accuracy.n})", accuracy.stage_percent, "%", TARGET)
+        )
     return results
 
 
@@ -159,8 +161,8 @@ def steps_to_recognise(encoder: Encoder | None, sequences: list[Sequence]) -> fl
     found = []
     for sequence in sequences:
         for quarters in range(2, 17):
-            tally = total(recognised(encoder, [sequence], 5, n_steps=quarters / 4))
-            if tally.n_right:
+            accuracy = total(recognised(encoder, [sequence], 5, n_steps=quarters / 4))
+            if accuracy.n_right:
                 found.append(quarters / 4)
                 break
     return statistics.median(found)

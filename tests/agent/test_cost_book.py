@@ -22,7 +22,7 @@ def test_each_table_is_told_once_and_all_of_them_again_to_whoever_comes_next():
     book.add(tables(256))
     assert told(book) == [(256, 1.0)]
     assert told(book) == []
-    book.tell_again()
+    book.resend_all()
     assert told(book) == [(64, 1.0), (128, 1.0), (256, 1.0)]
 
 
@@ -48,7 +48,7 @@ def test_it_is_bounded_and_forgets_what_was_asked_longest_ago():
         book.add(tables(message_bytes))
     kept = [message_bytes for message_bytes, _ in told(book)]
     assert kept == list(range(3, MAX_QUESTIONS + 3))
-    book.tell_again()
+    book.resend_all()
     assert len(book.unsent()) == MAX_QUESTIONS
 
 

@@ -47,7 +47,7 @@ def test_cost_tables_go_before_the_calls_that_they_are_about_and_once():
     drain = RecordDrain(FakeRings(block([0]), costs=[1]), "job", 0, StepQueue())
     assert [type(message) for message, _ in drain.collect()] == [wire.CostTables, wire.Observations]
     assert drain.collect() == []
-    drain.costs.tell_again()
+    drain.costs.resend_all()
     ((head, _),) = drain.collect()
     assert head == wire.CostTables("job", 0, 1)
 

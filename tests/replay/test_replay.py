@@ -34,7 +34,7 @@ from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.oracle_facts import CheaperPolicy, OracleFacts, oracle_facts
 from zerotune.tuner.offline.replay.policies import PolicyContext
-from zerotune.tuner.offline.replay.render import oracle_words
+from zerotune.tuner.offline.replay.render import oracle_text
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape, from_own
 from zerotune.tuner.traces.own.reader import read_own
 
@@ -297,7 +297,7 @@ def test_the_oracle_believes_a_prediction_only_where_its_doubt_leaves_a_gain(
     cheaper = [CheaperPolicy("table", 100 - predicted_us, 30, {"predicted": 30})]
     assert list(facts.cheaper) == (cheaper if believed_us > predicted_us else [])
     assert (facts.n_alone, facts.n_refused) == (0, 0)
-    assert len(list(oracle_words(facts))) == len(facts.cheaper)
+    assert len(list(oracle_text(facts))) == len(facts.cheaper)
 
 
 def test_what_the_oracle_cannot_show_is_counted(tmp_path: Path):

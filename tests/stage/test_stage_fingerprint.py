@@ -53,14 +53,14 @@ def ddp(n_buckets: int, n_bytes: int) -> list[tuple[Collective, int]]:
 
 
 def test_recorded_frameworks_are_recognised_within_two_steps(recordings: list[Sequence], lstm: Encoder) -> None:
-    tally = total(recognised(lstm, recordings, 11))
-    assert tally.stage_percent >= 99.0, tally.mistakes[:5]
-    assert tally.percent >= 99.0, tally.mistakes[:5]
+    accuracy = total(recognised(lstm, recordings, 11))
+    assert accuracy.stage_percent >= 99.0, accuracy.mistakes[:5]
+    assert accuracy.percent >= 99.0, accuracy.mistakes[:5]
 
 
 def test_a_change_is_noticed_within_two_steps(recordings: list[Sequence], lstm: Encoder) -> None:
-    tally = changes_noticed(lstm, recordings, 100, 12)
-    assert tally.percent >= 99.0, tally.mistakes[:5]
+    accuracy = changes_noticed(lstm, recordings, 100, 12)
+    assert accuracy.percent >= 99.0, accuracy.mistakes[:5]
 
 
 def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: Encoder) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zerotune.store.records import Collective, Stage
-from zerotune.tuner.fingerprint.ambiguity import told
+from zerotune.tuner.fingerprint.ambiguity import unambiguous
 from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown, TrainingKind, visible
 from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, encode
@@ -118,7 +118,7 @@ def codes_of(calls: Calls) -> np.ndarray:
 )  # fmt: skip
 def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], shown: Shown) -> None:
     for shift in (0, 1, 5):
-        assert {told(kind, np.roll(codes_of(calls), shift)) for kind in kinds} == {shown}
+        assert {unambiguous(kind, np.roll(codes_of(calls), shift)) for kind in kinds} == {shown}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], 
     ],
 )  # fmt: skip
 def test_what_a_sequence_tells_is_not_taken_back(calls: Calls, shown: Shown) -> None:
-    assert told(shown, codes_of(calls)) == shown
+    assert unambiguous(shown, codes_of(calls)) == shown
 
 
 def test_what_is_called_zero1_or_2_was_recorded_from_both(recordings: list[Sequence]) -> None:

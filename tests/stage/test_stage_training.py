@@ -182,6 +182,6 @@ def test_frameworks_never_seen_are_recognised() -> None:
     from zerotune.tuner.fingerprint.training.train import examples, train_lstm
 
     encoder = train_lstm(examples(hypothetical(10_000, 3), 3), 0)
-    tally = total(recognised(encoder, recorded(), 1))
-    assert tally.stage_percent >= 96.0, tally.mistakes[:5]
-    assert tally.percent >= 94.0, tally.mistakes[:5]
+    accuracy = total(recognised(encoder, recorded(), 1))
+    assert accuracy.stage_percent >= 96.0, accuracy.mistakes[:5]
+    assert accuracy.percent >= 94.0, accuracy.mistakes[:5]

@@ -126,6 +126,6 @@ def test_a_change_where_nothing_is_lost_is_no_loss() -> None:
 def test_recorded_frameworks_are_recognised_although_calls_get_lost() -> None:
     """One of a hundred, lost or exchanged with its neighbour; read after six steps."""
     lstm = encoder_from_bytes(shipped_blob("lstm"))
-    tally = total(recognised(lstm, recorded()[::3], 13, rate=0.01, n_steps=6))
-    assert tally.stage_percent >= 95.0, tally.mistakes
-    assert tally.percent >= 93.0, tally.mistakes
+    accuracy = total(recognised(lstm, recorded()[::3], 13, rate=0.01, n_steps=6))
+    assert accuracy.stage_percent >= 95.0, accuracy.mistakes
+    assert accuracy.percent >= 93.0, accuracy.mistakes

@@ -16,7 +16,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.importing.command import parse_setting
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME
-from zerotune.tuner.traces.measuring import Said, measured
+from zerotune.tuner.traces.measuring import UserFacts, measured
 from zerotune.tuner.traces.nccl.tuner_csv import IMPOSSIBLE_TIME
 from zerotune.tuner.traces.own.reader import RECORD_DTYPE
 from zerotune.tuner.traces.records import UNKNOWN_U1, Summary
@@ -221,6 +221,6 @@ def test_what_nobody_can_choose_does_not_stand_in_a_settings_way():
     block["n_ranks"], block["n_nodes"], block["message_bytes"], block["duration_us"] = 4, 2, 1024, 10.0
     block["algorithm"] = block["protocol"] = UNKNOWN_U1
     summary = Summary()
-    rows = measured(block, Said(parse_setting("ring/ll")), summary)
+    rows = measured(block, UserFacts(parse_setting("ring/ll")), summary)
     assert rows["collective"].tolist() == [Collective.all_gather]
     assert summary.unusable["collectives for which NCCL has nothing to choose"] == 2

@@ -11,7 +11,7 @@ from zero_models import gpt_batch, make_gpt, make_odd
 from zero_world import World, group_of
 
 from zerotune import zero_runtime
-from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.rank_errors import RankErrors
 from zerotune.zero_runtime.stages.lifecycle import LEGAL, Lifecycle, State
 
 
@@ -233,7 +233,7 @@ def test_a_mistake_of_one_rank_leaves_nobody_waiting(world: World, settings: dic
 
 def heard_behind() -> list[str]:
     """What each pass's end raises on a device that runs behind; rank 1 reports before the second of five."""
-    call = RollCall(["a", "b"], [group_of(2)], torch.device("cpu"), runs_behind=True)
+    call = RankErrors(["a", "b"], [group_of(2)], torch.device("cpu"), runs_behind=True)
     heard = []
     for n_pass in range(5):
         if n_pass == 1 and torch.distributed.get_rank() == 1:

@@ -63,7 +63,7 @@ def brain_settings(budget_percent: float | None, memory_threshold: float | None,
     )
 
 
-def given_words(budget_percent: float | None, memory_threshold: float | None, no_explore: bool) -> list[str]:
+def given_arguments(budget_percent: float | None, memory_threshold: float | None, no_explore: bool) -> list[str]:
     """These options as arguments of a command line; those that were not given are left out."""
     words = [] if budget_percent is None else ["--budget-percent", str(budget_percent)]
     words += [] if memory_threshold is None else ["--memory-threshold", str(memory_threshold)]

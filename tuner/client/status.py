@@ -88,7 +88,7 @@ def may_try(options: wire.DaemonOptions) -> str:
     return f"options {budget} --memory-threshold {options.memory_threshold:g}"
 
 
-def store_words(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
+def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
     """(text, style) of what is or was wrong with writing to the store; empty where nothing was lost."""
     from rich.filesize import decimal
 
@@ -138,7 +138,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
     )
     if reply.options is not None:
         show(may_try(reply.options))
-    for words, style in store_words(reply):
+    for words, style in store_text(reply):
         show(words, style)
     if not reply.jobs and not reply.without_steps:
         show("no job is connected")

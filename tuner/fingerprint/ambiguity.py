@@ -23,7 +23,7 @@ SUMS_PER_BUCKET: Final = 2
 """At least: a unit sums activations once in forward and once in backward before its gradients can leave."""
 
 
-def told(shown: Shown, codes: Ints) -> Shown:
+def unambiguous(shown: Shown, codes: Ints) -> Shown:
     """What remains of `shown` once it is asked who else enqueues these calls of one step."""
     calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # a flag is a flag
     calls = calls[(calls > 0) | (np.roll(calls, 1) > 0)]

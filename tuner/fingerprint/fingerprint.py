@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zerotune.store.records import MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint import rules
-from zerotune.tuner.fingerprint.ambiguity import told
+from zerotune.tuner.fingerprint.ambiguity import unambiguous
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder, decide
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
@@ -135,7 +135,7 @@ class StageFingerprint:
         if self._n_alike and step - self._alike_since >= STEPS_TO_EXPECT:
             self._interruptions.expect(self._cutter.window[0])
         if is_another:
-            self._judged = told(self._judge(Step(*self._cutter.window)), self._cutter.window[0])
+            self._judged = unambiguous(self._judge(Step(*self._cutter.window)), self._cutter.window[0])
         elif not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
             self._judged_uncut_at = 2 * len(self._cutter.codes)
             self._judged = self._judge(Step(self._cutter.codes, np.zeros(len(self._cutter.codes))))

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector as Base
 from zerotune.store.errors import StoreError
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol
 from zerotune.store.sqlite.database import UNKNOWN
-from zerotune.store.sqlite.tally import Taken, Tally
+from zerotune.store.sqlite.new_measurements import NewMeasurement, NewMeasurements
 from zerotune.store.wire import StatusReply
 from zerotune.tuner.client.status import fetch_status
 
@@ -92,19 +92,19 @@ class Collector(Base):
     def _read_store(self) -> None:
         """Connections belong to a thread, and each scrape may have its own: one is opened per scrape."""
         try:
-            tally = Tally(self._store_path, self._last_row)
+            measurements = NewMeasurements(self._store_path, self._last_row)
         except StoreError:
             self._last_row = 0  # no store yet: everything that will be in it is new
             return
         try:
-            for block in tally.fresh():
+            for block in measurements.read():
                 for one in block:
                     self._count(one)
-            self._last_row = tally.last_row
+            self._last_row = measurements.last_row
         finally:
-            tally.close()
+            measurements.close()
 
-    def _count(self, one: Taken) -> None:
+    def _count(self, one: NewMeasurement) -> None:
         labels = (
             one.job_id,
             Collective(one.collective).name,

@@ -32,7 +32,7 @@ CANNOT_RUN: Final = "settings that NCCL cannot run for their collective"
 
 
 @dataclass(frozen=True)
-class Said:
+class UserFacts:
     """What the user says about files that do not tell it."""
 
     setting: Candidate | None = None
@@ -58,7 +58,7 @@ class Portion:
     """The file with these rows; None where the files of ranks make one trace."""
 
 
-def measured(block: Block, said: Said, summary: Summary) -> Block:
+def measured(block: Block, user_facts: UserFacts, summary: Summary) -> Block:
     """The timed records of `block` as MEASUREMENT; what is left out is counted by reason.
 
     Raises:
@@ -74,21 +74,23 @@ def measured(block: Block, said: Said, summary: Summary) -> Block:
     timed = rows["duration_us"] > 0
     summary.skip("no duration", int((~timed).sum()))
     rows, is_forced = rows[timed], is_forced[timed]
-    is_placed = _place(rows, said, summary, fewest_ranks=2)
-    return with_setting(rows[is_placed], said, summary, is_forced[is_placed])
+    is_placed = _place(rows, user_facts, summary, fewest_ranks=2)
+    return with_setting(rows[is_placed], user_facts, summary, is_forced[is_placed])
 
 
-def with_setting(rows: Block, said: Said, summary: Summary, is_forced: NDArray[np.bool_] | None = None) -> Block:
+def with_setting(
+    rows: Block, user_facts: UserFacts, summary: Summary, is_forced: NDArray[np.bool_] | None = None
+) -> Block:
     """The rows of which the file or the user says what ran; `is_forced`: the file says that NCCL did not choose it."""
     is_forced = np.zeros(len(rows), bool) if is_forced is None else is_forced
     silent = (rows["algorithm"] == UNKNOWN_U1) & (rows["is_default"] == 0)
-    if said.setting is not None:
+    if user_facts.setting is not None:
         chosen = np.isin(rows["collective"], _CHOOSABLE)
         summary.skip("collectives for which NCCL has nothing to choose", int((silent & ~chosen).sum()))
         rows, silent = rows[chosen | ~silent], silent[chosen | ~silent]
-        _fill_in(rows, silent, said.setting, summary)
+        _fill_in(rows, silent, user_facts.setting, summary)
         silent[:] = False
-    elif said.is_default:
+    elif user_facts.is_default:
         if is_forced.any():
             summary.note("the file says that somebody asked for some of its settings: --default was not used for them")
         rows["is_default"][~is_forced] = 1
@@ -115,23 +117,23 @@ def without_impossible(rows: Block, summary: Summary) -> Block:
     return kept
 
 
-def placed(rows: Block, said: Said, summary: Summary) -> Block:
+def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
     """The rows whose ranks and nodes are known from the file, or the nodes from what was said."""
-    kept: Block = rows[_place(rows, said, summary)]
+    kept: Block = rows[_place(rows, user_facts, summary)]
     return kept
 
 
-def _place(rows: Block, said: Said, summary: Summary, fewest_ranks: int = 1) -> NDArray[np.bool_]:
+def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: int = 1) -> NDArray[np.bool_]:
     """Fills in the nodes; which rows then know their ranks and nodes."""
-    if said.n_nodes is not None:
-        told = rows["n_nodes"][(rows["n_nodes"] > 0) & (rows["n_nodes"] != said.n_nodes)]
+    if user_facts.n_nodes is not None:
+        told = rows["n_nodes"][(rows["n_nodes"] > 0) & (rows["n_nodes"] != user_facts.n_nodes)]
         if len(told):
-            summary.note(f"the file tells its number of nodes: --n-nodes {said.n_nodes} was not used for it")
+            summary.note(f"the file tells its number of nodes: --n-nodes {user_facts.n_nodes} was not used for it")
         unsaid = (rows["n_nodes"] == 0) & (rows["n_ranks"] > 1)
         fewest = int(rows["n_ranks"][unsaid if unsaid.any() else rows["n_ranks"] > 1].min(initial=UNKNOWN_U4))
-        if fewest < said.n_nodes:
-            raise UserError(f"{fewest} ranks cannot be on {said.n_nodes} nodes", "mend --n-nodes")
-        rows["n_nodes"][unsaid] = said.n_nodes
+        if fewest < user_facts.n_nodes:
+            raise UserError(f"{fewest} ranks cannot be on {user_facts.n_nodes} nodes", "mend --n-nodes")
+        rows["n_nodes"][unsaid] = user_facts.n_nodes
     has_ranks = rows["n_ranks"] >= fewest_ranks
     known = has_ranks & (rows["n_nodes"] > 0)
     possible: NDArray[np.bool_] = rows["n_nodes"] <= rows["n_ranks"]

@@ -14,14 +14,14 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import Candidate, Collective, Observation
 from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
 from zerotune.tuner.traces.formats import Format, by_name, detect
-from zerotune.tuner.traces.measuring import Portion, Said, measured, without_impossible
+from zerotune.tuner.traces.measuring import Portion, UserFacts, measured, without_impossible
 from zerotune.tuner.traces.own import joined as own_joined
 from zerotune.tuner.traces.own import measurements_csv
 from zerotune.tuner.traces.rank_joining import joined
 from zerotune.tuner.traces.records import MAX_BYTES, Block, Summary, to_observations
 
 Read = TypeVar("Read")
-NOTHING_SAID: Final = Said()
+NO_USER_FACTS: Final = UserFacts()
 
 MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv", "measurements_csv"})
 """Formats whose rows are measured settings, not the calls of a training job."""
@@ -134,7 +134,7 @@ class Trace:
         for block in self.blocks():
             yield from to_observations(block)
 
-    def portions(self, said: Said = NOTHING_SAID) -> Iterator[Portion]:
+    def portions(self, user_facts: UserFacts = NO_USER_FACTS) -> Iterator[Portion]:
         """The trace's measurements by job and fabric, in blocks of at most 64 Ki rows.
 
         Traces of jobs are joined over their ranks: one row per collective. Records without a duration, ranks or
@@ -145,30 +145,30 @@ class Trace:
             UserError: what was said cannot be true of these records.
         """
         self._begin()
-        for portion in self._portions(said):
+        for portion in self._portions(user_facts):
             rows = without_impossible(portion.rows, self.summary)  # what the user says counts, too
             if len(rows):
                 yield replace(portion, rows=rows)
         self._note_collective()
 
-    def _portions(self, said: Said) -> Iterator[Portion]:
+    def _portions(self, user_facts: UserFacts) -> Iterator[Portion]:
         if self.format_name == "zerotune":
             of_file = dict(self._files)
             read = own_joined.portions(
-                self.paths, lambda path: self._blocks_of(path, of_file[path]), said, self.summary
+                self.paths, lambda path: self._blocks_of(path, of_file[path]), user_facts, self.summary
             )
             for portion in read:
                 self._found(None, portion.rows.tobytes())
                 yield portion
         elif self.format_name == "measurements_csv":
             yield from self._of_files(
-                lambda path, _: measurements_csv.portions(path, said, self.summary, partial(self._found, path))
+                lambda path, _: measurements_csv.portions(path, user_facts, self.summary, partial(self._found, path))
             )
         elif self.is_measurements:
-            yield from self._of_files(lambda *file: self._measured(self._blocks_of(*file), said, file[0]))
+            yield from self._of_files(lambda *file: self._measured(self._blocks_of(*file), user_facts, file[0]))
         else:
             blocks = self._of_files(self._blocks_of, self._without_copies())
-            yield from self._measured(joined(blocks, self.summary), said, None)
+            yield from self._measured(joined(blocks, self.summary), user_facts, None)
 
     def _without_copies(self) -> list[tuple[Path, Format]]:
         """The files but for copies: no two ranks measure the same to the last digit, and say that they are one."""
@@ -185,10 +185,10 @@ class Trace:
                 self.summary.note(f"{path.name} holds the same as {same.name}: it was used once")
         return kept
 
-    def _measured(self, blocks: Iterator[Block], said: Said, path: Path | None) -> Iterator[Portion]:
+    def _measured(self, blocks: Iterator[Block], user_facts: UserFacts, path: Path | None) -> Iterator[Portion]:
         for block in blocks:
             self._found(path, block.tobytes())
-            yield Portion(measured(block, said, self.summary), path=path)
+            yield Portion(measured(block, user_facts, self.summary), path=path)
 
     def _found(self, path: Path | None, content: bytes) -> None:
         self.contents.setdefault(path, hashlib.blake2b()).update(content)
@@ -197,7 +197,7 @@ class Trace:
         self, setting: Candidate | None = None, *, is_default: bool = False, n_nodes: int | None = None
     ) -> Iterator[Block]:
         """The rows of `portions`: blocks of `zerotune.store.sqlite.measurements.MEASUREMENT`."""
-        for portion in self.portions(Said(setting, is_default, n_nodes)):
+        for portion in self.portions(UserFacts(setting, is_default, n_nodes)):
             yield portion.rows
 
 

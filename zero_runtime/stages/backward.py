@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zerotune.zero_runtime.errors import LifecycleError
-from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.rank_errors import RankErrors
 from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights
 from zerotune.zero_runtime.stages.unit import Unit
 
@@ -42,14 +42,16 @@ class BackwardPass:
         flights: shared by all units, so that the number of buckets under way is bounded for the model.
     """
 
-    def __init__(self, units: Sequence[Unit], flights: Flights, parameters: Parameters, roll_call: RollCall) -> None:
+    def __init__(
+        self, units: Sequence[Unit], flights: Flights, parameters: Parameters, rank_errors: RankErrors
+    ) -> None:
         self.sync = True
         self.active = False
         self.n_steps = 0
         self._units = units
         self._flights = flights
         self._parameters = parameters
-        self._roll_call = roll_call
+        self._rank_errors = rank_errors
         self._missing = {id(unit): 0 for unit in units}
         for unit in units:
             for gradients in unit.gradients:
@@ -75,7 +77,7 @@ class BackwardPass:
         self._flights.land_all()  # last pass's buckets may be written again
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
         if self.sync:
-            self._roll_call.open()
+            self._rank_errors.open()
         self._parameters.begin_backward()
 
     def is_under_way(self) -> bool:
@@ -125,7 +127,7 @@ class BackwardPass:
                     unit.schedule.flush()
                     for gradients in unit.gradients:
                         gradients.release_local()
-                learn = self._roll_call.close()
+                learn = self._rank_errors.close()
         finally:
             self.active = False
             self._reset()

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.errors import LifecycleError
-from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.rank_errors import RankErrors
 from zerotune.zero_runtime.stages.backward import BackwardPass
 from zerotune.zero_runtime.stages.lifecycle import State
 from zerotune.zero_runtime.stages.order import Order
@@ -57,14 +57,14 @@ class PartitionedParameters:
         prefetch: int,
         reshard_after_forward: bool,
         world: dist.ProcessGroup,
-        roll_call: RollCall,
+        rank_errors: RankErrors,
     ) -> None:
         self._root = root
         self._units = tuple(units)
         self._prefetch = prefetch
         self._reshard = reshard_after_forward
         self._world = world
-        self._roll_call = roll_call
+        self._rank_errors = rank_errors
         self._order = Order(units, units[0].module is root)
         self._backward_order: list[Unit] = []
         self._position = 0  # in the order of the present pass
@@ -111,7 +111,7 @@ class PartitionedParameters:
             if not unit.is_whole and unit.life.state is not State.GATHERING:
                 for flat in unit.flats:
                     if found := flat.mend():
-                        self._roll_call.report(*found)
+                        self._rank_errors.report(*found)
         self._order.begin_forward()
         self._position = 0
 
@@ -146,7 +146,7 @@ class PartitionedParameters:
             self._position = position + 1
         elif not unit.is_whole:
             unit.ensure_whole(phases.FORWARD_GATHER)
-            self._roll_call.order_changed = True
+            self._rank_errors.order_changed = True
         unit.use()
         if unit.has_frozen and torch.is_grad_enabled():
             self._await_inputs(unit, [*differentiable(args), *differentiable(kwargs)])
@@ -211,7 +211,7 @@ class PartitionedParameters:
                     break
         elif not unit.is_whole:
             unit.ensure_whole(phases.BACKWARD_GATHER)
-            self._roll_call.order_changed |= unit not in self._backward_order
+            self._rank_errors.order_changed |= unit not in self._backward_order
         self._order.see_backward(unit)
         unit.use()
 
@@ -248,7 +248,7 @@ class PartitionedParameters:
         self.free_all()
         if self.backward.sync and (learn or not self._order.is_learned):
             self._order.agree(self._world)
-            self._roll_call.order_changed = False
+            self._rank_errors.order_changed = False
 
     def free_all(self) -> None:
         """Leaves only shards."""

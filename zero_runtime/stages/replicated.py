@@ -14,7 +14,7 @@ from torch import nn
 
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.rollcall import RollCall
+from zerotune.zero_runtime.rank_errors import RankErrors
 from zerotune.zero_runtime.stages.backward import BackwardPass
 from zerotune.zero_runtime.stages.lifecycle import State
 from zerotune.zero_runtime.stages.partitioned import differentiable
@@ -31,11 +31,11 @@ class ReplicatedParameters:
     """
 
     def __init__(
-        self, root: nn.Module, unit: Unit, layers: Sequence[nn.Module], overlap: bool, roll_call: RollCall
+        self, root: nn.Module, unit: Unit, layers: Sequence[nn.Module], overlap: bool, rank_errors: RankErrors
     ) -> None:
         self._unit = unit
         self._overlap = overlap
-        self._roll_call = roll_call
+        self._rank_errors = rank_errors
         self.backward: BackwardPass
         slot_of = {id(p): (flat, i) for flat in unit.flats for i, p in enumerate(flat.parameters)}
         inside = {id(p) for layer in layers for p in layer.parameters()}
@@ -73,7 +73,7 @@ class ReplicatedParameters:
             return
         for flat in self._unit.flats:
             if found := flat.mend():
-                self._roll_call.report(*found)
+                self._rank_errors.report(*found)
         for flat, chunks in self._root_needs:
             flat.finish_gather(chunks)
 

@@ -14,7 +14,7 @@ from zerotune.store.errors import UserError
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
 from zerotune.tuner.cli.paths import output_file, store_path
 from zerotune.tuner.cli.sizes import megabytes
-from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_words
+from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_arguments
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
@@ -101,7 +101,7 @@ def launch(
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given)
-    for_daemon = given_words(budget_percent, memory_threshold, no_explore)
+    for_daemon = given_arguments(budget_percent, memory_threshold, no_explore)
     # Now: what is wrong with them belongs here, not in the daemon's log.
     bounds = brain_settings(budget_percent, memory_threshold, no_explore) if for_daemon else None
     answer, silent = None, None

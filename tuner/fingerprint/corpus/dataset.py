@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from zerotune.store.records import Collective, Stage
-from zerotune.tuner.fingerprint.ambiguity import told
+from zerotune.tuner.fingerprint.ambiguity import unambiguous
 from zerotune.tuner.fingerprint.corpus import generator, grammar, no_training
 from zerotune.tuner.fingerprint.corpus.others import OTHERS, other
 from zerotune.tuner.fingerprint.labels import Shown, TrainingKind, visible
@@ -51,7 +51,9 @@ class Sequence:
     @cached_property
     def shown(self) -> Shown:
         """The right answer, for the kind of training and for this very sequence."""
-        return told(visible(self.training), self.codes()[self.step(min(SETTLED_STEP, len(self.step_starts) - 1))])
+        return unambiguous(
+            visible(self.training), self.codes()[self.step(min(SETTLED_STEP, len(self.step_starts) - 1))]
+        )
 
     def codes(self) -> Ints:
         """All calls as numbers."""

@@ -19,7 +19,7 @@ from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.corpus.packing import (
     MAX_CALLS_PER_PASS,
     GeneratedCall,
-    How,
+    Packing,
     Pieces,
     draw_pieces,
     packed,
@@ -107,7 +107,7 @@ def draw(rng: Rng) -> DrawnRun:
         update = BROADCAST if send == AR and rng.random() < 0.5 else AG
         order = pieces if rng.random() < 0.6 else pieces[::-1]
         # Tensors that have one owner each need no common buffer.
-        how = How("piece", 1.0) if update == BROADCAST and rng.random() < 0.6 else None
+        how = Packing("piece", 1.0) if update == BROADCAST and rng.random() < 0.6 else None
         updates = tuple(n_bytes for _, n_bytes in packed(order, parameter_bytes, align, rng, how))
         if how is None and rng.random() < 0.4:  # as they were sent
             updates = tuple(n_bytes * parameter_bytes // gradient_bytes for _, n_bytes in sends)
@@ -238,7 +238,7 @@ def _gathers(
             each = rng.random() < 0.6
             leftover = tuple(n * n_bytes for n in small) if each else (sum(small) * n_bytes,)
             leftover = leftover[: 3 * MAX_CALLS_PER_PASS]
-    how = How.draw(rng)
+    how = Packing.draw(rng)
     forward = packed(pieces, n_bytes, align, rng, how, starts=True)
     if kind == "ahead":
         return forward, (), leftover
@@ -256,7 +256,7 @@ def _gathers(
         again = [unit[::-1] for unit in again]
     if rng.random() < 0.25:  # a group that holds both ends of the model is needed first
         again.insert(0, again.pop())
-    backward = packed(again, n_bytes, align, rng, how if rng.random() < 0.85 else How.draw(rng), starts=True)
+    backward = packed(again, n_bytes, align, rng, how if rng.random() < 0.85 else Packing.draw(rng), starts=True)
     if rng.random() < 0.06:  # a unit is computed again before its backward, and freed between
         units = [list(calls) for _, calls in groupby(backward, key=itemgetter(0))]
         backward = tuple(call for calls in units for call in (*calls[::-1], *calls))

@@ -51,7 +51,7 @@ def _unit(rng: Rng) -> list[int]:
 
 
 @dataclass(frozen=True)
-class How:
+class Packing:
     """How pieces are packed into calls."""
 
     by: str
@@ -59,7 +59,7 @@ class How:
     """About how many calls to make, where that is free."""
 
     @classmethod
-    def draw(cls, rng: Rng) -> How:
+    def draw(cls, rng: Rng) -> Packing:
         """By piece, by unit, in buckets that fill up, capped or equal, or all in one."""
         by = str(rng.choice(["piece", "unit", "unit", "full", "full", "capped", "even", "even", "one", "one"]))
         return cls(by, float(np.exp(rng.uniform(np.log(0.7), np.log(MAX_CALLS_PER_PASS)))))
@@ -70,7 +70,7 @@ def packed(
     n_bytes: int,
     align: int,
     rng: Rng,
-    how: How | None = None,
+    how: Packing | None = None,
     *,
     starts: bool = False,
     even: bool = True,
@@ -79,7 +79,7 @@ def packed(
     units = np.array([sum(unit) for unit in pieces], np.int64)
     ends = np.cumsum([n for unit in pieces for n in unit], dtype=np.int64)
     total = int(units.sum())
-    how = how or How.draw(rng)
+    how = how or Packing.draw(rng)
     cap, by = max(total // MAX_CALLS_PER_PASS, int(total / how.n_calls), 1), how.by
     if by == "even" and not even:
         by = "full"

@@ -60,15 +60,15 @@ def recognised(
 ) -> dict[str, Accuracy]:
     """By group: the answer after `n_steps` steps, from a random place in mid-training on."""
     rng = np.random.default_rng(seed)
-    tallies: dict[str, Accuracy] = defaultdict(Accuracy)
+    accuracies: dict[str, Accuracy] = defaultdict(Accuracy)
     for sequence in sequences:
         fingerprint = StageFingerprint(encoder)
         codes, gaps_us = middle(sequence, rng, n_steps)
         if rate:
             codes, gaps_us = disturbed(codes, gaps_us, rng, rate)
         feed(fingerprint, codes, gaps_us, rng)
-        tallies[sequence.group].add(sequence.name, sequence.shown, fingerprint.shown)
-    return dict(tallies)
+        accuracies[sequence.group].add(sequence.name, sequence.shown, fingerprint.shown)
+    return dict(accuracies)
 
 
 def changes_noticed(
@@ -80,16 +80,16 @@ def changes_noticed(
 ) -> Accuracy:
     """Two runs one after the other, the second one of `after` if given: is it shown after two of its steps?"""
     rng = np.random.default_rng(seed)
-    tally = Accuracy()
-    while tally.n < n_pairs:
+    accuracy = Accuracy()
+    while accuracy.n < n_pairs:
         first, second = (ones[int(rng.integers(len(ones)))] for ones in (sequences, after or sequences))
         if first.shown == second.shown:
             continue
         fingerprint = StageFingerprint(encoder)
         feed(fingerprint, *middle(first, rng, 2.5), rng)
         feed(fingerprint, *middle(second, rng, STEPS_ALLOWED), rng)
-        tally.add(f"{first.name} -> {second.name}", second.shown, fingerprint.shown)
-    return tally
+        accuracy.add(f"{first.name} -> {second.name}", second.shown, fingerprint.shown)
+    return accuracy
 
 
 def middle(sequence: Sequence, rng: np.random.Generator, n_steps: float) -> tuple[Ints, Floats]:

@@ -86,7 +86,7 @@ def looked_at(
     encoders: Mapping[str, Encoder], name: str, ones: Many[Sequence], seed: int, before: Many[Sequence] = ()
 ) -> Fold:
     """How encoders that did not learn these sequences do on them, and on changes to them from any of `before`."""
-    tallies = {
+    accuracies = {
         origin: {
             kind: total(recognised(encoder, [one for one in ones if one.origin == origin], seed + 2))
             for kind, encoder in encoders.items()
@@ -98,15 +98,15 @@ def looked_at(
         for kind, encoder in encoders.items()
         if before
     }
-    return Fold(name, tallies["recorded"], tallies["generated"], changes)
+    return Fold(name, accuracies["recorded"], accuracies["generated"], changes)
 
 
-def total(tallies: Mapping[str, Accuracy]) -> Accuracy:
+def total(accuracies: Mapping[str, Accuracy]) -> Accuracy:
     """All groups together."""
     result = Accuracy()
-    for tally in tallies.values():
-        result.n += tally.n
-        result.n_right += tally.n_right
-        result.n_stage += tally.n_stage
-        result.mistakes += tally.mistakes
+    for accuracy in accuracies.values():
+        result.n += accuracy.n
+        result.n_right += accuracy.n_right
+        result.n_stage += accuracy.n_stage
+        result.mistakes += accuracy.mistakes
     return result

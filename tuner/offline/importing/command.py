@@ -20,7 +20,7 @@ from zerotune.tuner.offline.importing.reading import Owner, Reading
 from zerotune.tuner.traces import Trace, read_trace
 from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME
 from zerotune.tuner.traces.formats import by_name
-from zerotune.tuner.traces.measuring import CANNOT_RUN, NODES_UNKNOWN, RANKS_UNKNOWN, Said
+from zerotune.tuner.traces.measuring import CANNOT_RUN, NODES_UNKNOWN, RANKS_UNKNOWN, UserFacts
 from zerotune.tuner.traces.nccl.tuner_csv import IMPOSSIBLE_TIME
 from zerotune.tuner.traces.records import Block, Summary
 
@@ -68,7 +68,7 @@ def import_measurements(
     """
     _check_options(setting, is_default, fabric_id)
     trace = _opened(path, format_name, collective)
-    reading = Reading(trace, Said(setting, is_default, n_nodes), path, fabric_id)
+    reading = Reading(trace, UserFacts(setting, is_default, n_nodes), path, fabric_id)
     n_rows = reading.n_rows.total()
     _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
     summary = trace.summary  # another one begins with each further reading

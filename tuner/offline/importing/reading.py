@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.traces import Trace
-from zerotune.tuner.traces.measuring import Portion, Said
+from zerotune.tuner.traces.measuring import Portion, UserFacts
 
 Owner = tuple[str, str]
 """Job and fabric."""
@@ -31,12 +31,12 @@ class Reading:
     are the same import, alone or beside other files, whatever the folder is called and whatever was said.
     """
 
-    def __init__(self, trace: Trace, said: Said, path: Path, fabric_id: str | None) -> None:
-        self._trace, self._said = trace, said
+    def __init__(self, trace: Trace, user_facts: UserFacts, path: Path, fabric_id: str | None) -> None:
+        self._trace, self._user_facts = trace, user_facts
         self._default_fabric, self._is_named_after_folder = fabric_id or folder_name(path), fabric_id is None
         self._n_rows: Counter[_Place] = Counter()
         self._first: dict[_Place, Portion] = {}
-        for portion in trace.portions(said):
+        for portion in trace.portions(user_facts):
             place = portion.path, portion.job_id, portion.fabric_id
             self._n_rows[place] += len(portion.rows)
             self._first.setdefault(place, replace(portion, rows=portion.rows[:0]))
@@ -82,7 +82,7 @@ class Reading:
 
     def owned(self) -> Iterator[tuple[Owner, Portion]]:
         """All portions, read again."""
-        for portion in self._trace.portions(self._said):
+        for portion in self._trace.portions(self._user_facts):
             if portion.path not in self._copies:
                 yield self._owners[portion.path, portion.job_id, portion.fabric_id], portion
 

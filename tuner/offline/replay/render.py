@@ -42,7 +42,7 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     for total in result.totals:
         table.add_row(*_total_row(total))
     console.print(table)
-    for words in oracle_words(result.oracle):
+    for words in oracle_text(result.oracle):
         console.print(f"[yellow]{words}[/]")
     _render_steps(result, console)
     if result.what_if is not None:
@@ -51,7 +51,7 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
         console.print(f"[dim]{note}[/]")
 
 
-def oracle_words(facts: OracleFacts | None) -> Iterator[str]:
+def oracle_text(facts: OracleFacts | None) -> Iterator[str]:
     """Why the oracle shows less than one expects of it; nothing where it does not."""
     if facts is None:
         return

@@ -14,7 +14,7 @@ from zerotune.store.records import Source, TimingSource
 from zerotune.store.trace_format import TraceHeader
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.join import Joiner, measurements_of
-from zerotune.tuner.traces.measuring import Portion, Said, placed
+from zerotune.tuner.traces.measuring import Portion, UserFacts, placed
 from zerotune.tuner.traces.own.jobs import RankFile, copy_note, read_header, starts_of_jobs
 from zerotune.tuner.traces.records import Block, Summary
 
@@ -25,7 +25,7 @@ ReadBlocks = Callable[[Path], Iterator[Block]]
 """The records of one file; raises TraceError."""
 
 
-def portions(paths: Sequence[Path], read: ReadBlocks, said: Said, summary: Summary) -> Iterator[Portion]:
+def portions(paths: Sequence[Path], read: ReadBlocks, user_facts: UserFacts, summary: Summary) -> Iterator[Portion]:
     """Measurements of each job whose files are among `paths`, one row per collective.
 
     Raises:
@@ -44,14 +44,14 @@ def portions(paths: Sequence[Path], read: ReadBlocks, said: Said, summary: Summa
                 rows = measurements_of(observed)
                 summary.skip("values that no record allows", len(observed) - len(rows))
                 rows["source"] = Source.imported
-                rows = placed(rows, said, summary)
-                _note_unused(said, summary)
+                rows = placed(rows, user_facts, summary)
+                _note_unused(user_facts, summary)
                 if len(rows):
                     yield Portion(rows, header.job_id or None, header.fabric_id or None, header.fabric, header.n_ranks)
 
 
-def _note_unused(said: Said, summary: Summary) -> None:
-    for option, value in (("--setting", said.setting), ("--default", said.is_default)):
+def _note_unused(user_facts: UserFacts, summary: Summary) -> None:
+    for option, value in (("--setting", user_facts.setting), ("--default", user_facts.is_default)):
         if value:
             summary.note(f"the trace says what ran and what was NCCL's own choice: {option} was not used")
 

@@ -19,7 +19,7 @@ from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protoc
 from zerotune.store.sqlite.measurements import MEASUREMENT, well_formed
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME, cells_of, csv_chunks, line_of, rows_of, value_in
-from zerotune.tuner.traces.measuring import Portion, Said, placed, with_setting, without_impossible
+from zerotune.tuner.traces.measuring import Portion, UserFacts, placed, with_setting, without_impossible
 from zerotune.tuner.traces.near_misses import OWN_REQUIRED
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
@@ -81,7 +81,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         yield block
 
 
-def portions(path: Path, said: Said, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
+def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
     """The rows as they were exported, by job and fabric; `found` is told what the file has, whatever was said."""
     for piece in _pieces(path, summary):
         rows, kept = _rows(piece, summary)
@@ -103,7 +103,7 @@ def portions(path: Path, said: Said, summary: Summary, found: Callable[[bytes], 
         found(rows.tobytes() + numbered.tobytes() + repr(list(numbers)).encode())
         is_silent = not any(name in piece.columns for name in _NOBODY)
         for (job_id, fabric_id), number in numbers.items():
-            chosen = _said(rows[numbered == number], said, summary, is_silent=is_silent)
+            chosen = _said(rows[numbered == number], user_facts, summary, is_silent=is_silent)
             if len(chosen):
                 yield Portion(chosen, job_id or None, fabric_id or None, path=path)
 
@@ -111,14 +111,14 @@ def portions(path: Path, said: Said, summary: Summary, found: Callable[[bytes], 
 _OF_JOB: Final = ("job_id", "fabric_id")
 
 
-def _said(rows: Block, said: Said, summary: Summary, *, is_silent: bool) -> Block:
-    rows = placed(rows, said, summary)
+def _said(rows: Block, user_facts: UserFacts, summary: Summary, *, is_silent: bool) -> Block:
+    rows = placed(rows, user_facts, summary)
     if not is_silent:
-        for option, value in (("--setting", said.setting), ("--default", said.is_default)):
+        for option, value in (("--setting", user_facts.setting), ("--default", user_facts.is_default)):
             if value:
                 summary.note(f"the file says what ran and what was NCCL's own choice: {option} was not used")
         return rows
-    return with_setting(rows, said, summary)
+    return with_setting(rows, user_facts, summary)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _KINDS = ("was replaced by another tensor", "was given new storage", "was writte
 _MOST_PARAMETERS = 1 << 32
 
 
-class RollCall:
+class RankErrors:
     """One number per synchronised backward pass.
 
     Args:

@@ -19,7 +19,7 @@ _SINCE: Final = (
 )
 
 
-class Taken(NamedTuple):
+class NewMeasurement(NamedTuple):
     """One measurement; integers as in zerotune.store.records."""
 
     row: int
@@ -32,7 +32,7 @@ class Taken(NamedTuple):
     duration_us: float
 
 
-class Tally:
+class NewMeasurements:
     """Reads the measurements of one store that are newer than row `last_row`."""
 
     def __init__(self, path: Path, last_row: int | None = 0) -> None:
@@ -44,11 +44,11 @@ class Tally:
         self._connection: sqlite3.Connection = open_for_reading(path)
         self.last_row = int(self._connection.execute(_NEWEST).fetchone()[0]) if last_row is None else last_row
 
-    def fresh(self) -> Iterator[list[Taken]]:
+    def read(self) -> Iterator[list[NewMeasurement]]:
         """Blocks of new measurements; each is read completely before it is yielded."""
         while rows := self._connection.execute(_SINCE, (self.last_row, BLOCK_ROWS)).fetchall():
             self.last_row = rows[-1][0]
-            yield [Taken(*row) for row in rows]
+            yield [NewMeasurement(*row) for row in rows]
 
     def close(self) -> None:
         """Free the connection."""
