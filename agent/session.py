@@ -22,7 +22,7 @@ from zerotune.agent import fabric_identity
 from zerotune.agent.agreement import Agreement
 from zerotune.agent.agreement.plan_table import PlanTable
 from zerotune.agent.daemon_link.channel import Channel
-from zerotune.agent.daemon_link.job_name import JobName
+from zerotune.agent.daemon_link.job_id import AgreedJobId
 from zerotune.agent.daemon_link.leader import LeaderAddress
 from zerotune.agent.emulation import BACKEND, uses_nccl
 from zerotune.agent.job_store import open_job_store
@@ -80,7 +80,7 @@ class Session:
         self._boundary_exposed_us: float | None = None
         self._observe_steps = 0
         self._agreement: Agreement | None = None
-        self._name: JobName | None = None
+        self._agreed_id: AgreedJobId | None = None
         self._queue: StepQueue | None = None
         self._leader: LeaderAddress | None = None
         self._channel: Channel | None = None
@@ -195,7 +195,7 @@ class Session:
         """Meet the other ranks and the daemon."""
         settings, rank, world_size = self._settings, self._rank, self._world_size
         # For the channel's thread alone: the agreement's thread blocks on a connection of its own.
-        self._name = JobName(open_job_store(), rank, settings.job_id)
+        self._agreed_id = AgreedJobId(open_job_store(), rank, settings.job_id)
         logs_trace = settings.trace_dir is not None
         plugin.set_recording(rank == 0 or logs_trace)
         plugin.set_observing(logs_trace)
@@ -246,16 +246,16 @@ class Session:
         return self._drain.collect()
 
     def _hello(self) -> wire.Hello | None:
-        """The greeting, once rank 0 has said how the job is called; None until then."""
+        """The greeting, once rank 0 has said the job's id; None until then."""
         plugin = self._plugin
-        if plugin is None or self._name is None or self._agreement is None or self._queue is None:
+        if plugin is None or self._agreed_id is None or self._agreement is None or self._queue is None:
             return None
         if self._drain is None:
-            store = self._name.learn(self._agreement.incarnation)
+            store = self._agreed_id.learn(self._agreement.incarnation)
             if store is None:
                 return None
             self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node())
-            self._drain = self._open_drain(plugin, self._queue, self._name.likely())
+            self._drain = self._open_drain(plugin, self._queue, self._agreed_id.likely())
         # A daemon that comes back must number its plans above all that were ever offered.
         epoch = max(plugin.active_epoch(), self._highest_epoch)
         leader = self._leader.look_up() if self._leader is not None else ""
@@ -346,7 +346,7 @@ class Session:
             if self._watch is not None:
                 self._watch.close()
             if self._channel is not None:
-                job_id = self._name.likely() if self._name is not None else self._job_id
+                job_id = self._agreed_id.likely() if self._agreed_id is not None else self._job_id
                 self._channel.close(wire.Goodbye(job_id, self._rank))
             if self._agreement is not None:
                 self._agreement.close()
@@ -361,9 +361,9 @@ class Session:
         folder = self._settings.trace_dir
         if folder is None:
             return
-        if self._plugin is not None and self._queue is not None and self._name is not None:
+        if self._plugin is not None and self._queue is not None and self._agreed_id is not None:
             if self._drain is None:  # the job was over before its ranks had met
-                self._drain = self._open_drain(self._plugin, self._queue, self._name.likely())
+                self._drain = self._open_drain(self._plugin, self._queue, self._agreed_id.likely())
             self._drain.collect()
         elif self._rank == 0:
             why = self._why_untraced
@@ -381,7 +381,7 @@ class Session:
             path = self._settings.summary_path
             logger.warning("zerotune: no summary is written to %s: no training step was seen to end", path)
         try:
-            summary.write(self._name.likely() if self._name is not None else "")
+            summary.write(self._agreed_id.likely() if self._agreed_id is not None else "")
         except OSError as error:  # a full disk, for example: not our fault, so no traceback
             path = self._settings.summary_path
             logger.warning("zerotune: the summary cannot be written to %s: %s", path, error.strerror or error)

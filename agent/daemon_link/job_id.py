@@ -1,7 +1,7 @@
-"""The job's name, the same on all ranks.
+"""The job's id, the same on all ranks.
 
-Ranks launched on several nodes were each given a name; rank 0's counts. Rank 0 writes it into the job's store, below
-the number of the job's start, since an earlier start has left a name there, too.
+Ranks launched on several nodes were each given an id; rank 0's counts. Rank 0 writes it into the job's store, below
+the number of the job's start, since an earlier start has left an id there, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ logger = logging.getLogger("zerotune.agent")
 KEY: Final = "job_id"
 
 
-class JobName:
-    """One rank's view of the job's name. Used by the channel's thread, and at exit by the main one.
+class AgreedJobId:
+    """One rank's view of the job's id. Used by the channel's thread, and at exit by the main one.
 
     Args:
         store: the job's store, on a connection that nobody blocks.
@@ -30,28 +30,28 @@ class JobName:
         self._store = store
         self._rank = rank
         self._own = own
-        self.name: str | None = None
+        self.job_id: str | None = None
         """None until rank 0 has said it."""
 
     def learn(self, incarnation: int | None) -> Any:
-        """The store below the number of this start, once that and rank 0's name are known, None until then."""
+        """The store below the number of this start, once that and rank 0's id are known, None until then."""
         if incarnation is None:
             return None
         store = dist.PrefixStore(str(incarnation), self._store)
         try:
             if self._rank == 0:
-                self.name = self._restarted(max(incarnation - 1, _n_restarts()))
-                store.set(KEY, self.name)
+                self.job_id = self._restarted(max(incarnation - 1, _n_restarts()))
+                store.set(KEY, self.job_id)
             elif store.check([KEY]):
-                self.name = bytes(store.get(KEY)).decode()
+                self.job_id = bytes(store.get(KEY)).decode()
         except RuntimeError as error:
             logger.debug("the job's store is gone, so is the job: %s", error)
             return None
-        return store if self.name is not None else None
+        return store if self.job_id is not None else None
 
     def likely(self) -> str:
-        """The name; a likely one where the job ended before rank 0 could write it."""
-        return self.name if self.name is not None else self._restarted(_n_restarts())
+        """The id; a likely one where the job ended before rank 0 could write it."""
+        return self.job_id if self.job_id is not None else self._restarted(_n_restarts())
 
     def _restarted(self, n_times: int) -> str:
         return self._own + (f".{n_times}" if n_times else "")
