@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import EndedJob, StatusReply
 from zerotune.tuner import cli
+from zerotune.tuner.client.holders import living_holder
 from zerotune.tuner.offline.jobs.before_after import JobsRead
 from zerotune.tuner.offline.jobs.finding import job_of
 from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, gain_of, last_line, list_jobs
@@ -179,6 +182,19 @@ def test_a_lock_of_a_dead_writer_says_nothing(path: Path) -> None:
     held.release()
     lock.write_text(text.replace('"pid": ', '"pid": 99999'))
     assert all(one.end is not JobEnd.running for one in list_jobs(path, limit=9))
+
+
+def test_a_killed_writer_that_nobody_has_waited_for_is_dead(path: Path) -> None:
+    lock = path.with_name(path.name + ".lock")
+    held = LockFile(lock)
+    text = lock.read_text()
+    held.release()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        lock.write_text(text.replace(str(os.getpid()), str(process.pid)))
+        assert living_holder(lock) is not None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from here on
+        assert living_holder(lock) is None
 
 
 @pytest.mark.parametrize("name", ["a", "gpt-7b/run 3", "模型", "α_1:x", "x" * 64])

@@ -34,6 +34,8 @@ def living_holder(lock: Path) -> Holder | None:
         process = psutil.Process(named[0])
         if process.create_time() > lock.stat().st_mtime + 1.0:
             return None  # another one has the number by now
-        return Holder(process.pid, process.status() == psutil.STATUS_STOPPED)
+        status = process.status()
+        # One that was killed stays a zombie for as long as the job that started it trains.
+        return None if status == psutil.STATUS_ZOMBIE else Holder(process.pid, status == psutil.STATUS_STOPPED)
     except (psutil.Error, OSError):
         return None
