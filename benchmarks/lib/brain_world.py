@@ -37,6 +37,16 @@ class Call:
 
 
 def zero3_step(n_layers: int = 4, shard_bytes: int = 1 << 20, n_ranks: int = 16) -> list[Call]:
+    """The calls of one step of ZeRO stage 3.
+
+    Args:
+        n_layers: each is gathered forward, gathered backward and reduce-scattered.
+        shard_bytes: of one layer on one rank.
+        n_ranks: of the communicator.
+
+    Returns:
+        3 · `n_layers` calls, in order.
+    """
     total = shard_bytes * n_ranks
     forward = [Call(Collective.all_gather, Phase.forward_gather, total)] * n_layers
     backward = [
@@ -62,9 +72,9 @@ class World:
     flat: bool = False
     """All settings cost the same: nothing to gain."""
     slowdown: dict[str, float] = field(default_factory=dict)
+    """Factor by collective name: what congestion does."""
     on_its_way: list[tuple[int, Plan]] = field(default_factory=list)
     """Plans that were proposed, with the step at which they are adopted."""
-    """Factor by collective name: what congestion does."""
     contention: float = 0.0
     memory_pressure: float = 0.3
     fixed: Callable[[Call], Candidate] | None = None
@@ -162,9 +172,13 @@ class World:
 
 @dataclass
 class Unsteady(World):
-    """Calls of a step that suffer together: one step in fifty takes half as long again, a network load that comes and
-    goes over ten steps (2.3 %) or over twenty (5 %), a neighbour's bursts (5 %, twenty steps of sixty), or times that
-    grow by a twentieth of a percent with each step.
+    """Calls of a step that suffer together, by `kind`.
+
+    - slow_steps: one step in fifty takes half as long again.
+    - weather: a network load that comes and goes over ten steps, 2.3 %.
+    - congestion: a load that comes and goes over twenty steps, 5 %.
+    - bursts: a neighbour's, 5 %, in twenty of sixty steps.
+    - drift: times grow by 0.05 % with each step.
     """
 
     kind: str = ""
@@ -192,9 +206,13 @@ class Unsteady(World):
 
 @dataclass
 class Varying(World):
-    """Steps that differ by training's own doing: batches of five lengths, which move as much less; computation that
-    takes once or two and a half times as long, or scatters by 30 %; ten steps of each hundred that only validate; a
-    checkpoint, twenty times as long, in each hundredth.
+    """Steps that differ because of what training does, by `kind`.
+
+    - batches: five lengths, which move fewer bytes accordingly.
+    - two_lengths: computation takes once or two and a half times as long.
+    - scattered: computation scatters by 30 %.
+    - validation: ten steps of each hundred only validate.
+    - checkpoints: one step of each hundred computes twenty times as long.
     """
 
     kind: str = "steady"
@@ -269,8 +287,10 @@ class SlowForATime(World):
 
 @dataclass
 class OverlappedWorld(World):
-    """Collectives hide behind computation, each behind an equal part of it, which its channels slow down while they
-    are held. What outlasts its part is waited for, and so are whole phases that are `waited_for`.
+    """Collectives hide behind computation, each behind an equal part of it.
+
+    A collective's channels slow that part down. What takes longer than its part is waited for, and so are
+    all collectives of the phases in `waited_for`.
     """
 
     waited_for: frozenset[Phase] = frozenset()
@@ -280,7 +300,16 @@ class OverlappedWorld(World):
         return self.compute_us / max(1, sum(call.phase not in self.waited_for for call in self.calls))
 
     def training_us(self, phase: Phase, duration_us: float, n_channels: int) -> tuple[float, float]:
-        """What a collective costs training: what is waited for, and by how much it slows computation down."""
+        """What one collective costs training.
+
+        Args:
+            phase: of the collective.
+            duration_us: of the collective.
+            n_channels: that it holds.
+
+        Returns:
+            Microseconds that training waits for it, and by which it slows computation down.
+        """
         if phase in self.waited_for:
             return duration_us, 0.0
         hidden_us = min(duration_us, self.hides_us())
@@ -332,13 +361,32 @@ NINE = [
 
 
 def secretly_slow_job(calls: list[Call], slow: float, seed: int) -> SlowInSecret:
-    """What is the fastest by its calls is the slowest for training."""
+    """A job in which the setting that is fastest by its calls is the slowest for training.
+
+    Args:
+        calls: of one step.
+        slow: by which share of a step that setting slows it down.
+        seed: of the noise.
+
+    Returns:
+        The job, on 8 ranks of one H100 node.
+    """
     place = fabric.load("h100_node").communicator(range(8))
     compute_us = 250.0 * len(calls)
     return SlowInSecret("h100_node", place, calls, noise=0.05, compute_us=compute_us, seed=seed, slow=slow)
 
 
 def make_brain(world: World, knowledge: Knowledge | None = None, settings: BrainSettings | None = None) -> Brain:
+    """A brain for a job in this world, whose clock stands still.
+
+    Args:
+        world: whose fabric is described to it.
+        knowledge: of earlier jobs; None: nothing.
+        settings: None: the defaults.
+
+    Returns:
+        The brain; it has seen nothing of the job yet.
+    """
     return Brain(
         "job",
         world.fabric.fabric_id,
@@ -350,9 +398,17 @@ def make_brain(world: World, knowledge: Knowledge | None = None, settings: Brain
 
 
 def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1, looks_every: int = 1) -> list[Plan]:
-    """Runs the loop; a proposed plan is adopted `latency_steps` boundaries later.
+    """Run the loop of steps, proposals and adoptions.
 
-    The daemon asks for one after every `looks_every`th step: where steps are short, several pass in between.
+    Args:
+        world: the job.
+        brain: what tunes it.
+        n_steps: to run.
+        latency_steps: boundaries between a plan's proposal and its adoption.
+        looks_every: steps between two questions for a plan, as the daemon asks; several where steps are short.
+
+    Returns:
+        All proposed plans, also those that are not adopted yet.
     """
     plans: list[Plan] = []
     on_its_way = world.on_its_way

@@ -63,7 +63,18 @@ def fabric_problems(
     n_ranks: int = 16,
     surface: Surface | None = None,
 ) -> list[Problem]:
-    """Keys of one fabric: two collectives, 4 KiB to 128 MiB."""
+    """Keys of one fabric: two collectives, 4 KiB to 128 MiB.
+
+    Args:
+        machine: the fabric, whose truth is known.
+        facts: what is told to whoever learns, see `Fabric.describe`.
+        n_per_octave: sizes per doubling.
+        n_ranks: of the communicator, at most; a smaller fabric has fewer.
+        surface: makes the truth bend; None: as the fabric's file says.
+
+    Returns:
+        One entry per collective and size.
+    """
     place = machine.communicator(range(min(machine.max_ranks, n_ranks)))
     topology = machine.topology(place)
     costs = CostPrior(facts)
@@ -97,7 +108,16 @@ def shipped(n_per_octave: float = 1.0) -> Iterator[DataSet]:
 
 
 def generated(seeds: Iterable[int], n_per_octave: float = 1.0, n_ranks: int = 16) -> Iterator[DataSet]:
-    """Random variations of the shipped fabrics, in turn."""
+    """Random variations of the shipped fabrics, in turn.
+
+    Args:
+        seeds: one fabric each.
+        n_per_octave: sizes per doubling.
+        n_ranks: of the communicator, at most.
+
+    Yields:
+        A data set per seed, with bends of its own.
+    """
     for seed in seeds:
         machine, facts = generated_fabric(seed, GENERATED_BASES[seed % len(GENERATED_BASES)])
         problems = fabric_problems(machine, facts, n_per_octave=n_per_octave, n_ranks=n_ranks, surface=Surface(seed))
@@ -105,7 +125,7 @@ def generated(seeds: Iterable[int], n_per_octave: float = 1.0, n_ranks: int = 16
 
 
 def as_undescribed(data: DataSet) -> DataSet:
-    """The same machine, of which nobody has said what it is; what NCCL chooses there by itself is seen as ever."""
+    """This machine without its description; what NCCL chooses there by itself is still seen."""
     return data._replace(name=f"undescribed_{data.name}", facts={})
 
 
@@ -132,7 +152,13 @@ def of_store(path: Path) -> Iterator[DataSet]:
 
 
 def check_sources(parser: argparse.ArgumentParser, store: Path | None, folder: Path | None) -> None:
-    """End with a message where `--store` or `--data` names nothing that can be read or be judged on (2)."""
+    """End with a message (exit code 2) where `--store` or `--data` name nothing that can be used.
+
+    Args:
+        parser: prints the message.
+        store: a store's file; None: not given.
+        folder: with files that somebody measured; None: not given.
+    """
     if folder is not None:
         if not folder.is_dir():
             parser.error(f"--data {folder} is no folder; name the one that holds the files")
@@ -253,7 +279,16 @@ def _effect(asked: Candidate, collective: Collective, nbytes: int) -> Candidate:
 
 
 def sweep_block(problems: Sequence[Problem], seed: int = 3, n_each: int = 3) -> np.ndarray:
-    """A sweep of all candidates, as measurements."""
+    """A sweep of all candidates, as measurements.
+
+    Args:
+        problems: keys with true times.
+        seed: of the noise.
+        n_each: calls per key and candidate.
+
+    Returns:
+        MEASUREMENT, shape (n,).
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for problem in problems:

@@ -47,8 +47,10 @@ Truth = dict[tuple[Algorithm, Protocol], tuple[float, float, float, float, float
 
 
 def truth(rng: np.random.Generator) -> Truth:
-    """By setting: latency (us) of a hop, of the rest; bytes per us of the full bandwidth, channels that fill it, what
-    more of them cost.
+    """A machine's truth by setting, at random.
+
+    Each is (latency of a hop in us, latency of the rest in us, bytes per us of the full bandwidth, channels that reach
+    it, share of it that each further channel costs).
     """
     found: Truth = {}
     for algorithm, protocol in SETTINGS:
@@ -67,7 +69,19 @@ def truth(rng: np.random.Generator) -> Truth:
 def duration_us(
     known: Truth, kind: Collective, setting: tuple[Algorithm, Protocol], n_ranks: int, nbytes: int, asked: int
 ) -> float:
-    """How long a call takes on this machine, without noise."""
+    """How long a call takes on this machine, without noise.
+
+    Args:
+        known: the machine, see `truth`.
+        kind: what is called.
+        setting: algorithm and protocol.
+        n_ranks: of the communicator.
+        nbytes: NCCL's nBytes, the whole buffer.
+        asked: channels that are asked for; with little traffic fewer run.
+
+    Returns:
+        Microseconds.
+    """
     per_hop_us, rest_us, bytes_per_us, filled_by, too_many = known[setting]
     n_hops = n_ranks - 1 if setting[0] is Algorithm.ring else np.log2(n_ranks)
     n_channels = max(1, int(channels_used(kind, setting[1], nbytes, asked)))
@@ -83,7 +97,15 @@ def nccls_choice(nbytes: int) -> tuple[Algorithm, Protocol]:
 
 
 def write(path: Path, seed: int, noise: float, node_counts: Sequence[int], n_keys: int | None = None) -> None:
-    """One machine's sweep, of all keys or of so many."""
+    """One machine's sweep in NVIDIA's tuner CSV.
+
+    Args:
+        path: of the file.
+        seed: of the machine and of its noise.
+        noise: of one call, standard deviation of its logarithm.
+        node_counts: nodes that each size is measured on, with eight ranks each.
+        n_keys: so many of (collective, nodes, size), drawn at random; None: all.
+    """
     rng = np.random.default_rng([seed, 41])
     keys = [(name, node_count, nbytes) for name in NAMES.values() for node_count in node_counts for nbytes in SIZES]
     if n_keys is not None:

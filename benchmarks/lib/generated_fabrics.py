@@ -36,7 +36,16 @@ class Surface:
         self._waves: dict[tuple[int, int, int], np.ndarray] = {}
 
     def factor(self, collective: int, ran: Candidate, message_bytes: int) -> float:
-        """What the fabric file's truth is to be multiplied by."""
+        """What the time in the fabric's file is to be multiplied by.
+
+        Args:
+            collective: its number.
+            ran: algorithm, protocol and channels that really run.
+            message_bytes: NCCL's nBytes.
+
+        Returns:
+            About 1; its logarithm has a standard deviation of about `sigma`.
+        """
         name = (collective, int(ran.algorithm or 0), int(ran.protocol or 0))
         if name not in self._waves:
             rng = np.random.default_rng([self._seed, *name])

@@ -47,7 +47,13 @@ def environment() -> dict[str, Any]:
 
 
 def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
-    """Print the table; with `as_json` to stderr, and on stdout the one line that scripts read."""
+    """Print the figures as a table.
+
+    Args:
+        benchmark: its name.
+        results: in the table's order.
+        as_json: print one line of JSON, which scripts read, and the table to stderr.
+    """
     table = Table("metric", "value", "unit", "target", "peer", "ratio", title=benchmark)
     for result in results:
         ratio = "" if result.ratio is None else f"{result.ratio:.3g}"

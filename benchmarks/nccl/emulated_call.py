@@ -46,7 +46,7 @@ def emulated_ranks() -> list[Communicator]:
 
 
 def gloo_ranks() -> list[Any]:
-    """The same on gloo; each rank's constructor waits for the other's."""
+    """Both ranks of a process group of gloo; each rank's constructor waits for the other's."""
     store = dist.HashStore()
     made: list[Any] = [None, None]
 

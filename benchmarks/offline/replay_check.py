@@ -114,7 +114,7 @@ class Case:
 
     @property
     def first_order_error_percent(self) -> float:
-        """The same for the estimate that keeps the exposed share of communication."""
+        """`error_percent` for the estimate that keeps the exposed share of communication."""
         return 100 * abs(self.measured_us / self.first_order_us - 1)
 
     @property

@@ -299,7 +299,7 @@ def false_promotions(data: DataSet, n_calls: int, n_rounds: int, looks_every: in
 
 
 def where_nccl_is_best(problems: Sequence[Problem]) -> list[Problem]:
-    """The same keys, at which nothing is to be gained: everything takes longer than NCCL's own choice."""
+    """These keys with nothing to be gained: everything takes longer than NCCL's own choice."""
     return [
         replace(one, truth_us=(BEST_BY * min(one.truth_us[1:], default=one.truth_us[0]), *one.truth_us[1:]))
         for one in problems
