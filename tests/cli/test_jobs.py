@@ -22,7 +22,7 @@ from zerotune.store.wire import EndedJob, StatusReply
 from zerotune.tuner import cli
 from zerotune.tuner.client.holders import living_holder
 from zerotune.tuner.offline.jobs.before_after import JobsRead
-from zerotune.tuner.offline.jobs.finding import job_of
+from zerotune.tuner.offline.jobs.finding import id_of, job_of
 from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, gain_of, last_line, list_jobs
 
 
@@ -124,6 +124,16 @@ def test_a_job_is_found_by_its_name_if_only_one_has_it(path: Path) -> None:
             job_of(store, "same")
         with pytest.raises(UserError, match="'nobody'"):
             job_of(store, "nobody")
+
+
+def test_traces_know_ids_only(path: Path, tmp_path: Path) -> None:
+    assert id_of(path, "faster") == "job-faster"
+    assert [id_of(path, job) for job in ("job-faster", "of-another-store", None)] == [
+        "job-faster",
+        "of-another-store",
+        None,
+    ]
+    assert id_of(tmp_path / "none.db", "faster") == "faster"
 
 
 @pytest.mark.parametrize("command", [["explain"], ["report", "{out}"], ["plot", "list"], ["export", "{out}"]])

@@ -55,7 +55,7 @@ StorePath = Annotated[
 ]
 JobOfTrace = Annotated[
     str | None,
-    typer.Option("--job", help="Job id, where the folder has traces of several jobs.", show_default=False),
+    typer.Option("--job", help="Job id or name, where the folder has traces of several jobs.", show_default=False),
 ]
 JobOfStore = Annotated[
     str | None,

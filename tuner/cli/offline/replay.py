@@ -69,6 +69,7 @@ def replay(
     """
     from zerotune.agent.nccl import fabric as fabrics
     from zerotune.tuner.offline import replay as replaying
+    from zerotune.tuner.offline.jobs.finding import id_of
 
     change = replaying.JobChange(
         n_ranks=n_ranks,
@@ -85,7 +86,7 @@ def replay(
         change,
         format_name=format_name,
         collective=collective_named(collective),
-        job_id=job,
+        job_id=id_of(store_path(store), job),
     )
     if as_json:
         print(result.to_json())

@@ -91,11 +91,12 @@ def try_trace(
     """
     from zerotune.tuner.client.status import in_words
     from zerotune.tuner.offline import stage_command
+    from zerotune.tuner.offline.jobs.finding import id_of
 
     for trace in traces:
         if not trace.exists():
             raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
-    readings = stage_command.read_several(traces, rank, job)
+    readings = stage_command.read_several(traces, rank, id_of(store_path(None), job))
     if as_json:
         documents = [_document(one) for one in readings]
         print_json(documents if len(traces) > 1 else documents[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from zerotune.store.errors import UserError
 from zerotune.store.job_names import titled
 from zerotune.store.records import JobRecord
@@ -26,6 +28,19 @@ def job_of(store: Store, job: str | None) -> JobRecord:
     have_steps = store.last_steps()
     trained = (one for one in newest_first if one.job_id in have_steps or store.decisions(one.job_id, limit=1))
     return next(trained, newest_first[0])
+
+
+def id_of(path: Path, job: str | None) -> str | None:
+    """The id of the one job in the store at `path` that is called `job`, else `job` itself: traces know ids only.
+
+    Raises:
+        UserError: several jobs are called so; the message offers their ids.
+        StoreError: there is a store, and it cannot be read.
+    """
+    if job is None or not path.exists():
+        return job
+    with Store.open(path, read_only=True) as store:
+        return named_job(store, job).job_id if any(one.name == job for one in store.jobs()) else job
 
 
 def named_job(store: Store, job: str) -> JobRecord:
