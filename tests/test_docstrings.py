@@ -20,7 +20,7 @@ import torch.distributed
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("agent", "store", "zero_runtime", "tuner", "benchmarks")
-BENCHMARKS = ("agent", "fingerprint", "gpu", "modeling", "nccl", "offline", "policy", "runtime", "service")
+BENCHMARKS = ("agent", "fingerprint", "gpu", "modeling", "offline", "policy", "runtime", "service")
 PENDING = ("tuner", *(f"benchmarks/{area}" for area in BENCHMARKS))
 """Folders whose docstrings are yet to be completed; a folder that is done is taken out and stays so."""
 N_PARAMETERS = 3
