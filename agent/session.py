@@ -177,7 +177,7 @@ class Session:
         self._connect(plugin)
 
     def _look_around(self, plugin: Plugin, emulated: bool) -> None:
-        """Which rank this is, of what, and on which hardware."""
+        """Find out which rank this is, of how many, and on which hardware."""
         _follow_runtime_phases(plugin)
         self._world_size = dist.get_world_size()
         self._fabric_id, self._fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
@@ -231,7 +231,7 @@ class Session:
         return self._settings.tick_ms / 1000 * (1 if is_busy else QUIET_TICKS)
 
     def collect(self) -> list[tuple[wire.AgentMessage, Any]]:
-        """Outbox of the channel; also the place where memory pressure is sampled."""
+        """Messages for the daemon; memory pressure is sampled here, too."""
         now = time.monotonic()
         if now >= self._sample_pressure_at:
             self._sample_pressure_at = now + MEMORY_EVERY_S
@@ -357,7 +357,7 @@ class Session:
             self._fail(error)
 
     def _end_trace(self) -> None:
-        """Log what came after the last tick; say so where there is nothing to log."""
+        """Log what came after the last tick; warn if the trace is empty."""
         folder = self._settings.trace_dir
         if folder is None:
             return

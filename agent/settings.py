@@ -27,7 +27,7 @@ ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
 
 DEFAULT_TICK_MS = 250
-"""Seconds between reports while there is something to learn from them."""
+"""Milliseconds between reports while there is something to learn from them."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class LockHeld(Exception):
-    """Another process holds the lock; `pid` 0 when it has not written its name yet."""
+    """Another process holds the lock; `pid` is 0 while that process has not written its name yet."""
 
     def __init__(self, path: Path, pid: int, command: str) -> None:
         super().__init__(f"{path} is held by {command} (pid {pid})")

@@ -111,10 +111,10 @@ class MissingEvidence(str, Enum):
     """Why the collectives of a job do not show its stage."""
 
     nothing = ""
-    """They do."""
+    """Nothing is missing: they show it."""
     no_collectives = "no_collectives"
     only_small = "only_small"
-    """None is larger than a counter or a flag."""
+    """No collective is larger than a counter or a flag."""
     nothing_reduced = "nothing_reduced"
     """Much is gathered or broadcast, and no gradient is sent."""
     one_size = "one_size"
@@ -383,7 +383,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 OF_JOB: Final = ("pace", "regime", "variant", "takeover")
 _OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
-"""How reasons of such decisions began before they had kinds of their own."""
+"""How the reasons of decisions about the whole job began, before such decisions had kinds of their own."""
 
 
 class CandidateStatistics(msgspec.Struct, frozen=True):
@@ -400,7 +400,7 @@ class CandidateStatistics(msgspec.Struct, frozen=True):
     min_us: float
     last_seen_s: float
     level_std: float = 0.0
-    """Doubt (log) about its comparison with NCCL's own choice, since they ran at different times."""
+    """Standard error (log) of its comparison with NCCL's own choice that comes from running at different times."""
 
 
 class ModelRecord(msgspec.Struct, frozen=True):

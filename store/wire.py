@@ -248,7 +248,7 @@ class EndedJob(msgspec.Struct, frozen=True):
     step: int
     """Its last step."""
     fell_silent: bool
-    """Its ranks did not say goodbye: they were killed, or cannot be heard."""
+    """Its ranks did not say goodbye: they were killed, or the connection to them is lost."""
     ended_s_ago: float = 0.0
     name: str = ""
     """What people call it."""
@@ -264,10 +264,10 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     uptime_s: float
     resident_bytes: int
     n_errors: int
-    """Failures of the daemon's own."""
+    """Failures inside the daemon."""
     jobs: tuple[JobStatus, ...] = ()
     n_refused: int = 0
-    """Messages of others that were malformed or not theirs to send."""
+    """Messages that were malformed, or that the sender may not send."""
     options: DaemonOptions | None = None
     """None from an older daemon."""
     store: StoreState = StoreState()

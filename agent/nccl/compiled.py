@@ -121,8 +121,8 @@ class SharedLibrary:
 def may_hold_builds(folder: Path) -> bool:
     """Whether what is compiled may stand in `folder`, beside its sources: in a checkout that can be written.
 
-    Not in an installation: what pip has not put there it does not remove, and a folder that is left of the package
-    hides the one that is installed next.
+    Not in an installation: pip removes only what it has put there, and a folder that stays behind would hide the
+    package that is installed next.
     """
     return _INSTALLATIONS.isdisjoint(folder.parts) and os.access(folder, os.W_OK)
 

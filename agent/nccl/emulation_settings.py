@@ -16,18 +16,18 @@ from zerotune.store.records import Collective
 
 @dataclass(frozen=True)
 class EmulationSettings:
-    """ZEROTUNE_SEED, _COMPUTE and _DEVICE_MB; what else the emulation reads is only checked here."""
+    """ZEROTUNE_SEED, _COMPUTE and _DEVICE_MB; the emulation's other variables are only checked here."""
 
     seed: int
     compute: str
     """`model`, `measured` or `none`."""
     measured_scale: float
     device_mb: float | None
-    """None: what the fabric says."""
+    """Memory of a device, 10^6 bytes; None: as the fabric says."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> EmulationSettings:
-        """Read them, and see that whatever the ranks will read later can be read, too.
+        """Read them, and check all variables that the ranks will read later.
 
         Raises:
             UserError: a value makes no sense.

@@ -194,7 +194,7 @@ class Fabric:
         )
 
     def describe(self) -> dict[str, str | int | float | bool]:
-        """Facts for the store and for features; `emulated` marks every result drawn from it."""
+        """Facts for the store and for features; `emulated` marks all results that come from this fabric."""
         span = self._believed_span(1 if self.ranks_per_node > 1 else 2)
         return {
             "emulated": self.name,
@@ -238,7 +238,7 @@ class Fabric:
         n_channels: int,
         message_bytes: int,
     ) -> float:
-        """NCCL's own prediction; fewer channels than NCCL's default only ever cost."""
+        """NCCL's own prediction; fewer channels than NCCL's default are never faster."""
         cost_us = float(cost_model.cost_us(topology, collective, algorithm, protocol, message_bytes))
         if cost_us < 0:
             raise FabricError(
@@ -290,7 +290,7 @@ def _load(path: Path, _stamp: int) -> Fabric:
 
 
 def _refuse_infinities(path: Path, value: object, key: str = "") -> None:
-    """TOML knows `inf` and `nan`; no machine does."""
+    """TOML allows `inf` and `nan`; no machine has such numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         raise FabricError(f"fabric file {path}: {key.lstrip('.')} = {value!r} is not finite", "give a number")
     if isinstance(value, dict):

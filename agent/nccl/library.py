@@ -143,11 +143,11 @@ class Plugin:
         self._set_memory_pressure(pressure)
 
     def set_recording(self, on: bool) -> None:
-        """A record of every decision into the ring, or none."""
+        """Turn on or off that every decision writes a record into the ring."""
         self._set_recording(1 if on else 0)
 
     def set_observing(self, on: bool) -> None:
-        """NCCL's profiler events, and thereby timed records, on or off."""
+        """Turn NCCL's profiler events on or off, and with them timed records."""
         self._set_observing(1 if on else 0)
 
     def set_timing_source_override(self, source: TimingSource) -> None:
@@ -163,7 +163,7 @@ class Plugin:
         return int(self._channels_seen(communicator.n_ranks, communicator.n_nodes))
 
     def load_plan(self, plan: Plan) -> None:
-        """Write `plan` beside the active one; lookups go on meanwhile. `flip` makes it active.
+        """Write `plan` into the inactive table; lookups go on meanwhile. `flip` makes it active.
 
         Raises:
             PlanError: too many rows, an illegal cell or count, or overlapping ranges; nothing has changed.
@@ -197,7 +197,7 @@ class Plugin:
     def drain(self, max_records: int = RING_RECORDS) -> NDArray[np.void]:
         """Oldest records first, at most `max_records`, as an array of OBSERVATION_FIELDS.
 
-        For one consumer: while another thread drains, there is nothing for this one.
+        For one consumer: while another thread drains, this returns nothing.
         """
         return _taken(self._drain, self._drained, max_records)
 

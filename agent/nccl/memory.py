@@ -68,7 +68,7 @@ def channel_bytes(algorithm: Algorithm, communicator: CommunicatorClass, *, gpu_
 def connection_mb(
     algorithm: Algorithm, communicator: CommunicatorClass, n_channels: int, *, gpu_direct: bool = True
 ) -> float:
-    """Predicted device memory of connecting an algorithm, on one rank.
+    """Predicted device memory that connecting an algorithm takes, on one rank.
 
     Args:
         algorithm: that is connected.

@@ -23,12 +23,12 @@ class Release(NamedTuple):
 
     @property
     def tuner_abi(self) -> int:
-        """Newest tuner plugin that it looks for."""
+        """Newest version of the tuner interface that it looks for."""
         return _newest(_TUNER_ABIS, self.version)
 
     @property
     def profiler_abi(self) -> int:
-        """Newest profiler plugin that it looks for; 0 = none."""
+        """Newest version of the profiler interface that it looks for; 0 = none."""
         return _newest(_PROFILER_ABIS, self.version)
 
     @property
@@ -38,12 +38,12 @@ class Release(NamedTuple):
 
     @property
     def profiler_prefix(self) -> str:
-        """What a profiler's short name is put behind to make a file's; tuners are libnccl-tuner-* in both."""
+        """A profiler's file name up to its short name; tuners are libnccl-tuner-* in NCCL and RCCL."""
         return "librccl-profiler" if self.is_rccl else "libnccl-profiler"
 
     @property
     def has_symmetric_kernels(self) -> bool:
-        """Whether buffers can be registered so that collectives pass the tuner by."""
+        """Whether buffers can be registered, so that their collectives do not ask the tuner."""
         return not self.is_rccl and self.version >= (2, 27)
 
     @property
@@ -53,7 +53,7 @@ class Release(NamedTuple):
 
     @property
     def checks_tuner(self) -> bool:
-        """Whether a cell that a tuner names is compared with what the fabric has."""
+        """Whether it checks that the cell a tuner names exists on this machine."""
         return self.version >= (2, 22)
 
     @property

@@ -50,7 +50,7 @@ class TruthCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inter_us: NotNegative = 0.0
     """Latency of a hop between nodes."""
     channel_us: NotNegative = 0.0
-    """Cost of each channel taking part, whatever the bytes."""
+    """Fixed time that each channel adds."""
     channel_factors: ChannelFactors = ()
     """(n_channels, factor on the bandwidth), linear in between, constant outside."""
 

@@ -44,7 +44,7 @@ class BlockLog(Protocol):
 
 
 class RecordDrain:
-    """Collects what one rank has to tell.
+    """Collects what one rank reports.
 
     Rank 0 sends every record, since the daemon reads the stage fingerprint off its sequence of
     decisions; the others send timed records only. `log`, if given, sees every record and step.

@@ -94,7 +94,7 @@ class TraceLog:
     def record(self, block: np.ndarray[Any, Any], *, n_dropped: int = 0) -> None:
         """Log `block`, observations [n] of `OBSERVATION_FIELDS`; it is copied.
 
-        `n_dropped` is how many the rings have lost since the job began.
+        `n_dropped`: records that the rings have lost since the job began.
         """
         self._n_dropped = n_dropped
         if len(block):

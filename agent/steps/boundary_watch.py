@@ -22,7 +22,7 @@ logger = logging.getLogger("zerotune.agent")
 
 LEAST_CALLS: Final = 1000
 LEAST_S: Final = 60.0
-"""A first step may be long, and have many collectives: both must have passed."""
+"""A first step may be long and have many collectives: this time and that many calls must both have passed."""
 LOOK_EVERY_S: Final = 5.0
 TELL_EVERY_S: Final = 2.0
 STOPPING_S: Final = 1.5
@@ -78,7 +78,7 @@ class BoundaryWatch:
             logger.warning("zerotune: a step has ended after all: tuning begins")
 
     def close(self) -> None:
-        """At exit: the last chance to say it."""
+        """At exit: the last chance to warn."""
         if self._thread is None or self._over.is_set():
             return
         self._over.set()

@@ -30,7 +30,7 @@ class Region(IntEnum):
 class StepHooks:
     """Calls `on_region` when the region changes and `on_boundary` at each step boundary.
 
-    Both run on the training thread; whatever they raise is theirs to catch.
+    Both run on the training thread and must not raise.
     """
 
     def __init__(self, on_region: Callable[[int], None], on_boundary: Callable[[], None]) -> None:

@@ -33,7 +33,7 @@ class Checkpoints:
             self._run("PASSIVE")
 
     def cut(self) -> None:
-        """Copy all and cut the log; what a reader still needs of it stays, and `is_log_left`."""
+        """Copy all and cut the log; if a reader still needs a part of it, that stays and `is_log_left` is True."""
         self._connection.execute("PRAGMA busy_timeout = 0")  # else it would wait for readers
         try:
             self.is_log_left = not self._run("TRUNCATE")
@@ -41,7 +41,7 @@ class Checkpoints:
             self._connection.execute(f"PRAGMA busy_timeout = {self._busy_timeout_ms}")
 
     def _run(self, kind: str) -> bool:
-        """Whether it was done; on a full disk, say, the log holds all as before, and is tried again."""
+        """Whether it was done; if not, e.g. on a full disk, the log still holds everything, and this is tried again."""
         self._done_at_s = time.monotonic()
         try:
             is_blocked, *_ = self._connection.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()

@@ -418,7 +418,7 @@ class Store:
         return None if found[0] is None else int(found[0])
 
     def n_measured_steps(self, job_id: str) -> int:
-        """Steps of a job of which collectives are measured."""
+        """How many steps of a job have measured collectives."""
         (found,) = self._reader().execute(
             "SELECT count(DISTINCT step) FROM measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?)",
             (job_id,),
@@ -545,7 +545,7 @@ class Store:
             return True
 
     def _reader(self) -> sqlite3.Connection:
-        """This thread's reading connection: SQLite serves any number side by side."""
+        """This thread's reading connection; SQLite allows any number of them."""
         connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
         if connection is None:
             connection = self._readers.connection = reader(self.path)

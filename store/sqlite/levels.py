@@ -65,7 +65,7 @@ class Levelled(NamedTuple):
     shift: Floats
     """To subtract from the log duration of each measurement."""
     doubt: Floats
-    """By cell: doubt (log) about its comparison with NCCL's own choice, since they ran at different times."""
+    """By cell: standard error (log) of its comparison with NCCL's own choice, because they ran at different times."""
 
 
 class _Table(NamedTuple):
@@ -78,7 +78,7 @@ class _Table(NamedTuple):
 
 
 def levelled(cells: Cells, cell: Ints, job: Ints, order: Ints, step: Ints, logs: Floats) -> Levelled | None:
-    """Corrections that make measurements comparable which were made while the network was differently fast.
+    """Corrections that make measurements comparable although the network's speed changed between them.
 
     All arrays but `cells` have one entry per measurement, shape (n,).
 
@@ -204,7 +204,7 @@ _Part = tuple[Floats, Floats, int]
 
 
 def _jump(left: _Part, right: _Part, noise: float) -> tuple[float, float]:
-    """By how much (log) what ran in both takes longer in the second, and the standard error."""
+    """How much longer (log) the cells that ran in both take in the second, and its standard error."""
     both = (left[0] > 0) & (right[0] > 0)
     if not both.any():
         return 0.0, np.inf
@@ -227,7 +227,7 @@ def _merged(table: _Table, stretch_of: Ints) -> _Table:
 def _levels(table: _Table, noise: float) -> Floats:
     """Level (log) of every stretch above the usual one, 0 where it is that one: least squares over shared cells.
 
-    Stretches that share no cell with others, not even by way of third ones, have a usual level of their own.
+    Stretches that share no cell with others, directly or through third ones, have a usual level of their own.
     """
     cells, row = np.unique(table.cell, return_inverse=True)
     n_stretches = int(table.node.max()) + 1
@@ -269,7 +269,7 @@ def _groups(ran: npt.NDArray[np.bool_]) -> Ints:
 def _shares_of_keys(table: _Table, level: Floats, cells: Cells, noise: float) -> tuple[dict[int, float], Floats]:
     """How far each key is off the level of each stretch, by key * len(level) + stretch, and the doubt by cell.
 
-    A cell's time, what a stretch does to the key, and noise: least squares, with an opinion about the second.
+    A cell's time, what a stretch does to the key, and noise: least squares, with a prior on the second.
     """
     off: dict[int, float] = {}
     doubt = np.zeros(len(cells.key))

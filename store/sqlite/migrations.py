@@ -82,7 +82,7 @@ def m003_names_and_ends_of_jobs(db: Database) -> None:
 
 
 READABLE_WITHOUT: Final = {"m002_step_of_decisions", "m003_names_and_ends_of_jobs"}
-"""Steps that a store may lack while it is only read; whoever reads what they add must bear that."""
+"""Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 
 
 @lru_cache(maxsize=1)

@@ -69,7 +69,7 @@ def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
 _NO_COLLECTIVE: Final = np.uint8(15)
 _NO_ALGORITHM: Final = np.uint8(7)
 _NO_PROTOCOL: Final = np.uint8(3)
-"""Above all known numbers, as UNKNOWN is."""
+"""A number above all known ones, as UNKNOWN is."""
 
 
 @cache

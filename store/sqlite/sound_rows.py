@@ -40,7 +40,7 @@ def _or_null(condition: str) -> str:
 
 
 def _json(kind: str, *members: str) -> str:
-    """JSON of a kind whose members are of some kinds; CASE, since nothing else may be asked of what is no JSON."""
+    """SQL: is JSON of this kind, with members of these kinds. CASE, because JSON functions fail on other text."""
     of_members = f"(SELECT 1 FROM json_each({{0}}) WHERE type NOT IN ({','.join(repr(one) for one in members)}))"
     is_json = "typeof({0}) = 'text' AND json_valid({0})"
     return f"CASE WHEN {is_json} THEN json_type({{0}}) = '{kind}' AND NOT EXISTS {of_members} ELSE 0 END"
@@ -129,7 +129,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
 """By table and column, what a cell must be; a column that an older schema lacks is not asked about."""
 
 _NAMED_BY: Final = {"models": ("name", "fabric_id")}
-"""Tables whose rows are shown if they can be named at all."""
+"""Tables whose rows are shown as long as their names can be read."""
 
 _JOINED: Final = ("fabrics", "jobs", "series")
 """Small tables that a million rows refer to: damaged rows are looked for once per query, not once per row."""

@@ -63,7 +63,7 @@ class Writer:
         self._pending: deque[_Entry] = deque()
         self._n_pending_rows = 0
         self._n_rows_tried = 0
-        """Rows taken out of the queue, and not written yet."""
+        """Rows that were taken out of the queue and are not written yet."""
         self._n_put = 0
         self._n_done = 0
         self._changed = threading.Condition()
@@ -176,7 +176,7 @@ class Writer:
         return []
 
     def _commit(self, batch: list[_Entry]) -> Exception | None:
-        """One transaction; why it was undone, if it was."""
+        """One transaction; returns why it was undone, if it was."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for operation, _ in batch:

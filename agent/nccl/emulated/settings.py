@@ -55,7 +55,7 @@ def emulation() -> Emulation:
 
 @lru_cache(maxsize=1)
 def announce() -> None:
-    """Say once per run that its times are no real ones."""
+    """Say once per run that its times are not real."""
     settings = emulation()
     _log.warning(
         "emulated NCCL: collectives run on fabric %s (%s); all times are those of a virtual clock, seed %d",

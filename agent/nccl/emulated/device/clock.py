@@ -107,12 +107,12 @@ class Clock:
                 self._now_us = end_us
 
     def owe(self, completion: Callable[[], float]) -> None:
-        """Wait for `completion()`'s end later, at `settle`: somebody holds a future of it, unseen by us."""
+        """Wait for the time that `completion()` returns, at the next `settle`: waits for futures are not seen here."""
         with self._lock:
             self._owed.append(completion)
 
     def settle(self) -> None:
-        """Wait for everything owed; called where a training script cannot but have waited."""
+        """Wait for everything owed; called where a training script must have waited."""
         if not self._owed:
             return
         with self._lock:

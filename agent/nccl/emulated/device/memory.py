@@ -15,13 +15,13 @@ class DeviceMemory:
     def __init__(self) -> None:
         self.reserve_mb = 0.0
         self.limit_mb: float | None = None
-        """Memory of the device where the fabric's own figure is not meant."""
+        """Memory of the device, 10^6 bytes, in place of the fabric's figure; None: the fabric's."""
         self._nccl_mb = 0.0
         self._device_mb = float("inf")
         self._lock = threading.Lock()
 
     def pressure(self) -> float:
-        """Memory used over memory there is, 0 to 1."""
+        """Share of the memory that is in use, 0 to 1."""
         return min(1.0, (self.reserve_mb + self._nccl_mb) / self._device_mb)
 
     def take(self, wanted_mb: float, purpose: str, device_mb: float) -> None:

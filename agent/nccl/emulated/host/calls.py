@@ -66,7 +66,7 @@ class FusedTasks:
 
 
 class Completing(Protocol):
-    """What a call needs of the communicator that issued it."""
+    """What a call needs from the communicator that issued it."""
 
     rendezvous: Rendezvous
 

@@ -78,8 +78,6 @@ class Communicator:
     def issue(self, fused: FusedTasks, *, n_tasks: int = 1, decided: Candidate | None = None) -> IssuedCall:
         """Publish one collective, or several of a kind fused into one; does not wait for other ranks.
 
-        `decided` is what a captured graph was given, in place of a decision; `n_tasks` are the group's.
-
         Args:
             fused: the collective, or several of a kind fused into one.
             n_tasks: collectives of the group that it is part of.

@@ -61,10 +61,10 @@ class ProfilerEvents:
         return self._plugins.wants_events
 
     def enqueued(self, calls: Sequence[IssuedCall], captured: CapturedGroup | None = None) -> None:
-        """One group is on its way: to be called once for its calls, together.
+        """One group was issued; called once for all its calls.
 
-        Calls are numbered whether the profiler wants them or not. Those of a replayed graph only count when it
-        does, which was settled when the graph was captured (`captured`).
+        Calls are numbered whether the profiler wants them or not. For those of a replayed graph that was decided
+        when the graph was captured (`captured`).
         """
         kernels = [call for call in calls if call.fused.collective in TUNED and call.fused.path is not Path.copy_engine]
         tasks = [(call, task) for call in kernels if call.message_bytes for task in call.fused.tasks]
@@ -83,7 +83,7 @@ class ProfilerEvents:
                 call.events.append(handle)
 
     def begin_capture(self, fused_groups: Sequence[tuple[FusedTasks, Candidate]]) -> CapturedGroup | None:
-        """A graph captures one group; None when the profiler does not care now, nor will at replays."""
+        """A graph captures one group; None when the profiler does not want it, now and at replays."""
         kernels = [
             each for each in fused_groups if each[0].collective in TUNED and each[0].path is not Path.copy_engine
         ]

@@ -47,7 +47,7 @@ class _Bin:
 
 
 def launch(communicator: Communicator, group: Sequence[Deferred]) -> Work:
-    """Issue all collectives of one group, or let the graph that is being captured have them."""
+    """Issue all collectives of one group, or add them to the graph that is being captured."""
     fused_groups = _fuse_group(communicator, group)
     outputs = [output for deferred in group for output in deferred.outputs]
     n_tasks = sum(len(deferred.tasks) for deferred in group)

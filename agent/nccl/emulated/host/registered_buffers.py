@@ -16,7 +16,7 @@ from zerotune.store.records import Collective, CommunicatorClass
 _SYMMETRIC: Final = frozenset({Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce})
 _SUM: Final = 0
 _NO_KERNELS: Final = frozenset({"2", "zero"})
-"""What NCCL_CTA_POLICY says so that all_gather takes no multiprocessors."""
+"""Values of NCCL_CTA_POLICY under which all_gather takes no multiprocessors."""
 
 
 class RegisteredBuffers:
@@ -26,7 +26,7 @@ class RegisteredBuffers:
         self._release = release
         self._reachable = communicator.n_nodes == 1  # symmetric kernels load and store: one NVLink domain
         self._tensors: dict[int, torch.Tensor] = {}
-        """By address; held here, so that no other tensor can come to lie in a window."""
+        """By address; kept alive here, so that no other tensor gets the memory of a window."""
 
     def register(self, tensor: torch.Tensor) -> None:
         """From now on collectives between registered buffers are symmetric.

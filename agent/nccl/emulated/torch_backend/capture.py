@@ -149,7 +149,7 @@ class CapturedWork(Work):
         return list(self._outputs)
 
     def get_future(self) -> NoReturn:
-        """Not under capture."""
+        """Refused: a captured group has no future."""
         raise EmulatedNcclError("a captured collective has no future")
 
 

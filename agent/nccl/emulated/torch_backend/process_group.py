@@ -29,9 +29,9 @@ from zerotune.store.records import Collective
 
 BACKEND: Final = "emulated_nccl"
 _HANDLES_DIE_IN_CPP: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
-"""Older torch drops the Python side of a work that C++ asked for; what C++ then waits for never ends."""
+"""Older torch drops the Python part of a work that C++ asked for, and then waits for it without end."""
 _RECENT_WORKS: Final = 64
-"""Works kept alive for that reason: more than DDP has under way."""
+"""Newest works that are kept alive because of that: more than DDP has under way."""
 Tensors = Sequence[torch.Tensor]
 
 
@@ -89,7 +89,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self.communicator.registered_buffers.deregister(tensor)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For collectives issued or waited for from now on."""
+        """Set the timeout of collectives that are issued or waited for from now on."""
         self._timeout = timeout
         if self._communicator is not None:
             self._communicator.timeout_us = int(timeout.total_seconds() * 1e6)

@@ -45,7 +45,7 @@ _PLAIN: Final = {code: Operator(code) for code in range(8)}
 
 
 def operator(redop: dist.ReduceOp) -> Operator:
-    """What torch asks for."""
+    """The reduction that torch asks for."""
     state: Any = redop.__getstate__()  # the only way to a premultiplied sum's factor
     code = int(state[0])
     return Operator(code, state[1]) if code == PREMULTIPLIED_SUM else _PLAIN[code]

@@ -64,7 +64,7 @@ class EmulatedWork(Work):
         return list(self._outputs)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Completed by a thread of the process; the virtual clock catches up where a script must have waited."""
+        """A future, completed by another thread; the virtual clock catches up where a script must have waited."""
         if self._future is None:
             done: torch.futures.Future[Any] = torch.futures.Future()
             # An error set from Python looks like a value to C++, which then takes it for tensors; one raised here
