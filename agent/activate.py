@@ -46,7 +46,7 @@ def activate(fabric: str | None = None, endpoint: str | None = None) -> None:
     try:
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
-            logger.warning("zerotune: the agent came after init_process_group: what that made may not be tuned")
+            logger.warning("zerotune: the agent was enabled after init_process_group: earlier groups may not be tuned")
         _activate(fabric, endpoint)
     except Exception as error:
         logger.warning("zerotune: the agent is off, training runs untuned: %s", error)

@@ -329,7 +329,7 @@ class Session:
         if not (alive or self._is_closing or self._has_told_silence) and is_first_of_node():
             self._has_told_silence = True
             logger.warning(
-                "zerotune: the daemon at %s is silent: tuning stands still; unless one answers, the settings in force"
+                "zerotune: the daemon at %s is silent: tuning pauses; unless one answers, the settings in force"
                 " give way to NCCL's own choice in a while",
                 endpoint,
             )

@@ -1,4 +1,4 @@
-"""Does replay foretell what a plan will do? Part of `replay_speed.py`, which prints the figures.
+"""Does replay predict what a plan will do? Part of `replay_speed.py`, which prints the figures.
 
 For each world (fabric and training script): one run is logged, a sweep measures the settings, and plans are
 made: the best measured settings, and settings drawn at random, good and bad. Replay says from the log and the

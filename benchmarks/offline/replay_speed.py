@@ -5,7 +5,7 @@
 `collectives_per_s`: baseline, table, model and oracle over a trace of a million collectives in memory, step
 times too; one process, CPU time. `import_records_per_s`: our own trace format, file to array; the peer is
 numpy's own reading of the same records from an uncompressed .npy file.
-`prediction_error_percent`: 20 cases on the emulated NCCL, speed-ups foretold by replay against those measured
+`prediction_error_percent`: 20 cases on the emulated NCCL, speed-ups predicted by replay against those measured
 when the same script runs under `launch --plan` (replay_check.py); the figure is the error that 19 of 20 keep
 within. The peers are predicting no change, and keeping the exposed share of communication (first order).
 --seed N draws other cases than those that replay was written against; --check-only leaves the speed out;
@@ -109,7 +109,7 @@ def check(*, quick: bool, seed: int) -> list[Result]:
         for case in replay_check.cases(Path(folder), worlds, plans):
             found.append(case)
             print(
-                f"{case.world}, {case.plan}: baseline {case.baseline_us:,.0f} us, foretold"
+                f"{case.world}, {case.plan}: baseline {case.baseline_us:,.0f} us, predicted"
                 f" {case.predicted_us:,.0f} ({case.low_us:,.0f}..{case.high_us:,.0f}), measured {case.measured_us:,.0f}"
                 f", error {case.error_percent:.2f} %",
                 file=sys.stderr, flush=True,

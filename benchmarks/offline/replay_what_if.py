@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     """Step times in us."""
 
     logged_us: float
-    foretold_us: float
+    predicted_us: float
     low_us: float
     high_us: float
     measured_us: float
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
     @property
     def error_percent(self) -> float:
         """By how much the answer misses."""
-        return 100 * abs(self.measured_us / self.foretold_us - 1)
+        return 100 * abs(self.measured_us / self.predicted_us - 1)
 
     @property
     def no_change_error_percent(self) -> float:
@@ -146,7 +146,7 @@ def answers(fabric: str, folder: Path) -> dict[Question, Answer]:
         found[question] = answer
         print(
             f"{fabric}, {question.job} -> {question.truth} ({question.change}): logged {answer.logged_us:,.0f} us,"
-            f" foretold {answer.foretold_us:,.0f} ({answer.low_us:,.0f}..{answer.high_us:,.0f}), measured"
+            f" predicted {answer.predicted_us:,.0f} ({answer.low_us:,.0f}..{answer.high_us:,.0f}), measured"
             f" {answer.measured_us:,.0f}, error {answer.error_percent:.1f} %{'' if answer.is_covered else ', MISSED'}",
             file=sys.stderr, flush=True,
         )  # fmt: skip

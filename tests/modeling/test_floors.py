@@ -35,7 +35,7 @@ def _floors(times_us: list[tuple[float, float]]) -> dict[str, float]:
     return {one.metric.split("@")[0]: one.value for one in floors("grid", [DataSet("grid", problems, {})])}
 
 
-def test_smooth_times_can_be_foretold_and_an_isolated_jump_cannot() -> None:
+def test_smooth_times_can_be_predicted_and_an_isolated_jump_cannot() -> None:
     smooth = [(10.0 * 2**at, 40.0 * 1.5**at) for at in range(9)]
     assert max(_floors(smooth).values()) < 10.0
     jump = [(10.0, 11.0), (20.0, 22.0), (400.0, 44.0), (80.0, 88.0), (160.0, 176.0)]

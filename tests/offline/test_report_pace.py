@@ -67,7 +67,7 @@ def test_a_bigger_batch_is_not_headlined_as_a_plans_doing(kind: str, tmp_path: P
     text = write_report(path, tmp_path / "r.html").read_text()
     assert "of the part with one pace" in text
     assert "step 153, epoch 7: training&#39;s own pace changed" in text
-    assert "Dashed: training&#39;s own pace, or the network, was another" in text
+    assert "Dashed: from about there on training&#39;s own pace" in text
 
 
 def test_news_that_older_versions_left_without_a_step_is_heeded_by_its_epoch(tmp_path: Path):

@@ -161,7 +161,7 @@ def test_what_fewer_ranks_tell_of_is_left_out_and_told(tmp_path: Path):
     assert len(table.rows) == 20
     (total,) = replay_table(table, ["baseline"]).totals
     assert total.cost_us == pytest.approx(2000)
-    assert "Left out: 10 collectives of which fewer ranks tell than of others on their communicator." in table.notes
+    assert "Left out: 10 collectives that fewer ranks recorded than others of their communicator." in table.notes
     other = np.concatenate([whole, records(10, 170.0, first=20)])
     other["comm_id"][20:] = 9
     alone = load_table(write_trace(tmp_path / "groups", other, whole))

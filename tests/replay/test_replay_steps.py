@@ -166,7 +166,7 @@ def test_channels_slow_the_computation_beside_them():
     ids=["ddp", "ddp-hidden", "zero3", "zero3-hidden", "zero3-bound", "zero3-scatters-bound"],
 )
 def test_a_program_is_found_in_its_log(program: Program):
-    """The gaps, the waits and their sum: the step is foretold for durations that were never logged."""
+    """The gaps, the waits and their sum: the step is predicted for durations that were never logged."""
     model = found_in(log_of(program))
     assert model.error_percent < 1.5
     truth, found = steady_step(program), steady_step(model.program)

@@ -55,7 +55,7 @@ def answered(table: CollectiveTable, change: JobChange) -> WhatIf:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("program", [zero3(600.0, 600.0), zero3(), ddp()], ids=["exposed", "half hidden", "ddp"])
-def test_both_levels_of_a_tuned_job_are_foretold(program: Program, seed: int):
+def test_both_levels_of_a_tuned_job_are_predicted(program: Program, seed: int):
     """NCCL's own choice ran in the first steps only, the rest of the log is faster: each level is its own steps'."""
     estimates = replay_table(tuned_log(program, seed=seed), ["baseline", "oracle"]).step_estimates
     truths_us = [
@@ -85,7 +85,7 @@ def test_what_the_job_is_already_changes_nothing(change: JobChange):
     table = tuned_log(zero3(600.0, 600.0))
     plain = replay_table(table, ["baseline", "oracle"], change=change)
     assert plain.what_if is not None
-    assert plain.what_if.assumptions == ("the job is so already: nothing changes",)
+    assert plain.what_if.assumptions == ("the job has these properties already: nothing changes",)
     for one, other in zip(plain.what_if.step_estimates, plain.step_estimates, strict=True):
         assert one.step_us == pytest.approx(other.step_us, rel=1e-9)
         assert one.exposed_us == pytest.approx(other.exposed_us, rel=1e-6)
@@ -102,7 +102,7 @@ def test_a_fabric_that_nobody_described_needs_none_for_what_the_job_is_already()
 
 
 @pytest.mark.parametrize("change", [JobChange(stage=2), JobChange(bucket_bytes=2 * MIB), JobChange(n_ranks=4)], ids=str)
-def test_a_changed_job_is_foretold_the_same_from_a_tuned_log(change: JobChange):
+def test_a_changed_job_is_predicted_the_same_from_a_tuned_log(change: JobChange):
     """The baseline is NCCL's own choice, whatever ran while the job was logged."""
     program = zero3(600.0, 600.0)
     untuned, tuned = (answered(table, change).step_estimates[0] for table in (log_of(program), tuned_log(program)))

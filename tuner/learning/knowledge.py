@@ -152,7 +152,7 @@ class Knowledge:
 
         Cost and correction only: what was measured at a key comes in by `overrule`. Without `carries_over` algorithms
         and protocols that no earlier run has measured are left to NCCL's cost, with all the doubt about it: a trial
-        may find what others of another kind do not foretell. And what all guesses at a communicator never measured may
+        may find what others of another kind do not predict. And what all guesses at a communicator never measured may
         be off together is left to `doubt_in_common`.
         """
         corrected = self.correction is not None

@@ -17,8 +17,8 @@ from zerotune.tuner.offline.size_ranges import exact_range
 
 MAX_UNSEEN: Final = 4
 MEANINGS: Final = (
-    "expected: foretold from the predictions and from what this job had measured until the key's last decision;"
-    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial; what is"
+    "expected: estimated from the predictions and from what this job had measured until the key's last decision;"
+    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial. What is"
     " predicted to be slower goes on trial where its interval leaves enough to be gained. Medians are"
     " of what the store has now."
 )

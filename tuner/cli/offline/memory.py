@@ -34,7 +34,7 @@ def memory(
     from zerotune.tuner.offline import memory_report, overlap_report
 
     if overlap and model is not None:
-        raise UserError(f"--overlap asks nothing about model {model}", "leave --model out, or --overlap")
+        raise UserError(f"--overlap does not use --model {model}", "leave --model out, or --overlap")
     if overlap:
         found = overlap_report.overlaps(fabric, memory_report.parse_parameters(layer), tokens, group)
         if as_json:

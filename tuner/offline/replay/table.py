@@ -169,7 +169,7 @@ def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
 def _partial_note(n_partial: int) -> tuple[str, ...]:
     if not n_partial:
         return ()
-    return (f"Left out: {n_partial:,} collectives of which fewer ranks tell than of others on their communicator.",)
+    return (f"Left out: {n_partial:,} collectives that fewer ranks recorded than others of their communicator.",)
 
 
 def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:

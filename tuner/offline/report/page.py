@@ -112,7 +112,7 @@ def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture |
         "Thin: every step; thick: running median. Right: the last quarter of the steps, sorted; dotted: its median."
     )
     if changes:
-        caption += " Dashed: training's own pace, or the network, was another from about there on."
+        caption += " Dashed: from about there on training's own pace, or the network, was different."
     return _picture(plots.step_times(lines, title, changes), name, title, caption)
 
 

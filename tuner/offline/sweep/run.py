@@ -88,7 +88,7 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
         raise UserError(f"{wrong[:80]!r} cannot be swept", f"use one of {', '.join(one.name for one in SWEEPABLE)}")
     for option, nbytes in (("--min-bytes", request.min_bytes), ("--max-bytes", request.max_bytes)):
         if nbytes < 1:
-            raise UserError(f"messages of {nbytes:,} bytes are none", f"use {option} 1 or more")
+            raise UserError(f"messages of {nbytes:,} bytes are too small", f"use {option} 1 or more")
         if nbytes > MAX_BYTES:
             raise UserError(f"messages of {nbytes:,} bytes cannot be sent", f"use {option} {MAX_BYTES} or less")
     if request.min_bytes > request.max_bytes:

@@ -82,7 +82,7 @@ def step_facts(table: CollectiveTable, slowdown: Slowdown | None = None) -> tupl
     model = infer(table, slowdown)
     reason = model if isinstance(model, str) else ""
     if isinstance(model, StepModel) and model.error_percent > MAX_MODEL_ERROR_PERCENT:
-        reason = f"no rule of waiting gives the logged steps better than to {model.error_percent:.0f} %"
+        reason = f"no rule of waiting reproduces the logged steps to better than {model.error_percent:.0f} %"
     if isinstance(model, StepModel) and not reason:
         program = model.program
         waits = {f"{kind[0].name} {kind[1].name}": rule.value for kind, rule in model.rules.items()}

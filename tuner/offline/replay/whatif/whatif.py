@@ -64,7 +64,9 @@ class JobChange:
         if self.n_ranks is not None and not 2 <= self.n_ranks <= MAX_RANKS:
             raise UserError(f"{self.n_ranks} ranks cannot be judged", f"ask for 2 to {MAX_RANKS:,}")
         if self.bucket_bytes is not None and self.bucket_bytes < MIN_BUCKET_BYTES:
-            raise UserError(f"buckets of {self.bucket_bytes:,} bytes are none", f"ask for {MIN_BUCKET_BYTES:,} or more")
+            raise UserError(
+                f"buckets of {self.bucket_bytes:,} bytes are too small", f"ask for {MIN_BUCKET_BYTES:,} or more"
+            )
 
     @property
     def is_none(self) -> bool:
@@ -148,7 +150,7 @@ def what_if(
             _EMPTY, (), np.empty(0, np.int64), evidence.statistics, predict, sums=context.estimates.sums
         )
     elif program == before:
-        assumptions = ["the job is so already: nothing changes"]
+        assumptions = ["the job has these properties already: nothing changes"]
         estimates = context.estimates
     else:
         scale = _calibration(before, program, context.estimates)
