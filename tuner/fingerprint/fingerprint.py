@@ -33,6 +33,7 @@ MAX_UNTIMED: Final = 4096
 """After this many decisions in a row without a time, times are no longer waited for."""
 STEPS_TO_EXPECT: Final = 3
 """What repeats has done so while the job counted so many steps: it is a step, no micro-step nor a block."""
+NOTHING: Final = np.zeros(0, np.int64)
 
 
 class StageFingerprint:
@@ -132,8 +133,9 @@ class StageFingerprint:
         if self._cutter.n_alike < self._n_alike or is_another:
             self._alike_since = step
         self._n_alike = self._cutter.n_alike
-        if self._n_alike and step - self._alike_since >= STEPS_TO_EXPECT:
-            self._interruptions.expect(self._cutter.window[0])
+        has_held = self._n_alike and step - self._alike_since >= STEPS_TO_EXPECT
+        if is_another or (has_held and not self._interruptions.is_watching):
+            self._interruptions.expect(self._cutter.window[0] if has_held else NOTHING)
         if is_another:
             self._judged = unambiguous(self._judge(Step(*self._cutter.window)), self._cutter.window[0])
         elif not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:

@@ -3,7 +3,7 @@
 Between two steps a job may gather parameters and optimizer states to write them down. That comes seldom, reduces
 nothing, and training goes on as before. So calls that a known step does not have are held back until it is clear what
 they are: with foreign reductions, or with others of them in the very next step, another kind of training has begun;
-when more than a whole step passes without, the old one goes on, and all that was foreign is left out.
+when more than a whole step passes without, the old one goes on, and what came between is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Floats, Ints
 
 MAX_HELD: Final = 8192
 """Calls that are held back at most; of a longer stretch the end is kept."""
-_REDUCES: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
+_REDUCTIONS: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
+
+Call = tuple[int, float]
+"""(code, gap)."""
 
 
 class Interruptions:
@@ -26,56 +29,84 @@ class Interruptions:
 
     def __init__(self) -> None:
         self._known: Ints = np.zeros(0, np.int64)
-        self._n_calls = 0
-        self._held: list[tuple[int, float, bool]] = []
-        """(code, gap, whether the step has it)."""
+        self._last: list[int] = []
+        """As many calls as a step has: those that passed last."""
+        self._held: list[Call] = []
         self._n_since = 0
         """Calls since the last that the step does not have."""
         self._has_reduced = False
         """Whether one of them was a reduction."""
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether a step is known; else everything passes."""
+        return bool(self._last)
+
     def expect(self, step: Ints) -> None:
-        """These are the calls of one step; none: no step is known, everything passes."""
-        self._known, self._n_calls = np.unique(step), len(step)
+        """These are the calls of one step, the last of them the newest that passed; none: no step is known."""
+        self._known, self._last = np.unique(step), step.tolist()
 
     def passed(self, codes: Ints, gaps_us: Floats) -> tuple[Ints, Floats]:
         """The calls that belong to training, as far as that is clear by now, in their order."""
-        if not self._held:
-            if not len(self._known):
+        if not self.is_watching:
+            if not self._held:
                 return codes, gaps_us
-            at = np.minimum(np.searchsorted(self._known, codes), len(self._known) - 1)
-            foreign = (self._known[at] != codes) & ~_reduces(codes)
-            if not foreign.any():
-                return codes, gaps_us
-        is_known, reduces = np.isin(codes, self._known), _reduces(codes)
+            held = self._released(0)  # from when a step was known
+            before = np.array([code for code, _ in held], np.int64), np.array([gap for _, gap in held], np.float64)
+            return np.concatenate([before[0], codes]), np.concatenate([before[1], gaps_us])
+        is_known = self._known[np.minimum(np.searchsorted(self._known, codes), len(self._known) - 1)] == codes
+        reduces = _reduces(codes)
+        if not self._held and (is_known | reduces).all():
+            self._pass_on(codes.tolist())
+            return codes, gaps_us
+        passed: list[Call] = []
         rows = zip(codes.tolist(), gaps_us.tolist(), is_known.tolist(), reduces.tolist(), strict=True)
-        passed: list[tuple[int, float]] = []
         for code, gap_us, known, reducing in rows:
-            passed += self._passed(code, gap_us, is_known=known, reduces=reducing)
+            now = self._decided((code, gap_us), is_known=known, reduces=reducing)
+            self._pass_on([code for code, _ in now])
+            passed += now
         return np.array([code for code, _ in passed], np.int64), np.array([gap for _, gap in passed], np.float64)
 
-    def _passed(self, code: int, gap_us: float, *, is_known: bool, reduces: bool) -> list[tuple[int, float]]:
-        if not len(self._known) or (not self._held and (is_known or reduces)):
-            return [(code, gap_us)]
-        is_another = not is_known and (reduces or self._has_reduced)
-        self._held.append((code, gap_us, is_known))
-        if is_another:  # foreign reductions, or foreign calls once more before a whole step went by
-            return self._release(foreign_too=True)
+    def _pass_on(self, codes: list[int]) -> None:
+        n_calls = len(self._last)
+        if n_calls:
+            self._last = (codes if len(codes) >= n_calls else [*self._last, *codes])[-n_calls:]
+
+    def _decided(self, call: Call, *, is_known: bool, reduces: bool) -> list[Call]:
+        """What may pass now that this call has come."""
+        if not self.is_watching or (not self._held and (is_known or reduces)):
+            return [call]
+        self._held.append(call)
+        if not is_known and (reduces or self._has_reduced):  # another kind of training
+            released = self._released(0)
+            self.expect(np.zeros(0, np.int64))
+            return released
         self._n_since = self._n_since + 1 if is_known else 0
         self._has_reduced |= reduces
-        if self._has_reduced and self._n_since > self._n_calls:
-            return self._release(foreign_too=False)
+        if self._has_reduced and self._n_since > len(self._last):
+            return self._released(self._where_training_goes_on())
         if len(self._held) > MAX_HELD:
             del self._held[: MAX_HELD // 2]
         return []
 
-    def _release(self, *, foreign_too: bool) -> list[tuple[int, float]]:
-        released = [(code, gap_us) for code, gap_us, is_known in self._held if is_known or foreign_too]
-        self._held, self._n_since, self._has_reduced = [], 0, False
-        if foreign_too:
-            self.expect(np.zeros(0, np.int64))
+    def _where_training_goes_on(self) -> int:
+        """After the last foreign call, and after those that only look like the step's: some tensors are as large as
+        what a step gathers. What passed before ends somewhere in a step, which goes on there.
+        """
+        first = len(self._held) - self._n_since
+        codes = [code for code, _ in self._held]
+        for start in range(first, first + self._n_since // 2):
+            if codes[start:] == [*self._last, *self._last][: len(codes) - start]:
+                return start
+        return first
+
+    def _released(self, start: int) -> list[Call]:
+        released, self._held = self._held[start:], []
+        self._n_since, self._has_reduced = 0, False
         return released
 
 
 def _reduces(codes: Ints) -> npt.NDArray[np.bool_]:
-    return np.isin(codes & 15, _REDUCES) & (codes >> 4 > TINY_BYTES)
+    kinds = codes & 15
+    reduces: npt.NDArray[np.bool_] = (kinds == _REDUCTIONS[0]) | (kinds == _REDUCTIONS[1]) | (kinds == _REDUCTIONS[2])
+    return reduces & (codes >> 4 > TINY_BYTES)
