@@ -172,9 +172,9 @@ def _faults(place: Place, errors: set[str]) -> Iterator[str]:
     if expected and expected not in place.sections:
         yield f"no {expected}:"
     raised = {_name_of(node.exc) for node in nodes if isinstance(node, ast.Raise) and node.exc} & errors
-    untold = sorted(name for name in raised if name not in place.sections.get("Raises", ""))
-    if untold:
-        yield f"Raises: without {', '.join(untold)}"
+    unnamed = sorted(name for name in raised if name not in place.sections.get("Raises", ""))
+    if unnamed:
+        yield f"Raises: without {', '.join(unnamed)}"
 
 
 def _name_of(raised: ast.expr) -> str:

@@ -81,7 +81,7 @@ def test_what_is_documented_still_launches(plan, tmp_path, monkeypatch, capsys):
 def test_an_endpoint_beside_a_plan_is_said_to_be_unused_unless_the_environment_names_it(plan, monkeypatch, capsys):
     code, error = launch(monkeypatch, capsys, "--plan", plan, "--endpoint", "ipc:///nowhere/d.sock")
     assert code == 0
-    assert "--endpoint ipc:///nowhere/d.sock is not used: --plan needs no daemon; leave one out" in error
+    assert "--endpoint ipc:///nowhere/d.sock is not used: --plan uses none; leave one out" in error
     monkeypatch.setenv("ZEROTUNE_ENDPOINT", "ipc:///nowhere/d.sock")
     monkeypatch.setenv("ZEROTUNE_STORE", "/nowhere/s.db")
     code, error = launch(monkeypatch, capsys, "--plan", plan)

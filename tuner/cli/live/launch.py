@@ -119,7 +119,7 @@ def launch(
     if log_trace is not None:
         launching.make_writable(log_trace)
     if given["--plan"] and given["--endpoint"]:
-        print(f"zerotune: --endpoint {where} is not used: --plan needs no daemon; leave one out", file=sys.stderr)
+        print(f"zerotune: --endpoint {where} is not used: --plan uses none; leave one out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
     if agent and plan is None and start_daemon and store_file is not None and answer is None:

@@ -129,7 +129,7 @@ def _kept(store: Store, reading: Reading) -> Counter[Owner]:
         UserError: the store has other rows under one of the jobs, so that these would be a second set.
     """
     n_rows = reading.n_rows
-    whole = {job.job_id for job in store.jobs() if job.ended_at_s is not None} & reading.untold_jobs
+    whole = {job.job_id for job in store.jobs() if job.ended_at_s is not None} & reading.unnamed_jobs
     stored = {}
     for job_id, fabric in n_rows:
         rows = store.measurements(fabric, job_id, limit=_COMPARED_ROWS if job_id in whole else None)

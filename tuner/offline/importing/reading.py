@@ -69,7 +69,7 @@ class Reading:
         return found
 
     @property
-    def untold_jobs(self) -> set[str]:
+    def unnamed_jobs(self) -> set[str]:
         """Jobs that no file names."""
         return {job_id for (_, told, _), (job_id, _) in self._owners.items() if told is None}
 
@@ -94,16 +94,16 @@ class Reading:
         for path in {path for path, job, fabric in self._n_rows if job is None and fabric is None}:
             names = (fabric for job, fabric in known.items() if job == self._job_named(path, [fabric]))
             earlier = next(names, self._default_fabric)
-            if earlier != self._default_fabric and self._untold_fabrics(path) == [self._default_fabric]:
+            if earlier != self._default_fabric and self._unnamed_fabrics(path) == [self._default_fabric]:
                 self._fabrics[path] = earlier
                 words = f"imported before as fabric {earlier}: --fabric-id records it as another one, too"
                 self._trace.summary.note(words)
         self._find_owners()
 
     def _find_owners(self) -> None:
-        untold = {path: self._job_named(path, self._untold_fabrics(path)) for path, job, _ in self._n_rows if not job}
+        unnamed = {path: self._job_named(path, self._unnamed_fabrics(path)) for path, job, _ in self._n_rows if not job}
         self._owners = {
-            (path, job, fabric): (job or untold[path], fabric or self._fabrics.get(path, self._default_fabric))
+            (path, job, fabric): (job or unnamed[path], fabric or self._fabrics.get(path, self._default_fabric))
             for path, job, fabric in self._n_rows
         }
         summary = self._trace.summary
@@ -112,7 +112,7 @@ class Reading:
             fabric is None and path not in self._fabrics for path, _, fabric in self._n_rows
         )
 
-    def _untold_fabrics(self, path: Path | None) -> list[str]:
+    def _unnamed_fabrics(self, path: Path | None) -> list[str]:
         """Fabrics of a file's rows that name no job."""
         default = self._fabrics.get(path, self._default_fabric)
         return sorted({fabric or default for at, job, fabric in self._n_rows if at == path and job is None})
