@@ -119,7 +119,14 @@ def serve(pipe: Connection) -> None:
 
 
 def follow_messages(port: int, n_stubs: int, pipe: Connection) -> None:
-    """All stub ranks: read message after message until told to stop, then send what it took."""
+    """All stub ranks: read message after message until told to stop, then send what it took.
+
+    Args:
+        port: of the job's store.
+        n_stubs: ranks that only read messages.
+        pipe: gets "connected"; then answers "count" by (requests, milliseconds from the first reader to the last), ends
+            at "stop".
+    """
     raise_file_limit()
     stubs = [StubRank(port) for _ in range(n_stubs)]
     selector = selectors.DefaultSelector()
@@ -193,7 +200,16 @@ def client(port: int) -> dist.Store:
 
 
 def train(port: int, rank: int, world_size: int, step_s: float, pacing: Pacing, pipe: Connection) -> None:
-    """A real rank: answers "warm", "changing" or "quiet" plus a number of boundaries with what they took."""
+    """A real rank: crosses boundaries as ordered and answers with figures of each.
+
+    Args:
+        port: of the job's store.
+        rank: of this process, 0 or 1.
+        world_size: of the job, stubs included.
+        step_s: time between boundaries.
+        pacing: distance of agreed boundaries.
+        pipe: brings (mode, number of boundaries) and takes a dict; mode is "warm", "changing" or "quiet"; None ends it.
+    """
     plugin = StubPlugin()
     agreement = Agreement(client(port), rank, world_size, PlanTable(plugin), lambda: 0, pacing=pacing)
     pipe.send(agreement.fingerprint)
@@ -230,7 +246,13 @@ def train(port: int, rank: int, world_size: int, step_s: float, pacing: Pacing, 
 
 
 def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
-    """Take the stubs through the job start and the lockstep check, which happen once per job."""
+    """Take the stubs through the job start and the lockstep check, which happen once per job.
+
+    Args:
+        port: of the job's store.
+        n_stubs: ranks 2 and up.
+        fingerprint: of the real ranks.
+    """
     store = dist.PrefixStore(str(INCARNATION), client(port))
     for rank in range(2, 2 + n_stubs):
         store.set(job_start.promise_key(rank), "2")
@@ -242,7 +264,18 @@ def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
 def measure(
     world_size: int, pacing: Pacing, step_s: float, n_boundaries: int, modes: tuple[str, ...] = ("changing", "quiet")
 ) -> dict[str, dict[str, float]]:
-    """Figures by mode for a job of `world_size` ranks, two of them real."""
+    """What boundaries cost a job in which two ranks are real and the others only read messages.
+
+    Args:
+        world_size: of the job, stubs included.
+        pacing: distance of agreed boundaries.
+        step_s: time between boundaries.
+        n_boundaries: measured in each mode.
+        modes: "changing": plans change all the time; "quiet": none does.
+
+    Returns:
+        Figures by mode.
+    """
     context = mp.get_context("spawn")
     pipes: list[Connection] = []
     processes = []
@@ -303,6 +336,17 @@ def ask(pipe: Connection, question: str) -> Any:
 
 
 def result(metric: str, value: float, unit: str, target: float | None) -> dict[str, Any]:
+    """One line of the output.
+
+    Args:
+        metric: its name.
+        value: the figure.
+        unit: of the figure.
+        target: what it should be at most; None: no target.
+
+    Returns:
+        The fields of `reporting.Result`.
+    """
     ratio = None if target is None else value / target
     return {"metric": metric, "value": value, "unit": unit, "target": target, "peer": None, "ratio": ratio}
 

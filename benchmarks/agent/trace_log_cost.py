@@ -41,7 +41,16 @@ def pack_us(n_records: int) -> tuple[float, float]:
 
 
 def agent_percent(place: Path, n_steps: int, *options: object) -> float:
-    """CPU time of rank 0's agent threads as a share of the wall time of a run on the emulated NCCL."""
+    """CPU time of rank 0's agent threads as a share of the wall time of a run on the emulated NCCL.
+
+    Args:
+        place: folder for the run's files.
+        n_steps: to train.
+        options: further ones of `zerotune launch`.
+
+    Returns:
+        Percent, of the second half of the run.
+    """
     spent = place / "spent.json"
     os.environ["REPLAY_WORKER_SPENT"] = str(spent)
     world = replay_check.World("ethernet_boxes", "zero3")

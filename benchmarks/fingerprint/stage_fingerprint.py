@@ -60,7 +60,16 @@ SEED = 7101
 
 
 def rows(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
-    """A table's rows, and the mean over all that was left out for each encoder."""
+    """A table's rows, and the mean over all that was left out for each encoder.
+
+    Args:
+        name: of the table.
+        found: accuracies by what was left out.
+        mistakes: is appended to, one sentence each.
+
+    Returns:
+        A row per fold and encoder, then the totals.
+    """
     results = []
     sums: dict[tuple[str, str], Accuracy] = {}
     for fold in found:
@@ -88,7 +97,16 @@ def rows(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
 
 
 def unnamed(encoders: dict[str, Encoder], sequences: list[Sequence], mistakes: list[str]) -> list[Result]:
-    """Encoders that learned hypothetical runs only, on all that has a name: frameworks, model families, workloads."""
+    """Encoders that learned hypothetical runs only, judged on frameworks, model families and workloads.
+
+    Args:
+        encoders: by their kind.
+        sequences: runs to recognise.
+        mistakes: is appended to, one sentence each.
+
+    Returns:
+        Accuracies, and how soon a change is noticed.
+    """
     trained = [one for one in sequences if one.group in FRAMEWORKS]
     results = []
     for name, key in (("framework", "group"), ("family", "family"), ("workload", "group")):
@@ -105,7 +123,17 @@ def unnamed(encoders: dict[str, Encoder], sequences: list[Sequence], mistakes: l
 
 
 def without(start: LstmEncoder, learned: Examples, sequences: list[Sequence], mistakes: list[str]) -> list[Result]:
-    """Encoders that learned everything but one framework, or one family of models, on that one."""
+    """Encoders that learned everything but one framework, or one family of models, judged on that one.
+
+    Args:
+        start: encoder that goes on learning.
+        learned: examples of hypothetical runs.
+        sequences: runs to learn and to recognise.
+        mistakes: is appended to, one sentence each.
+
+    Returns:
+        Accuracies by what was left out.
+    """
     results = []
     parts = parts_of(sequences, 0)
     for key in ("group", "family"):
@@ -119,7 +147,16 @@ def without(start: LstmEncoder, learned: Examples, sequences: list[Sequence], mi
 
 
 def learned_in(folder: Path | None, n_hypothetical: int, n_epochs: int) -> tuple[Examples, dict[str, Encoder]]:
-    """What is learned from hypothetical runs, or was learned before and kept in `folder`."""
+    """What is learned from hypothetical runs, or was learned before and kept.
+
+    Args:
+        folder: where it is kept; None: nowhere.
+        n_hypothetical: runs to generate.
+        n_epochs: passes over them.
+
+    Returns:
+        The examples, and the trained encoders by kind.
+    """
     arrays = folder / "examples.npz" if folder else None
     if folder and arrays and arrays.exists():
         kept = np.load(arrays)
@@ -136,7 +173,16 @@ def learned_in(folder: Path | None, n_hypothetical: int, n_epochs: int) -> tuple
 
 
 def shipped(recordings: list[Sequence], sequences: list[Sequence], quick: bool) -> list[Result]:
-    """The shipped encoders on runs generated with another seed: nothing left out, so no claim of generality."""
+    """The shipped encoders on runs generated with another seed: nothing left out, so no claim of generality.
+
+    Args:
+        recordings: of real frameworks.
+        sequences: generated runs.
+        quick: fewer pairs of runs for changes.
+
+    Returns:
+        Accuracies of each shipped encoder.
+    """
     results = []
     n_pairs = 100 if quick else N_CHANGES
     for kind in KINDS:

@@ -77,6 +77,16 @@ class Stack(nn.Module):
 
 
 def gpt(width: int, depth: int, n_tokens: int = 256) -> Stack:
+    """A small GPT.
+
+    Args:
+        width: of its layers.
+        depth: blocks.
+        n_tokens: size of the vocabulary.
+
+    Returns:
+        The model.
+    """
     return Stack(
         width, n_tokens, [nn.Sequential(Attention(width), FeedForward(width, 4 * width)) for _ in range(depth)]
     )

@@ -91,6 +91,13 @@ class Rank:
         return source, source if collective is Collective.all_reduce else torch.zeros(n_out, device=self.device)
 
     def run(self, collective: Collective, source: torch.Tensor, output: torch.Tensor) -> None:
+        """Call one collective.
+
+        Args:
+            collective: all_gather, reduce_scatter or all_reduce.
+            source: what this rank contributes; not used by all_reduce, which is in place.
+            output: is filled.
+        """
         if collective is Collective.all_gather:
             getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(output, source)
         elif collective is Collective.reduce_scatter:
@@ -109,7 +116,16 @@ class Rank:
         return bool(torch.equal(output, expected))
 
     def adopt(self, shape: CommunicatorClass, collective: Collective, candidate: Candidate) -> None:
-        """Every rank is here between the same two collectives, as at a boundary of training."""
+        """Put one setting in force; every rank is between the same two collectives, as at a boundary of training.
+
+        Args:
+            shape: communicators that it is for.
+            collective: that it is for, at every size.
+            candidate: the setting; the baseline leaves NCCL its own choice.
+
+        Raises:
+            RuntimeError: the plugin did not take the plan.
+        """
         self._epoch += 1
         row = PlanRow(shape, collective, Phase.other, 1, EVERY_SIZE, candidate)
         self.plugin.load_plan(Plan(self._epoch, () if candidate == BASELINE else (row,)))
@@ -117,6 +133,16 @@ class Rank:
             raise RuntimeError(f"the plan of epoch {self._epoch} could not be adopted")
 
     def timed(self, collective: Collective, message_bytes: int, n_expected: int) -> np.ndarray[Any, Any]:
+        """Timed records of one collective, as soon as there are enough.
+
+        Args:
+            collective: whose records.
+            message_bytes: of the calls.
+            n_expected: to wait for; it gives up after TIMED_WITHIN_S.
+
+        Returns:
+            OBSERVATION_FIELDS, shape (n,).
+        """
         blocks: list[np.ndarray[Any, Any]] = []
         deadline_s = time.monotonic() + TIMED_WITHIN_S
         while sum(map(len, blocks)) < n_expected and time.monotonic() < deadline_s:

@@ -172,7 +172,15 @@ def _succeeds(command: Sequence[str], timeout_s: float, options: dict[str, Any])
 def carry_out(
     programme: Sequence[Step], machine: Machine, scratch: Path, record: Record, options: argparse.Namespace
 ) -> None:
-    """Every step that has not been done, within its own limit and the whole run's."""
+    """Carry out every step that has not been done, within its own limit and the whole run's.
+
+    Args:
+        programme: steps in order.
+        machine: what they run on.
+        scratch: folder for their files.
+        record: what is done, and takes the outcomes.
+        options: of the command line.
+    """
     ends_s = time.monotonic() + options.budget_s
     scale = max(1.0, options.budget_s / BUDGET_S)  # a slow machine is given more time, for each step too
     for step in programme:
@@ -190,7 +198,19 @@ def carry_out(
 def carry_out_one(
     step: Step, machine: Machine, scratch: Path, record: Record, options: argparse.Namespace, timeout_s: float
 ) -> Outcome:
-    """One step; whatever happens in it becomes its outcome."""
+    """Carry out one step; whatever happens in it becomes its outcome.
+
+    Args:
+        step: what to do.
+        machine: what it runs on.
+        scratch: folder, in which the step gets its own.
+        record: outcomes of the steps before.
+        options: of the command line.
+        timeout_s: for this step.
+
+    Returns:
+        The outcome, also of a step that failed.
+    """
     folder = scratch / step.name
     folder.mkdir()
     began_s = time.monotonic()

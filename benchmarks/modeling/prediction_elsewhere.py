@@ -44,7 +44,18 @@ def many_rank_counts(n_per_octave: float, seeds: Sequence[int]) -> Iterator[Data
 def at_rank_counts(
     name: str, machine: fabric.Fabric, facts: Facts, n_per_octave: float, surface: Surface | None = None
 ) -> DataSet:
-    """Keys of one fabric on every rank count of `RANKS` that it has, or on few."""
+    """Keys of one fabric on every rank count of `RANKS`, or on few where it is small.
+
+    Args:
+        name: of the data set.
+        machine: the fabric.
+        facts: what is told of it.
+        n_per_octave: sizes per doubling.
+        surface: makes the truth bend; None: as the fabric's file says.
+
+    Returns:
+        One data set.
+    """
     counts = RANKS if machine.max_ranks >= RANKS[-1] else [n for n in FEW_RANKS if n <= machine.max_ranks]
     return DataSet(
         name,

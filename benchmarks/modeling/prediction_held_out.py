@@ -86,7 +86,16 @@ Bools = npt.NDArray[np.bool_]
 
 
 def by_size(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
-    """A group is judged as one, each of its data sets with models of its own."""
+    """Sizes that were not measured, between measured ones; a group is judged as one.
+
+    Args:
+        name: of the group.
+        group: data sets, each with models of its own.
+        models: names of those to judge.
+
+    Yields:
+        Figures by model.
+    """
     found: list[Result] = []
     for data, points, classes in measured(group):
         n_folds = min(N_FOLDS, len(classes))
@@ -97,7 +106,16 @@ def by_size(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Itera
 
 
 def by_range(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
-    """Sizes below and above all that was measured."""
+    """Sizes below and above all that was measured.
+
+    Args:
+        name: of the group.
+        group: data sets, each with models of its own.
+        models: names of those to judge.
+
+    Yields:
+        Figures by model.
+    """
     found: list[Result] = []
     for data, points, classes in measured(group):
         n_left_out = len(classes) // 3
@@ -108,7 +126,16 @@ def by_range(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iter
 
 
 def by_cell(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
-    """An algorithm and protocol that one collective was never measured with, beside all others."""
+    """An algorithm and protocol that one collective was never measured with, but others were.
+
+    Args:
+        name: of the group.
+        group: data sets, each with models of its own.
+        models: names of those to judge.
+
+    Yields:
+        Figures by model.
+    """
     found: list[Result] = []
     for data, points, _ in measured(group):
         kinds = np.stack([points.collective, points.algorithm, points.protocol], axis=1)
@@ -121,7 +148,16 @@ def by_cell(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Itera
 
 
 def by_channels(name: str, group: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
-    """A channel count that was never measured: anywhere, then with one algorithm and protocol of one collective."""
+    """A channel count that was never measured: anywhere, then with one algorithm and protocol of one collective.
+
+    Args:
+        name: of the group.
+        group: data sets, each with models of its own.
+        models: names of those to judge.
+
+    Yields:
+        Figures by model.
+    """
     found: list[Result] = []
     for data, points, _ in measured(group):
         named = points.algorithm != DEFAULT_CELL[0]
@@ -139,7 +175,18 @@ def by_channels(name: str, group: Sequence[DataSet], models: Sequence[str]) -> I
 
 
 def not_asked(name: str, data: DataSet, points: TrainingSet, held: Bools, models: Sequence[str]) -> Iterator[Result]:
-    """Every model without some settings, as baked arrays tell of them; it chooses among all."""
+    """Every model judged on settings that it has not seen; it chooses among all.
+
+    Args:
+        name: of the figures.
+        data: the fabric's keys.
+        points: what was measured.
+        held: points to leave out, shape (n_points,).
+        models: names of those to judge.
+
+    Yields:
+        Figures by model; none where too little is left.
+    """
     left_out = held & ~ran_besides(points, held)
     if not left_out.any() or (~held).sum() < 4:
         return
@@ -180,7 +227,18 @@ def measured(group: Sequence[DataSet]) -> Iterator[tuple[DataSet, TrainingSet, I
 
 
 def without(name: str, data: DataSet, points: TrainingSet, classes: Ints, models: Sequence[str]) -> list[Result]:
-    """Every model judged at the size classes that it has not seen."""
+    """Every model judged at size classes that it has not seen.
+
+    Args:
+        name: of the figures.
+        data: the fabric's keys.
+        points: what was measured.
+        classes: size classes to leave out.
+        models: names of those to judge.
+
+    Returns:
+        Figures by model; none where too little is left.
+    """
     held = np.isin(points.size_class, classes)
     if (~held).sum() < 4:
         return []
@@ -321,11 +379,17 @@ def main() -> None:
 def elsewhere(
     parser: argparse.ArgumentParser, own: Sequence[DataSet], asked_for: Sequence[str] | None
 ) -> tuple[Sequence[DataSet], Sequence[DataSet]]:
-    """Those of the user's data sets that can be judged by rank counts, and by fabrics; none unless asked for.
+    """Those of the user's data sets that can be judged by rank counts, and by fabrics.
 
-    By size all are: one with a single size just gives no figures.
+    By size all can be: one with a single size just gives no figures.
 
-    Too few for what the user has named end it with a message (2); where no way was named, it is only said.
+    Args:
+        parser: ends with a message (exit code 2) where there are too few for what the user has named.
+        own: the user's data sets.
+        asked_for: the ways that the user has named; None: all, and too few for one are only mentioned.
+
+    Returns:
+        By rank counts, and by fabrics.
     """
     found: dict[str, Sequence[DataSet]] = {"size": (), "ranks": (), "fabric": ()}
     for way, choose in (("size", with_sizes), ("ranks", with_rank_counts), ("fabric", enough_fabrics)):

@@ -43,7 +43,16 @@ def places(points: TrainingSet) -> Iterator[tuple[CommunicatorClass, int, int, I
 
 
 def asked(points: TrainingSet, row: int, known: Collection[Candidate]) -> Candidate:
-    """What was measured at a row; in points, no opinion on channels reads as the highest rung."""
+    """The candidate that was measured at a point.
+
+    Args:
+        points: what was measured; without an opinion on channels they hold the highest count.
+        row: of `points`.
+        known: candidates that have a true time.
+
+    Returns:
+        The candidate; without an opinion on channels if the count itself is not known.
+    """
     found = candidate_at(int(points.algorithm[row]), int(points.protocol[row]), int(points.n_channels[row]))
     if found is None or found in known:
         return found or BASELINE
@@ -51,7 +60,19 @@ def asked(points: TrainingSet, row: int, known: Collection[Candidate]) -> Candid
 
 
 def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: Facts, truth: Truth) -> list[Result]:
-    """Regrets at the places of `test` and coverage of its points, for one fold."""
+    """Regrets and coverage of one model in one fold.
+
+    Args:
+        name: of the figures.
+        model: its name.
+        train: points that it learns.
+        test: points that it is judged at.
+        facts: of the fabric.
+        truth: true times.
+
+    Returns:
+        See `verdicts`.
+    """
     opinion = MODELS[model]().fit(train).predict(test)
     return verdicts(f"{name}:{model}", test, opinion, np.arange(len(test)), facts, truth)
 
@@ -59,7 +80,19 @@ def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: F
 def verdicts(
     name: str, test: TrainingSet, opinion: tuple[Floats, Floats], left_out: Ints, facts: Facts, truth: Truth
 ) -> list[Result]:
-    """Regrets of `opinion`, mean and spread of every point, at the places of `test`; coverage of those left out."""
+    """Regrets of a model's choices, and whether its intervals hold what was measured.
+
+    Args:
+        name: of the figures.
+        test: points that it is judged at.
+        opinion: mean and standard deviation (log) of every point, each shape (n_points,).
+        left_out: indices of the points whose intervals count.
+        facts: of the fabric.
+        truth: true times.
+
+    Returns:
+        One figure per place and kind of choice, and per point left out.
+    """
     costs = CostPrior(facts)
     mean, std = opinion
     inside = np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)
@@ -113,7 +146,16 @@ def summed_up(found: Sequence[Result]) -> Iterator[Result]:
 
 
 def looked_up(baked: Baked, points: TrainingSet, costs: CostPrior) -> tuple[Floats, Floats]:
-    """Mean and spread of every point, as the daemon finds them."""
+    """What the daemon would believe of every point.
+
+    Args:
+        baked: the model as arrays.
+        points: where to look.
+        costs: NCCL's costs.
+
+    Returns:
+        Mean and standard deviation (log) of every point, each shape (n_points,).
+    """
     mean, std = np.zeros(len(points)), np.zeros(len(points))
     classes, known = points.size_class, Knowledge((), baked)
     for place, collective, nbytes, rows in places(points):

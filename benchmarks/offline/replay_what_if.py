@@ -101,7 +101,16 @@ def questions(bucket_bytes: int) -> tuple[Question, ...]:
 
 
 def log(world: World, place: Path, *options: object) -> float:
-    """Train with `--log-trace`; the median step time after warm-up."""
+    """Train with `--log-trace`.
+
+    Args:
+        world: what to train, on which fabric.
+        place: folder for the run's files.
+        options: further ones of `launch`.
+
+    Returns:
+        Median microseconds of the steps after warm-up.
+    """
     place.mkdir(exist_ok=True)
     summary = place / "summary.json"
     zerotune(

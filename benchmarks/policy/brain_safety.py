@@ -87,10 +87,19 @@ def _steps_to_alarm(n_runs: int, first_seed: int, n_known: int, slowdown: float)
 
 
 def least_steps(n_known: int, slowdown_log: float, false_alarms: float, power: float) -> float:
-    """Fewest steps within which any test can notice a slowdown with probability `power`; infinite where none can.
+    """Fewest steps within which any test can notice a slowdown.
 
     Neyman and Pearson: an alarm within k steps is a test of these k against the known ones. The best one, even if
     it knows noise and slowdown and only the usual step time must be learned, looks at the difference of means.
+
+    Args:
+        n_known: steps before the slowdown.
+        slowdown_log: logarithm of the factor by which steps become slower.
+        false_alarms: probability of an alarm without a slowdown.
+        power: probability of an alarm with it.
+
+    Returns:
+        Steps; infinite where no test can.
     """
     z = NormalDist().inv_cdf
     needed = (z(1.0 - max(false_alarms, 1e-6)) + z(power)) * STEP_NOISE / slowdown_log

@@ -28,7 +28,17 @@ FIRST_DRAW = 10
 
 
 def at_budget(data: DataSet, budget_percent: float, n_draws: int, n_calls: int) -> Iterator[Result]:
-    """Means and worst of the draws."""
+    """Means and worst of the draws at one budget.
+
+    Args:
+        data: the fabric's keys.
+        budget_percent: of step time.
+        n_draws: of noise.
+        n_calls: per key.
+
+    Yields:
+        Calls until the gain, and the loss where nothing is to be gained.
+    """
     calls: list[float] = []
     lost: list[float] = []
     spent: list[float] = []

@@ -82,7 +82,18 @@ def anticipation() -> Scenario:
 
 
 def run(scenario: Scenario, endpoint: str, *, tuned: bool, tight: bool, n_steps: int) -> StepTimes | None:
-    """Steps with large messages; None when the device was full."""
+    """Train with messages that become larger.
+
+    Args:
+        scenario: sizes and memory.
+        endpoint: of the daemon.
+        tuned: with the agent.
+        tight: on a device with `scenario.device_mb`.
+        n_steps: with small messages.
+
+    Returns:
+        Times of steps with large messages; None when the device was full.
+    """
     command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", FABRIC, "--endpoint", endpoint]
     command += ["--agent", *scenario.options] if tuned else ["--no-agent"]
     command += ["--", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]

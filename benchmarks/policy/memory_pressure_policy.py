@@ -53,7 +53,17 @@ def _calls() -> list[Call]:
 
 
 def gain_percent(name: str, place: CommunicatorClass, pressure: float, n_steps: int) -> float:
-    """Share of what could be saved that is saved in the end."""
+    """Share of what could be saved that is saved in the end.
+
+    Args:
+        name: of the fabric.
+        place: where the calls are.
+        pressure: memory pressure, 0 to 1.
+        n_steps: of the job.
+
+    Returns:
+        Percent of the time that could be saved.
+    """
     world = World(name, place, _calls(), seed=1, memory_pressure=pressure)
     brain = make_brain(world)
     play(world, brain, n_steps)
@@ -83,7 +93,17 @@ class FirstLarger(NamedTuple):
 
 
 def first_larger(name: str, place: CommunicatorClass, collective: Collective, draw: int) -> Iterator[FirstLarger]:
-    """Of jobs with messages of one size each, once memory became free."""
+    """What the first larger message saves in jobs of one size, after memory became free.
+
+    Args:
+        name: of the fabric.
+        place: where the calls are.
+        collective: that is called.
+        draw: seed of the noise.
+
+    Yields:
+        One entry per size and factor.
+    """
     for exponent in SIZES:
         calls = [Call(collective, PHASES[collective], 1 << exponent)] * 4
         world = World(name, place, calls, seed=draw, memory_pressure=LITTLE)
@@ -103,7 +123,16 @@ def first_larger(name: str, place: CommunicatorClass, collective: Collective, dr
 def of_first_larger(
     places: Mapping[str, CommunicatorClass], collectives: Sequence[Collective], n_draws: int
 ) -> Iterator[Result]:
-    """What the first larger messages save, by how much larger they are."""
+    """What the first larger messages save, by how much larger they are.
+
+    Args:
+        places: communicators by fabric.
+        collectives: each in jobs of its own.
+        n_draws: of noise.
+
+    Yields:
+        Mean and worst by factor.
+    """
     found = [
         one
         for name, place in places.items()

@@ -30,7 +30,16 @@ weight.grad = torch.ones(8)
 
 
 def run(n_bytes: int, n_steps: int, pause_s: float) -> list[float]:
-    """Virtual microseconds of each step."""
+    """Train with messages of one size.
+
+    Args:
+        n_bytes: of each message.
+        n_steps: to train.
+        pause_s: real time after each step, for the daemon.
+
+    Returns:
+        Virtual microseconds of each step.
+    """
     message, durations = torch.ones(n_bytes // 4), []
     for _ in range(n_steps):
         before_us = clock.now_us()

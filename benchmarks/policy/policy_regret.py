@@ -145,7 +145,17 @@ class Ours(Default):
 
 
 def play(problems: Sequence[Problem], policies: Sequence[Default], n_calls: int, seed: int) -> np.ndarray:
-    """Arms chosen, shape [policies, keys, calls]; every policy meets the same noise."""
+    """Let policies choose, all of them under the same noise.
+
+    Args:
+        problems: keys with true times.
+        policies: each starts as it is and learns.
+        n_calls: per key.
+        seed: of the noise.
+
+    Returns:
+        Index of the candidate that was chosen, shape (n_policies, n_keys, n_calls).
+    """
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((len(problems), n_calls))
     arms = np.zeros((len(policies), len(problems), n_calls), dtype=np.int64)
@@ -159,7 +169,17 @@ def play(problems: Sequence[Problem], policies: Sequence[Default], n_calls: int,
 
 
 def judge(name: str, problems: Sequence[Problem], policies: Sequence[Default], arms: np.ndarray) -> Iterator[Result]:
-    """The figures of every policy on one data set."""
+    """The figures of every policy on one data set.
+
+    Args:
+        name: of the data set.
+        problems: keys with true times.
+        policies: that have played.
+        arms: what `play` returned, shape (n_policies, n_keys, n_calls).
+
+    Yields:
+        Regret, losses, and calls until the gain.
+    """
     n_calls = arms.shape[2]
     for at, policy in enumerate(policies):
         late, cost, until = [], [], []
@@ -219,7 +239,18 @@ def least_calls(data: DataSet) -> Iterator[Result]:
 def warm_knowledge(
     problems: Sequence[Problem], facts: Facts, n_calls: int, seed: int = 1, looks_every: int = 1
 ) -> Knowledge:
-    """What an earlier job, of that seed, leaves in the store: its model and its statistics."""
+    """What an earlier job leaves in the store: its model and its statistics.
+
+    Args:
+        problems: keys with true times.
+        facts: of the fabric.
+        n_calls: per key in the earlier job.
+        seed: of its noise.
+        looks_every: steps between two questions for a plan.
+
+    Returns:
+        The knowledge that the next job starts with.
+    """
     first = Ours("earlier", problems, facts, Knowledge.empty(), looks_every)
     play(problems, [first], n_calls, seed)
     block = np.concatenate(first.measured)
@@ -235,7 +266,17 @@ def warm_knowledge(
 
 
 def over_draws(data: DataSet, n_calls: int, n_draws: int, looks_every: int) -> Iterator[Result]:
-    """Ours again under other noise, in the earlier job, too: the mean and the worst of what `judge` says of each."""
+    """Our policy again under other noise, also in the earlier job.
+
+    Args:
+        data: the fabric's keys.
+        n_calls: per key.
+        n_draws: of noise.
+        looks_every: steps between two questions for a plan.
+
+    Yields:
+        Mean and worst of each figure of `judge`.
+    """
     found: dict[str, list[Result]] = {}
     for seed in range(10, 10 + n_draws):
         known = warm_knowledge(data.problems, data.facts, n_calls, 100 + seed, looks_every)
@@ -255,7 +296,16 @@ def over_draws(data: DataSet, n_calls: int, n_draws: int, looks_every: int) -> I
 def regret_by_call(
     problems: Sequence[Problem], policies: Sequence[Default], arms: np.ndarray
 ) -> dict[str, list[float]]:
-    """Mean regret over keys at every call, in percent."""
+    """Mean regret over keys at every call, in percent.
+
+    Args:
+        problems: keys with true times.
+        policies: that have played.
+        arms: what `play` returned, shape (n_policies, n_keys, n_calls).
+
+    Returns:
+        Percent at each call, by policy.
+    """
     found = {}
     for at, policy in enumerate(policies):
         regrets = [np.array(p.truth_us)[arms[at, key]] / min(p.truth_us) - 1 for key, p in enumerate(problems)]
@@ -284,7 +334,17 @@ def check_only(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
 
 
 def false_promotions(data: DataSet, n_calls: int, n_rounds: int, looks_every: int) -> tuple[int, int]:
-    """(keys, keys promoted) where every candidate costs what NCCL's choice costs."""
+    """How many keys are promoted where every candidate takes as long as NCCL's choice.
+
+    Args:
+        data: the fabric's keys.
+        n_calls: per key.
+        n_rounds: of noise.
+        looks_every: steps between two questions for a plan.
+
+    Returns:
+        Keys of all rounds, and how many of them were promoted.
+    """
     flat = [
         Problem(p.key, p.message_bytes, p.candidates, p.ran_by_default, (p.truth_us[0],) * len(p.truth_us), p.noise)
         for p in data.problems
@@ -307,7 +367,17 @@ def where_nccl_is_best(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int, looks_every: int = 1) -> Iterator[Result]:
-    """What exploration costs there, which nothing pays back."""
+    """What exploration costs where nothing pays it back.
+
+    Args:
+        data: the fabric's keys.
+        n_calls: per key.
+        seed: of the noise.
+        looks_every: steps between two questions for a plan.
+
+    Yields:
+        The loss, and the budget that was spent.
+    """
     problems = where_nccl_is_best(data.problems)
     ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), looks_every)
     arms = play(problems, [ours], n_calls, seed)

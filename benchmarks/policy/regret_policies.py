@@ -34,6 +34,13 @@ class Default:
         return 0
 
     def learn(self, key: int, arm: int, us: float) -> None:
+        """Take what a call took.
+
+        Args:
+            key: index of the key.
+            arm: index of the candidate that ran.
+            us: measured microseconds.
+        """
         pass
 
     def end_of_step(self) -> None:

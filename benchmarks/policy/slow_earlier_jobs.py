@@ -41,7 +41,18 @@ def make_world(name: str, seed: int) -> SlowForATime:
 
 
 def known_after(name: str, seed: int, level: float, slow: range, kind: str) -> Knowledge:
-    """What the first job leaves."""
+    """What the first job leaves in the store.
+
+    Args:
+        name: of the fabric.
+        seed: of its noise.
+        level: factor on times while the network is slow.
+        slow: steps in which it is.
+        kind: calls that suffer: "all", "large" or "simple".
+
+    Returns:
+        The knowledge that the second job starts with.
+    """
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
         world = make_world(name, 1000 + seed)
         world.level, world.slow, world.kind, world.store = level, slow, kind, store
@@ -56,7 +67,16 @@ def known_after(name: str, seed: int, level: float, slow: range, kind: str) -> K
 
 
 def longer(name: str, seed: int, knowledge: Knowledge) -> tuple[float, float]:
-    """By how much, in percent, the first 20 and all steps of the second job are longer than with NCCL's own choice."""
+    """By how much steps of the second job are longer than with NCCL's own choice.
+
+    Args:
+        name: of the fabric.
+        seed: of its noise.
+        knowledge: that it starts with.
+
+    Returns:
+        Percent over the first 20 steps, and over all.
+    """
     world = make_world(name, 2000 + seed)
     brain = make_brain(world, knowledge)
     usual_us = sum(world.truth(call, BASELINE)[0] for call in world.calls)
@@ -69,7 +89,18 @@ def longer(name: str, seed: int, knowledge: Knowledge) -> tuple[float, float]:
 
 
 def played(name: str, levels: list[float], stretches: list[range], kinds: list[str], n_runs: int) -> Iterator[Result]:
-    """One fabric under everything that may happen to the first job."""
+    """One fabric under everything that may happen to the first job.
+
+    Args:
+        name: of the fabric.
+        levels: factors on times while the network is slow.
+        stretches: steps in which it is.
+        kinds: calls that suffer.
+        n_runs: pairs of jobs for each combination.
+
+    Yields:
+        Figures of the second job.
+    """
     cold = [longer(name, seed, Knowledge.empty()) for seed in range(n_runs)]
     yield from _told(f"{name}:cold", cold)
     usual = [longer(name, seed, known_after(name, seed, 1.0, range(0), "all")) for seed in range(n_runs)]

@@ -31,7 +31,16 @@ LEAST_GAIN = 0.002
 
 
 def played(name: str, kind: str, n_runs: int) -> Iterator[Result]:
-    """One fabric, one kind of steps."""
+    """One fabric, one kind of steps.
+
+    Args:
+        name: of the fabric.
+        kind: of steps, see `Varying`.
+        n_runs: jobs.
+
+    Yields:
+        What they gain and lose.
+    """
     runs = [_job(name, kind, 3000 + seed) for seed in range(n_runs)]
     saved, attainable, last_saved, last_attainable, extra, spent, n_pace = np.array(runs).T
     which = f"{name}:{kind}"

@@ -93,7 +93,16 @@ QUICK = (Cell("tiny", "fp32", 2, 12.0),)
 
 
 def build(name: str, load: Load, precision: str = "fp32") -> Step:
-    """One training step of a contender, as a function of (tokens, targets)."""
+    """One training step of a contender, as a function of (tokens, targets).
+
+    Args:
+        name: kind and variant, e.g. "ours-3", "fsdp2-r", "deepspeed-2".
+        load: size of model and batch.
+        precision: "fp32" or "bf16" (mixed).
+
+    Returns:
+        The step.
+    """
     import torch
     import torch.distributed as dist
 
@@ -183,7 +192,15 @@ def _join(rank: int, n_ranks: int, port: int) -> None:
 
 
 def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
-    """Interleaved steps of every contender; rank 0 reports seconds per step."""
+    """Interleaved steps of every contender; rank 0 reports seconds per step.
+
+    Args:
+        rank: of this process.
+        n_ranks: of the group.
+        port: where the ranks meet.
+        cell: load, precision and time of the race.
+        out: queue; rank 0 puts seconds of each step by contender.
+    """
     import torch.distributed as dist
 
     _join(rank, n_ranks, port)
@@ -210,7 +227,16 @@ def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
 
 
 def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -> None:
-    """Peak resident bytes of one contender over what the process had before."""
+    """Peak resident bytes of one contender over what the process had before.
+
+    Args:
+        rank: of this process.
+        n_ranks: of the group.
+        port: where the ranks meet.
+        name: of the contender.
+        cell: load and precision.
+        out: queue; rank 0 puts the bytes.
+    """
     import torch.distributed as dist
 
     _join(rank, n_ranks, port)
@@ -248,7 +274,15 @@ def plain_model(load: Load, precision: str) -> Any:
 
 
 def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
-    """Most bytes alive in a forward and backward of plain torch beside parameters and gradients."""
+    """Most bytes alive in a forward and backward of plain torch beside parameters and gradients.
+
+    Args:
+        rank: not used; every target of `spawn` has it.
+        n_ranks: not used.
+        port: not used.
+        cell: load and precision.
+        out: queue; gets (bytes, number of parameters).
+    """
     import torch
 
     from zerotune.zero_runtime.layout.fragmentation import record, replay
@@ -264,9 +298,17 @@ def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) 
 
 
 def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:
-    """Percent of a stage-3 step that the runtime's own hooks take, collectives waited for aside.
+    """Percent of a stage-3 step that the runtime's own hooks take, without the time that collectives are waited for.
 
     Timed on one rank with no peer to wait for, where every wait is immediate.
+
+    Args:
+        rank: of this process.
+        n_ranks: of the group, 1.
+        port: where the ranks meet.
+        load: size of model and batch.
+        seconds: time to take, about.
+        out: queue; gets the percent.
     """
     import cProfile
 
@@ -307,7 +349,16 @@ def weigh_all(name: str, cell: Cell) -> Any:
 
 
 def spawn(target: Callable[..., None], n_ranks: int, *args: Any) -> Any:
-    """Runs `target(rank, n_ranks, port, *args, queue)` in fresh processes and returns what it put."""
+    """Run a function in fresh processes, one per rank.
+
+    Args:
+        target: called with (rank, n_ranks, port, *args, queue).
+        n_ranks: processes.
+        args: for `target`.
+
+    Returns:
+        What was put into the queue first.
+    """
     import socket
 
     context = multiprocessing.get_context("spawn")

@@ -93,7 +93,16 @@ def sums_by_key(keys: np.ndarray, duration_us: np.ndarray) -> np.ndarray:
 
 
 def play(n_keys: int, n_calls: int, n_steps: int) -> dict[str, list[float]]:
-    """Processor microseconds by what was done; observing is per record."""
+    """Processor time by what was done: records observed and summed, steps, thinking.
+
+    Args:
+        n_keys: of the job.
+        n_calls: in each step.
+        n_steps: to play.
+
+    Returns:
+        Microseconds per record ("observe", "numpy"), milliseconds for the rest.
+    """
     brain = Brain("speed", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
     job = Job(n_keys, n_calls)
     times: dict[str, list[float]] = {"observe": [], "think": [], "numpy": [], "first": [], "step": []}
