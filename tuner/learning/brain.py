@@ -58,7 +58,7 @@ from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
 LEAST_US: Final = 0.01
 MOST_CALL_US: Final = 1e10
-"""What took less, or more (three hours), was not measured: a clock stood still or jumped."""
+"""Durations outside these limits (up to three hours) were not measured: a clock stopped or jumped."""
 
 
 class BrainSettings(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """False: nothing is tried out; what earlier jobs proved is used, and verified."""
 
     def told(self) -> DaemonOptions:
-        """As `zerotune status` tells what the daemon was given."""
+        """The settings as `zerotune status` shows them."""
         return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore)
 
 
@@ -130,7 +130,7 @@ class Brain:
         self._step = 0
         self._urgent = True
         self._offered_by = 0
-        """The revision of costs that all settings in force were offered by."""
+        """The revision of the cost tables that offered all settings in force."""
         self._overlay: Mapping[int, Candidate] = {}
         """What the variant in the newest plan runs instead."""
         self._pending: list[tuple[Event, int]] = []

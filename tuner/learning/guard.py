@@ -23,9 +23,9 @@ MIN_REFERENCE: Final = 4
 SLOWDOWN: Final = 0.02
 """Slowdown (log) that must not go unnoticed."""
 LIMIT: Final = 3.4
-"""Alarm when the steps since an adoption are slower by this many standard errors ..."""
+"""Standard errors by which steps since an adoption must be slower for an alarm."""
 LIMIT_IN_BETWEEN: Final = 4.7
-"""... or any other last steps by this many: together once in some hundred watches by chance."""
+"""Standard errors for any other last steps; both limits together give a false alarm once in some hundred watches."""
 MOST_OF_ONE: Final = 3.1
 """What a single step may say, in noise scales: a straggling one must not pass for a slow plan."""
 PRIOR_SIGMA: Final = 0.01
@@ -36,17 +36,17 @@ CLIP: Final = 2.5
 CLIPPED_LESS: Final = 1.03
 """Steps before the change further off than this many noise scales are pulled in; what variance that takes."""
 MOST_STRAGGLERS: Final = 0.15
-"""What more of the steps do is no exception."""
+"""What a larger share of the steps does counts as normal, not as an exception."""
 WATCH_STEPS: Final = 60
 """Steps after a change for which it is still held responsible."""
 MOST_PROMISED: Final = 0.0025
-"""So much (log) of a promised gain is expected of steps: of a hidden collective's they show nothing."""
+"""Most gain (log) of what was promised that steps are expected to show: gains of hidden collectives do not."""
 RECOVERY_STEPS: Final = 8
 NOTICED_WITHIN_STEPS: Final = 9
-"""A slowdown must be noticed within so many steps in nine cases of ten, ..."""
+"""A slowdown must be noticed within this many steps in nine cases of ten."""
 NINE_IN_TEN: Final = 1.28
 LEFT_OF_SLOWDOWN: Final = 0.9
-"""... though what was adopted may save a part of it as it promised."""
+"""Share of a slowdown that still shows in steps: what the plan saves as promised may hide the rest."""
 LEAST_KNOWN_STEPS: Final = 14
 MOST_KNOWN_STEPS: Final = 40
 

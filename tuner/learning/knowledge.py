@@ -27,7 +27,7 @@ MIN_COUNT: Final = 4
 DECISIVE_Z: Final = 3.0
 MIN_PRIOR_GAIN: Final = 0.01
 JOBS_COMPARED: Final = 8
-"""So many of a fabric's newest jobs say what leads."""
+"""Newest jobs of a fabric that are asked what leads."""
 BETWEEN_JOBS_STD: Final = 0.003
 """How far (log) the gain of one setting over another at a key moves from one job to the next."""
 LEAD_Z: Final = 0.5
@@ -53,7 +53,7 @@ class _Known(NamedTuple):
 
     log_us: float
     spread: float
-    """Of one call (log)."""
+    """Standard deviation (log) of one call."""
     n_calls: int
     level_std: float
 
@@ -70,7 +70,7 @@ class OpenLead(NamedTuple):
 
     candidate: Candidate
     hope: tuple[float, float]
-    """By how much (log), and the standard deviation of that."""
+    """Gain (log) over the baseline, and its standard deviation."""
     reason: str
 
 

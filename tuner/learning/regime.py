@@ -28,7 +28,7 @@ LIMIT: Final = 12.0
 CLIP: Final = 4.0
 MIN_UNITS: Final = 3
 BEYOND: Final = 2.0
-"""Units further off than so many noise scales are counted: the more often they occur, the less one of them says."""
+"""Units beyond this many noise scales are counted: the more often they occur, the less each of them counts."""
 BEYOND_WEIGHT: Final = 50.0
 """How many units the opinion weighs that they occur as seldom as `CLIP` supposes."""
 BEYOND_MEMORY: Final = 400.0
@@ -63,7 +63,7 @@ class ChangeDetector:
         self._sums = np.zeros((2, 0))
         """By direction (slower, faster) and key, as the next three are, which concern the time since it was zero."""
         self._origin = np.zeros((2, 0))
-        """The drift then; NaN where none was told yet."""
+        """The drift at that time; NaN where none is known yet."""
         self._weight = np.zeros((2, 0))
         self._reached = np.zeros((2, 0))
         """Where residuals lay, summed up, the newer the more."""
