@@ -1,4 +1,4 @@
-"""From what each rank saw of a collective to the one measurement it is.
+"""Joins what each rank saw of a collective into one measurement.
 
 A collective's duration on one rank includes waiting for the slowest rank, so the measurement is the
 shortest duration among the ranks: what the last arrival saw. All of it is numpy over whole blocks.
@@ -17,7 +17,7 @@ from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED, OBSERVA
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
 UNKNOWN_EPOCH: Final = 2**32 - 1
-"""Epoch of calls that the present plan does not decide: a replayed graph runs what was asked when it was captured."""
+"""Epoch of calls whose plan is unknown: a replayed CUDA graph runs the settings of the time when it was captured."""
 NO_ALGORITHM: Final = 255
 
 JOIN_TIMEOUT_S: Final = 2.0
@@ -35,10 +35,10 @@ _SAME_FIELDS: Final = ("n_ranks", "n_nodes", "message_bytes", "epoch", "step", "
 class Joiner:
     """Joins one job's observations.
 
-    A collective is complete when as many ranks have reported it as this daemon can expect to: its
-    communicator's ranks, or fewer where the others are on other nodes. Another node's daemon counts as
-    one reporter. How many report a communicator is learned from the first timeout once it is settled who
-    reports at all; joins of fewer than usual are discarded, since their durations would include waiting.
+    A call is complete when all its reporters have sent a record: the ranks of its communicator that are on this
+    node, and one daemon for each other node. How many that is for a communicator is learned from the first timeout
+    after it is settled who reports at all. Calls with fewer records than that are discarded: their shortest duration
+    would include waiting for the last rank.
     """
 
     def __init__(self) -> None:
@@ -75,22 +75,28 @@ class Joiner:
 
     @property
     def n_pending(self) -> int:
-        """Records that wait for others, or to be looked at."""
+        """Records that wait for those of other ranks, or for the next join."""
         return len(self._codes) + self._n_new
 
     def add(self, rank: int, records: NDArray[np.void]) -> None:
-        """Take in records (OBSERVATION, shape [n]) that `rank` sent; only timed ones count."""
+        """Take in records (OBSERVATION, shape (n,)) that `rank` sent; only timed ones count."""
         self._chunks.append((rank, records))
         self._n_new += len(records)
 
     def join(
         self, now_s: float, n_reporters: int, *, is_settled: bool = True, give_up: bool = False
     ) -> tuple[NDArray[np.void], int]:
-        """Observations (OBSERVATION, shape [n]) of whole calls complete by now, in the order they started.
+        """Join the calls that are complete by now.
 
-        Also returns from how many records they were joined. `n_reporters` is the number of ranks and
-        of other nodes' daemons that report to this one, or may yet come to where that is not settled:
-        then a timeout teaches nothing. `give_up` waits for no more records.
+        Args:
+            now_s: seconds on a clock that never goes back, the same for all calls.
+            n_reporters: ranks, and daemons of other nodes, that report to this one or may yet come.
+            is_settled: whether it is known who reports; until then a timeout teaches nothing about a communicator.
+            give_up: wait for no more records.
+
+        Returns:
+            Observations (OBSERVATION, shape (n,)), one per call, in the order the calls started; and the number of
+            records that they were joined from.
         """
         self._take_in(now_s)
         if not len(self._codes):
@@ -118,7 +124,7 @@ class Joiner:
         return observed, int(counts[joined].sum())
 
     def _take_in(self, now_s: float) -> None:
-        """Sort what has arrived in among what waits."""
+        """Merge the records that have arrived into those that wait, sorted by code."""
         if not self._chunks:
             return
         records = _concatenate([records for _, records in self._chunks])
@@ -175,7 +181,7 @@ class Joiner:
     def _shortest(
         self, places: NDArray[np.int64], starts: NDArray[np.intp], joined: NDArray[np.bool_]
     ) -> NDArray[np.void]:
-        """What the last rank to arrive saw of the calls marked in `joined`, in the order they started."""
+        """One record per call marked in `joined`, with its shortest duration, in the order the calls started."""
         shortest_us = np.minimum.reduceat(self._records["duration_us"], starts)[joined]
         pressure = np.fmax.reduceat(self._records["memory_pressure"], starts)[joined]
         first = _select(self._records, starts[joined])
@@ -185,7 +191,10 @@ class Joiner:
 
 
 def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
-    """Joined observations (OBSERVATION, shape [n]) as MEASUREMENT, but for what the store refuses or took no time."""
+    """Joined observations (OBSERVATION, shape (n,)) as MEASUREMENT, shape (m,), m <= n.
+
+    Left out are those that the store would refuse and those of duration 0.
+    """
     made = np.zeros(len(observed), MEASUREMENT)
     for name in _SAME_FIELDS:
         made[name] = observed[name]

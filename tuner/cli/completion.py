@@ -1,4 +1,4 @@
-"""What the shell offers for the values of options; nothing here fails: what is unknown is not offered."""
+"""What the shell offers for the values of options; nothing here fails: values that cannot be read are not offered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Completion = Callable[[typer.Context, str], list[str]]
 
 
 def of(values: Callable[[typer.Context], Iterable[str]]) -> Completion:
-    """A typer completion that offers those of `values` that begin as what is typed."""
+    """A typer completion that offers those of `values` that begin with what is typed."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         with contextlib.suppress(ZerotuneError, OSError):

@@ -25,7 +25,7 @@ def next_commands(*, has_daemon: bool, has_store: bool) -> tuple[tuple[str, str]
 
 
 def greet() -> None:
-    """Print them."""
+    """Print the greeting and the three commands."""
     has_daemon = holder_of(default_endpoint()) is not None
     has_store = os.path.exists(default_store_path())
     there = "a daemon runs here" if has_daemon else "no daemon runs here"

@@ -24,14 +24,14 @@ def _existing_keys(context: typer.Context, folder: Path | None) -> Path | None:
 
 
 def a_number(value: float | None) -> float | None:
-    """Refuses infinity and nan, which passes any minimum; for an option's `callback`."""
+    """Refuse infinity, and nan, which no minimum stops; for an option's `callback`."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number")
     return value
 
 
 def a_job_name(value: str | None) -> str | None:
-    """Refuses what no job can be called; for an option's `callback`."""
+    """Refuse what is not the name of a job; for an option's `callback`."""
     if value is not None and not is_job_name(value):
         use = f"use 1 to {MAX_NAME_LENGTH} letters, digits, inner spaces and signs like -_.:/"
         raise typer.BadParameter(f"{value!r} is no name for a job: {use}")
@@ -113,7 +113,7 @@ def progress_console() -> Any:
 
 @contextlib.contextmanager
 def sigterm_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM, which batch systems send first, ends a command normally."""
+    """Let SIGTERM, which batch systems send before they kill, end a command as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -33,7 +33,15 @@ NoExplore = Annotated[
 
 
 def brain_settings(budget_percent: float | None, memory_threshold: float | None, no_explore: bool) -> BrainSettings:
-    """The settings that these options stand for; what is not given is as `BrainSettings` has it.
+    """The settings that these options stand for; what is not given has the default of `BrainSettings`.
+
+    Args:
+        budget_percent: what trying settings out may cost, in percent of training time, above 0 and up to 100.
+        memory_threshold: share of device memory above which nothing is added, above 0 and up to 1.
+        no_explore: try nothing out.
+
+    Returns:
+        The settings for a daemon's brains.
 
     Raises:
         UserError: a value is out of its range, or they contradict each other.
@@ -64,7 +72,16 @@ def brain_settings(budget_percent: float | None, memory_threshold: float | None,
 
 
 def given_arguments(budget_percent: float | None, memory_threshold: float | None, no_explore: bool) -> list[str]:
-    """These options as arguments of a command line; those that were not given are left out."""
+    """These options as arguments of a command line; those that were not given are left out.
+
+    Args:
+        budget_percent: as for `brain_settings`; None: not given.
+        memory_threshold: as for `brain_settings`; None: not given.
+        no_explore: whether it was given.
+
+    Returns:
+        Words of the command line.
+    """
     words = [] if budget_percent is None else ["--budget-percent", str(budget_percent)]
     words += [] if memory_threshold is None else ["--memory-threshold", str(memory_threshold)]
     return [*words, *(["--no-explore"] if no_explore else [])]

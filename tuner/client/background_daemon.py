@@ -28,10 +28,10 @@ def start_in_background(
 
     Args:
         endpoint: address to listen at, which no other daemon may have.
-        store_path: the file that it writes.
-        idle_exit_s: it leaves by itself when no rank has spoken for so long.
-        log_path: what it says goes there; default: beside the store.
-        options: more words for `zerotune daemon`.
+        store_path: the SQLite file that it writes.
+        idle_exit_s: it ends by itself after this time without a message of any rank.
+        log_path: file to append its output to; default: `.daemon.log` beside the store.
+        options: further arguments of `zerotune daemon`.
 
     Returns:
         Its process.
@@ -53,20 +53,21 @@ def ensure_daemon(
     log_path: Path | None = None,
     options: Sequence[str] = (),
 ) -> tuple[wire.StatusReply, subprocess.Popen[bytes] | None]:
-    """As `start_in_background`, but where several do this at once, all end up with the one daemon that got the address.
+    """Like `start_in_background`, for several commands at once: all get the one daemon that took the address.
 
     Args:
-        endpoint: where it listens.
-        store_path: the file that it writes.
-        idle_exit_s: it leaves by itself when no rank has spoken for so long.
-        log_path: what it says goes there; default: beside the store.
-        options: more words for `zerotune daemon`.
+        endpoint: address to listen at.
+        store_path: the SQLite file that it writes.
+        idle_exit_s: it ends by itself after this time without a message of any rank.
+        log_path: file to append its output to; default: `.daemon.log` beside the store.
+        options: further arguments of `zerotune daemon`.
 
     Returns:
-        What the daemon that serves answered, and its process; None where another command started it.
+        The serving daemon's answer, and its process; None where another command started it.
 
     Raises:
-        UserError: none answers within START_TIMEOUT_S; the last words of ours are in the message.
+        UserError: none answers within START_TIMEOUT_S (the last line of our daemon's log is in the message), or its log
+            cannot be written.
     """
     command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]

@@ -20,7 +20,7 @@ class Holder(NamedTuple):
 def holder_of(endpoint: str) -> Holder | None:
     """Which daemon has `endpoint`, whether it answers or not; None where there is none.
 
-    Of daemons at `tcp://` nothing can be known.
+    For daemons at `tcp://` always None: their lock files are not on this machine.
     """
     scheme, _, place = endpoint.partition("://")
     return living_holder(Path(place + ".lock")) if scheme == "ipc" else None

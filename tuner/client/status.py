@@ -21,10 +21,18 @@ if TYPE_CHECKING:
 
 
 def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | None = None) -> wire.StatusReply | None:
-    """The state of the daemon at `endpoint`; None when none answers in time.
+    """The state of the daemon at `endpoint`.
+
+    Args:
+        endpoint: ZeroMQ address, `ipc://` or `tcp://`.
+        timeout_s: how long to wait for the answer.
+        curve_dir: folder with the keys for `tcp://`; None: ZEROTUNE_CURVE_KEYS names it.
+
+    Returns:
+        Its answer; None where none comes in time or what comes cannot be read.
 
     Raises:
-        UserError: the endpoint needs keys, and `curve_dir` (default: ZEROTUNE_CURVE_KEYS) lacks one.
+        UserError: the endpoint needs keys, and the folder lacks one.
     """
     scheme, _, place = endpoint.partition("://")
     if scheme == "ipc" and not Path(place).exists():
@@ -70,7 +78,16 @@ _MISSING: Final = {
 
 
 def workload(stage: Stage, step: int, missing: MissingEvidence = MissingEvidence.nothing) -> str:
-    """What kind of training it is, in words, or why that is not known."""
+    """What kind of training a job is, in words, or why that is not known.
+
+    Args:
+        stage: recognised so far.
+        step: steps that the job has done.
+        missing: evidence without which no stage can be named.
+
+    Returns:
+        Words that follow the job's ranks in `zerotune status`.
+    """
     if stage is not Stage.unknown:
         return f"workload {stage.name}"
     words = "workload not recognised" + (" yet" if step < FEW_STEPS else "")
@@ -78,7 +95,7 @@ def workload(stage: Stage, step: int, missing: MissingEvidence = MissingEvidence
 
 
 def in_words(missing: MissingEvidence) -> str:
-    """Which evidence of a stage is missing; empty where none is."""
+    """Which evidence of a stage is missing; empty where nothing is."""
     return _MISSING.get(missing, "")
 
 

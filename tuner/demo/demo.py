@@ -65,10 +65,17 @@ class DemoRun:
 
 
 def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_STEPS) -> None:
-    """Run the comparison, print it, and leave `out`/report.html and `out`/store.db.
+    """Train without and with the agent, print the comparison, and leave a report and a store.
+
+    Args:
+        out: folder for `report.html`, `store.db`, traces and logs; made if need be.
+        console: gets the progress and the tables.
+        fabric: name or path of a fabric file of the emulated NCCL.
+        n_steps: optimizer steps of each run.
 
     Raises:
-        UserError: `out` cannot be written, or a run failed (its last words are in the message).
+        UserError: `out` cannot be written, a run failed (the last line of its log is in the message), or the two runs
+            have different losses.
     """
     fabrics.load(fabric)  # a wrong name is told before anything is written
     make_writable(out)
@@ -178,7 +185,7 @@ def _train(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End torchrun as it wants to be ended: killed at once, it would leave its ranks behind."""
+    """Ask torchrun to end before killing it: killed at once, it would leave its ranks behind."""
     process.terminate()
     try:
         process.wait(timeout=ENDING_TIMEOUT_S)
@@ -259,7 +266,14 @@ def _print_checks(console: Console, off: DemoRun, on: DemoRun, n_explored: int, 
 
 
 def write_summaries(out: Path, fabric: str, off: DemoRun, on: DemoRun) -> None:
-    """Leave both runs in `out` as `zerotune report --summary` reads them, with their losses."""
+    """Leave both runs in `out` as `zerotune report --summary` reads them, with their losses.
+
+    Args:
+        out: folder for `off.json` and `on.json`.
+        fabric: name of the fabric that both ran on.
+        off: the run without the agent.
+        on: the run with it.
+    """
     for name, run in (("off", off), ("on", on)):
         steps = [{**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)]
         document = {

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.status import Status
 
 LOOK_EVERY_S: Final = 0.5
-TOLD_SHARES: Final = 5
-"""In a file, one line per fifth of the steps."""
+LINES_IN_FILE: Final = 5
+"""Lines of progress where the output is a file: one per fifth of the steps."""
 
 
 class Progress:
-    """Prints a run's progress: on a terminal in one line that changes, into a file a line now and then."""
+    """Prints a run's progress: a line that changes on a terminal, a line now and then into a file."""
 
     def __init__(self, console: Console, words: str, losses: Path, n_steps: int) -> None:
         self._console, self._words = console, words
@@ -41,7 +41,11 @@ class Progress:
             self._status.stop()
 
     def wait(self, process: subprocess.Popen[bytes], timeout_s: float) -> int:
-        """The process's exit code. Raises TimeoutError."""
+        """Show progress until the process ends; its exit code.
+
+        Raises:
+            TimeoutError: it still runs after `timeout_s`.
+        """
         until_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -61,6 +65,6 @@ class Progress:
         words = f"{self._words}: step {n_done:,} of {self._n_steps:,}"
         if self._status is not None:
             self._status.update(words)
-        elif (n_parts := n_done * TOLD_SHARES // self._n_steps) > self._n_told:
+        elif (n_parts := n_done * LINES_IN_FILE // self._n_steps) > self._n_told:
             self._n_told = n_parts
             self._console.print(words)

@@ -17,9 +17,9 @@ class Status(enum.Enum):
 
     ok = "ok"
     warning = "warning"
-    """Tuning works, or will once what is named is done as usual."""
+    """Tuning works, but not at its best; or it will work after a usual step, which the remedy names."""
     problem = "problem"
-    """Nothing is tuned, or no job runs, until it is mended."""
+    """Nothing is tuned, or no job runs, until this is repaired."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -45,26 +45,44 @@ Check = Callable[[Machine], Finding]
 
 
 def ok(code: str, found: str) -> Finding:
-    """All is well."""
+    """A finding of a check that passed."""
     return Finding(code, Status.ok, found)
 
 
 def warning(code: str, found: str, remedy: str) -> Finding:
-    """Tuning works without it, or is not what it could be."""
+    """A finding that leaves tuning at work, but not at its best.
+
+    Args:
+        code: name of the check.
+        found: what is there instead of what should be.
+        remedy: what the user can do.
+
+    Returns:
+        The finding.
+    """
     return Finding(code, Status.warning, found, remedy)
 
 
 def problem(code: str, found: str, remedy: str) -> Finding:
-    """Nothing is tuned like this."""
+    """A finding with which nothing is tuned.
+
+    Args:
+        code: name of the check.
+        found: what is there instead of what should be.
+        remedy: what the user can do.
+
+    Returns:
+        The finding.
+    """
     return Finding(code, Status.problem, found, remedy)
 
 
 def of_error(code: str, error: UserError) -> Finding:
-    """What another part of zerotune would refuse with this error."""
+    """A problem for which another part of zerotune would raise this error."""
     return problem(code, error.problem, error.remedy)
 
 
 def may_be_made(folder: Path) -> bool:
-    """Whether `folder` is there and can be written, or can be made."""
+    """Whether `folder` can be written or, where it is missing, created."""
     there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -1,4 +1,4 @@
-"""Checks of NCCL, our plugin in it, and who else may have its place."""
+"""Checks of NCCL, of our plugin in it, and of other plugins that may take its place."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Probed(msgspec.Struct, frozen=True):
     symbols: tuple[str, ...] = ()
     """Those that were asked for and are there."""
     nccl_version: int = 0
-    """As ncclGetVersion tells; 0 where there is no such function."""
+    """What ncclGetVersion returns; 0 where there is no such function."""
     error: str = ""
 
 

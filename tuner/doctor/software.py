@@ -54,7 +54,7 @@ def compiler(machine: Machine) -> Finding:
 
 
 def gpu(machine: Machine) -> Finding:
-    """The GPUs, as NVML tells; a machine without any is fine."""
+    """The GPUs that NVML reports; a machine without any is fine."""
     try:
         import pynvml
 

@@ -1,4 +1,4 @@
-"""The metrics of a daemon as a child process of it: nothing that scrapes can hold the daemon up."""
+"""The metrics of a daemon, served by a child process: no scraper can slow the daemon down."""
 
 from __future__ import annotations
 
@@ -20,10 +20,19 @@ READY: Final = "metrics at "
 
 @contextlib.contextmanager
 def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Path | None) -> Iterator[None]:
-    """While inside: `zerotune metrics --serve` runs; it ends with this process, however that ends.
+    """Run `zerotune metrics --serve` as a child, which ends with this process, however that ends.
+
+    Args:
+        address: HOST:PORT to serve at.
+        endpoint: of the daemon.
+        store_path: the daemon's store.
+        curve_dir: folder with the keys for a daemon at `tcp://`; None: no keys.
+
+    Yields:
+        Once, when it serves.
 
     Raises:
-        UserError: the address is none, or cannot be had.
+        UserError: the address is not HOST:PORT, or cannot be bound.
     """
     parse_address(address)
     command = [sys.executable, "-m", "zerotune.tuner.cli", "metrics", "--serve", address, "--endpoint", endpoint]

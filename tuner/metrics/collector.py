@@ -72,7 +72,7 @@ class Collector(Base):
             self._read_store()
 
     def describe(self) -> Iterator[Metric]:
-        """No descriptions: to give them would mean to collect."""
+        """No descriptions: prometheus_client would have to collect to get them."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -90,7 +90,7 @@ class Collector(Base):
         return self._status
 
     def _read_store(self) -> None:
-        """Connections belong to a thread, and each scrape may have its own: one is opened per scrape."""
+        """Count new measurements, over a connection of this scrape: each thread needs its own."""
         try:
             measurements = NewMeasurements(self._store_path, self._last_row)
         except StoreError:

@@ -1,6 +1,6 @@
 """HTTP for Prometheus: few connections at a time, each for a few seconds, so that no scraper can block the others.
 
-prometheus_client makes the text; its own server begins a thread for each connection, however many and however slow.
+prometheus_client makes the text. Its own server would start a thread per connection, without limits of number and time.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """On a thread of its own, or not at all when all places are taken."""
+        """Serve it on a thread of its own; refuse it when MAX_CONNECTIONS are open."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve it and give the place back."""
+        """Serve it, then let another connection in."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -63,7 +63,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """HOST:PORT; an empty host is this machine only.
 
     Raises:
-        UserError: it is no such thing.
+        UserError: it has another form.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -75,7 +75,7 @@ def make_server(collector: Collector, address: tuple[str, int]) -> WSGIServer:
     """A server at `address` that has not started yet; port 0 lets the system choose.
 
     Raises:
-        UserError: the address cannot be had.
+        UserError: the address cannot be bound.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)

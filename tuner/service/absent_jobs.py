@@ -24,12 +24,12 @@ class AbsentJobs:
         self._ended: deque[tuple[float, EndedJob]] = deque(maxlen=MAX_ENDED)
 
     def has_no_steps(self, sender: bytes, said: NoSteps) -> None:
-        """The first rank of a node reports that it has not seen a step end."""
+        """Take the message of a node's first rank that no step has ended yet."""
         if len(self._without_steps) < MAX_SENDERS or sender in self._without_steps:
             self._without_steps[sender] = self._clock(), said
 
     def without_steps(self, connected: Container[str]) -> tuple[NoSteps, ...]:
-        """Jobs that train without a step that ends; jobs that are connected by now are left out."""
+        """Jobs that train and whose agents see no step end; jobs that are connected by now are left out."""
         since_s = self._clock() - FORGOTTEN_S
         self._without_steps = {
             sender: (at_s, said)

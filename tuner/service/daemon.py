@@ -1,4 +1,4 @@
-"""Sockets in, sockets out: the process around the service."""
+"""The daemon's process: its sockets, its loop, and the service that decides what is answered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("zerotune.daemon")
 
 SWITCH_INTERVAL_S: Final = 0.0005
-"""How long the writer's thread may keep the GIL from the loop."""
+"""How long the store's writer thread may hold the GIL before the loop's thread gets it."""
 MESSAGES_PER_ROUND: Final = 64
 ROUND_S: Final = 0.0005
 """How long observations are handled before the loop checks for urgent messages."""
@@ -44,16 +44,16 @@ RECEIVE_QUEUE_MESSAGES: Final = 64
 """Per rank; what does not fit stays with the agent, which drops and counts."""
 SEND_QUEUE_MESSAGES: Final = 256
 STOOD_STILL_S: Final = 1.0
-"""A round of the loop that is this late shows that the daemon itself was stopped for a while."""
+"""A round of the loop that is later than this shows that the daemon itself was stopped for a while."""
 ARRIVING_MS: Final = 50
-"""At the end: how long a message may be on its way through this process."""
+"""When the daemon ends: how long to wait for a message that is still inside ZeroMQ."""
 LONGEST_DRAIN_S: Final = 1.0
-"""Ranks do not stop sending because the daemon stops."""
+"""When the daemon ends: how long to read what arrives, since ranks go on sending."""
 COST: Final = np.dtype(wire.COST_FIELDS)
 
 
 class Daemon:
-    """One loop over the socket: receive a few messages, let the service think, send its answers."""
+    """One loop over the socket: receive a few messages, hand them to the service, send its answers."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Daemon:
         self._send(self._guarded(lambda: self._service.handle(sender, message, records)))
 
     def _guarded(self, call: Callable[[], list[Reply] | None]) -> list[Reply]:
-        """An exception of ours loses one message and does not end the daemon."""
+        """The answers of `call`; an exception in it loses one message and does not end the daemon."""
         try:
             return call() or []
         except Exception:
@@ -205,15 +205,25 @@ def run_daemon(
     load_knowledge: Loader | None = None,
     on_ready: Callable[[Path], None] = lambda store_path: None,
 ) -> int:
-    """Serve `endpoint` until SIGTERM or SIGINT, then drain, write and return 0.
+    """Serve until SIGTERM or SIGINT, then join and write what has arrived.
 
-    `listen` is a second address, tcp://, at which daemons of other nodes reach this one.
-    `settings` say what brains may try, by default what `BrainSettings` says.
-    `brains` and `load_knowledge` are for tests; by default those of `tuner.learning`.
-    `on_ready` is called with the store's path once ranks are listened to.
+    Args:
+        endpoint: address for the ranks of this node.
+        store_path: the SQLite file; made if need be.
+        listen: second address, `tcp://`, where daemons of other nodes reach this one.
+        idle_exit_s: end after this time without a connected rank; None: never.
+        curve_dir: folder with the keys for `tcp://`.
+        retention: what the store forgets; None: the store's default.
+        settings: what brains may try; None: the defaults of `BrainSettings`.
+        brains: makes a job's brain; None: `tuner.learning`'s. For tests.
+        load_knowledge: loads what a fabric's brains start from; None: `tuner.learning`'s. For tests.
+        on_ready: called with the store's path once ranks are served.
+
+    Returns:
+        Exit code 0.
 
     Raises:
-        UserError: the endpoint is taken or unsafe.
+        UserError: an address is taken, unsafe, or no `tcp://` beside `ipc://`.
         StoreError: the store cannot be used, or another daemon has it.
     """
     if listen is not None and not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
@@ -287,7 +297,7 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
     """Let SIGTERM and SIGINT stop the loop; only the main thread can.
 
-    One that comes as the loop goes to sleep would be handled when it wakes: so it wakes it, through `wake_fd`.
+    Python runs handlers only when the loop is awake, so each signal also writes to `wake_fd`, which wakes it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

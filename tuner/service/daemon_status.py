@@ -23,7 +23,7 @@ def version() -> str:
 
 
 class DaemonStatus:
-    """Makes the answers; `n_failed` counts what the learner could not do."""
+    """Makes the answers; `n_failed` returns how many requests the learner could not carry out."""
 
     def __init__(
         self, endpoint: str, options: wire.DaemonOptions, store: Store, service: Service, n_failed: Callable[[], int]
@@ -38,7 +38,7 @@ class DaemonStatus:
         self._started_s = time.monotonic()
 
     def reply(self, n_errors: int, n_refused: int) -> wire.StatusReply:
-        """The answer, with the loop's own failures and the messages that it refused."""
+        """The answer; `n_errors` are failures of the loop itself, `n_refused` frames that it could not decode."""
         writing, absent_jobs, job_ids = self._store.writing, self._service.absent_jobs, self._service.job_ids
         return wire.StatusReply(
             daemon_pid=os.getpid(),

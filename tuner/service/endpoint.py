@@ -1,6 +1,6 @@
 """The daemon's address: who may reach it, and that only one daemon has it.
 
-A daemon may have both: `ipc://` for the ranks of its node, `tcp://` for the daemons of other nodes.
+A daemon may have two: `ipc://` for the ranks of its node, `tcp://` for the daemons of other nodes.
 `ipc://` is a file that only its owner may connect to. `tcp://` is encrypted and authenticated with
 CURVE, or refused. Keys are ZeroMQ certificates in one folder:
 
@@ -94,7 +94,7 @@ def temporary_folder_note() -> str:
 
 
 def make_keys(folder: Path) -> None:
-    """Write a new set of keys into `folder`: one server, one client, who may connect to it.
+    """Write a new set of keys into `folder`: of one server, and of one client that may connect to it.
 
     Raises:
         UserError: there are keys already, or the folder cannot be written.

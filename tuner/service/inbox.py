@@ -10,9 +10,9 @@ MAX_WAITING_BYTES: Final = 64 * 2**20
 
 
 class Inbox:
-    """Messages with records wait here; others only if their sender has one waiting.
+    """Messages with records wait here; those without wait only behind one of the same sender.
 
-    So each sender's order is kept, and a rank that asks for its plan never waits for another rank's observations.
+    This keeps each sender's messages in order, and no rank waits for its plan behind another rank's observations.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class BrainLike(Protocol):
 
     @property
     def n_explored(self) -> int:
-        """Settings tried."""
+        """Calls that ran a setting on trial."""
 
     @property
     def stage(self) -> Stage:
@@ -50,23 +50,23 @@ class BrainLike(Protocol):
 
     @property
     def missing_evidence(self) -> MissingEvidence:
-        """Why none is."""
+        """Evidence without which no stage can be named."""
 
     @property
     def spent_percent(self) -> float:
         """Exploration's cost in percent of step time."""
 
     def observe(self, block: NDArray[np.void]) -> None:
-        """Joined measurements."""
+        """Take joined measurements (MEASUREMENT, shape (n,))."""
 
     def cost_tables(self, block: NDArray[np.void]) -> None:
-        """Live cost tables of rank 0."""
+        """Take NCCL's cost tables that rank 0 saw."""
 
     def step_finished(self, step: StepRecord) -> None:
-        """A step of rank 0."""
+        """Take a step of rank 0."""
 
     def sequence(self, block: NDArray[np.void]) -> None:
-        """Rank 0's records in the order it enqueued them."""
+        """Take rank 0's records in the order it enqueued them."""
 
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under this epoch."""
@@ -96,7 +96,7 @@ class Job:
     def __init__(self, hello: Hello, now_s: float, uplinks: UplinksLike) -> None:
         self.job_id = hello.job_id
         self.name = ""
-        """What people call it."""
+        """What people call the job; empty where it has no name."""
         self.take_name(hello.name)
         self.fabric_id = hello.fabric_id
         self.fabric = hello.fabric
@@ -113,7 +113,7 @@ class Job:
         self._is_settled = False
         self._n_settled = 0
         self._n_reporters = hello.n_ranks
-        """The number of reporters that a call may have; more than are here while that is not settled."""
+        """The number of reporters that a call may have; more than are connected until it is settled who reports."""
         self.next_tick_s = now_s
         self.epoch = hello.epoch
         self.highest_epoch = hello.epoch
@@ -151,7 +151,7 @@ class Job:
         return self._brain is not None
 
     def give_brain(self, brain: BrainLike) -> None:
-        """The brain is ready: tell it what happened meanwhile."""
+        """Take the brain, and replay to it what happened before it was ready."""
         self._brain = brain
         if self.highest_epoch:
             self.tell(lambda brain: brain.adopted(self.highest_epoch, self.step))
@@ -194,7 +194,7 @@ class Job:
         return self.offer if proposed else None, decided
 
     def set_knowledge(self, knowledge: object) -> None:
-        """New knowledge of earlier runs is there."""
+        """Hand new knowledge of earlier runs to the brain."""
 
         def swap(brain: BrainLike) -> None:
             brain.knowledge = knowledge
@@ -217,7 +217,7 @@ class Job:
         self.joiner.members_changed()
 
     def reporter_left(self, now_s: float) -> None:
-        """One is gone.
+        """A rank or another node's daemon is gone.
 
         The others still report its last calls: until these are joined, the number of reporters stays as it was.
         """
@@ -260,7 +260,7 @@ class Job:
         self.tell(lambda brain: brain.adopted(epoch, step))
 
     def take_name(self, name: str) -> bool:
-        """Whether the job had no name and this is one: some ranks may not know it, and none has it changed."""
+        """Take `name` if it is one and the job has none yet; whether it was taken. Some ranks may not know the name."""
         if self.name or not is_job_name(name):
             return False
         self.name = name
@@ -274,7 +274,7 @@ class Job:
             self._rate_at_s, self._n_at_rate = now_s, self.n_observations
 
     def status(self, now_s: float) -> JobStatus:
-        """As `zerotune status` shows it."""
+        """What `zerotune status` shows of this job."""
         heard_at_s = [(rank, session.heard_at_s) for rank, (_, session) in self.ranks.items()]
         heard_at_s += [(node.rank, node.heard_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
         silent = self.silent_ranks.describe(heard_at_s, now_s)
@@ -308,8 +308,10 @@ class Job:
         return f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
 
     def _missing(self, now_s: float) -> str:
-        """What it means that ranks have not greeted; nothing where they may be on their way, or all follow a plan:
-        then they have an agent, and a daemon on another node."""
+        """Text about ranks that have not greeted; empty while they may be on their way.
+
+        Empty, too, where all follow a plan: then they have an agent, and report to a daemon on another node.
+        """
         if self.n_ranks_here >= self.n_ranks or self.epoch or now_s - self.changed_at_s < MISSING_AFTER_S:
             return ""
         return (

@@ -8,7 +8,7 @@ WINDOW_STEPS: Final = 20
 BUSY_STEPS: Final = 200
 """How long after the last new plan every step is still observed."""
 QUIET_PERIOD_STEPS: Final = 200
-"""After that, one window in so many steps, to notice a change."""
+"""After that, one window in this many steps, to notice a change."""
 
 
 class ObservationWindows:
@@ -29,7 +29,7 @@ class ObservationWindows:
         return max(0, self._ends_at_step - step)
 
     def relayed(self, step: int, n_steps: int) -> None:
-        """The leading daemon, on another node, has opened one here too."""
+        """The leading daemon, on another node, has opened a window of `n_steps` here too."""
         self._ends_at_step = step + n_steps
 
     def due(self, step: int) -> int:

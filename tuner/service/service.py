@@ -1,7 +1,7 @@
-"""The daemon's mind: messages in, messages out. Pure: clock, store and brains are passed in.
+"""What the daemon answers: messages in, messages out. Pure: clock, store and brains are passed in.
 
-Slow work is asked for, not done: `learning` is told what a learner should load or fit, and
-`model_ready` takes its result. Until a fabric's knowledge is there, its jobs are observed and stored.
+Slow work is done elsewhere: `learning` says what a learner should load or fit, and `model_ready` takes the
+result. Until a fabric's knowledge is there, its jobs are observed and stored.
 """
 
 from __future__ import annotations
@@ -58,7 +58,15 @@ class StoreLike(Protocol):
     def record_job(
         self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int, name: str = ""
     ) -> None:
-        """A job has started."""
+        """A job has started.
+
+        Args:
+            job_id: the job.
+            fabric_id: of the hardware that it runs on.
+            fabric: what that hardware is.
+            n_ranks: ranks that it has.
+            name: what people call it; empty: it has none.
+        """
 
     def update_job(
         self,
@@ -69,16 +77,30 @@ class StoreLike(Protocol):
         is_lost: bool | None = None,
         name: str | None = None,
     ) -> None:
-        """What has changed about a job."""
+        """Something became known of a job; None leaves a field as it is.
+
+        Args:
+            job_id: the job.
+            stage: kind of training that was recognised.
+            ended_at_s: when its last rank left or was heard, in seconds since the epoch.
+            is_lost: whether its ranks fell silent.
+            name: what people call it.
+        """
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
-        """Joined measurements."""
+        """Keep joined measurements.
+
+        Args:
+            fabric_id: hardware that they were measured on.
+            job_id: the job that measured them.
+            block: MEASUREMENT, shape (n,).
+        """
 
     def record_steps(self, job_id: str, steps: Sequence[StepRecord]) -> None:
-        """Finished steps."""
+        """Keep finished steps."""
 
     def record_decisions(self, decisions: Sequence[Decision]) -> None:
-        """Decisions taken."""
+        """Keep decisions."""
 
 
 BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object], BrainLike]
@@ -91,7 +113,7 @@ class Service:
     Args:
         store: where everything is recorded.
         brains: makes a job's brain once its fabric's knowledge is there.
-        clock: seconds, rising; wall time is the same for the fake and the real one.
+        clock: seconds since the epoch, never going back.
         welcome: the answer to every Hello.
         uplinks: connections to leading daemons of jobs whose rank 0 is elsewhere.
     """
@@ -128,15 +150,24 @@ class Service:
 
     @property
     def job_ids(self) -> Container[str]:
-        """Of every job that has a rank here."""
+        """Ids of the jobs that have a rank here."""
         return self._jobs.keys()
 
     def jobs(self) -> tuple[JobStatus, ...]:
-        """Every job that has a rank here."""
+        """Status of each job that has a rank here."""
         return tuple(job.status(self._clock()) for job in self._jobs.values())
 
     def handle(self, sender: bytes, message: AgentMessage, records: NDArray[np.void] | None) -> list[Reply]:
-        """One message of one rank; `records` are those of Observations or CostTables."""
+        """Handle one message of a rank or of another node's daemon.
+
+        Args:
+            sender: ZeroMQ's identity of the connection.
+            message: the decoded header.
+            records: those of Observations and Forwarded (OBSERVATION, shape (n,)) and of CostTables; else None.
+
+        Returns:
+            Answers, each with the connection that it goes to.
+        """
         if isinstance(message, Hello):
             return self._hello(sender, message)
         if isinstance(message, Forwarded) and records is not None:
@@ -168,8 +199,10 @@ class Service:
         return []
 
     def tick(self) -> list[Reply]:
-        """What is due by now: joins, plans, windows, lost ranks. Only a slice of one job's, so that no
-        message waits for all of it; call again at `next_tick_s`.
+        """Do what is due by now: joins, plans, windows, silent ranks.
+
+        One call does a slice of one job's work only, so that no message waits for all of it; call again at
+        `next_tick_s`.
         """
         if self._slices is None:
             now_s = self._clock()
@@ -203,7 +236,7 @@ class Service:
         return [(sender, Observe(job_id, message.n_steps)) for sender, _ in job.ranks.values()]
 
     def close(self) -> None:
-        """The daemon stops: join and record what is there; the jobs go on without it."""
+        """The daemon ends: join and record what has arrived; the jobs go on without it."""
         deque(self._slices or (), maxlen=0)
         for job in self._jobs.values():
             deque(self._tick_job(job, self._clock(), give_up=True), maxlen=0)
@@ -220,7 +253,7 @@ class Service:
                 session.heard_at_s = min(now_s, session.heard_at_s + held_up_s)
 
     def model_ready(self, fabric_id: str, knowledge: object) -> None:
-        """The learner has loaded or fitted: jobs of the fabric think with it from now on."""
+        """Take what the learner has loaded or fitted; jobs of the fabric use it from now on."""
         self.learning.ready(fabric_id, knowledge)
         for job in self._jobs.values():
             if job.fabric_id == fabric_id:

@@ -37,7 +37,7 @@ class SilentRanks:
         return max((now_s - at_s for at_s in (*self._ranks.values(), *self._nodes.values())), default=0.0)
 
     def describe(self, heard_at_s: Iterable[tuple[int, float]], now_s: float) -> str:
-        """Who is silent, `heard_at_s` being (rank, when it was heard last) of those that are here; empty: nobody."""
+        """Who is silent, in words; empty: nobody. `heard_at_s`: (rank, time of its last message) of connected ranks."""
         silent = sorted(rank for rank, at_s in heard_at_s if now_s - at_s > SILENT_AFTER_S)
         if self._ranks:
             gone = sorted(self._ranks)

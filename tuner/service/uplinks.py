@@ -15,6 +15,7 @@ import zmq
 from zerotune.agent.daemon_link.keys import connect
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
+from zerotune.tuner.service.nodes import UplinksLike
 
 _log = logging.getLogger("zerotune.daemon")
 
@@ -23,7 +24,7 @@ MAX_UPLINKS: Final = 256
 HEARTBEAT_MS: Final = 2000
 
 
-class Uplinks:
+class Uplinks(UplinksLike):
     """One socket for each job that is led elsewhere.
 
     Args:
@@ -49,7 +50,7 @@ class Uplinks:
             self.n_unsent += 1
 
     def receive(self) -> list[tuple[str, wire.DaemonMessage]]:
-        """What the leading daemons have said since the last call, by job."""
+        """Messages of leading daemons since the last call, each with its job's id."""
         received = []
         for job_id, socket in list(self._sockets.items()):
             try:
@@ -62,7 +63,7 @@ class Uplinks:
         return received
 
     def close(self, job_id: str | None = None) -> None:
-        """Close one job's connection, or all."""
+        """Close one job's connection; None: all."""
         for closing in list(self._sockets) if job_id is None else [job_id]:
             socket = self._sockets.pop(closing, None)
             if socket is not None:

@@ -44,7 +44,7 @@ def list_models(store: StorePath = None, fabric_id: FabricId = None, as_json: As
 
 @models.command()
 def compare(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
-    """How well each kept model says what has been measured by now.
+    """How well each kept model predicts what has been measured by now.
 
     Example: zerotune models compare --fabric-id emulated-h100_node-1f2e3d
     """

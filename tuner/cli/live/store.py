@@ -32,8 +32,8 @@ def backup(
 ) -> None:
     """Copy the store to one file, while a daemon runs or not; the copy is a store, of one moment.
 
-    It is there whole or not at all. To go back to it, stop the daemon and put it in the place of the store and its
-    side files.
+    A copy that fails leaves no file. To go back to a copy, stop the daemon and replace the store and its side files
+    by it.
 
     Example: zerotune store backup copy.db
     """

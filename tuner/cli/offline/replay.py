@@ -39,7 +39,7 @@ def replay(
     format_name: FormatName = None,
     collective: CollectiveName = None,
     n_ranks: Annotated[
-        int | None, typer.Option("--ranks", help="What if the job had so many ranks (to 16,384)?", show_default=False)
+        int | None, typer.Option("--ranks", help="What if the job had this many ranks (to 16,384)?", show_default=False)
     ] = None,
     on_fabric: Annotated[
         str | None,
@@ -52,7 +52,7 @@ def replay(
         int | None,
         typer.Option(
             "--bucket-mb",
-            help="What if gradients went in buckets of so many MB (10^6 bytes; 25MiB is taken as it says)?",
+            help="What if gradients went in buckets of this size (MB: 10^6 bytes; or e.g. 25MiB)?",
             parser=megabytes,
             metavar="SIZE",
         ),
