@@ -23,7 +23,6 @@ FOLDERS = ("agent", "store", "zero_runtime", "tuner", "benchmarks")
 PENDING = (
     "tuner/fingerprint",
     "tuner/learning",
-    "tuner/modeling",
     "tuner/offline",
     "tuner/traces",
 )

@@ -19,7 +19,16 @@ MAX_CHANNELS: Final = 64
 def as_offered(
     known: Mapping[Candidate, MeasuredSetting], offered: Collection[str], key: DecisionKey
 ) -> dict[Candidate, MeasuredSetting]:
-    """What was measured at `key`, each setting under the name by which it is `offered`, where it is."""
+    """What was measured at `key`, under the names of the settings on offer.
+
+    Args:
+        known: measured settings, by what ran.
+        offered: settings that decisions may ask for, as text (`ring/ll/4ch`).
+        key: where both are.
+
+    Returns:
+        Measured settings by what was asked for; those with the same effect are merged.
+    """
     found: dict[Candidate, MeasuredSetting] = {}
     for candidate, measured in known.items():
         name = asked_for(candidate, offered, key)
@@ -28,8 +37,16 @@ def as_offered(
 
 
 def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Candidate:
-    """What was asked for where `ran` ran: `ran` itself if that is on offer, else the lowest count on offer of which it
-    is what some size of the key makes; without one, `ran`.
+    """The setting on offer that has the effect of `ran` at this key.
+
+    Args:
+        ran: a setting that ran.
+        offered: settings that decisions may ask for, as text (`ring/ll/4ch`).
+        key: gives the collective and the range of sizes.
+
+    Returns:
+        `ran` if it is on offer; else the lowest channel count on offer that NCCL reduces to `ran` at some size of the
+        key; else `ran`.
     """
     if ran.protocol is None or not ran.n_channels or str(ran) in offered:
         return ran

@@ -38,7 +38,7 @@ NO_CELL: Final = 255
 DEFAULT_CELL: Final = (NO_CELL, NO_CELL)
 
 MANY_NODES: Final = 3
-"""From so many nodes on NCCL's cost counts with the same rates."""
+"""From this many nodes on NCCL's cost model has the same bandwidths."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -70,7 +70,18 @@ def key_codes(
     phase: npt.ArrayLike,
     classes: npt.ArrayLike,
 ) -> Ints:
-    """One integer per decision key: 20 bits ranks, 20 nodes, 4 collective, 3 phase, 8 size class."""
+    """One integer per decision key: 20 bits ranks, 20 nodes, 4 collective, 3 phase, 8 size class.
+
+    Args:
+        n_ranks: of the communicator; this and the others are arrays of one shape, or numbers.
+        n_nodes: that the communicator spans.
+        collective: as integers.
+        phase: as integers.
+        classes: size classes.
+
+    Returns:
+        Codes in the shape of the arguments; `key_of` reads one back.
+    """
 
     def wide(values: npt.ArrayLike) -> Ints:
         return np.asarray(values).astype(np.int64)
@@ -100,7 +111,17 @@ def key_of(code: int) -> DecisionKey:
 def channels_filled(
     collective: npt.ArrayLike, protocol: npt.ArrayLike, message_bytes: npt.ArrayLike, n_channels: npt.ArrayLike
 ) -> Floats:
-    """`cost_model.channels_filled` for arrays: how many channels little traffic leaves of those asked for."""
+    """`cost_model.channels_filled` for arrays: how many of the channels asked for the traffic of a call fills.
+
+    Args:
+        collective: as integers; all arguments are arrays of one shape, or numbers.
+        protocol: as integers.
+        message_bytes: NCCL's nBytes, the whole buffer.
+        n_channels: that are asked for.
+
+    Returns:
+        1 to `n_channels`, with fractions, in the shape of the arguments.
+    """
     traffic_bytes = np.asarray(message_bytes, dtype=np.float64) * np.where(
         np.asarray(collective) == int(Collective.all_reduce), 2.0, 1.0
     )
@@ -149,7 +170,17 @@ class CostPrior:
         message_bytes: int,
         table: npt.NDArray[np.float32],
     ) -> bool:
-        """Take over a cost table NCCL reported (microseconds [7, 3], negative = IGNORE); True if it is new."""
+        """Take over a cost table that NCCL handed to the plugin.
+
+        Args:
+            communicator: of the call.
+            collective: of the call.
+            message_bytes: of the call.
+            table: microseconds by algorithm and protocol, shape [7, 3]; below zero: not available.
+
+        Returns:
+            True if it is new; False if this size is known, or as many tables as are kept.
+        """
         tables = self._live.setdefault((communicator, collective), {})
         if message_bytes in tables or len(tables) >= _MAX_LIVE_TABLES:
             return False
@@ -166,7 +197,13 @@ class CostPrior:
         return is_new
 
     def learn_refused(self, communicator: CommunicatorClass, collective: Collective, cell: tuple[int, int]) -> None:
-        """NCCL was asked for this algorithm and protocol, and ran others: it does not offer them."""
+        """NCCL was asked for this algorithm and protocol, and ran others: it does not offer them.
+
+        Args:
+            communicator: of the call.
+            collective: of the call.
+            cell: algorithm and protocol that are no candidates from now on.
+        """
         self._refused.setdefault((communicator, collective), set()).add(cell)
         self.revision += 1
 
@@ -194,9 +231,17 @@ class CostPrior:
         *,
         described_only: bool = False,
     ) -> Candidate | None:
-        """What NCCL would choose by itself, None when neither table nor topology says.
+        """What NCCL would choose by itself.
 
-        `described_only` leaves live tables out: the nearest one's choice is that of its own size.
+        Args:
+            communicator: of the call.
+            collective: that is called.
+            message_bytes: NCCL's nBytes, the whole buffer.
+            described_only: do not use live tables: the nearest one's choice is that of its own size.
+
+        Returns:
+            The cheapest cell, with its channels (0: unknown, where a live table says it); None when neither a table nor
+        the topology is known.
         """
         table = None if described_only else self._live_table(communicator, collective, message_bytes)
         if table is None:
@@ -223,10 +268,18 @@ class CostPrior:
         described_only: bool = False,
         saturates: bool = True,
     ) -> Floats:
-        """Natural log of the predicted microseconds, shape [n_bytes, n_candidates]; NaN = not available.
+        """Natural log of the predicted microseconds.
 
-        `described_only` leaves live tables out: a correction fitted from the store never saw them. Without `saturates`
-        every channel brings as much as the first.
+        Args:
+            communicator: of the calls.
+            collective: that is called.
+            candidates: settings and the baseline.
+            message_bytes: NCCL's nBytes, one or many.
+            described_only: do not use live tables: a correction fitted from the store never saw them.
+            saturates: False: every channel brings as much bandwidth as the first.
+
+        Returns:
+            Shape [n_bytes, n_candidates]; NaN: not available.
         """
         latency_us, transfer_us = self._parts(
             communicator, collective, candidates, message_bytes, described_only, saturates
@@ -242,7 +295,17 @@ class CostPrior:
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
     ) -> Floats:
-        """Share of the predicted microseconds that goes with the bytes, [n_bytes, n_candidates]; NaN = unavailable."""
+        """Share of the predicted duration that is in proportion to the bytes.
+
+        Args:
+            communicator: of the calls.
+            collective: that is called.
+            candidates: settings and the baseline.
+            message_bytes: NCCL's nBytes, one or many.
+
+        Returns:
+            0 to 1, shape [n_bytes, n_candidates]; NaN: not available.
+        """
         latency_us, transfer_us = self._parts(communicator, collective, candidates, message_bytes)
         with np.errstate(invalid="ignore", divide="ignore"):
             share: Floats = transfer_us / (latency_us + transfer_us)
@@ -280,9 +343,18 @@ class CostPrior:
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
     ) -> Floats:
-        """What being on few nodes does to `log_cost` as described, against as many ranks on three nodes or more.
+        """How much more `log_cost` is on few nodes than for as many ranks on three nodes or more, live tables apart.
 
-        NCCL counts with other rates on one node and on two; shape [n_bytes, n_candidates], 0 where nothing is said.
+        NCCL's cost model has other bandwidths on one node and on two.
+
+        Args:
+            communicator: of the calls.
+            collective: that is called.
+            candidates: settings and the baseline.
+            message_bytes: NCCL's nBytes, one or many.
+
+        Returns:
+            Difference of logs, shape [n_bytes, n_candidates]; 0 on three nodes or more, and where nothing is known.
         """
         most = self._fabric.max_nodes if self._fabric is not None else communicator.n_ranks
         n_nodes = min(MANY_NODES, communicator.n_ranks, most)
@@ -290,8 +362,8 @@ class CostPrior:
             return np.zeros((len(np.atleast_1d(message_bytes)), len(candidates)))
         apart = CommunicatorClass(communicator.n_ranks, n_nodes)
         here, there = (
-            self.log_cost(place, collective, candidates, message_bytes, described_only=True)
-            for place in (communicator, apart)
+            self.log_cost(one, collective, candidates, message_bytes, described_only=True)
+            for one in (communicator, apart)
         )
         jump: Floats = np.nan_to_num(here - there)
         return jump
@@ -303,7 +375,17 @@ class CostPrior:
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
     ) -> Floats:
-        """What `log_cost` as described would be less if the last channels, too, brought as much as the first."""
+        """How much `log_cost` would fall if the last channels, too, brought as much as the first, live tables apart.
+
+        Args:
+            communicator: of the calls.
+            collective: that is called.
+            candidates: settings and the baseline.
+            message_bytes: NCCL's nBytes, one or many.
+
+        Returns:
+            Difference of logs, 0 or more, shape [n_bytes, n_candidates].
+        """
         some, every = (
             self.log_cost(communicator, collective, candidates, message_bytes, described_only=True, saturates=saturates)
             for saturates in (True, False)

@@ -86,6 +86,14 @@ def compared(store: Store, fabric_id: str | None = None) -> list[Judgement]:
 def pin(store: Store, model_id: str, fabric_id: str | None) -> ModelLine:
     """Use this model, and no other, on its fabric.
 
+    Args:
+        store: open for writing.
+        model_id: NAME-HASH, as `zerotune models list` shows it.
+        fabric_id: whose model; None if one fabric only has it.
+
+    Returns:
+        The pinned model.
+
     Raises:
         UserError: there is no such model, several fabrics have it, or it cannot be used.
     """
@@ -176,7 +184,13 @@ def render(lines: list[ModelLine], console: Console) -> None:
 
 
 def render_comparison(found: list[Judgement], lines: list[ModelLine], console: Console) -> None:
-    """Print how well each model predicts the present measurements, or why none can be compared."""
+    """Print how well each model predicts the present measurements, or why none can be compared.
+
+    Args:
+        found: what `compared` returned.
+        lines: what `listed` returned: says why nothing was found.
+        console: to print on.
+    """
     if not found:
         unreadable = [line for line in lines if line.state in ("damaged", "set aside")]
         if lines and len(unreadable) == len(lines):
@@ -236,11 +250,11 @@ def _kept(store: Store) -> list[ModelRecord]:
     records = [one for one in store.models() if _base(one.name) in MODELS]
     pinned = {(one.fabric_id, _id_of(one)): _is_readable(one) for one in records if one.name.endswith(PINNED)}
 
-    def is_told_by_pin(one: ModelRecord) -> bool:
+    def is_covered_by_pin(one: ModelRecord) -> bool:
         can_be_read = pinned.get((one.fabric_id, _id_of(one)))
         return can_be_read is not None and (can_be_read or not _is_readable(one))
 
-    return [one for one in records if one.name.endswith((PINNED, DAMAGED)) or not is_told_by_pin(one)]
+    return [one for one in records if one.name.endswith((PINNED, DAMAGED)) or not is_covered_by_pin(one)]
 
 
 def _is_usable(record: ModelRecord) -> bool:
@@ -315,9 +329,9 @@ def _judged(line: ModelLine, baked: Baked, points: TrainingSet) -> Judgement:
             candidate_at(int(points.algorithm[row]), int(points.protocol[row]), int(points.n_channels[row]))
             for row in rows
         ]
-        place, classes = CommunicatorClass(n_ranks, n_nodes), points.size_class[rows]
+        communicator, classes = CommunicatorClass(n_ranks, n_nodes), points.size_class[rows]
         known = [one for one in dict.fromkeys(options) if one is not None]
-        means, stds = baked.predict(place, Collective(collective), known, classes)
+        means, stds = baked.predict(communicator, Collective(collective), known, classes)
         columns = np.array([known.index(one) if one is not None else 0 for one in options])
         shift[rows], spread[rows] = means[np.arange(len(rows)), columns], stds[np.arange(len(rows)), columns]
     error = np.abs(points.residual - shift)

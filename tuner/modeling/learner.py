@@ -100,7 +100,7 @@ class Learner:
     def _train(self, fabric_id: str) -> None:
         self._store.flush()
         if self._store.writing.is_gone:
-            raise StoreError(f"{self._store.path} was removed")  # the fit's process could only say so, too
+            raise StoreError(f"{self._store.path} was removed")  # the training process would only fail as well
         model = self._fit(self._store.path, fabric_id)
         if model is not None:
             keep(self._store, model)
@@ -112,7 +112,7 @@ class Learner:
         with self._child_lock:
             if self._closing:
                 return None
-            # Ctrl-C, and what else ends the daemon's process group, is the daemon's to pass on: see `close`.
+            # A session of its own: Ctrl-C goes to the daemon alone, which ends this process in `close`.
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, start_new_session=True
             )
@@ -123,7 +123,7 @@ class Learner:
             self._child.communicate()
             raise
         if self._child.returncode == -signal.SIGTERM:
-            return None  # all of the daemon's processes are told to end, itself in a moment: no fault
+            return None  # whoever ends the daemon has ended this process first: no fault
         if self._child.returncode != 0 and not self._closing:
             raise RuntimeError(f"the training process exited with {self._child.returncode}")
         return msgspec.msgpack.decode(fitted, type=ModelRecord) if fitted else None

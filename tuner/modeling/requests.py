@@ -34,7 +34,7 @@ class _Fabric(msgspec.Struct):
 
 
 class Learning:
-    """What is known of each fabric, as far as the learner has told; never waits for it."""
+    """What is known of each fabric, as far as the learner has delivered it; never waits."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -55,14 +55,14 @@ class Learning:
         self._fabrics.setdefault(fabric_id, _Fabric()).knowledge = knowledge
 
     def measured(self, fabric_id: str, n_measurements: int) -> None:
-        """`n_rows` more were recorded: a fit is requested when there are enough, and not too often."""
+        """Count new measurements; requests a fit when there are enough of them, but not too often."""
         fabric = self._fabrics.setdefault(fabric_id, _Fabric())
         fabric.n_new += n_measurements
         if fabric.n_new >= TRAIN_EVERY_MEASUREMENTS and self._clock() - fabric.asked_at_s >= TRAIN_PAUSE_S:
             self._train(fabric_id, fabric)
 
     def job_ended(self, fabric_id: str) -> None:
-        """The next job starts from all that this one measured."""
+        """Request a fit, so that the next job starts from all that this one measured."""
         fabric = self._fabrics.get(fabric_id)
         if fabric is not None and fabric.n_new:
             self._train(fabric_id, fabric)

@@ -40,7 +40,17 @@ KEPT_VERSIONS: Final = 5
 
 
 def train(store: Store, fabric_id: str, name: str = WINNER, *, without_job: str | None = None) -> ModelRecord | None:
-    """Fit the model `name` to everything measured on `fabric_id`, one job left out; None when there is too little."""
+    """Fit a model to everything measured on a fabric.
+
+    Args:
+        store: that has the measurements.
+        fabric_id: whose measurements.
+        name: of the kind of model, a key of `MODELS`.
+        without_job: job id whose measurements are left out.
+
+    Returns:
+        The model, not yet saved; None: the fabric is unknown, or too little was measured.
+    """
     facts = store.fabrics().get(fabric_id)
     if facts is None:
         return None
@@ -54,9 +64,16 @@ def fit(
     facts: Mapping[str, str | int | float | bool],
     name: str = WINNER,
 ) -> ModelRecord | None:
-    """Fit the model `name` to measurements (MEASUREMENT_FIELDS) of one fabric.
+    """Fit a model to measurements of one fabric.
 
-    `ModelRecord.error` is the median absolute error of log durations over size classes left out.
+    Args:
+        block: measurements, numpy records of MEASUREMENT_FIELDS.
+        fabric_id: that they are of.
+        facts: description of the fabric, see `CostPrior`.
+        name: of the kind of model, a key of `MODELS`.
+
+    Returns:
+        The model; its `error` is the median absolute error (log) at size classes left out. None: too few points.
     """
     costs = CostPrior(facts)
     points = build(block, costs)
@@ -114,10 +131,18 @@ def keep(store: Store, record: ModelRecord) -> None:
 
 
 def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[Baked | None, str]:
-    """The correction for one fabric and its id, the pinned one if it can be used; (None, "") when there is none.
+    """The correction for a fabric: the pinned one if it can be used, else that of the last fit.
 
     A damaged model is set aside under another name, so that the next fit replaces it; a store that is only read stays
     as it is.
+
+    Args:
+        store: that has the models.
+        fabric_id: whose correction.
+        name: of the kind of model, a key of `MODELS`.
+
+    Returns:
+        The correction and its model id; (None, "") when none can be used.
     """
     for wanted in (name + PINNED, name):
         record = store.load_model(wanted, fabric_id)
@@ -128,7 +153,7 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
             continue
         try:
             return Baked.from_bytes(record.blob), model_id_of(record, name)
-        except ValueError:  # numpy's words would recommend to unpickle it
+        except ValueError:  # its text is not shown: numpy's would recommend to unpickle
             if store.is_read_only:
                 continue
             _log.warning("the saved model of fabric %s is damaged: set aside, to be fitted anew", fabric_id)
@@ -137,7 +162,16 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
 
 
 def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None:
-    """The model that `load_correction` names so."""
+    """Find a saved model by the id that `load_correction` returned.
+
+    Args:
+        store: that has the models.
+        fabric_id: whose model.
+        model_id: NAME-HASH.
+
+    Returns:
+        The model; None when it is not kept any more.
+    """
     for record in store.models():
         if record.fabric_id == fabric_id and model_id and model_id.endswith(f"-{hash_of(record)}"):
             return record
@@ -147,8 +181,16 @@ def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None
 def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
     """Evaluate a fitted model over the grid of what it was fitted on, and of what else NCCL offers there.
 
-    Cells that were never measured are asked for as well: next to cells that are slower than believed, one that kept
-    NCCL's cost would pass for fast.
+    Cells that were never measured are predicted, too: where measured cells are slower than NCCL's cost, one that kept
+    NCCL's cost would look fast beside them.
+
+    Args:
+        estimator: fitted to `points`.
+        points: give the communicators (the `MAX_COMMUNICATORS` that have most points), collectives and sizes.
+        costs: of the same fabric.
+
+    Returns:
+        The correction on its grid.
     """
     shapes, counts = np.unique(np.stack([points.n_ranks, points.n_nodes], axis=1), axis=0, return_counts=True)
     shapes = shapes[np.argsort(-counts, kind="stable")[:MAX_COMMUNICATORS]]
@@ -168,11 +210,11 @@ def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
     mean, std = np.zeros(shape, np.float32), np.full(shape, UNKNOWN_STD, np.float32)
     for (m, c), cells_there in offered.items():
         for cell in cells_there:
-            place = CommunicatorClass(int(shapes[m, 0]), max(1, int(shapes[m, 1])))
+            communicator = CommunicatorClass(int(shapes[m, 0]), max(1, int(shapes[m, 1])))
             # The baseline's channels are NCCL's choice: one rung stands for all.
-            asked = _rungs_asked(points, place, costs) if cell != DEFAULT_CELL else rungs[-1:]
+            asked = _rungs_asked(points, communicator, costs) if cell != DEFAULT_CELL else rungs[-1:]
             others = np.stack([np.interp(np.log2(rungs), np.log2(asked), row) for row in np.eye(len(asked))], axis=1)
-            grid = _grid(place, Collective(collectives[c]), cell, asked, asked_classes, costs)
+            grid = _grid(communicator, Collective(collectives[c]), cell, asked, asked_classes, costs)
             shift, spread = estimator.predict(grid)
             at = m, c, cells.index(cell)
             mean[at] = others @ shift.reshape(len(asked), -1) @ between
@@ -180,32 +222,32 @@ def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
     return Baked(shapes, collectives, np.array(cells, dtype=np.int64), int(classes[0]), mean, std)
 
 
-def _rungs_asked(points: TrainingSet, place: CommunicatorClass, costs: CostPrior) -> Ints:
+def _rungs_asked(points: TrainingSet, communicator: CommunicatorClass, costs: CostPrior) -> Ints:
     """Rungs up to the channels that the communicator has, and the last, which stands for no opinion.
 
-    Rungs between are not used as far as we know, and computing them is a third of the cost of baking.
+    Rungs between these two are hardly ever asked about, and computing them is a third of the cost of baking.
     """
     rungs = np.array(RUNGS, dtype=np.int64)
-    measured = points.n_channels[(points.n_ranks == place.n_ranks) & (points.n_channels < RUNGS[-1])]
-    most = max(costs.max_channels(place), int(measured.max(initial=1)))
+    measured = points.n_channels[(points.n_ranks == communicator.n_ranks) & (points.n_channels < RUNGS[-1])]
+    most = max(costs.max_channels(communicator), int(measured.max(initial=1)))
     asked: Ints = np.unique([*rungs[: int(np.searchsorted(rungs, most)) + 1], rungs[-1]])
     return asked
 
 
-def _cells(points: TrainingSet, place: CommunicatorClass, collective: int) -> set[tuple[int, int]]:
-    """Cells that were measured anywhere or that NCCL offers for `collective` at `place`, and NCCL's own choice.
+def _cells(points: TrainingSet, communicator: CommunicatorClass, collective: int) -> set[tuple[int, int]]:
+    """Cells that were measured anywhere or that NCCL offers for `collective` at `communicator`, and NCCL's own choice.
 
-    What ran in one collective is asked for in the others, even if it is not known to be on offer there.
+    A cell that ran in one collective is predicted in the others, even if it is not known to be on offer there.
     """
     measured = np.unique(np.stack([points.algorithm, points.protocol], axis=1), axis=0)
-    legal = legal_cells(Collective(collective), n_nodes=place.n_nodes, n_ranks=place.n_ranks)
+    legal = legal_cells(Collective(collective), n_nodes=communicator.n_nodes, n_ranks=communicator.n_ranks)
     return {DEFAULT_CELL, *((int(a), int(p)) for a, p in (*measured, *legal))}
 
 
 def held_out_error(estimator: Estimator, points: TrainingSet) -> float | None:
     """Median absolute error (log) of a fitted model at every third size class, left out; None with fewer than four.
 
-    Models that can tell what they would say without some points are not fitted again.
+    Kriging computes its predictions without some points exactly; other models are fitted again.
     """
     classes = np.unique(points.size_class)
     if len(classes) < 4:
@@ -220,7 +262,7 @@ def held_out_error(estimator: Estimator, points: TrainingSet) -> float | None:
 
 
 def _grid(
-    place: CommunicatorClass,
+    communicator: CommunicatorClass,
     collective: Collective,
     cell: tuple[int, int],
     rungs: Ints,
@@ -233,8 +275,8 @@ def _grid(
     log2_bytes = classes / 4.0 + 0.125
     candidates = [candidate_at(*cell, rung) or BASELINE for rung in rungs.tolist()]
     return TrainingSet(
-        place.n_ranks * ones,
-        place.n_nodes * ones,
+        communicator.n_ranks * ones,
+        communicator.n_nodes * ones,
         int(collective) * ones,
         cell[0] * ones,
         cell[1] * ones,
@@ -243,6 +285,6 @@ def _grid(
         np.zeros(n_points),
         np.zeros(n_points),
         ones,
-        costs.log_jump(place, collective, candidates, 2.0**log2_bytes).T.ravel(),
-        costs.log_idle(place, collective, candidates, 2.0**log2_bytes).T.ravel(),
+        costs.log_jump(communicator, collective, candidates, 2.0**log2_bytes).T.ravel(),
+        costs.log_idle(communicator, collective, candidates, 2.0**log2_bytes).T.ravel(),
     )

@@ -26,13 +26,13 @@ UNKNOWN_STD: Final = 0.5
 FOREIGN_STD: Final = 0.08
 """Added per square root of an octave of ranks or nodes between the asked communicator and the nearest one baked."""
 FEW_NODES_STD: Final = 0.25
-"""Added where NCCL counts with other rates for one of the two, as it does on one node and on two."""
+"""Added where NCCL's cost model has other bandwidths for one of the two: they differ on one node, two, and more."""
 DISBELIEF: Final = 1.0 / 1.645
-"""Doubt (log) per unit of what NCCL's cost has at a point and, as far as is known, at no measured one: that the machine
-does not follow it is just within the 90 % interval.
+"""Doubt (log) per unit of a jump or of idle channels in NCCL's cost that no measured point shows. So large that the
+90 % interval just holds a machine that has neither.
 """
 _JUMPS: Final = ((1, 2.0), (2, 1.0))
-"""Most nodes that NCCL counts with the same rates, and as how many octaves it counts to be on the other side."""
+"""(n_nodes, octaves): above n_nodes NCCL's cost model changes bandwidths; a communicator beyond counts as that far."""
 FAR_STD: Final = 0.05
 """Added per octave beyond the sizes that the model was asked for or fitted on."""
 _MAX_BLOB_BYTES = 256 << 20
@@ -48,7 +48,18 @@ class Correction(Protocol):
         candidates: Sequence[Candidate],
         size_classes: Ints,
     ) -> tuple[Floats, Floats]:
-        """Shift and standard deviation (log), each of shape [n_size_classes, n_candidates]."""
+        """Correction of the candidates at many sizes.
+
+        Args:
+            communicator: that the calls are of.
+            collective: that is called.
+            candidates: settings and the baseline.
+            size_classes: size classes, shape [n_size_classes].
+
+        Returns:
+            What to add to the log of NCCL's cost, and its standard deviation (log),
+            each [n_size_classes, n_candidates].
+        """
         ...
 
     def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
@@ -94,7 +105,18 @@ class Baked:
         candidates: Sequence[Candidate],
         size_classes: Ints,
     ) -> tuple[Floats, Floats]:
-        """See `Correction.predict`; unknown collectives and cells get no shift and the widest spread."""
+        """See `Correction.predict`.
+
+        Args:
+            communicator: if it was not baked, the nearest one's correction is used, with more doubt.
+            collective: if it was not baked, nothing is corrected.
+            candidates: channel counts between two rungs are interpolated.
+            size_classes: shape [n_size_classes]; beyond the grid its last class is used, with more doubt.
+
+        Returns:
+            Shift and standard deviation (log), each [n_size_classes, n_candidates];
+            0 and `UNKNOWN_STD` where nothing is known.
+        """
         shape = (len(size_classes), len(candidates))
         shift, spread = np.zeros(shape), np.full(shape, UNKNOWN_STD)
         at_collective = self._collective.get(int(collective))
@@ -198,9 +220,9 @@ def _between_rungs(candidates: Sequence[Candidate]) -> tuple[Ints, Floats]:
     """Lower rung and weight of the next one, by log channels; no opinion counts as the highest rung."""
     asked = np.array([candidate.n_channels or RUNGS[-1] for candidate in candidates], dtype=np.float64)
     ladder = np.log2(RUNGS)
-    place = np.interp(np.log2(asked), ladder, np.arange(len(RUNGS)))
-    lower = np.floor(place).astype(np.int64)
-    return lower, place - lower
+    position = np.interp(np.log2(asked), ladder, np.arange(len(RUNGS)))
+    lower = np.floor(position).astype(np.int64)
+    return lower, position - lower
 
 
 __all__ = ["BAKED_VERSION", "DEFAULT_CELL", "RUNGS", "UNKNOWN_STD", "Baked", "Correction", "grid_classes"]

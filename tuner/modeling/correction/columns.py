@@ -27,7 +27,7 @@ def log2_bytes_per_rank(points: TrainingSet) -> Floats:
     return logs
 
 
-def place_codes(points: TrainingSet) -> Ints:
+def communicator_codes(points: TrainingSet) -> Ints:
     """A number for the communicator of every point."""
     codes: Ints = points.n_ranks << 20 | np.maximum(points.n_nodes, 1)
     return codes

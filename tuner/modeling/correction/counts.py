@@ -1,7 +1,7 @@
 """How far asked channel counts are from those that were measured.
 
 Over sizes durations are smooth, over channels they need not be: a network or a processor is full at one count and
-not at the next. What was measured at other counts says less than a smooth surface would have it.
+not at the next. So measurements at other counts say less than a smooth surface would claim.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zerotune.tuner.modeling.correction.training_set import TrainingSet
 from zerotune.tuner.modeling.features import NO_CELL, Floats, channels_filled
 
 NEAR_BYTES: Final = 2.25
-"""A count counts as measured up to so many octaves of size away."""
+"""A measurement of a channel count stands for sizes up to this many octaves away."""
 
 
 def octaves_to_measured(asked: TrainingSet, known: TrainingSet) -> Floats:

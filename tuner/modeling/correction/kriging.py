@@ -16,13 +16,13 @@ from zerotune.tuner.modeling.correction.baked import DISBELIEF, FAR_STD
 from zerotune.tuner.modeling.correction.columns import (
     SEED,
     Bools,
+    communicator_codes,
     is_kind,
     is_known,
     kinds_of,
     log2_bytes_per_rank,
     numeric,
     one_hot,
-    place_codes,
 )
 from zerotune.tuner.modeling.correction.counts import octaves_to_measured, runs_as_asked
 from zerotune.tuner.modeling.correction.training_set import TrainingSet
@@ -58,17 +58,16 @@ class Kriging:
     """A Gaussian process on logs: smooth in bytes, channels, ranks and nodes, one surface per cell.
 
     Two Matern terms: what all cells share, and what belongs to one cell; how much of the latter a collective has in
-    common with the others is learned. So cells that were never measured get what all share and what they show in
-    other collectives, and the doubt that cells left out ask for. The surface of a cell may have several minima over
-    channels. Where several communicators were measured, how much NCCL's cost jumps because there are few nodes is an
-    input of its own. Length scales are the most probable ones on a sample of the points, given that they are usually
-    near the starting values: a grid of eight sizes says little about them.
+    common with the others is learned. So a cell that was never measured gets what all cells share and what it shows
+    in other collectives. The surface of a cell may have several minima over channels. Where several communicators
+    were measured, how much NCCL's cost jumps because there are few nodes is an input of its own. Length scales are the
+    most probable ones on a sample of the points, given that they are usually near the starting values: a grid of eight
+    sizes says little about them.
 
-    Spreads are scaled by what sizes, communicators, ends of the sizes and cells left out ask for. Two doubts are
-    *added*. Channel counts that were never measured: where nothing bends between the measured counts, the process
-    takes them for certain everywhere, and no factor on next to nothing makes up for a bend. And what NCCL's cost has
-    where it is asked and at no measured point, as far as the process can tell: a jump on few nodes, or channels that
-    bring nothing any more.
+    Spreads are scaled so that 90 % intervals hold 90 % of what is left out: sizes, communicators, ends of the range of
+    sizes, cells. Two doubts are *added*. One is for channel counts that were never measured: where the measured ones
+    lie on a line, the process is nearly certain between them, and no factor on nearly nothing covers a bend. The
+    other is for a jump on few nodes, or idle channels, that NCCL's cost has at the asked point and at no measured one.
     """
 
     name = "kriging"
@@ -82,7 +81,7 @@ class Kriging:
         from zerotune.tuner.modeling.correction.surfaces import MaternKernel
 
         self._cells = kinds_of(points)
-        self._compares_places = len(np.unique(place_codes(points))) > 1
+        self._compares_communicators = len(np.unique(communicator_codes(points))) > 1
         design = self._design(points)
         n_collectives = len(np.unique(points.collective))
         shared = ConstantKernel(0.5, (1e-3, 4.0)) * MaternKernel(
@@ -128,7 +127,7 @@ class Kriging:
         for start in range(0, len(design), 8192):
             part = slice(start, start + 8192)
             mean[part], std[part], disbelief[part] = self._ask(design[part], beliefs[part])
-        is_elsewhere = ~np.isin(place_codes(points), place_codes(self._points))
+        is_elsewhere = ~np.isin(communicator_codes(points), communicator_codes(self._points))
         scale = np.where(is_elsewhere, self._scale_elsewhere, self._scale)
         octaves = self._octaves_beyond(points)
         scale = np.where(octaves > 0, np.maximum(scale, self._scale_beyond), scale)
@@ -182,11 +181,11 @@ class Kriging:
 
         With few of them it stays near the usual factor.
         """
-        places = place_codes(points)
+        communicators = communicator_codes(points)
         usual = ELSEWHERE * self._scale
-        if len(np.unique(places)) < 2:
+        if len(np.unique(communicators)) < 2:
             return usual
-        scores = [self._scores(places == held) for held in np.unique(places)]
+        scores = [self._scores(communicators == held) for held in np.unique(communicators)]
         return _leaning(np.concatenate(scores), len(scores), usual, _ELSEWHERE_WEIGHT)
 
     def _calibrate_beyond(self, points: TrainingSet) -> float:
@@ -220,9 +219,9 @@ class Kriging:
         return _leaning(np.concatenate(scores), n_cells, usual, _NEVER_MEASURED_WEIGHT)
 
     def _calibrate_counts(self, points: TrainingSet, owner: Ints) -> tuple[float, float]:
-        """Doubt per square root of an octave of counts that were never measured, and of those their cell was not.
+        """Doubt per square root of an octave: of counts that were never measured, and of those new to their cell.
 
-        From counts left out, altogether and of one cell, where NCCL ran as many as were asked for.
+        From leaving out each count, of all cells and of one, where NCCL ran as many as were asked for.
         """
         judged = runs_as_asked(points)
         anywhere, of_cell = [], []
@@ -285,7 +284,7 @@ class Kriging:
         return octaves
 
     def _design(self, points: TrainingSet) -> Floats:
-        jump = points.jump if self._compares_places else np.zeros(len(points))
+        jump = points.jump if self._compares_communicators else np.zeros(len(points))
         return np.column_stack([numeric(points), jump, one_hot(points, self._cells)])
 
 

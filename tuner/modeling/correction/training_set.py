@@ -38,9 +38,9 @@ class TrainingSet:
     """Standard error (log) of the median."""
     count: Ints
     jump: Floats
-    """What being on few nodes does to the log of the cost (`CostPrior.log_jump`)."""
+    """How much more the log of the cost is on few nodes (`CostPrior.log_jump`)."""
     idle: Floats
-    """What the log of the cost says that the last channels do not bring (`CostPrior.log_idle`)."""
+    """How much the log of the cost would fall if no channel were idle (`CostPrior.log_idle`)."""
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -164,7 +164,16 @@ def _believed(points: Ints, costs: CostPrior) -> Floats:
 
 
 def candidate_at(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
-    """The candidate of integer columns, None for values NCCL does not have."""
+    """The candidate of integer columns, None for values NCCL does not have.
+
+    Args:
+        algorithm: NCCL's number, or `NO_CELL`.
+        protocol: NCCL's number, or `NO_CELL`.
+        n_channels: 0 to 64; 0 is no opinion.
+
+    Returns:
+        The candidate, the baseline for `DEFAULT_CELL`.
+    """
     if (algorithm, protocol) == DEFAULT_CELL:
         return Candidate()
     if algorithm not in _ALGORITHMS or protocol not in _PROTOCOLS or not 0 <= n_channels <= 64:
