@@ -1,0 +1,98 @@
+"""Tests assert what is behaviour: values, names, codes, exit codes; not our sentences, nor what is private."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+SENTENCE = re.compile(r"(?<![\w./-])[a-z]{2,}(?:[,;:]? [a-z]{2,}){2,}(?![\w./-])")
+"""Three or more lower-case words in a row."""
+PRIVATE = re.compile(r"(?:^|\.)_[a-zA-Z]\w*$")
+OF_NAMEDTUPLE = {"_asdict", "_fields", "_make", "_replace"}
+OF_OTHERS = {"os._exit", "torch._dynamo", "sys._getframe"}
+
+# By folder, how many are left of earlier times. These numbers only shrink.
+SENTENCES_LEFT = {
+    "agent": 2, "agreement": 1, "benchmark_scripts": 3, "brain": 20, "cli": 70, "daemon": 18, "e2e": 8,
+    "emulated": 5, "frameworks": 4, "gpu": 3, "metrics": 1, "modeling": 7, "nccl": 6, "offline": 51,
+    "own_traces": 13, "plugin": 4, "replay": 15, "stage": 3, "store": 23, "sweep": 20, "traces": 113, "zero":
+    18,
+}  # fmt: skip
+PRIVATE_NAMES_LEFT = {
+    "agent": 2, "agreement": 1, "brain": 297, "cli": 1, "daemon": 5, "emulated": 25, "frameworks": 4,
+    "metrics": 1, "modeling": 4, "offline": 3, "own_traces": 1, "stage": 1, "store": 7, "sweep": 1, "traces":
+    11, "zero": 5,
+}  # fmt: skip
+
+
+def sentences(tree):
+    """Literals with a sentence in what is asserted, also where they come from `parametrize`."""
+    for function in [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]:
+        given = parameters(function)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assert):
+                asserted = node.test
+            elif isinstance(node, ast.keyword) and node.arg == "match":
+                asserted = node.value
+            else:
+                continue
+            for one in ast.walk(asserted):
+                literals = [one] if isinstance(one, ast.Constant) else given.get(getattr(one, "id", ""), [])
+                yield from (
+                    literal for literal in literals if isinstance(literal.value, str) and SENTENCE.search(literal.value)
+                )
+
+
+def parameters(function):
+    """Literals that each parameter may be, by the function's `parametrize` decorators."""
+    given = {}
+    for call in function.decorator_list:
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("parametrize") and len(call.args) > 1:
+            names = ast.literal_eval(call.args[0])
+            names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+            for row in getattr(call.args[1], "elts", []):
+                row = ast.Tuple(row.args) if isinstance(row, ast.Call) else row
+                values = [row] if len(names) == 1 else getattr(row, "elts", [])
+                for name, value in zip(names, values, strict=False):
+                    given.setdefault(name, []).extend(one for one in ast.walk(value) if isinstance(one, ast.Constant))
+    return given
+
+
+def private_names(tree):
+    """Uses of names with an underscore that belong to what is tested."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and PRIVATE.search(node.attr):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+            if not is_own and node.attr not in OF_NAMEDTUPLE and ast.unparse(node) not in OF_OTHERS:
+                yield node
+        elif isinstance(node, ast.ImportFrom):
+            yield from (node for alias in node.names if PRIVATE.search(alias.name))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {"getattr", "setattr"}:
+            yield from (
+                one
+                for one in node.args[:2]
+                if isinstance(one, ast.Constant) and isinstance(one.value, str) and PRIVATE.search(one.value)
+            )
+
+
+def counted(find):
+    """By folder below tests/, how many `find` has found, and where."""
+    numbers, places = Counter(), []
+    for path in sorted(TESTS.rglob("*.py")):
+        room = path.relative_to(TESTS).parts[0]
+        lines = {(node.lineno, node.col_offset) for node in find(ast.parse(path.read_text()))}
+        if lines:
+            numbers[room] += len(lines)
+            places += [f"{path.relative_to(TESTS)}:{line}" for line, _ in sorted(lines)]
+    return dict(numbers), places
+
+
+def test_no_sentence_is_asserted():
+    numbers, places = counted(sentences)
+    assert numbers == SENTENCES_LEFT, "\n".join(places)
+
+
+def test_nothing_private_is_used():
+    numbers, places = counted(private_names)
+    assert numbers == PRIVATE_NAMES_LEFT, "\n".join(places)
