@@ -24,7 +24,6 @@ PENDING = (
     "tuner/fingerprint",
     "tuner/learning",
     "tuner/offline",
-    "tuner/traces",
 )
 """Folders whose docstrings are yet to be completed; a folder that is done is taken out and stays so."""
 N_PARAMETERS = 3

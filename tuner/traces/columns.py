@@ -1,8 +1,8 @@
-"""A text of many equal lines, cut into fields and read column by column with numpy.
+"""Lines of equal form, cut into fields and read column by column with numpy.
 
-That costs a fraction of what a regular expression per line does. numpy's loadtxt reads tables, not logs with other
-lines between, and cuts long texts without a word. A column that does not hold what it should is None:
-then the caller reads the same text line by line.
+This takes a fraction of the time of a regular expression per line. numpy's loadtxt would read tables only, not logs
+with other lines between, and cuts long texts silently. A column whose fields have another form is None: then the
+caller reads the same text line by line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VALUES[list(b"0123456789abcdef")] = np.arange(16)
 
 
 class _Scratch(threading.local):
-    """Memory that is used again: the system's fresh pages would cost more than the work that is done in them."""
+    """Memory that is reused: to get fresh pages from the system would take longer than the work in them."""
 
     def __init__(self) -> None:
         self._flags = np.empty((2, 0), bool)
@@ -55,7 +55,7 @@ _scratch: Final = _Scratch()
 
 
 class Fields:
-    """Where each field of a text ends; it begins after the end of the field before, of which the first has none.
+    """Where each field of a text ends; it begins after the end of the field before.
 
     Fields stand between single separators or line breaks. A column is an array of field numbers, from 1 on.
     """
@@ -124,7 +124,7 @@ class Fields:
         return (whole * scale + places) / scale
 
     def texts(self, first: Integers, last: Integers) -> tuple[Integers, list[bytes]] | None:
-        """What stands from one column to another: of each line the number of its text, and the distinct texts."""
+        """The text from one column to another: for each line the index of its text, and the distinct texts."""
         begin, end = self._end[first - 1] + 1, self._end[last]
         n_bytes = end - begin
         if not len(begin) or n_bytes.max() > MAX_TEXT_BYTES or n_bytes.min() < 0:
@@ -142,7 +142,7 @@ class Fields:
         return picks, [self._padded[begin[at] : end[at]] for at in examples]
 
     def _word(self, begin: Integers, n_bytes: Integers) -> NDArray[np.uint64]:
-        """Up to eight bytes from each place on, as one number; fewer where the text ends, none behind its end."""
+        """Up to eight bytes from each place on, as one number; fewer where the text ends, none beyond its end."""
         if n_bytes.min() >= _WORD:
             whole: NDArray[np.uint64] = self._words[begin]
             return whole

@@ -69,7 +69,7 @@ def line_of(rows: Sequence[Sequence[str]], at: int) -> int:
 
 
 def _line_of_quote(text: bytes, first_line: int) -> int:
-    """The first line whose quotes do not match."""
+    """Number of the first line whose quotes do not match."""
     for at, line in enumerate(text.split(b"\n")):
         if not line.startswith(b"#") and line.count(b'"') % 2:
             return first_line + at

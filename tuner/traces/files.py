@@ -33,7 +33,7 @@ class Readable(Protocol):
 
 
 class _Unpacked:
-    """A gzip file's contents. Unlike gzip.GzipFile it gives all there is before it says that the file was cut."""
+    """A gzip file's contents. Unlike gzip.GzipFile it returns all bytes of a cut file before it raises EOFError."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -78,7 +78,19 @@ def opened(path: Path) -> Iterator[Readable]:
 
 
 def read_some(file: Readable, n_bytes: int, on_cut: Callable[[], None] | None = None) -> bytes:
-    """Up to `n_bytes`; the end of a truncated gzip file is an end, of which `on_cut` is told. Raises TraceError."""
+    """Read on in a file that may be damaged.
+
+    Args:
+        file: from `opened`.
+        n_bytes: to read at most.
+        on_cut: is called where compressed data end early, which counts as the end.
+
+    Returns:
+        Up to `n_bytes`; none at the end.
+
+    Raises:
+        TraceError: the file cannot be read, or its compressed data are damaged.
+    """
     try:
         return file.read(n_bytes)
     except EOFError:
@@ -98,8 +110,10 @@ def head(path: Path, n_bytes: int = 1 << 16) -> bytes:
 def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
     """The file in pieces of about half a megabyte that end where a line ends (the last may not).
 
-    `summary` is told when the file seems to have been cut. Raises TraceError for a line longer than
-    MAX_LINE_BYTES.
+    `summary` gets a note when the file seems to have been cut.
+
+    Raises:
+        TraceError: a line is longer than MAX_LINE_BYTES, or the file cannot be read.
     """
 
     def cut(how: str = "its compressed data end early") -> None:
@@ -131,7 +145,7 @@ _Value = TypeVar("_Value")
 
 
 class Batches(NamedTuple):
-    """How to read many elements of an array at once: msgspec is many times as fast as reading them singly."""
+    """How to read many elements of an array at once: for msgspec that is many times as fast as one by one."""
 
     first_key: str
     """The quoted key that each element usually begins with; a guess that may be wrong."""
@@ -140,10 +154,10 @@ class Batches(NamedTuple):
 
 
 class JsonStream:
-    """Walks a JSON document without holding it: members of the top-level object, elements of its arrays.
+    """Reads a JSON document without holding it: members of the top-level object, elements of its arrays.
 
-    Ours rather than ijson's, whose memory grows with the square of the nesting, which a hostile file chooses, and which
-    refuses text that is not UTF-8 and NaN, which traces have.
+    Why not ijson: its memory grows with the square of the nesting depth, which a hostile file chooses; and it refuses
+    NaN and text that is not UTF-8, which traces have.
 
     `members()` yields (key, value); for the keys in `streamed`, the value is an iterator over the array's
     elements that must be used up before going on. `truncated` tells afterwards that the document ended

@@ -1,4 +1,4 @@
-"""From a trace's records to measurements for the store: what the file tells, and what its user says where it does not.
+"""Turns a trace's records into measurements for the store, with the user's words for what the file does not say.
 
 An option of the user never overrides the file. Options that were not needed get a note; contradictions are refused.
 """
@@ -33,12 +33,12 @@ CANNOT_RUN: Final = "settings that NCCL cannot run for their collective"
 
 @dataclass(frozen=True)
 class UserFacts:
-    """What the user says about files that do not tell it."""
+    """What the user says of measurements whose file does not say it."""
 
     setting: Candidate | None = None
     """What NCCL_ALGO and NCCL_PROTO were set to."""
     is_default: bool = False
-    """NCCL chose all of it by itself."""
+    """Whether NCCL chose all settings by itself."""
     n_nodes: int | None = None
 
 
@@ -47,22 +47,31 @@ class Portion:
     """Measurements of one job on one fabric."""
 
     rows: Block
-    """zerotune.store.sqlite.measurements.MEASUREMENT [n]."""
+    """MEASUREMENT of zerotune.store.sqlite.measurements, shape (n,)."""
     job_id: str | None = None
-    """The job; None where the file does not name it. Likewise the fabric."""
+    """Id of the job; None where the file does not name it."""
     fabric_id: str | None = None
+    """Id of the fabric; None where the file does not name it."""
     fabric: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     n_ranks: int = 0
-    """Number of the job's nodes; 0 = the file does not tell."""
+    """Ranks of the job; 0: the file does not say."""
     path: Path | None = None
     """The file with these rows; None where the files of ranks make one trace."""
 
 
 def measured(block: Block, user_facts: UserFacts, summary: Summary) -> Block:
-    """The timed records of `block` as MEASUREMENT; what is left out is counted by reason.
+    """The timed records of a block as measurements; what is left out is counted by reason.
+
+    Args:
+        block: OBSERVATION, shape (n,).
+        user_facts: what the user says where the file does not.
+        summary: counts what is left out, and gets notes.
+
+    Returns:
+        MEASUREMENT, shape (m,), m <= n.
 
     Raises:
-        UserError: the setting or the nodes that were said cannot be those of these records.
+        UserError: NCCL cannot run the user's setting for these records, or they cannot be on so many nodes.
     """
     rows = np.zeros(len(block), MEASUREMENT)
     for name in _SAME_FIELDS:
@@ -81,7 +90,20 @@ def measured(block: Block, user_facts: UserFacts, summary: Summary) -> Block:
 def with_setting(
     rows: Block, user_facts: UserFacts, summary: Summary, is_forced: NDArray[np.bool_] | None = None
 ) -> Block:
-    """The rows of which the file or the user says what ran; `is_forced`: the file says that NCCL did not choose it."""
+    """The rows for which the file or the user says what ran; the others are counted.
+
+    Args:
+        rows: MEASUREMENT, shape (n,); changed in place.
+        user_facts: what the user says where the file does not.
+        summary: counts what is left out, and gets notes.
+        is_forced: shape (n,): the file says that NCCL did not choose the setting; None: it does not say so of any.
+
+    Returns:
+        MEASUREMENT, shape (m,), m <= n.
+
+    Raises:
+        UserError: NCCL cannot run the user's setting for these rows.
+    """
     is_forced = np.zeros(len(rows), bool) if is_forced is None else is_forced
     silent = (rows["algorithm"] == UNKNOWN_U1) & (rows["is_default"] == 0)
     if user_facts.setting is not None:
@@ -101,8 +123,10 @@ def with_setting(
 
 
 def without_impossible(rows: Block, summary: Summary) -> Block:
-    """The rows (measurements or observations) that name what NCCL can run, or nothing: others are mistakes, and as
-    likely as not the fastest. Of what zerotune measured itself it is known to have run.
+    """The rows (MEASUREMENT or OBSERVATION, shape (n,)) whose setting NCCL can run, or that name none.
+
+    Rows with an impossible setting are mistakes, and could well be the fastest ones. What zerotune measured itself is
+    kept: it is known to have run.
     """
     possible = runnable(rows)
     if "source" in (rows.dtype.names or ()):
@@ -118,13 +142,25 @@ def without_impossible(rows: Block, summary: Summary) -> Block:
 
 
 def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
-    """The rows whose ranks and nodes are known from the file, or the nodes from what was said."""
+    """The rows whose numbers of ranks and nodes are known, from the file or from the user; the others are counted.
+
+    Args:
+        rows: MEASUREMENT, shape (n,); nodes are filled in.
+        user_facts: what the user says where the file does not.
+        summary: counts what is left out, and gets notes.
+
+    Returns:
+        MEASUREMENT, shape (m,), m <= n.
+
+    Raises:
+        UserError: the rows cannot be on that number of nodes.
+    """
     kept: Block = rows[_place(rows, user_facts, summary)]
     return kept
 
 
 def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: int = 1) -> NDArray[np.bool_]:
-    """Fills in the nodes; which rows then know their ranks and nodes."""
+    """Fill in the nodes; shape (n,): which rows then have their ranks and nodes."""
     if user_facts.n_nodes is not None:
         told = rows["n_nodes"][(rows["n_nodes"] > 0) & (rows["n_nodes"] != user_facts.n_nodes)]
         if len(told):
@@ -144,7 +180,7 @@ def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: i
 
 
 def _fill_in(rows: Block, silent: NDArray[np.bool_], setting: Candidate, summary: Summary) -> None:
-    """`setting` where the file says nothing; whether NCCL knows it there is checked first."""
+    """Write `setting` into the rows of which the file says nothing, after a check that NCCL can run it there."""
     if setting.algorithm is None or setting.protocol is None:
         return
     for place in np.unique(rows[silent][["collective", "n_nodes"]]).tolist():
@@ -158,7 +194,7 @@ def _fill_in(rows: Block, silent: NDArray[np.bool_], setting: Candidate, summary
 
 
 def _check_legal(collective: Collective, n_nodes: int, setting: Candidate) -> None:
-    """Refuse what no release and no hardware offers; what only some do may have run."""
+    """Refuse a setting that no NCCL release offers on any hardware; one that only some offer may have run."""
     cells = runnable_cells(collective, n_nodes)
     if (setting.algorithm, setting.protocol) in cells:
         return

@@ -1,4 +1,4 @@
-"""Tables that are nearly one that can be read: what is wrong with them, in which line, and what to do about it."""
+"""Tables that can nearly be read: what is wrong with them, in which line, and what to do about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN: Final = 80
 
 
 def near_miss(begin: bytes) -> Refusal | None:
-    """Why a file with this beginning is not one of the tables; None if it is like neither."""
+    """Why a file with this beginning is not one of the two tables; None if it resembles neither."""
     if begin.startswith(_UTF_16):
         return Refusal("is text in UTF-16", "save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW`")
     for number, line in _first_lines(begin):
@@ -71,7 +71,7 @@ def _missing_column(cells: Iterable[str]) -> str | None:
 
 
 def _first_lines(begin: bytes) -> Iterator[tuple[int, str]]:
-    """Comments and the first line that is none."""
+    """(line number, text) of the comments at the beginning, and of the first other line."""
     for number, line in enumerate(begin.decode("utf-8", "replace").splitlines(), start=1):
         if line.strip():
             yield number, line

@@ -1,6 +1,6 @@
-"""Other tools' traces joined over their ranks: of one collective, what the last rank to arrive saw.
+"""Other tools' traces joined over their ranks: one record per collective, with the shortest of its ranks' durations.
 
-Their files come rank by rank and may be of any order, so the timed records of all of them are held in memory.
+Their files come rank by rank and in any order, so the timed records of all of them are held in memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _begins(records: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:
 
 
 def _place_in_run(begins: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """0, 1, 2 ... from each True on."""
+    """Counts 0, 1, 2 ... that begin again at each True."""
     places = np.arange(len(begins))
     runs: NDArray[np.intp] = places - np.maximum.accumulate(np.where(begins, places, 0))
     return runs

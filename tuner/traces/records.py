@@ -1,4 +1,4 @@
-"""What every importer produces: blocks of observations, and a summary of what a file told.
+"""What every importer produces: blocks of observations, and a summary of what a file holds.
 
 Blocks are numpy arrays of `zerotune.store.wire.OBSERVATION_FIELDS`, the same 64 bytes that the plugin records.
 Unknown values: n_ranks, n_nodes, n_channels and start_ns 0; rank and step all ones; duration_us negative;
@@ -73,10 +73,19 @@ _DIVIDING: Final = (Collective.reduce_scatter, Collective.scatter)
 
 
 def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | None, n_ranks: int | None) -> int | None:
-    """NCCL's total message bytes from the two sides of one rank's call; None where they do not tell.
+    """NCCL's total message bytes from the two sides of one rank's call.
 
-    Where ranks have shards, the total counts all of them: the larger side, or the known smaller side times
-    `n_ranks` (a gather's or scatter's larger side exists on its root only).
+    Where ranks have shards, the total counts all of them: the larger side, or the smaller side times the ranks (a
+    gather's or scatter's larger side exists on its root only).
+
+    Args:
+        collective: what was called.
+        in_bytes: bytes of the input; None: unknown.
+        out_bytes: bytes of the output; None: unknown.
+        n_ranks: ranks of the communicator; None: unknown.
+
+    Returns:
+        Bytes, at most MAX_BYTES; None where they do not follow.
     """
     if collective in (*_JOINING, *_DIVIDING):
         shard, whole = in_bytes, out_bytes
@@ -93,7 +102,7 @@ IMPOSSIBLE_SIZES: Final = "impossible sizes"
 
 
 def is_impossible(n_elements: Any) -> bool:
-    """Whether it is a number, but none that elements can have. The call's other side may be its lesser one."""
+    """Whether it is a number, but below 0 or above MAX_BYTES."""
     return isinstance(n_elements, int | float) and not 0 <= n_elements <= MAX_BYTES
 
 
@@ -139,7 +148,13 @@ class Summary:
             self.notes[-1] = "and more remarks"
 
     def skip(self, reason: str, n_entries: int = 1, *examples: str) -> None:
-        """Counts entries that cannot be used."""
+        """Count entries that cannot be used.
+
+        Args:
+            reason: why; beyond MAX_REMARKS reasons, they count as "other reasons".
+            n_entries: how many.
+            examples: the first such entries in words, of which MAX_EXAMPLES are kept per reason.
+        """
         if not n_entries:
             return
         if reason not in self.unusable and len(self.unusable) >= MAX_REMARKS:
@@ -271,7 +286,16 @@ class SequenceNumbers:
         return self.take(comm_id, collective, 1)
 
     def take(self, comm_id: int, collective: int, n_records: int) -> int:
-        """The first of the next `n_records` numbers."""
+        """Take several numbers at once.
+
+        Args:
+            comm_id: the communicator.
+            collective: the collective.
+            n_records: how many to take.
+
+        Returns:
+            The first of them; the others follow.
+        """
         first = self._next[comm_id, collective]
         self._next[comm_id, collective] = first + n_records
         return first

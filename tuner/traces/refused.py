@@ -1,6 +1,6 @@
 """Files of known kinds that hold nothing to import: each is refused with the reason.
 
-The user learns why, and what to do instead, which "no known format" would not tell.
+The message says why, and what to do instead; "no known format" would not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEEPSPEED: Final = (b"| comm op: ", b"Comm. Op ")
 
 
 def refusal(begin: bytes) -> Refusal | None:
-    """The reason not to import a file that begins so; None if it is none of these."""
+    """The reason not to import a file with this beginning; None if it is of no such kind."""
     if begin[257:262] == b"ustar" or begin.startswith(b"PK\x03\x04"):
         return _ARCHIVE
     if begin.lstrip().startswith(b"{") and b'"workload_graph"' in begin[:512]:

@@ -49,7 +49,7 @@ class Trace:
         self._n_others = 0
         self.summary = Summary(collective=collective)
         self.contents: dict[Path | None, hashlib.blake2b] = {}
-        """What `portions` found in each file, whatever the user said; under None where files make one trace."""
+        """Hash of what `portions` found in each file, whatever the user says; under None where files make one trace."""
 
     @property
     def format_name(self) -> str:
@@ -79,7 +79,8 @@ class Trace:
     def blocks(self) -> Iterator[Block]:
         """The records in the files' order, in arrays of at most 64 Ki rows.
 
-        Raises TraceError; of several files, only if none can be read (the others are counted and named).
+        Raises:
+            TraceError: no file can be read; of several, the damaged ones are counted and named.
         """
         self._begin()
         yield from self._of_files(self._blocks_of)
@@ -137,12 +138,12 @@ class Trace:
     def portions(self, user_facts: UserFacts = NO_USER_FACTS) -> Iterator[Portion]:
         """The trace's measurements by job and fabric, in blocks of at most 64 Ki rows.
 
-        Traces of jobs are joined over their ranks: one row per collective. Records without a duration, ranks or
-        nodes, and those of which nobody says what ran, are counted as unusable.
+        Traces of jobs are joined over their ranks: one row per collective. Records without a duration, ranks, nodes or
+        setting that the file or the user names are counted as unusable.
 
         Raises:
             TraceError: as `blocks`.
-            UserError: what was said cannot be true of these records.
+            UserError: what the user says cannot be true of these records.
         """
         self._begin()
         for portion in self._portions(user_facts):
@@ -171,7 +172,7 @@ class Trace:
             yield from self._measured(joined(blocks, self.summary), user_facts, None)
 
     def _without_copies(self) -> list[tuple[Path, Format]]:
-        """The files but for copies: no two ranks measure the same to the last digit, and say that they are one."""
+        """The files without copies. Equal files are copies: two ranks never measure exactly the same."""
         if self.format_name in _RANK_BY_NAME:
             return list(self._files)
         sizes = Counter(_n_bytes(path) for path, _ in self._files)
@@ -196,18 +197,37 @@ class Trace:
     def measurements(
         self, setting: Candidate | None = None, *, is_default: bool = False, n_nodes: int | None = None
     ) -> Iterator[Block]:
-        """The rows of `portions`: blocks of `zerotune.store.sqlite.measurements.MEASUREMENT`."""
+        """The rows of `portions`, without their jobs and fabrics.
+
+        Args:
+            setting: what ran, where the files do not say it; None: nothing is said.
+            is_default: whether NCCL chose by itself, where the files do not say it.
+            n_nodes: nodes, where the files do not say it.
+
+        Yields:
+            MEASUREMENT of zerotune.store.sqlite.measurements, shape (n,), n at most 64 Ki.
+
+        Raises:
+            TraceError: as `blocks`.
+            UserError: as `portions`.
+        """
         for portion in self.portions(UserFacts(setting, is_default, n_nodes)):
             yield portion.rows
 
 
 def read_trace(path: str | Path, format_name: str | None = None, *, collective: Collective | None = None) -> Trace:
-    """The trace at `path`: one file, or a directory with one file per rank (all of one format).
+    """The trace at `path`; its records are read later, and what is wrong inside the files is raised then.
 
-    `format_name` forces a format; `collective` is what was run, for files that do not say it.
+    Args:
+        path: a file, or a folder with one file per rank, all of one format.
+        format_name: read it as this format; None: found out from each file's beginning.
+        collective: what was run, for files that do not say it.
 
-    Raises TraceError when there is nothing, when the format is unknown, or when files of several formats
-    lie together; errors inside the files are raised when they are read.
+    Returns:
+        The trace.
+
+    Raises:
+        TraceError: nothing is there, the format is unknown, or files of several formats lie together.
     """
     path = Path(path)
     given = None if format_name is None else by_name(format_name)

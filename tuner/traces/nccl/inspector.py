@@ -1,7 +1,7 @@
 """NCCL Inspector (2.28 and newer): one JSON object per line and collective.
 
-`coll_msg_size_bytes` is per rank for all_gather and reduce_scatter; times are whole microseconds. NVIDIA's tells
-neither algorithm nor protocol nor data type; AMD's for RCCL tells `coll_algo`, `coll_proto` and `coll_n_channels`.
+`coll_msg_size_bytes` is per rank for all_gather and reduce_scatter; times are whole microseconds. NVIDIA's has neither
+algorithm nor protocol nor data type; AMD's for RCCL has `coll_algo`, `coll_proto` and `coll_n_channels`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Performance(msgspec.Struct, gc=False):
 
 class _Line(msgspec.Struct, gc=False):
     header: msgspec.Raw
-    """The same few headers come again and again; each is decoded once."""
+    """Not decoded here: a file has few distinct headers, and each of them is decoded once."""
     coll_perf: _Performance | None = None
 
 
@@ -146,7 +146,7 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
 
 
 def _headers(texts: list[bytes]) -> Block:
-    """Rows that hold what their headers say. Raises what the decoder raises."""
+    """Rows with the values of their headers; lets the decoder's errors pass."""
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
     rows = empty_block(len(places))
     for name, values in zip(_HEADER_COLUMNS, zip(*map(_header, places), strict=True), strict=False):
@@ -163,7 +163,7 @@ def _header(text: bytes) -> tuple[int, ...]:
 
 
 def _setting(algorithm: str, protocol: str, n_channels: int) -> tuple[int, int, int]:
-    """What AMD's lines say; unknown where they do not."""
+    """Algorithm, protocol and channels as in AMD's lines; unknown where a line lacks them."""
     try:
         return parse_algorithm(algorithm), parse_protocol(protocol), n_channels if 0 < n_channels <= 64 else 0
     except UserError:
@@ -177,7 +177,7 @@ def _looked_up(names: list[str], find: Callable[[str], int]) -> NDArray[np.uint8
 
 
 def _clipped(values: list[int], limit: int = _LIMIT) -> Numbers:
-    """Numbers of any magnitude, cut to 0 .. limit - 1 (exact up to 2**53)."""
+    """Numbers of any magnitude, clipped to 0 .. limit - 1 (exact up to 2**53)."""
     try:
         numbers = np.array(values, dtype=np.float64)
     except OverflowError:

@@ -143,7 +143,7 @@ def _communicators(chunk: bytes, log: _Log) -> None:
 
 
 def _learn_selections(path: Path, log: _Log) -> None:
-    """What was chosen for which bytes; selections stand in the log before or after the calls that they are of."""
+    """Learn what was chosen for which bytes, before any call is read: a selection may follow its call in the log."""
     for chunk in line_chunks(path):
         if b">" not in chunk or len(log.selections) >= MAX_SELECTIONS:
             continue
@@ -165,7 +165,7 @@ def _graph(found: re.Match[bytes], summary: Summary) -> None:
 
 
 def _records(lines: Lines, describe: Callable[..., int | str], log: _Log, summary: Summary) -> Block:
-    """Columns that do not change from line to line are looked up once per kind of line."""
+    """Records of the lines; columns that all lines of a kind share are looked up once per kind."""
     summary.skip("damaged line", lines.n_damaged)
     templates = empty_block(len(lines.kinds))
     factors = np.zeros(len(lines.kinds))
@@ -186,7 +186,7 @@ def _records(lines: Lines, describe: Callable[..., int | str], log: _Log, summar
 
 
 def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
-    """Fills in what all calls of one operation, type and communicator share; bytes per count, or why none is usable."""
+    """Fill in what all calls of one operation, type and communicator share; bytes per count, or why none is usable."""
     begin, end = CALL_HEAD.fullmatch(head), CALL_TAIL.fullmatch(tail)
     if begin is None or end is None:
         return "damaged line"
@@ -227,7 +227,7 @@ def _choice(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
 
 
 def _setting(end: re.Match[bytes]) -> tuple[int, int, int] | None:
-    """Algorithm, protocol and channels; unknown for kernels on symmetric memory, None for names that are none."""
+    """Algorithm, protocol and channels; unknown for kernels on symmetric memory, None where NCCL has no such names."""
     if end["kernel"]:
         return _NO_SETTING
     try:

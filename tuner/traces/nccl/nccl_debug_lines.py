@@ -1,8 +1,8 @@
-"""The lines of an NCCL_DEBUG log that tell calls (COLL) and selections (TUNING).
+"""The lines of an NCCL_DEBUG log with calls (COLL) and selections (TUNING).
 
-What differs from line to line is given as numbers; what many lines have in common, as a few texts to be looked
-into once. A piece in which all such lines have NCCL's usual shape is read as columns, any other line by line, with
-the same result.
+What differs from line to line is returned as numbers; what many lines have in common, as a few distinct texts, each of
+which is parsed once. A piece in which all such lines have NCCL's usual form is read as columns, any other line by
+line, with the same result.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ _Texts = tuple[Integers, list[bytes]] | None
 def _kinds(
     heads: _Texts, head_pattern: re.Pattern[bytes], tails: _Texts, tail_pattern: re.Pattern[bytes]
 ) -> tuple[list[tuple[bytes, bytes]], NDArray[np.intp]] | None:
-    """The pairs of texts that occur, and of each line which; None if a text is not what it should be."""
+    """The pairs of texts that occur, and which of them each line has; None if a text has another form."""
     if heads is None or tails is None:
         return None
     for (_, texts), pattern in ((heads, head_pattern), (tails, tail_pattern)):
@@ -117,7 +117,7 @@ def _kinds(
 
 
 def _each(text: bytes, n_lines: int, mark: bytes, pattern: re.Pattern[bytes]) -> Lines:
-    """The careful way: line by line."""
+    """Read line by line, where the columns did not have the usual form."""
     known: dict[tuple[bytes, bytes], int] = {}
     picks: list[int] = []
     amounts: list[int] = []

@@ -23,7 +23,7 @@ class TableReader:
         self._algorithms: list[Algorithm] = []
 
     def read(self, chunk: bytes) -> None:
-        """Takes the table lines out of a piece of a log; a table may go on in the next piece."""
+        """Read the table lines of a piece of a log; a table may go on in the next piece."""
         for label, cells in _LINE.findall(chunk):
             if label == b"Algorithm":
                 self._algorithms = []

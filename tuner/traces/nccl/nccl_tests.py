@@ -74,7 +74,7 @@ def matches(begin: bytes) -> bool:
 
 @dataclass
 class _Split:
-    """A row torn apart by NCCL's own lines, and what NCCL said to have chosen for it."""
+    """A row with NCCL's own lines between its parts, and what NCCL logged to have chosen for it."""
 
     message_bytes: int
     datatype: bytes
@@ -83,7 +83,7 @@ class _Split:
 
 @dataclass
 class _Run:
-    """What the lines before a table have told."""
+    """What the lines before a table say of it."""
 
     collective: Collective | None = None
     hosts: list[bytes] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Run:
 
     @property
     def is_forced(self) -> bool:
-        """NCCL says that the environment set something of it."""
+        """Whether NCCL says that the environment set part of the setting."""
         return self.algorithm is not None or self.protocol is not None
 
     def setting(self) -> Candidate:
@@ -135,7 +135,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _named_in(path: Path) -> Collective | None:
-    """The collective that a file's name speaks of, if one only."""
+    """The collective in a file's name, if it names exactly one."""
     found = {
         collective
         for word in ("all_reduce", "all_gather", "reduce_scatter", "allreduce", "allgather", "reducescatter")
@@ -146,7 +146,7 @@ def _named_in(path: Path) -> Collective | None:
 
 @dataclass
 class _Reader:
-    """Goes through a file's lines with what they have told so far."""
+    """Goes through a file's lines, and keeps what earlier ones say of later ones."""
 
     run: _Run
     summary: Summary
@@ -157,7 +157,7 @@ class _Reader:
     """Communicators of runs whose settings the environment set."""
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
-        """A piece of the file. Rows in a row, undisturbed by other lines, are read in one go."""
+        """The records of a piece of the file; consecutive rows are read as one table."""
         self.is_tagged = self.is_tagged or b"]<std" in chunk or b"0: #" in chunk
         if self.is_tagged:
             chunk = _TAG.sub(b"", chunk)
@@ -181,7 +181,7 @@ class _Reader:
             yield block
 
     def _comm_id(self) -> int:
-        """Of the run at hand."""
+        """Communicator id of the present run."""
         comm_id = communicator_id("nccl-tests", self.n_runs, self.run.n_ranks)
         if self.run.is_forced:
             self.forced.add(comm_id)
@@ -265,7 +265,7 @@ class _Reader:
 
 
 def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
-    """Whether a column that is not used has what careful reading asks for."""
+    """Whether every field of an unused column has the form that reading line by line would demand."""
     numbers = fields.decimals(column) if pattern == _NUMBER else fields.integers(column)
     texts = fields.texts(column, column) if numbers is None else None
     return numbers is not None or (texts is not None and all(re.fullmatch(pattern, text) for text in texts[1]))
@@ -293,7 +293,7 @@ def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
 
 
 def _interleaved(line: bytes, run: _Run) -> None:
-    """With NCCL_DEBUG on, NCCL's lines tear a row apart; its selections between the parts say what ran."""
+    """Take a line between the parts of a row: with NCCL_DEBUG on, NCCL logs there which setting runs."""
     begun = _ROW_BEGUN.match(line)
     if begun is not None:
         run.split = _Split(int(begun[1][:18]), begun[2])
@@ -303,7 +303,7 @@ def _interleaved(line: bytes, run: _Run) -> None:
 
 
 def _body(line: bytes, split: _Split) -> tuple[bytes | None, bytes | None] | None:
-    """Time and wrong results of the torn row's next part; what follows in the same line is NCCL's."""
+    """Time and wrong results of an interrupted row's next part; what follows in the same line is NCCL's."""
     found = _BODY.match(line)
     if found is None:
         return None

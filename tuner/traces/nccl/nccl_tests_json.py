@@ -59,7 +59,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _chosen_by(env: Any) -> int:
-    """The flag for NCCL's own choice, or for somebody's (a list such as `^NVLS` is one, too); 0: not told."""
+    """FLAG_DEFAULT, or FLAG_FORCED where the environment limits the choice (`^NVLS` does, too); 0: not known."""
     if not isinstance(env, list):
         return 0
     asked = any(isinstance(entry, str) and entry.startswith(("NCCL_ALGO=", "NCCL_PROTO=")) for entry in env)

@@ -1,10 +1,10 @@
 """NVIDIA's tuner CSV, as measured input: one setting with its cost per row.
 
 Columns: collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,
-bandwidth_gbps,latency_us; `size_bytes` is the total. Algorithm `default` is NCCL's own choice, whatever the row tells
-of its protocol and channels, and so is a row that names neither algorithm nor protocol. `latency_us`, where given, is
-the measured time; `cost_metric` is whatever its author minimised, `bandwidth_gbps` does not say of which bytes:
-neither is taken for a time.
+bandwidth_gbps,latency_us; `size_bytes` is the total. Algorithm `default` is NCCL's own choice, whatever the row says
+of protocol and channels, and so is a row that names neither algorithm nor protocol. `latency_us`, where given, is
+the measured time. `cost_metric` (anything that its author minimised) and `bandwidth_gbps` (of bytes per rank or in
+total) are not read as times.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _header(chunk: bytes, first_line: int, path: Path) -> tuple[dict[str, int] | None, int]:
-    """The columns, and where the rows begin; a header may be a comment, then nothing else is one."""
+    """The columns, and the byte where the rows begin; the header may be a comment."""
     columns, n_bytes = None, 0
     for number, line in enumerate(chunk.splitlines(keepends=True)):
         words = line.decode("utf-8", "replace")
@@ -140,7 +140,7 @@ def _even_rows(text: bytes, first_line: int, columns: dict[str, int]) -> _Rows |
 
 
 def _column(fields: Fields, column: Integers) -> Floats | None:
-    """Numbers as they mostly are, or each distinct one by float()."""
+    """A column of numbers; those in unusual forms are read by float(), each distinct one once."""
     numbers = fields.decimals(column)
     texts = fields.texts(column, column) if numbers is None else None
     return np.array(list(map(_number, texts[1])))[texts[0]] if texts is not None else numbers
@@ -179,7 +179,7 @@ def _columns(header: str, path: Path, line: int) -> dict[str, int]:
 
 
 def _numbers_of(names: Names, find: Callable[[str], int]) -> NDArray[np.int64]:
-    """The number of each name, looked up once per distinct one; -1 for nothing said, 255 for a name that is none."""
+    """The number of each name, looked up once per distinct one; -1 for an empty name, 255 for an unknown one."""
     picks, texts = names
     known = []
     for text in texts:
@@ -274,13 +274,13 @@ def _is_time(us: Floats) -> NDArray[np.bool_]:
 
 
 def _is_count(values: Floats, most: int) -> NDArray[np.bool_]:
-    """Which are whole and possible, or say nothing (-1 does, too)."""
+    """Which are whole numbers from 0 to `most`, or empty (-1 stands for that, too)."""
     possible: NDArray[np.bool_] = (values >= -1) & (values <= most) & (values == np.floor(values))
     return possible | np.isnan(values)
 
 
 def _number(text: str | bytes) -> float:
-    """NaN where nothing is said, infinity for what is no number."""
+    """The number in a cell; NaN for an empty cell, infinity for other text."""
     word = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     if word.strip().lower() in _NOTHING:
         return math.nan

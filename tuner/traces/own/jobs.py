@@ -1,7 +1,7 @@
 """The job, start and rank that each of our own trace files belongs to.
 
-A folder of `launch --log-trace` gathers the files of every job that was told to write there. Restarted ranks begin
-new files in it and count their collectives anew, so that each start of a job stands for itself.
+A folder of `launch --log-trace` may hold files of several jobs. Restarted ranks begin new files and count their
+collectives from 0, so the files of different starts of a job cannot be joined.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_header(path: Path) -> TraceHeader:
 
 
 def job_ids(paths: Iterable[Path]) -> list[str]:
-    """Of which jobs the files are, in their order; files whose headers cannot be read tell nothing."""
+    """Ids of the jobs that wrote the files, in their order; files with unreadable headers are left out."""
     found: dict[str, None] = {}
     for path in paths:
         with contextlib.suppress(TraceError):
@@ -56,7 +56,8 @@ def job_ids(paths: Iterable[Path]) -> list[str]:
 def starts_of_jobs(files: Iterable[RankFile], copied: Callable[[Path, Path], None]) -> dict[str, list[list[RankFile]]]:
     """By job id, the files of each of its starts in the order of time, by rank.
 
-    `copied` is told of each file that is of the rank and the time of an earlier one, which is used, and of that.
+    `copied` is called with each file that has the rank and the time of an earlier one, and with that earlier one,
+    which is used.
     """
     known: defaultdict[str, defaultdict[int, dict[float, RankFile]]] = defaultdict(lambda: defaultdict(dict))
     for file in files:
@@ -76,12 +77,18 @@ def _starts(by_rank: dict[int, dict[float, RankFile]]) -> list[list[RankFile]]:
 
 
 def one_start(paths: Sequence[Path], job_id: str | None = None, likely: str = "") -> OneStart:
-    """The files of one job among `paths`, of its longest start: of `job_id`, or of the only job there is.
+    """The files of one job among `paths`, of the start that wrote the most.
 
-    Of several jobs, `likely` is taken where nobody names one and it is among them.
+    Args:
+        paths: our trace files, of any jobs.
+        job_id: which job; None: the only one there, or `likely`.
+        likely: job to take among several when `job_id` is None.
+
+    Returns:
+        One file per rank of that start, with what was left out and why.
 
     Raises:
-        TraceError: no header can be read, or several jobs are there and nobody says which.
+        TraceError: no header can be read, or several jobs are there and none is named.
         UserError: no file is of `job_id`.
     """
     files: list[RankFile] = []

@@ -19,7 +19,7 @@ from zerotune.tuner.traces.own.jobs import RankFile, copy_note, read_header, sta
 from zerotune.tuner.traces.records import Block, Summary
 
 _WAITING_RECORDS: Final = 100_000
-"""Read ahead, of all ranks together: well below what makes the joiner give up."""
+"""Records read ahead, of all ranks together: well below the number at which the joiner gives up."""
 
 ReadBlocks = Callable[[Path], Iterator[Block]]
 """The records of one file; raises TraceError."""
@@ -27,6 +27,15 @@ ReadBlocks = Callable[[Path], Iterator[Block]]
 
 def portions(paths: Sequence[Path], read: ReadBlocks, user_facts: UserFacts, summary: Summary) -> Iterator[Portion]:
     """Measurements of each job whose files are among `paths`, one row per collective.
+
+    Args:
+        paths: files of ranks, of any jobs.
+        read: reads the records of one file.
+        user_facts: what the user says where the files do not.
+        summary: counts what is left out, and gets notes.
+
+    Yields:
+        Measurements of one job, a few thousand rows at a time.
 
     Raises:
         TraceError: no file can be read; of several, the damaged ones are counted and named.
@@ -78,7 +87,7 @@ class _Stream:
     def __init__(self, header: TraceHeader, blocks: Iterator[Block]) -> None:
         self.header = header
         self.progress = (0, 0)
-        """Nanoseconds since its first record, records read: what is furthest behind is read next."""
+        """Nanoseconds since its first record, and records read; the stream with the lowest is read next."""
         self._blocks = blocks
         self._rest: Block | None = None
         self._first_ns: int | None = None
@@ -157,7 +166,7 @@ def _complete(joiner: Joiner, n_reporters: int, summary: Summary, *, give_up: bo
 
 
 def _count_untimed(piece: Block, summary: Summary) -> None:
-    """The records that the joiner has no use for."""
+    """Count the records without a time, which the joiner drops."""
     timed = ((piece["flags"] & FLAG_TIMED) != 0) & (piece["duration_us"] >= 0)
     enqueued = timed & (piece["timing_source"] == TimingSource.cpu_collective)
     summary.skip("no duration", int((~timed).sum()))

@@ -53,7 +53,7 @@ _SAME_FIELDS: Final = (
 )  # fmt: skip
 _MAX_NAME: Final = 200
 _NOBODY: Final = ("algorithm", "is_default")
-"""Without both columns only the user can say what ran."""
+"""Where both columns are missing, only the user can say what ran."""
 
 Columns = Mapping[str, Sequence[str]]
 
@@ -65,7 +65,7 @@ def matches(begin: bytes) -> bool:
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
-    """One record per row that succeeded: the others are no calls that a job would repeat."""
+    """One record per row that succeeded; settings that failed are no calls of a job."""
     for piece in _pieces(path, summary):
         rows, _ = _rows(piece, summary)
         ok = rows["outcome"] == Outcome.ok
@@ -82,7 +82,20 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
-    """The rows as they were exported, by job and fabric; `found` is told what the file has, whatever was said."""
+    """The rows as they were exported, by job and fabric.
+
+    Args:
+        path: the CSV file.
+        user_facts: what the user says where the file does not.
+        summary: counts what is left out, and gets notes.
+        found: is called with bytes that identify what the file holds, whatever the user says.
+
+    Yields:
+        Measurements of one job on one fabric.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
     for piece in _pieces(path, summary):
         rows, kept = _rows(piece, summary)
         is_timed = (rows["duration_us"] > 0) | (rows["outcome"] != Outcome.ok)

@@ -39,7 +39,7 @@ _decoder: Final[msgspec.msgpack.Decoder[TraceMember]] = msgspec.msgpack.Decoder(
 
 @dataclass(frozen=True)
 class OwnTrace:
-    """One rank's trace. `records` [n] of OBSERVATION_FIELDS, `steps` [m] of STEP_FIELDS."""
+    """One rank's trace: `records` of OBSERVATION_FIELDS, shape (n,), and `steps` of STEP_FIELDS, shape (m,)."""
 
     header: TraceHeader
     records: np.ndarray[Any, Any]
@@ -118,7 +118,7 @@ def iter_members(path: Path) -> Generator[TraceMember, None, None]:
 
 
 def record_array(block: RecordBlock, path: Path) -> np.ndarray[Any, Any]:
-    """Observations [n] of OBSERVATION_FIELDS; columns that the file lacks are 0.
+    """Observations of OBSERVATION_FIELDS, shape (n,); columns that the file lacks are 0.
 
     Raises:
         TraceError: a column's length is not that of n_records values.

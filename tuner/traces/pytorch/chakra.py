@@ -30,7 +30,7 @@ from zerotune.tuner.traces.records import (
 )
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""A hostile one may take 15 times as much to decode."""
+"""Limit of one message's length: to decode a hostile one may take 15 times as much memory."""
 
 _COLLECTIVE_NODE: Final = 7
 _COLLECTIVES: Final = {

@@ -40,7 +40,7 @@ _POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv
 
 
 def matches(begin: bytes) -> bool:
-    """A JSON object that speaks of entries with profiling names or of process groups."""
+    """A JSON object with entries that have profiling names, or with process groups."""
     if not begin.lstrip().startswith(b"{"):
         return False
     return b'"profiling_name"' in begin or (b'"pg_config"' in begin and b'"version"' in begin)
@@ -78,7 +78,17 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def observations(
     entries: Iterator[Any], groups: Mapping[str, Any], path: Path, summary: Summary
 ) -> Iterator[Observation]:
-    """Observations from a dump's entries, however the dump was stored."""
+    """Observations from a dump's entries, whether it was JSON or a pickle.
+
+    Args:
+        entries: the dump's `entries`, as read.
+        groups: the dump's `pg_config`: process groups by their key.
+        path: the dump, whose name may state the rank.
+        summary: counts what is left out, and gets notes.
+
+    Yields:
+        One per usable entry.
+    """
     rank = rank_of(path)
     if rank is None:
         summary.note(f"{path.name} does not name its rank")
@@ -155,7 +165,7 @@ def _group(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Text or a number as text; containers are not spelled out (they may be built to be endless)."""
+    """Text, or an integer as text; empty for all else, since the text of a hostile container could be endless."""
     return str(value)[:200] if isinstance(value, str) or type(value) is int else ""
 
 
@@ -173,7 +183,7 @@ def _ranks(group: Any) -> tuple[int, ...] | None:
 
 
 def _is_damaged(sizes: Any) -> bool:
-    """Whether a side has a size that no tensor has."""
+    """Whether the inputs or the outputs have a size that no tensor has."""
     if not isinstance(sizes, Sequence) or isinstance(sizes, str):
         return False
     return any(

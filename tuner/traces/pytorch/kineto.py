@@ -51,7 +51,7 @@ _communicator_of: Final = lru_cache(maxsize=1024)(communicator_id)
 
 
 class _Event(msgspec.Struct, gc=False):
-    """A trace event whose arguments are not looked into before it is known to matter."""
+    """A trace event; its arguments are decoded only if it is one that matters."""
 
     name: Any = None
     cat: Any = None
@@ -208,7 +208,7 @@ def _calls_alone(events: _Events, summary: Summary) -> list[_Kernel]:
 
 
 def _launches(events: _Events) -> dict[int, tuple[float, int]]:
-    """Correlation -> (time, thread) of the launches of collective kernels that do not tell by themselves."""
+    """Correlation id -> (time, thread) of the launches of those collective kernels that do not say what was sent."""
     wanted = {kernel.correlation for kernel in events.kernels if kernel.told is None}
     return {
         correlation: (launch_us, thread)

@@ -1,6 +1,6 @@
 """Reads pickles that hold nothing but plain data, without unpickling.
 
-The pickle module is a machine whose instructions can import and call anything; it is not used here.
+The pickle module executes instructions that can import and call anything; it is not used here.
 `load_plain` steps through the instructions (`pickletools.genops` only lists them) and carries out those
 that build None, booleans, numbers, text, bytes, lists, tuples and dicts. Every other instruction, above
 all those that name a global, call, build an object or refer to an extension, is a TraceError. So no
@@ -115,7 +115,7 @@ def _pairs(values: list[Any]) -> dict[Any, Any]:
 
 
 def _key(key: Any) -> Any:
-    """Scalars only: hashing tuples that share their parts can take exponential time."""
+    """A key of a dict, scalars only: to hash tuples that share their parts can take exponential time."""
     if isinstance(key, tuple):
         raise _refusal("has a tuple for a key, which no trace needs")
     return key
