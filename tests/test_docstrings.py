@@ -21,7 +21,6 @@ import torch.distributed
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("agent", "store", "zero_runtime", "tuner", "benchmarks")
 PENDING = (
-    "tuner/fingerprint",
     "tuner/learning",
     "tuner/offline",
 )

@@ -1,7 +1,7 @@
-"""What a step's calls leave open, whatever training they came from: without gaps, equal sequences mean the same.
+"""What a step's calls leave open: without gaps, equal sequences must get equal answers, whatever training made them.
 
-`labels.visible` says what a kind of training shows in general; here are the sequences that other kinds enqueue too,
-so that neither is claimed. docs/design/stage-fingerprint.md lists them.
+`labels.visible` says what a kind of training shows in general; here are the sequences that several kinds enqueue, so
+that none of them is claimed. docs/design/stage-fingerprint.md lists them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PERHAPS_TENSOR_PARALLEL: Final = Shown(tensor_parallel=None)
 PADDING: Final = 0.02
 """Relative difference that padding makes between volumes that are the same."""
 SUMS_PER_BUCKET: Final = 2
-"""At least: a unit sums activations once in forward and once in backward before its gradients can leave."""
+"""Least sums of activations per bucket: a unit sums once in forward and once in backward before gradients leave."""
 
 
 def unambiguous(shown: Shown, codes: Ints) -> Shown:
-    """What remains of `shown` once it is asked who else enqueues these calls of one step."""
+    """What remains of `shown`, given what other kinds of training enqueue the calls `codes` of one step."""
     calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # a flag is a flag
     calls = calls[(calls > 0) | (np.roll(calls, 1) > 0)]
     calls = calls[: _period(calls)]  # what repeats within a step is all that is seen of it
@@ -43,10 +43,11 @@ def unambiguous(shown: Shown, codes: Ints) -> Shown:
 
 
 def _all_reduces(shown: Shown, large: Ints) -> Shown:
-    """Equal buckets, or activations: the same, if those that are alike stand in one row.
+    """Only all-reduces: equal buckets and activations cannot be told apart if all equal calls stand in one row.
 
-    Of any number: units sum as often in backward as in forward, and a third time where forward is recomputed, but
-    embeddings in forward only, and the first unit not in backward where its inputs need no gradient.
+    Any number of them may be activations: units sum as often in backward as in forward, and a third time where forward
+    is recomputed, but embeddings sum in forward only, and the first unit not in backward where its inputs need no
+    gradient.
     """
     round_ = large[: _period(large)]
     if len(round_) == 1:
@@ -86,7 +87,7 @@ def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
 
 
 def _period(codes: Ints) -> int:
-    """Of the cycle that `codes` are whole rounds of."""
+    """Length of the shortest cycle of which `codes` are whole rounds."""
     n = len(codes)
     return next((p for p in range(1, n) if n % p == 0 and np.array_equal(codes[p:], codes[: n - p])), n)
 

@@ -32,15 +32,15 @@ UNCUT_CALLS: Final = 256
 MAX_UNTIMED: Final = 4096
 """After this many decisions in a row without a time, times are no longer waited for."""
 STEPS_TO_EXPECT: Final = 3
-"""What repeats has done so while the job counted so many steps: it is a step, no micro-step nor a block."""
+"""What has repeated for this many of the job's own steps is a step, not a micro-step or a block."""
 NOTHING: Final = np.zeros(0, np.int64)
 
 
 class StageFingerprint:
-    """One job's stage; nothing is told but the sequence of (collective, message_bytes, start).
+    """One job's stage, from nothing but the sequence of (collective, message_bytes, start).
 
-    Steps are found by their repetition, so it does not matter when the daemon began to listen. A step that is
-    the same as the last costs one comparison; only a new one is scored.
+    Steps are found by their repetition, so it does not matter when the daemon began to listen. A step that equals
+    the last one costs one comparison; only a new one is scored.
     """
 
     def __init__(self, encoder: Encoder | None = None) -> None:
@@ -107,13 +107,16 @@ class StageFingerprint:
         )
 
     def add(self, collectives: Ints, message_bytes: Ints, start_us: Floats, step: int = 0) -> bool:
-        """Take in collectives in order; True when what is shown has changed.
+        """Take in collectives in order.
 
         Args:
             collectives: their kinds, [n].
             message_bytes: their sizes, [n].
             start_us: when they began, [n]; 0 = unknown.
-            step: the job's own count of steps at the last of them; it never rises where nobody counts.
+            step: number of the job's step that the last of them is in; it does not rise where nobody counts.
+
+        Returns:
+            True when what is shown has changed.
         """
         seen = IS_SEEN[collectives & 15]
         if not seen.all():

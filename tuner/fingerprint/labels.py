@@ -23,7 +23,7 @@ N_OUTPUTS: Final = len(STAGES) + len(ACCUMULATIONS) + 2
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What is recognised. None, for accumulation or tensor parallelism: it would be the same with and without."""
+    """What is recognised. None, for accumulation or tensor parallelism: the calls are the same with and without."""
 
     stage: Stage = Stage.unknown
     accumulation: bool | None = None

@@ -9,7 +9,7 @@ from zerotune.store.records import Collective, DecisionKey, MissingEvidence, siz
 from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY_BYTES
 
 RARE: Final = 0.1
-"""What comes less often than this share of the commonest call is not of every step: broadcasts before the first one."""
+"""Calls rarer than this share of the commonest one are not part of a step: broadcasts before the first, for example."""
 _REDUCTIONS: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
 
 
@@ -35,7 +35,7 @@ def missing_evidence(counts: Mapping[tuple[int, int], int], *, repeats: bool = T
 
 
 def missing_of_keys(n_calls: Mapping[DecisionKey, int]) -> MissingEvidence:
-    """The same of a job's measured calls, by key: a size class counts as one size."""
+    """Why a job's measured calls, counted by key, show no stage: a size class is taken as one size."""
     counts: dict[tuple[int, int], int] = {}
     for key, n in n_calls.items():
         call = int(key.collective), size_class_range(key.size_class)[1]

@@ -34,7 +34,7 @@ def classify(step: Step) -> Shown:
     if not sends.any():
         return UNKNOWN
     first, last = (int(at) for at in sends.nonzero()[0][[0, -1]])
-    amid = float(n_bytes[first:last][roles[first:last] == GATHER].sum()) / gathered
-    if amid < 0.1:
+    between = float(n_bytes[first:last][roles[first:last] == GATHER].sum()) / gathered
+    if between < 0.1:
         return Shown(Stage.zero1_or_2)
-    return Shown(Stage.zero3) if scatters_much and amid > 0.25 else UNKNOWN
+    return Shown(Stage.zero3) if scatters_much and between > 0.25 else UNKNOWN

@@ -99,7 +99,17 @@ def _recorded(run: dict[str, Any]) -> Sequence:
 
 
 def generated(n_each: int, seed: int, n_steps: int = 4, family: str | None = None) -> Iterator[Sequence]:
-    """`n_each` runs of every framework the generator knows, and as many of each other workload."""
+    """Generated runs of every framework that the generator knows, and of each other workload.
+
+    Args:
+        n_each: runs per framework and workload; those with too many blocks per step are left out.
+        seed: of the random generator.
+        n_steps: steps per run.
+        family: of the models, a key of `model_shapes.FAMILIES`; None: drawn for each run.
+
+    Yields:
+        One sequence per run.
+    """
     rng = np.random.default_rng(seed)
     for framework in generator.FRAMEWORKS:
         for _ in range(n_each):
@@ -123,7 +133,16 @@ def generated(n_each: int, seed: int, n_steps: int = 4, family: str | None = Non
 
 
 def hypothetical(n: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
-    """`n` runs of frameworks that do not exist, one of six no training at all."""
+    """Runs of frameworks that do not exist; one of six is no training at all.
+
+    Args:
+        n: number of runs.
+        seed: of the random generator.
+        n_steps: steps per run.
+
+    Yields:
+        One sequence per run.
+    """
     rng = np.random.default_rng(seed)
     n_found = 0
     while n_found < n:
@@ -142,7 +161,17 @@ def hypothetical(n: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
 
 
 def disturbed(codes: Ints, gaps_us: Floats, rng: np.random.Generator, rate: float) -> tuple[Ints, Floats]:
-    """Calls lost, neighbours of other kinds exchanged (other communicators), and noise on the gaps."""
+    """Disturb calls as records are: some lost, neighbours exchanged, noise on the gaps.
+
+    Args:
+        codes: calls, shape [n].
+        gaps_us: time before each, shape [n].
+        rng: draws the disturbances.
+        rate: share of the calls concerned, 0 to 1: half of them lost, half exchanged with a neighbour of another kind.
+
+    Returns:
+        Codes and gaps that remain.
+    """
     keep = rng.random(len(codes)) >= rate / 2
     if not keep.any():
         return codes, gaps_us
@@ -154,7 +183,17 @@ def disturbed(codes: Ints, gaps_us: Floats, rng: np.random.Generator, rate: floa
 
 
 def one_step(sequence: Sequence, rng: np.random.Generator, *, has_gaps: bool, rate: float) -> tuple[Ints, Floats]:
-    """One settled step, cut at a random place, as the step cutter would hand it over: its primitive period."""
+    """One settled step, cut at a random place and reduced to its period, as the step cutter would hand it over.
+
+    Args:
+        sequence: that has the step.
+        rng: draws the step, the cut and the disturbances.
+        has_gaps: False: all gaps are 0, as where times are unknown.
+        rate: see `disturbed`; 0: nothing is disturbed.
+
+    Returns:
+        Codes and gaps (us) of the calls, each [n].
+    """
     number = int(rng.integers(min(SETTLED_STEP, len(sequence.step_starts) - 2), len(sequence.step_starts) - 1))
     where = sequence.step(number)
     length = where.stop - where.start

@@ -1,7 +1,7 @@
 """When DeepSpeed's ZeRO-3 gathers which tensors, by its settings: what the generator plays.
 
-Tensors are gathered when they are needed, and some more ahead of their use in one call; they are freed behind it unless
-they are soon needed again. `tests/stage/test_stage_deepspeed.py` holds this against recordings.
+A tensor is gathered when it is needed, and others ahead of their use in one call; it is freed after its use unless it
+is soon needed again. `tests/stage/test_stage_deepspeed.py` compares this with recordings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Gathering:
     persistence: int
     """param_persistence_threshold: smaller tensors stay whole everywhere, and are gathered after a step only."""
     prefetch: int
-    """prefetch_bucket_size: at least so many are gathered ahead in one call; 0 = none."""
+    """prefetch_bucket_size: at least this many are gathered ahead in one call; 0 = none."""
     max_live: int
     """max_live_parameters: nothing is gathered ahead beyond them."""
     max_reuse: int
@@ -27,9 +27,15 @@ class Gathering:
 
 
 def gathers(tensors: Sequence[int], uses: Sequence[int], how: Gathering) -> list[list[int]]:
-    """Elements of the calls before every use; `uses` are numbers of `tensors`, in the order of a whole pass.
+    """Which gathers DeepSpeed's ZeRO-3 enqueues in one pass.
 
-    The first list is of what the model itself asks for, before any of its parts runs.
+    Args:
+        tensors: elements of each tensor.
+        uses: indices of `tensors` in the order in which forward and backward use them.
+        how: its settings.
+
+    Returns:
+        Elements of each call, as one list before any use and one per use.
     """
     large = [n if n >= how.persistence else 0 for n in tensors]
     passed = [0, *accumulate(tensors[one] for one in uses)]
@@ -37,7 +43,7 @@ def gathers(tensors: Sequence[int], uses: Sequence[int], how: Gathering) -> list
     queue = deque(enumerate(uses))
     live: set[int] = set()
     seen_until = [-1] * len(tensors)
-    """The last use that gathering ahead has come by."""
+    """By tensor: its last use up to which tensors were gathered ahead; -1 = none."""
     n_live = 0
 
     def ahead() -> list[int]:

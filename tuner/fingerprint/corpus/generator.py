@@ -22,7 +22,7 @@ from zerotune.tuner.fingerprint.steps.anatomy import Ints
 MiB = 1 << 20
 MAX_BUCKETS = 64
 MAX_PERSISTENT = 0.05
-"""Share of a model that stays whole, at most: who shards it has set DeepSpeed's threshold accordingly."""
+"""Most of a model, as a share, that stays whole: users of ZeRO-3 choose DeepSpeed's threshold accordingly."""
 Rng = np.random.Generator
 
 
@@ -71,7 +71,16 @@ FRAMEWORKS = (*REPLICATED, *SHARDED, "none")
 
 
 def setup(framework: str, rng: Rng, family: str | None = None) -> Setup:
-    """A run of `framework` (one of FRAMEWORKS) with random settings, on a random model of `family`."""
+    """Draw a training run.
+
+    Args:
+        framework: one of FRAMEWORKS.
+        rng: draws the settings.
+        family: of the model, a key of `model_shapes.FAMILIES`; None: drawn, too.
+
+    Returns:
+        The run.
+    """
     model = model_shapes.draw(family or str(rng.choice(list(model_shapes.FAMILIES))), rng)
     stage = {**REPLICATED, **SHARDED}.get(framework, Stage.unknown)
     tensor_parallel = framework == "none" or (not framework.startswith("deepspeed") and rng.random() < 0.3)
@@ -169,7 +178,7 @@ def _gathering(run: Setup, rng: Rng) -> Gathering:
 
 
 def _as_gathered(run: Setup) -> TrainingKind:
-    """Settings for ZeRO-3 under which next to nothing is gathered twice keep parameters, as ZeRO-2 moves them."""
+    """Training as it shows: where hardly anything is gathered twice, ZeRO-3 moves what ZeRO-2 moves."""
     assert run.gathering
     tensors, (uses, _) = _tensors(run), _uses(run)
     gathered = sum(map(sum, gathers(tensors, uses, run.gathering)))
@@ -178,7 +187,16 @@ def _as_gathered(run: Setup) -> TrainingKind:
 
 
 def play(run: Setup, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
-    """((collective, message_bytes, start in us), index of each step's first call) of `n_steps` steps."""
+    """Generate the calls of a run.
+
+    Args:
+        run: from `setup`.
+        n_steps: steps to generate.
+        rng: draws the jitter of computation.
+
+    Returns:
+        (collective, message_bytes, start in us) of all calls, and the index of each step's first call.
+    """
     timeline = Timeline(run.speed, rng)
     starts = []
     for _ in range(n_steps):

@@ -1,9 +1,9 @@
 """Sequences of frameworks that do not exist: what theory allows a data-parallel framework to do, drawn at random.
 
 No rule here is some framework's. A run fixes what its kind of training must move, and draws everything else: how
-pieces are packed into calls, by which collective they travel, in which order, how far ahead, what is kept, what
-small is asked besides, once per step. An encoder that learned this grammar must use what is moved and when, and not
-one framework's order. Models are drawn as well, from no family of `models.py`.
+pieces are packed into calls, by which collective they travel, in which order, how far ahead, what is kept, which
+small all-reduces come once per step. An encoder that learned this grammar must use what is moved and when, and not
+one framework's order. Models are drawn as well, from no family of `model_shapes.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class DrawnRun:
     recomputes: bool
     scatters_activations: bool
     sends_late: bool
-    """Whole gradients wait for the end of backward, which nobody does who frees parameters."""
+    """Gradients wait whole for the end of backward; no framework that frees parameters does that."""
     speed: Speed
 
     @property
@@ -143,7 +143,16 @@ def draw(rng: Rng) -> DrawnRun:
 
 
 def play(run: DrawnRun, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
-    """((collective, message_bytes, start in us), index of each step's first call) of `n_steps` steps."""
+    """Generate the calls of a run.
+
+    Args:
+        run: from `draw`.
+        n_steps: steps to generate.
+        rng: draws the jitter of computation.
+
+    Returns:
+        (collective, message_bytes, start in us) of all calls, and the index of each step's first call.
+    """
     timeline, starts = Timeline(run.speed, rng), []
     for _ in range(n_steps):
         starts.append(len(timeline.collectives))

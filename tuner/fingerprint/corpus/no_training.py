@@ -20,7 +20,16 @@ Calls = list[tuple[Collective, int]]
 
 
 def play(kind: str, n_steps: int, rng: np.random.Generator) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
-    """((collective, message_bytes, start in us), index of each round's first call)."""
+    """Generate the calls of a workload that is no training.
+
+    Args:
+        kind: one of KINDS.
+        n_steps: rounds to generate.
+        rng: draws sizes, order and speed.
+
+    Returns:
+        (collective, message_bytes, start in us) of all calls, and the index of each round's first call.
+    """
     calls = _round(kind, rng)
     timeline, starts = Timeline(Speed.draw(rng), rng), []
     for _ in range(n_steps):

@@ -15,7 +15,16 @@ _KINDS: Final = (AG, RS, AR, BROADCAST, REDUCE)
 
 
 def other(kind: str, rng: np.random.Generator, n_steps: int) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
-    """Calls and the rounds' beginnings of one workload of OTHERS, repeated `n_steps` times."""
+    """Generate the calls of a workload that is no data-parallel training.
+
+    Args:
+        kind: one of OTHERS.
+        rng: draws sizes and speed.
+        n_steps: rounds to generate.
+
+    Returns:
+        (collective, message_bytes, start in us) of all calls, and the index of each round's first call.
+    """
     calls = _round(kind, rng)
     timeline, starts = Timeline(Speed.draw(rng), rng), []
     for _ in range(n_steps):

@@ -20,7 +20,7 @@ MAX_CALLS_PER_PASS: Final = 96
 
 
 def draw_pieces(rng: Rng) -> Pieces:
-    """A model: units alike, of a few kinds in turn, growing or all different, between two that are different."""
+    """A model: units that are equal, alternate, grow or all differ, between a first and a last one of other size."""
     n_units = int(np.exp(rng.uniform(0.0, np.log(40))))
     n_kinds = int(rng.choice([1, 1, 1, 2, 3, n_units]))
     kinds = [_unit(rng) for _ in range(max(1, n_kinds))]
@@ -75,7 +75,20 @@ def packed(
     starts: bool = False,
     even: bool = True,
 ) -> tuple[GeneratedCall, ...]:
-    """All pieces in calls, in order: (position of the unit that a call ends with, or starts with; its bytes)."""
+    """Pack the tensors of a model into calls, in order.
+
+    Args:
+        pieces: elements of every tensor, by unit.
+        n_bytes: of one element.
+        align: calls are padded to a multiple of it, in bytes.
+        rng: draws how, and a little disorder.
+        how: the way of packing; None: drawn.
+        starts: a call counts with the unit that its first element is of; else with that of its last element.
+        even: whether buckets may be of equal size.
+
+    Returns:
+        (position of the unit, bytes) of each call.
+    """
     units = np.array([sum(unit) for unit in pieces], np.int64)
     ends = np.cumsum([n for unit in pieces for n in unit], dtype=np.int64)
     total = int(units.sum())
@@ -129,5 +142,5 @@ def _bounds(how: str, ends: Ints, units: Ints, cap: int, rng: Rng) -> npt.NDArra
 
 
 def rounded(n_bytes: float, align: int) -> int:
-    """Padded up to a multiple of `align`, and not nothing."""
+    """Padded up to a multiple of `align`; 1 at least."""
     return max(1, -(-int(n_bytes) // align) * align)

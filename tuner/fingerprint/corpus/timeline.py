@@ -48,7 +48,13 @@ class Timeline:
         self._now_us += max(0.0, noise) * n_elements * self._speed.us_per_element
 
     def call(self, collective: Collective, n_bytes: float, *, waits: bool = False) -> None:
-        """Enqueue one collective; `waits`: computation goes on when it has ended."""
+        """Enqueue one collective.
+
+        Args:
+            collective: its kind.
+            n_bytes: its size.
+            waits: computation goes on only when it has ended.
+        """
         start_us = max(self._now_us, self._busy_until_us)
         self._busy_until_us = start_us + self._speed.latency_us + n_bytes * self._speed.us_per_byte
         if waits:

@@ -141,7 +141,16 @@ def ngrams(step: Step) -> Floats:
 
 
 def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
-    """As deviations from what training saw; nothing counts as further than MAX_DEVIATION."""
+    """Features as deviations from what training saw.
+
+    Args:
+        features: shape [..., n].
+        mean: of each feature in the training data, shape [n].
+        scale: reciprocal of its standard deviation, shape [n].
+
+    Returns:
+        Shape [..., n], clipped to MAX_DEVIATION on both sides.
+    """
     result: Floats = np.clip((features - mean) * scale, -MAX_DEVIATION, MAX_DEVIATION)
     return result
 
@@ -157,11 +166,12 @@ def decide(scores: Floats, step: Step) -> Shown:
 
 
 def _can_be(step: Step) -> list[bool]:
-    """For all of POSSIBLE: tensor parallelism sums, P_a gathers what is summed, and its micro-steps can be counted.
+    """Which of POSSIBLE the step may be.
 
-    ZeRO-3 gathers in every micro-step, so with a flag once per step they show; and where nothing at all comes once per
-    step, one micro-step may be all of it. Who broadcasts more than two thirds of what was sent has sent it once, and
-    who sends in every micro-step sends the same each time.
+    Tensor parallelism sums, P_a gathers what is summed, and P_a's micro-steps can be counted. ZeRO-3 gathers in every
+    micro-step, so a flag once per step shows them; where nothing comes once per step, what repeats may be one
+    micro-step. If more than two thirds of what was sent is broadcast, it was sent once. Gradients that leave in every
+    micro-step are the same each time.
     """
     n_micro_steps = micro_steps_shown(step)
     sums = step.has_pairs or (bool((step.roles == REDUCE).any()) and _sums_in_forward(step))
@@ -197,7 +207,7 @@ def _can_be(step: Step) -> list[bool]:
 def _adds_up(one: Shown, volumes: Proven, *, is_broadcast: bool) -> bool:
     """Whether what the volumes prove leaves an answer possible.
 
-    Without P_a and broadcasts, who accumulates under ZeRO-1 shows it by gathering in every micro-step.
+    Without P_a and broadcasts, accumulation under ZeRO-1 shows only where every micro-step gathers.
     """
     gathers_each = one.stage is Stage.zero3 or (
         one.stage is Stage.zero1 and bool(one.accumulation) and not one.partitioned_activations and not is_broadcast
@@ -212,8 +222,9 @@ def _adds_up(one: Shown, volumes: Proven, *, is_broadcast: bool) -> bool:
 
 
 def _told_apart(scores: Floats, step: Step) -> Floats:
-    """ZeRO-2 that sends its gradients once is not told from ZeRO-1; where micro-steps show, one is told from the other
-    by whether they send.
+    """Scores without a difference between ZeRO-1 and ZeRO-2 where there is none to see, and with it where there is.
+
+    ZeRO-2 that sends its gradients once cannot be told from ZeRO-1. Where micro-steps show, ZeRO-2 sends in each.
     """
     scores = scores.copy()
     sends_again = _sends_again(step)
@@ -226,8 +237,9 @@ def _told_apart(scores: Floats, step: Step) -> Floats:
 
 
 def _sums_in_forward(step: Step) -> bool:
-    """Whether enough of what may be activations is in long rows: a third of them is summed in forward, where nothing
-    is sent.
+    """Whether enough of what may be activations is in long rows.
+
+    A third of them at least is summed in forward, where no gradient is sent.
     """
     activations = step.activations
     if activations is None or not (activations.roles == REDUCE).all():

@@ -58,7 +58,7 @@ def summary(step: Step) -> Floats:
 
 
 def _profile(rounds: Rounds) -> tuple[float, ...]:
-    """Rounds (log2), what they cover and contain, and how far P_a's gathers are apart within one."""
+    """Rounds (log2), their coverage, novelty and share, and long stretches between gathers within one (P_a)."""
     return (
         float(np.log2(rounds.n)) / 4.0,
         rounds.coverage,
@@ -69,7 +69,7 @@ def _profile(rounds: Rounds) -> tuple[float, ...]:
 
 
 def _summary(step: Step, left_over: int) -> Floats:
-    """`left_over`: bytes that are not among its gathers, but may be parameters that are gathered after a step only."""
+    """Numbers of one step; `left_over` is bytes outside its gathers that may be parameters gathered after the step."""
     roles, n_bytes, n = step.roles, step.bytes, len(step.roles)
     counts = np.bincount(roles, minlength=N_ROLES).astype(np.float64)
     volume = np.bincount(roles, n_bytes, minlength=N_ROLES)
@@ -81,7 +81,7 @@ def _summary(step: Step, left_over: int) -> Floats:
     sends = np.flatnonzero((roles == SCATTER) | (roles == REDUCE))
     is_gather = roles == GATHER
     # Gathers between the first and the last reduction of the rotated step belong to its backward part.
-    amid = float(n_bytes[sends[0] : sends[-1]][is_gather[sends[0] : sends[-1]]].sum()) if len(sends) else 0.0
+    bytes_between = float(n_bytes[sends[0] : sends[-1]][is_gather[sends[0] : sends[-1]]].sum()) if len(sends) else 0.0
     before = int(np.count_nonzero(is_gather[: sends[0]])) if len(sends) else 0
     sizes_sent = _Sizes(n_bytes[sends])
     ahead, *passes = _gathered_between(roles, n_bytes, sends)
@@ -106,7 +106,7 @@ def _summary(step: Step, left_over: int) -> Floats:
             scatters.share_in(gathers),
             reduces.modal_share_of(float(n_bytes.max())),
             float(reduces.modal_count) / large,
-            amid / max(1.0, float(volume[GATHER])),
+            bytes_between / max(1.0, float(volume[GATHER])),
             step.longest_stretch / n,
             _log_ratio(float(reduces.modal_count), counts[SCATTER] + counts[REDUCE] - reduces.modal_count),
             _octaves(rounds(n_bytes[(roles == SCATTER) | (roles == REDUCE)])),
@@ -284,11 +284,12 @@ def _balance(returned: float, sent: float, n_returns: int, n_sends: int) -> tupl
 
 
 def _once_or_twice(gathered: Ints, sent: float, left_over: int, n_before: int) -> tuple[float, float, float, float]:
-    """How nearly all that is gathered is the model once, and how nearly it begins with the model and goes on in pieces
-    of it: 0 = not at all, 1 = to the byte; the share of the rest that is no piece of what went before; and how much of
-    the model the first `n_before` gathers are, those before anything is sent: in one pass, all of it.
+    """How nearly what is gathered adds up to the model, once or more.
 
-    The model is what is sent, in elements of as many bytes or half.
+    The model is what is sent, in elements of as many bytes or half. Nearness is 0 = not at all to 1 = to the byte.
+    Returned are: how nearly all gathers are the model once; how nearly they begin with the model and go on in pieces of
+    it; the share of bytes after that beginning that are no piece of it; and how much of the model the first `n_before`
+    gathers are, which come before anything is sent: all of it if there is one pass.
     """
     passed = np.cumsum(gathered) + left_over
     if not len(passed) or sent <= 0:

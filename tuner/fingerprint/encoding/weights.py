@@ -25,7 +25,7 @@ FABRIC: Final = ""
 """Stage models belong to no fabric."""
 DAMAGED: Final = ".damaged"
 _COPIED: Final = {"origin": "shipped"}
-"""Marks what the store has only because it was shipped: newer shipped weights take its place."""
+"""Marks a copy of shipped weights in the store: other shipped weights replace it."""
 
 
 def model_name(kind: str) -> str:
@@ -50,13 +50,22 @@ def default_encoder() -> Encoder | None:
 
 
 def record(kind: str, blob: bytes, *, is_copy: bool = False) -> ModelRecord:
-    """One encoder's weights as the store keeps them; a copy is of what was shipped."""
+    """One encoder's weights as the store keeps them.
+
+    Args:
+        kind: one of KINDS.
+        blob: the weights, from `Encoder.to_bytes`.
+        is_copy: the weights were shipped, not trained here.
+
+    Returns:
+        The row for the store's table of models.
+    """
     versions = {"features": str(FEATURES_VERSION), "model": kind, **(_COPIED if is_copy else {})}
     return ModelRecord(model_name(kind), FABRIC, blob, versions, hashlib.sha256(blob).hexdigest(), None, time.time())
 
 
 def is_copy(model: ModelRecord) -> bool:
-    """The store has it only because it was shipped with some version."""
+    """Whether the store's weights are a copy of shipped ones, of some version."""
     return model.versions.items() >= _COPIED.items()
 
 

@@ -27,7 +27,7 @@ _ROLE_OF: Final = np.full(16, -1, np.int64)
 _ROLE_OF[[Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce]] = (GATHER, SCATTER, REDUCE)
 _ROLE_OF[[Collective.broadcast, Collective.reduce]] = ROOTED
 IS_SEEN: Final = _ROLE_OF >= 0
-"""By collective: whether NCCL asks a tuner about it; all others are left out of every sequence."""
+"""By collective: whether NCCL asks a tuner about it; other collectives are left out of every sequence."""
 
 TINY_BYTES: Final = 2048
 MIN_ACTIVATIONS: Final = 4
@@ -166,7 +166,7 @@ def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def _gaps_without(gaps_us: Floats, keep: npt.NDArray[np.bool_]) -> Floats:
-    """Gaps of the calls that stay; the time before the others is before the next."""
+    """Gaps of the calls that stay; the gap before a dropped call is added to that of the next one."""
     if keep.all():
         return gaps_us
     passed = np.cumsum(gaps_us)
@@ -189,8 +189,11 @@ def _replica_sums(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
-    """False for activations: what is gathered and scattered again all over (sequence parallelism), else all-reduces
-    and gathers of one size among them (P_a), else the commonest all-reduce but for gradients, if it is common enough.
+    """False for activations.
+
+    These are what is gathered and scattered again all over (sequence parallelism), else all-reduces of one size with
+    gathers of that size between them (P_a), else the commonest all-reduce that cannot be gradients, if it is common
+    enough.
     """
     pairs = _gathered_and_scattered(roles, n_bytes)
     if pairs.any():
@@ -262,7 +265,7 @@ def most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) 
 
 
 def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
-    """True for gathers of the commonest size, if a scatter of it follows each, many pairs in a row, amid other calls.
+    """True for gathers of the commonest size, if a scatter of it follows each, many pairs in a row, among other calls.
 
     Parameters are not: in forward they are gathered and nothing is scattered.
     """

@@ -44,7 +44,7 @@ VOTE_GROWTH: Final = 1 / 3
 BREAKS_BEFORE: Final = 2
 """Places where calls were lost before the last two rounds, if they were lost and it is not the step that changed."""
 MAX_STEPS: Final = 4
-"""Rounds that are alike by chance, each without a few calls, are fewer."""
+"""Rounds that happen to be equal although each lost a few calls are fewer than this."""
 MUCH_LONGER: Final = 2.0
 LONGER: Final = 1.4
 """A vote must explain this many times the calls that repeat one by one; LONGER if it does not contradict them."""
@@ -314,7 +314,7 @@ class StepCutter:
         return found
 
     def _settle(self) -> bool:
-        """The step known holds again, or has held for long enough: once more, is it part of a longer one?"""
+        """The known step holds again, or has held for long enough: search for a longer one that it is part of."""
         self._n_disturbed = self._n_foreign = 0
         return self._take(max(self._find().period, self.period))
 

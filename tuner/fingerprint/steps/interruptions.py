@@ -43,11 +43,11 @@ class Interruptions:
         return bool(self._last)
 
     def expect(self, step: Ints) -> None:
-        """These are the calls of one step, the last of them the newest that passed; none: no step is known."""
+        """Set the calls of one step, which ends with the newest call that passed; empty: no step is known."""
         self._known, self._last = np.unique(step), step.tolist()
 
     def passed(self, codes: Ints, gaps_us: Floats) -> tuple[Ints, Floats]:
-        """The calls that belong to training, as far as that is clear by now, in their order."""
+        """Calls known by now to belong to training, in their order; others are held back."""
         if not self.is_watching:
             if not self._held:
                 return codes, gaps_us
@@ -90,8 +90,10 @@ class Interruptions:
         return []
 
     def _where_training_goes_on(self) -> int:
-        """After the last foreign call, and after those that only look like the step's: some tensors are as large as
-        what a step gathers. What passed before ends somewhere in a step, which goes on there.
+        """Index of the held call with which training goes on.
+
+        It comes after the last foreign call, and after calls that only look like the step's: some tensors are as large
+        as what a step gathers. What passed before ends somewhere in a step, which goes on from there.
         """
         first = len(self._held) - self._n_since
         codes = [code for code, _ in self._held]

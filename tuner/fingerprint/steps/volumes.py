@@ -33,7 +33,7 @@ class Proven(NamedTuple):
     only_once: bool = False
     """All that is sent is gathered once: neither ZeRO-3 nor several micro-steps that gather and send in the last."""
     again: bool = False
-    """Parts are gathered again before they are sent: nobody who keeps them does."""
+    """Parts are gathered again before they are sent: they were freed."""
     one_pass: bool = False
     """What is gathered again is less than a further micro-step needs."""
     several_passes: bool = False
@@ -60,7 +60,7 @@ def proven(step: Step) -> Proven:
         return Proven(only_once=True)
     if n_rounds > 1:
         if by_round.argmax():
-            return Proven()  # rotated to begin amid a step
+            return Proven()  # rotated to begin within a step
         gathered = n_bytes[is_gather & (np.cumsum(is_send) <= np.count_nonzero(is_send) // n_rounds)]
     found = [_from_model(gathered, sent / times, total, sent) for times in (1, 2)]
     found = [one for one in found if one != Proven()]
@@ -94,7 +94,7 @@ def _from_model(gathered: Ints, model: float, total: float, sent: float) -> Prov
 
 
 def _rounds(sent: Ints, is_send: Flags, is_gather: Flags, n_bytes: Ints) -> tuple[int, Floats]:
-    """(the most equal rounds of sends between which equally much is gathered, but for one; bytes gathered in each)."""
+    """(number of rounds of equal sends, bytes gathered in each): the most rounds that gather equally, one excepted."""
     n = len(sent)
     number = np.concatenate([[0], np.cumsum(is_send)[:-1]])[is_gather] % n
     # What comes after the last send belongs to the first round of the next step.
@@ -116,6 +116,6 @@ def _contains(sizes: Ints, part: Ints) -> bool:
 
 
 def _unpaired(gathered: Ints) -> int:
-    """Bytes without a second gather of their size: who gathers again keeps these pieces at least."""
+    """Bytes of pieces without a second gather of their size: these at least are kept if others are gathered again."""
     values, counts = np.unique(gathered, return_counts=True)
     return int(values[counts % 2 == 1].sum())

@@ -14,7 +14,7 @@ MIN_CALLS: Final = 32
 """Least calls between two votes."""
 MAX_UNCHECKED: Final = 12
 MAX_ROUNDS: Final = 6
-"""Steps between two votes, at most, and steps that vote; so that records that get lost all the time cost little."""
+"""Most steps between two votes, and most steps that vote: so constant losses cost little."""
 MAX_CALLS_UNCHECKED: Final = 4096
 """Most calls without a vote, less than the history keeps."""
 WHOLE_CALLS: Final = 512
@@ -31,10 +31,10 @@ EXPLAINED: Final = 0.75
 class VoteOutcome(Enum):
     """What a vote says of the step."""
 
-    same = "the same"
-    mended = "a little different from what it was taken for"
-    whole = "nothing is lost any more"
-    gone = "something else"
+    same = "the step is confirmed"
+    mended = "the step is a little different"
+    whole = "no calls are lost any more"
+    gone = "this is another step"
 
 
 class VotedStep:

@@ -37,22 +37,22 @@ MOST: Final = 0.6
 """From FEW_ROUNDS on, this share of rounds must have a call: one of every second round belongs to a step of two."""
 SAME_ODDITY: Final = 3
 DEVIATIONS: Final = 4.0
-"""What is odd at one place so many times, and so many standard deviations more often than chance would have it, is not
-lost by chance: the step is another."""
+"""Differences at one place are no lost calls, but another step, if there are this many of them, and this many standard
+deviations more than losses by chance would make."""
 LONG_ROW: Final = 8
 MAX_PLACES: Final = 24
 MAX_CODES: Final = 5
-"""How many of the rarest calls, of the rarest pairs, and places of each, are looked at."""
+"""How many places of a call, and how many of the rarest calls and pairs, are looked at."""
 PAIRING: Final = 0x9E3779B97F4A7C1
-"""An odd, large factor: it makes one number of two calls in a row, hardly ever the same as of two others."""
+"""An odd, large factor that makes one number of two calls in a row; other pairs hardly ever get an equal one."""
 N_PLACES: Final = 48
 DRIFT: Final = 3
 MIN_SHARE: Final = 0.7
 GOOD_SHARE: Final = 0.92
-"""A distance is looked at if so many of the calls at some places come again at it, give or take a few; first, if most
-do."""
+"""A distance is tried if MIN_SHARE of N_PLACES calls come again at it, DRIFT calls more or less; those with GOOD_SHARE
+are tried first."""
 NEXT_END: Final = 3
-"""A step explains so great a part of the end looked at; else the next end is so much shorter."""
+"""A step must explain 1/NEXT_END of the end looked at; else an end of 1/NEXT_END of its length is tried."""
 MAX_WALKS: Final = 32
 MAX_VOTES: Final = 3
 """Distances tried for one end; rounds of voting for each."""

@@ -32,7 +32,13 @@ class Accuracy:
     """(sequence, true, shown)."""
 
     def add(self, name: str, truth: Shown, shown: Shown) -> None:
-        """Count one answer."""
+        """Count one answer.
+
+        Args:
+            name: of the sequence.
+            truth: right answer.
+            shown: the answer that was given.
+        """
         self.n += 1
         self.n_right += truth == shown
         self.n_stage += truth.stage is shown.stage
@@ -58,7 +64,18 @@ def recognised(
     rate: float = 0.0,
     n_steps: float = STEPS_ALLOWED,
 ) -> dict[str, Accuracy]:
-    """By group: the answer after `n_steps` steps, from a random place in mid-training on."""
+    """How many sequences are recognised, read from a random place in mid-training on.
+
+    Args:
+        encoder: that scores; None: rules.
+        sequences: that the encoder has not seen.
+        seed: of the random generator.
+        rate: share of calls to disturb, see `disturbed`.
+        n_steps: steps after which the answer is read.
+
+    Returns:
+        Accuracy by group of sequences.
+    """
     rng = np.random.default_rng(seed)
     accuracies: dict[str, Accuracy] = defaultdict(Accuracy)
     for sequence in sequences:
@@ -78,7 +95,18 @@ def changes_noticed(
     seed: int,
     after: Many[Sequence] | None = None,
 ) -> Accuracy:
-    """Two runs one after the other, the second one of `after` if given: is it shown after two of its steps?"""
+    """How many changes from one kind of training to another are shown after two steps of the other.
+
+    Args:
+        encoder: that scores; None: rules.
+        sequences: the first of each pair is one of these.
+        n_pairs: number of changes; both sequences of a pair have different labels.
+        seed: of the random generator.
+        after: the second of each pair is one of these; None: of `sequences`.
+
+    Returns:
+        Accuracy of what is shown after the change.
+    """
     rng = np.random.default_rng(seed)
     accuracy = Accuracy()
     while accuracy.n < n_pairs:
@@ -93,7 +121,16 @@ def changes_noticed(
 
 
 def middle(sequence: Sequence, rng: np.random.Generator, n_steps: float) -> tuple[Ints, Floats]:
-    """Calls and gaps of `n_steps` settled steps from a random place on; the last steps are repeated if need be."""
+    """Calls from a random place of the settled steps on; the steps are repeated if they are too few.
+
+    Args:
+        sequence: to read.
+        rng: draws the place.
+        n_steps: steps to read, with a fraction.
+
+    Returns:
+        Codes and gaps (us), each [n].
+    """
     settled = sequence.step(min(SETTLED_STEP, len(sequence.step_starts) - 1))
     length = settled.stop - settled.start
     start = settled.start + int(rng.integers(0, length))
@@ -105,7 +142,14 @@ def middle(sequence: Sequence, rng: np.random.Generator, n_steps: float) -> tupl
 
 
 def feed(fingerprint: StageFingerprint, codes: Ints, gaps_us: Floats, rng: np.random.Generator) -> None:
-    """Hand calls over in blocks of random length, as a daemon gets them; half of all jobs have no times."""
+    """Hand calls over in blocks of random length, as a daemon gets them; half of all jobs have no times.
+
+    Args:
+        fingerprint: takes them in.
+        codes: calls, shape [n].
+        gaps_us: time before each, shape [n].
+        rng: draws the blocks, and whether there are times.
+    """
     has_times = rng.random() < 0.5
     start_us = np.cumsum(gaps_us) + 1.0 if has_times else np.zeros(len(codes))
     longest = int(rng.choice([8, 64, 1024]))

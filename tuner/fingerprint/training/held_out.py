@@ -47,7 +47,16 @@ class FrameworkFamily(NamedTuple):
 
 
 def train_both(data: Examples, seed: int, n_epochs: int) -> dict[str, Encoder]:
-    """Both encoders on the same examples."""
+    """Train both encoders on the same examples.
+
+    Args:
+        data: the examples.
+        seed: of the LSTM's training.
+        n_epochs: of the LSTM's training.
+
+    Returns:
+        Encoders by kind: `lstm`, `ngram`.
+    """
     return {"lstm": train_lstm(data, seed, n_epochs), "ngram": train_ngram(data)}
 
 
@@ -72,9 +81,18 @@ def one_left_out(
     seed: int,
     names: Iterable[str],
 ) -> Iterator[tuple[str, LstmEncoder]]:
-    """For each of `names`, of frameworks (`key` "group") or families, an encoder that never learned anything of it.
+    """Leave out one framework, or one family of models, after the other, and learn all the rest.
 
-    `start` has learned the hypothetical examples in `learned`, and goes on from there with all other parts.
+    Args:
+        parts: examples by framework and family.
+        start: weights from hypothetical runs, from which each training goes on.
+        learned: the hypothetical examples; some of them are learned again.
+        key: what is left out: `group` (framework) or `family`.
+        seed: of training.
+        names: of what is left out, one at a time.
+
+    Yields:
+        The name and an encoder that never learned anything of it.
     """
     kept = learned.some(N_KEPT, seed)
     for name in names:
@@ -85,7 +103,18 @@ def one_left_out(
 def looked_at(
     encoders: Mapping[str, Encoder], name: str, ones: Many[Sequence], seed: int, before: Many[Sequence] = ()
 ) -> Fold:
-    """How encoders that did not learn these sequences do on them, and on changes to them from any of `before`."""
+    """How good encoders are on sequences that they did not learn.
+
+    Args:
+        encoders: by kind.
+        name: of what was left out.
+        ones: the sequences that were left out.
+        seed: of the random generator.
+        before: changes from any of these to `ones` are judged as well; none: no changes.
+
+    Returns:
+        Accuracies by kind of encoder.
+    """
     accuracies = {
         origin: {
             kind: total(recognised(encoder, [one for one in ones if one.origin == origin], seed + 2))

@@ -109,7 +109,18 @@ def train_ngram(data: Examples) -> NgramEncoder:
 def train_lstm(
     data: Examples, seed: int, n_epochs: int = N_EPOCHS, start: LstmEncoder | None = None, rate: float = RATE
 ) -> LstmEncoder:
-    """By Adam with a falling rate, from `start` on if there is one; the same seed gives the same weights."""
+    """Train the LSTM by AdamW; the same seed gives the same weights.
+
+    Args:
+        data: examples.
+        seed: of the first weights and of the order of the examples.
+        n_epochs: passes over the examples.
+        start: go on from these weights and this scaling of features; None: from the beginning.
+        rate: highest learning rate of the one-cycle schedule.
+
+    Returns:
+        The trained encoder.
+    """
     import torch
     from torch import nn
 
@@ -167,7 +178,7 @@ def train_lstm(
 
 
 def _state(encoder: LstmEncoder) -> dict[str, Any]:
-    """torch's names for an encoder's weights; it has two biases where one is enough."""
+    """An encoder's weights by torch's names; torch has two biases where one is enough."""
     import torch
 
     weights = {name: torch.tensor(value, dtype=torch.float32) for name, value in encoder.weights.items()}
