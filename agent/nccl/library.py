@@ -67,6 +67,7 @@ class Counters:
     n_timed: int
     n_lost_events: int
     n_abandoned_events: int
+    n_estimates: int
 
 
 class _CounterFields(ctypes.Structure):
@@ -216,11 +217,11 @@ class Plugin:
         return self.counters().n_dropped_records
 
     def n_calls(self) -> int:
-        """Calls of `getCollInfo` so far."""
+        """Decisions of `getCollInfo` so far."""
         return self.counters().n_calls
 
     def calls_with_ranks(self, n_ranks: int) -> int:
-        """Calls of `getCollInfo` so far on all communicators of `n_ranks` ranks."""
+        """Decisions of `getCollInfo` so far on all communicators of `n_ranks` ranks."""
         return int(self._calls_with_ranks(n_ranks))
 
     def tuner_abi(self) -> int:

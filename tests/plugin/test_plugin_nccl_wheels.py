@@ -37,7 +37,7 @@ PROFILERS = {
     29: range(1, 7),
     31: range(1, 8),
 }
-EXPORTED_TUNERS = set(range(2, 7))
+EXPORTED_TUNERS = set(range(2, 8))
 EXPORTED_PROFILERS = set(range(1, 7))
 PROBE = """
 import ctypes, sys

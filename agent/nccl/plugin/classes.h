@@ -13,7 +13,7 @@ typedef struct {
   _Atomic uint64_t shape;         /* n_ranks << 32 | n_nodes; 0 = free entry */
   _Atomic uint32_t channel_limit; /* 0 = not known */
   _Atomic uint32_t channels_seen;
-  _Atomic uint64_t n_past_calls; /* getCollInfo calls of communicators that are gone */
+  _Atomic uint64_t n_past_calls; /* decisions of communicators that are gone */
 } zt_class;
 
 /* The entry of a shape, made if need be; NULL when the table is full or the shape is none. */

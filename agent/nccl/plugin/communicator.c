@@ -55,6 +55,7 @@ static void add(zt_counters *sum, const zt_communicator *communicator) {
   sum->n_matched += READ(communicator->n_matched);
   sum->n_ignored_cells += READ(communicator->n_ignored_cells);
   sum->n_clamped_channels += READ(communicator->n_clamped_channels);
+  sum->n_estimates += READ(communicator->n_estimates);
 }
 
 void zt_detach(zt_communicator *communicator, enum zt_role role) {
@@ -77,7 +78,8 @@ void zt_communicators_count(zt_counters *out) {
   add(out, &(zt_communicator){.n_calls = of_the_dead.n_calls,
                               .n_matched = of_the_dead.n_matched,
                               .n_ignored_cells = of_the_dead.n_ignored_cells,
-                              .n_clamped_channels = of_the_dead.n_clamped_channels});
+                              .n_clamped_channels = of_the_dead.n_clamped_channels,
+                              .n_estimates = of_the_dead.n_estimates});
   for (const zt_communicator *each = newest; each != NULL; each = each->next) add(out, each);
   out->n_communicators = n_created;
   pthread_mutex_unlock(&registry);
@@ -98,6 +100,7 @@ static void forget_history(zt_communicator *communicator) {
   WRITE(communicator->n_calls, 0);
   WRITE(communicator->n_matched, 0);
   WRITE(communicator->n_ignored_cells, 0);
+  WRITE(communicator->n_estimates, 0);
   WRITE(communicator->n_clamped_channels, 0);
   for (uint32_t i = 0; i < ZT_N_COLLECTIVE_CODES; i++) {
     WRITE(communicator->sequence[i], 0);

@@ -30,6 +30,12 @@ typedef struct {
   _Atomic uint32_t what; /* collective | phase << 8 | flags << 16 */
 } zt_decision;
 
+/* NCCL 2.21: calls decided together, whose channels it asks for one by one. */
+typedef struct {
+  uint64_t bytes_left;
+  int n_channels; /* 0 = NCCL's own */
+} zt_run;
+
 typedef struct zt_communicator {
   struct zt_communicator *next;
   pthread_t creator;
@@ -43,7 +49,8 @@ typedef struct zt_communicator {
   bool leave_alone; /* tuner v2 under the user's NCCL_ALGO or NCCL_PROTO */
 
   /* The tuner's: NCCL calls a communicator from one thread at a time, so that a load and a store do. */
-  _Atomic uint64_t n_calls, n_matched, n_ignored_cells, n_clamped_channels;
+  _Atomic uint64_t n_calls, n_matched, n_ignored_cells, n_clamped_channels, n_estimates;
+  zt_run runs[ZT_N_COLLECTIVE_CODES];
   _Atomic uint32_t sequence[ZT_N_COLLECTIVE_CODES];
   _Atomic uint64_t costs_reported[ZT_N_COLLECTIVE_CODES][4]; /* a bit per size class */
 

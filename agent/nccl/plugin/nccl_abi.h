@@ -4,7 +4,7 @@
  * has its own types here. The layouts are pinned by static assertions (LP64, as on every platform
  * that NCCL supports) and checked against released libraries by tests/plugin.
  *
- *   tuner     v2 2.21 | v3 2.22-2.23 | v4 2.24-2.27 | v5 2.28-2.29 | v6 2.30 and newer
+ *   tuner     v2 2.21 | v3 2.22-2.23 | v4 2.24-2.27 | v5 2.28-2.29 | v6 2.30-2.32 | v7 announced
  *   profiler  v1 2.23 | v2 2.24-2.25 | v3 2.26 | v4 2.27 | v5 2.28 | v6 2.29 and newer
  */
 #ifndef ZEROTUNE_NCCL_ABI_H
@@ -45,7 +45,7 @@ typedef struct {
   double per_channel_tree_ll128_gbs[4][3];
   double per_channel_tree_gbs[4][3];
   double per_channel_nvls_tree_gbs[4][3];
-} nccl_tuner_constants; /* v5 and v6; this plugin leaves it alone, so v6's growth does not matter */
+} nccl_tuner_constants; /* v5 and v6; v7 has one more capability: this plugin leaves it alone, so that growth does not matter */
 _Static_assert(sizeof(nccl_tuner_constants) == 1152, "tuner constants");
 
 typedef struct {

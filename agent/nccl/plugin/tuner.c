@@ -1,8 +1,9 @@
-/* The tuner plugin: five ABI versions over one body.
+/* The tuner plugin: six ABI versions over one body.
  *
  * In getCollInfo: no lock, no allocation, no system call, never an error (NCCL would fail the
  * collective), and where no row of the plan applies nothing is touched, the channel count neither.
  */
+#include <float.h>
 #include <stdlib.h>
 
 #include "communicator.h"
@@ -154,6 +155,20 @@ static void record_decision(zt_communicator *communicator, const zt_class *its_c
 
 /* ---- the body ---- */
 
+/* Just below all others: NCCL 2.31 and newer compare with kernels that the table does not show, and a cost of 0
+ * would beat those, too. */
+static void make_cheapest(const cost_table *table, float *chosen) {
+  const float least_us = 1e-3f, below = 0.999f;
+  float lowest = FLT_MAX;
+  for (int i = 0; i < table->n_algorithms * table->n_protocols; i++) {
+    float *cell = &table->cost_us[i];
+    if (cell == chosen || !is_legal(cell)) continue;
+    if (*cell < least_us) *cell = least_us;
+    if (*cell < lowest) lowest = *cell;
+  }
+  if (*chosen > lowest * below) *chosen = lowest * below;
+}
+
 /* Carry the row out, if that is legal here. Returns whether anything was asked of NCCL; what was asked
  * of channels goes to *asked_channels. */
 static bool apply(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
@@ -166,7 +181,7 @@ static bool apply(zt_communicator *communicator, const zt_class *its_class, cons
   }
   if (choice->n_channels > 0)
     *asked_channels = clamp_channels(communicator, its_class, choice, table, asked->in_network);
-  if (names_cell) *cell = 0.0f;
+  if (names_cell) make_cheapest(table, cell);
   return names_cell || *asked_channels > 0;
 }
 
@@ -196,11 +211,16 @@ static bool decide(zt_communicator *communicator, const call *asked, const cost_
   return matched;
 }
 
-/* ---- v3 to v6: NCCL hands its cost table in ---- */
+/* ---- v3 to v7: NCCL hands its cost table in ---- */
 
 static nccl_result coll_info_v4(void *context, int collective, size_t n_bytes, int n_pipe_ops, float **costs,
                                 int n_algorithms, int n_protocols, int registered_buffers, int *n_channels) {
   if (context == NULL || costs == NULL || n_channels == NULL) return NCCL_SUCCESS;
+  if (n_pipe_ops <= 0) { /* 2.31 and newer weigh other kinds of kernels first: not what this collective gets */
+    zt_communicator *communicator = context;
+    ZT_BUMP(communicator->n_estimates);
+    return NCCL_SUCCESS;
+  }
   const cost_table table = {(float *)(void *)costs, n_algorithms, n_protocols};
   const call asked = {.collective = (uint32_t)collective,
                       .message_bytes = n_bytes,
@@ -219,11 +239,24 @@ static nccl_result coll_info_v3(void *context, int collective, size_t n_bytes, i
 
 /* ---- v2: NCCL 2.21 takes whatever is answered, unchecked ---- */
 
-/* So only what every fabric has counts as legal: ring and (all_reduce) tree with LL and Simple. LL128
+/* It asks once for a run of calls with their sum of bytes, which decides the cell, and then once for each of them,
+ * which gets its channels only. */
+static bool is_member_of_run(zt_communicator *communicator, int collective, size_t n_bytes, int *n_channels) {
+  if (collective < 0 || collective >= NCCL_N_COLLECTIVES || n_bytes == 0) return false;
+  zt_run *run = &communicator->runs[collective];
+  if (n_bytes > run->bytes_left) return false;
+  run->bytes_left -= n_bytes;
+  if (run->n_channels > 0) *n_channels = run->n_channels;
+  return true;
+}
+
+/* Only what every fabric has counts as legal: ring and (all_reduce) tree with LL and Simple. LL128
  * corrupts data where the links do not keep 128-byte stores whole, and v2 does not say where. */
 static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, int collnet_support,
                                 int nvls_support, int n_pipe_ops, int *algorithm, int *protocol, int *n_channels) {
   if (context == NULL || algorithm == NULL || protocol == NULL || n_channels == NULL) return NCCL_SUCCESS;
+  zt_communicator *communicator = context;
+  if (is_member_of_run(communicator, collective, n_bytes, n_channels)) return NCCL_SUCCESS;
   const float tree = collective == NCCL_ALL_REDUCE ? 1.0f : -1.0f;
   float cells[2 * NCCL_N_PROTOCOLS] = {tree, -1.0f, tree, 1.0f, -1.0f, 1.0f};
   const cost_table table = {cells, 2, NCCL_N_PROTOCOLS};
@@ -232,10 +265,13 @@ static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, i
                       .n_pipe_ops = n_pipe_ops,
                       .in_network = collnet_support != 0 || nvls_support != 0};
   zt_choice choice;
-  if (decide(context, &asked, &table, n_channels, &choice) && choice.algorithm != ZT_NO_OPINION) {
+  const bool matched = decide(communicator, &asked, &table, n_channels, &choice);
+  if (matched && choice.algorithm != ZT_NO_OPINION) {
     *algorithm = choice.algorithm;
     *protocol = choice.protocol;
   }
+  if (collective >= 0 && collective < NCCL_N_COLLECTIVES)
+    communicator->runs[collective] = (zt_run){n_bytes, matched ? *n_channels : 0};
   return NCCL_SUCCESS;
 }
 
@@ -282,6 +318,12 @@ static nccl_result init_v6(void **context, uint64_t comm_id, size_t n_ranks, siz
   return attach(6, comm_id, n_ranks, n_nodes, context);
 }
 
+static nccl_result init_v7(void **context, uint64_t comm_id, size_t n_ranks, size_t n_nodes, nccl_logger log,
+                           nccl_nvl_domain_info *domain, nccl_tuner_constants *constants) {
+  (void)log, (void)domain, (void)constants;
+  return attach(7, comm_id, n_ranks, n_nodes, context);
+}
+
 static nccl_result finalize(void *context) {
   if (context != NULL) zt_detach(context, ZT_TUNER);
   return NCCL_SUCCESS;
@@ -292,5 +334,6 @@ EXPORT const nccl_tuner_v3 ncclTunerPlugin_v3 = {"zerotune", init_v3, coll_info_
 EXPORT const nccl_tuner_v4 ncclTunerPlugin_v4 = {"zerotune", init_v4, coll_info_v4, finalize};
 EXPORT const nccl_tuner_v5 ncclTunerPlugin_v5 = {"zerotune", init_v5, coll_info_v4, finalize};
 EXPORT const nccl_tuner_v6 ncclTunerPlugin_v6 = {"zerotune", init_v6, coll_info_v4, finalize, NULL};
+EXPORT const nccl_tuner_v6 ncclTunerPlugin_v7 = {"zerotune", init_v7, coll_info_v4, finalize, NULL};
 
 uint32_t zerotune_size_class(uint64_t message_bytes) { return message_bytes == 0 ? 0 : zt_size_class(message_bytes); }

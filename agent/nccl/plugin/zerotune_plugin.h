@@ -85,7 +85,7 @@ typedef struct {
 } zt_plan_row; /* 32 bytes */
 
 typedef struct {
-  uint64_t n_calls;            /* getCollInfo calls */
+  uint64_t n_calls;            /* decisions: getCollInfo calls that settle what runs */
   uint64_t n_matched;          /* a row applied */
   uint64_t n_ignored_cells;    /* a row named a cell that NCCL marked IGNORE: left untouched */
   uint64_t n_clamped_channels;
@@ -95,9 +95,10 @@ typedef struct {
   uint64_t n_timed;            /* profiler completions */
   uint64_t n_lost_events;      /* collectives not timed: event pool exhausted */
   uint64_t n_abandoned_events; /* collectives still in flight when their communicator went away */
+  uint64_t n_estimates;        /* getCollInfo calls that settle nothing: left untouched */
 } zt_counters;
 
-/* A decision record (recording on) says what was asked: `sequence` counts getCollInfo calls of its
+/* A decision record (recording on) says what was asked: `sequence` counts decisions of its
  * communicator and collective, `algorithm` and `protocol` are the cell NCCL will take (255 = tuner v2
  * does not show it), `n_channels` what the plan asked (0 = no opinion), `start_ns` is 0.
  * A timed record (observing on) says what ran: `sequence` is NCCL's own per-collective number from
@@ -138,7 +139,7 @@ uint32_t zerotune_active_epoch(void);
 
 /* Most channels any timed collective of the class was seen to use; 0 = none yet. */
 uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
-/* getCollInfo calls so far on all communicators of n_ranks ranks, also those that are gone: equal on
+/* Decisions so far on all communicators of n_ranks ranks, also those that are gone: equal on
  * ranks in lockstep. */
 uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 uint32_t zerotune_tuner_abi(void); /* version NCCL initialised a communicator's tuner by; 0 = none yet */

@@ -35,6 +35,7 @@ typedef struct {
   const nccl_tuner_v4 *tuner_v4;
   const nccl_tuner_v5 *tuner_v5;
   const nccl_tuner_v6 *tuner_v6;
+  const nccl_tuner_v6 *tuner_v7; /* of the same layout */
   const nccl_profiler_v1 *profiler_v1;
   const nccl_profiler_v2 *profiler_v2;
   const nccl_profiler_v3 *profiler_v3;
@@ -73,6 +74,7 @@ typedef struct {
   size_t n_bytes;
   int n_algorithms; /* rows of the cost table: 5, 6 or 7 */
   int registered;
+  int is_estimate; /* another kind of kernel is weighed: 2.31 and newer */
   float cost[7][3];
   int algorithm, protocol, n_channels; /* v2's answer; channels of all */
 } question;

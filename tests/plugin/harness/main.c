@@ -29,6 +29,7 @@ static void open_plugin(const char *path) {
   the.tuner_v4 = symbol("ncclTunerPlugin_v4");
   the.tuner_v5 = symbol("ncclTunerPlugin_v5");
   the.tuner_v6 = symbol("ncclTunerPlugin_v6");
+  the.tuner_v7 = symbol("ncclTunerPlugin_v7");
   the.profiler_v1 = symbol("ncclProfiler_v1");
   the.profiler_v2 = symbol("ncclProfiler_v2");
   the.profiler_v3 = symbol("ncclProfiler_v3");
@@ -83,12 +84,26 @@ tuned tuner_init(int version, uint64_t comm_id, size_t n_ranks, size_t n_nodes) 
     name = the.tuner_v6->name;
     result = the.tuner_v6->init(&tuner.context, comm_id, n_ranks, n_nodes, NULL, &domain, &constants);
     CHECK(the.tuner_v6->get_chunk_size == NULL);
+    break;
+  case 7:
+    name = the.tuner_v7->name;
+    result = the.tuner_v7->init(&tuner.context, comm_id, n_ranks, n_nodes, NULL, &domain, &constants);
+    CHECK(the.tuner_v7->get_chunk_size == NULL);
   }
   CHECK_EQUAL(result, NCCL_SUCCESS);
   CHECK(strcmp(name, "zerotune") == 0);
   CHECK(memcmp(&constants, &before, sizeof constants) == 0);
   CHECK_EQUAL(the.tuner_abi(), version);
   return tuner;
+}
+
+/* 2.21 asks again for each member of a run, here of one: the cell is settled by then. */
+static void check_member(tuned tuner, const question *asked) {
+  int algorithm = -1, protocol = -1, n_channels = asked->n_channels;
+  CHECK_EQUAL(the.tuner_v2->get_coll_info(tuner.context, asked->collective, asked->n_bytes, 0, 0, 1, &algorithm,
+                                          &protocol, &n_channels),
+              NCCL_SUCCESS);
+  CHECK(algorithm == -1 && protocol == -1 && n_channels == asked->n_channels);
 }
 
 void tuner_ask(tuned tuner, question *asked) {
@@ -105,18 +120,20 @@ void tuner_ask(tuned tuner, question *asked) {
   case 2:
     result = the.tuner_v2->get_coll_info(tuner.context, f, asked->n_bytes, 0, 0, 1, &asked->algorithm,
                                          &asked->protocol, &asked->n_channels);
+    check_member(tuner, asked);
     break;
   case 3:
-    result = the.tuner_v3->get_coll_info(tuner.context, f, asked->n_bytes, 1, costs, n, 3, &asked->n_channels);
+    result = the.tuner_v3->get_coll_info(tuner.context, f, asked->n_bytes, asked->is_estimate ? 0 : 1, costs, n, 3, &asked->n_channels);
     break;
 #define REGISTERED(v)                                                                                        \
   case v:                                                                                                    \
-    result = the.tuner_v##v->get_coll_info(tuner.context, f, asked->n_bytes, 1, costs, n, 3, asked->registered, \
-                                           &asked->n_channels);                                              \
+    result = the.tuner_v##v->get_coll_info(tuner.context, f, asked->n_bytes, asked->is_estimate ? 0 : 1, costs,      \
+                                           n, 3, asked->registered, &asked->n_channels);                     \
     break
     REGISTERED(4);
     REGISTERED(5);
     REGISTERED(6);
+    REGISTERED(7);
   }
   CHECK_EQUAL(result, NCCL_SUCCESS);
   for (size_t i = n_cells; i < 22; i++) CHECK(table[i] == 12345.0f);
@@ -131,6 +148,7 @@ void tuner_finalize(tuned tuner) {
   case 4: result = the.tuner_v4->destroy(tuner.context); break;
   case 5: result = the.tuner_v5->finalize(tuner.context); break;
   case 6: result = the.tuner_v6->finalize(tuner.context); break;
+  case 7: result = the.tuner_v7->finalize(tuner.context); break;
   }
   CHECK_EQUAL(result, NCCL_SUCCESS);
 }

@@ -42,7 +42,7 @@ static void costs_are_as_nccl_gave_them(void) {
   tuned tuner = tuner_init(4, 0, 16, 2);
   question asked = ordinary_question(NCCL_ALL_GATHER, 4096);
   tuner_ask(tuner, &asked);
-  CHECK(asked.cost[NCCL_RING][NCCL_LL] == 0.0f);
+  CHECK(asked.cost[NCCL_RING][NCCL_LL] < 98.0f && asked.cost[NCCL_RING][NCCL_LL] > 97.0f); /* just below the others */
   zt_cost_record cost;
   CHECK_EQUAL(the.drain_costs(&cost, 1), 1);
   CHECK(cost.cost_us[NCCL_RING][NCCL_LL] == 100.0f);
@@ -141,7 +141,7 @@ static void costs_come_late_rather_than_never(void) {
 }
 
 void test_costs_and_records(void) {
-  for (int version = 2; version <= 6; version++) {
+  for (int version = 2; version <= 7; version++) {
     the.reset();
     decisions_are_recorded(version);
     the.reset();

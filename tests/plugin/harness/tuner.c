@@ -189,6 +189,63 @@ static void v2_asks_only_for_what_every_fabric_has(void) {
   tuner_finalize(tuner);
 }
 
+/* 2.31 and newer ask for other kinds of kernels, too: those are not decisions. */
+static void estimates_are_untouched(int version) {
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  adopt(&any_gather, 1, 1, 0);
+  the.set_recording(1);
+  const zt_counters before = counted();
+  question asked = ordinary_question(NCCL_ALL_GATHER, 2048);
+  asked.is_estimate = 1;
+  check_untouched(tuner, asked);
+  zt_record record;
+  zt_cost_record cost;
+  CHECK_EQUAL(drained(&record, 1), 0);
+  CHECK_EQUAL(the.drain_costs(&cost, 1), 0);
+  CHECK_EQUAL(counted().n_calls, before.n_calls);
+  CHECK_EQUAL(counted().n_estimates, before.n_estimates + 1);
+  tuner_finalize(tuner);
+  CHECK_EQUAL(counted().n_estimates, before.n_estimates + 1); /* the dead count on */
+}
+
+/* A cost of 0 would beat kernels that the table does not show. */
+static void asks_for_no_more_than_it_must(void) {
+  tuned tuner = tuner_init(6, 1, 16, 2);
+  adopt(&any_gather, 1, 1, 0);
+  question asked = ordinary_question(NCCL_ALL_GATHER, 2048);
+  tuner_ask(tuner, &asked);
+  CHECK(asked.cost[NCCL_RING][NCCL_LL] > 0.99f * 98.0f && asked.cost[NCCL_RING][NCCL_LL] < 98.0f);
+  CHECK(asked.cost[NCCL_RING][NCCL_LL128] == 99.0f && asked.cost[NCCL_TREE][NCCL_LL] == -1.0f);
+  asked = ordinary_question(NCCL_ALL_GATHER, 2048);
+  asked.cost[NCCL_RING][NCCL_LL] = 5.0f; /* the cheapest already */
+  tuner_ask(tuner, &asked);
+  CHECK(asked.cost[NCCL_RING][NCCL_LL] == 5.0f);
+  asked = ordinary_question(NCCL_ALL_GATHER, 2048);
+  asked.cost[NCCL_RING][NCCL_SIMPLE] = 0.0f; /* another's answer */
+  check_setting(tuner, asked, NCCL_RING, NCCL_LL, 4);
+  tuner_finalize(tuner);
+}
+
+/* NCCL 2.21 asks for a run of calls first, then for the channels of each. */
+static void v2_decides_for_a_run(void) {
+  tuned tuner = tuner_init(2, 0, 16, 2);
+  adopt(&any_gather, 1, 1, 0);
+  const uint64_t n_calls = counted().n_calls;
+  int algorithm = -1, protocol = -1, n_channels = 0;
+  const nccl_tuner_v2 *v2 = the.tuner_v2;
+  CHECK_EQUAL(v2->get_coll_info(tuner.context, NCCL_ALL_GATHER, 3072, 0, 0, 1, &algorithm, &protocol, &n_channels), 0);
+  CHECK(algorithm == NCCL_RING && protocol == NCCL_LL && n_channels == 4);
+  for (int member = 0; member < 3; member++) { /* smaller than any row of the plan */
+    algorithm = protocol = -1, n_channels = 0;
+    CHECK_EQUAL(v2->get_coll_info(tuner.context, NCCL_ALL_GATHER, 1024 - 1, 0, 0, 1, &algorithm, &protocol, &n_channels), 0);
+    CHECK(algorithm == -1 && protocol == -1 && n_channels == 4);
+  }
+  CHECK_EQUAL(counted().n_calls, n_calls + 1);
+  CHECK_EQUAL(v2->get_coll_info(tuner.context, NCCL_ALL_GATHER, 2048, 0, 0, 1, &algorithm, &protocol, &n_channels), 0);
+  CHECK_EQUAL(counted().n_calls, n_calls + 2); /* more than what is left: a new run */
+  tuner_finalize(tuner);
+}
+
 static void phases_follow_what_was_told(void) {
   enum { OTHER, FORWARD, BACKWARD, SCATTER, POST_STEP };
   static const struct {
@@ -245,7 +302,7 @@ static void flips_only_what_is_loaded(void) {
 }
 
 void test_tuner(void) {
-  for (int version = 2; version <= 6; version++) {
+  for (int version = 2; version <= 7; version++) {
     static void (*const each[])(int) = {matches_by_key_only, never_revives_ignored_cells, clamps_channels,
                                         leaves_baseline_rows_alone, finds_rows_at_their_edges};
     for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
@@ -254,7 +311,13 @@ void test_tuner(void) {
     }
     the.reset();
     if (version > 2) stays_inside_small_tables(version);
+    the.reset();
+    if (version > 2) estimates_are_untouched(version);
   }
+  the.reset();
+  asks_for_no_more_than_it_must();
+  the.reset();
+  v2_decides_for_a_run();
   the.reset();
   v2_asks_only_for_what_every_fabric_has();
   the.reset();

@@ -77,6 +77,11 @@ int host_tuner_ask(const void *tuner, int version, void *context, int collective
       nccl_result result = ((const nccl_tuner_v2 *)tuner)
                                ->get_coll_info(context, collective, bytes, 0, nvls_support, n_pipe_ops, &algorithm,
                                                &protocol, n_channels);
+      int its_algorithm = -1, its_protocol = -1; /* 2.21 asks once more, for the channels of each member of the run */
+      if (result == NCCL_SUCCESS)
+        result = ((const nccl_tuner_v2 *)tuner)
+                     ->get_coll_info(context, collective, bytes, 0, nvls_support, n_pipe_ops, &its_algorithm,
+                                     &its_protocol, n_channels);
       if (result != NCCL_SUCCESS || (algorithm < 0 && protocol < 0)) return result;
       if (algorithm < 0 || algorithm >= n_algorithms || protocol < 0 || protocol >= NCCL_N_PROTOCOLS ||
           table[algorithm * NCCL_N_PROTOCOLS + protocol] < 0)
