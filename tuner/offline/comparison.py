@@ -14,7 +14,7 @@ class Comparison(NamedTuple):
     """One decision's setting and NCCL's own choice, both times from the same source."""
 
     own: Candidate | None
-    """What NCCL chose by itself, as far as it was seen."""
+    """The setting that NCCL chose by itself most often; None where that was not seen."""
     own_us: float | None
     us: float | None
     is_measured: bool
@@ -32,7 +32,19 @@ class Comparison(NamedTuple):
 
 
 def compare(decision: Decision, here: Medians, everywhere: Medians) -> Comparison:
-    """Compare `decision` by this job's medians, else by all jobs', else by its own measurements, else predicted."""
+    """Compare a decided setting with NCCL's own choice at the same key.
+
+    The times come from the first source that has both: this job's medians, all jobs' medians, the decision's own
+    measurements, the decision's predictions.
+
+    Args:
+        decision: whose setting is compared.
+        here: medians of this job.
+        everywhere: medians of all jobs on its fabric.
+
+    Returns:
+        Both times, from one source; None where no source has them.
+    """
     own = None
     weighed = alternatives_of(decision)
     offered = {str(decision.candidate), *(str(one.get("candidate")) for one in weighed)}

@@ -45,11 +45,11 @@ class Head(msgspec.Struct, frozen=True):
     """Name of the fabric that the NCCL was emulated on; empty: it was real."""
     n_ranks: int
     communicators: list[CommunicatorClass]
-    """What its collectives ran on, as far as the store tells."""
+    """Communicator classes of the collectives that the store has of it."""
     stage: str = Stage.unknown.name
     """The kind of training that they show."""
     missing_evidence: MissingEvidence = MissingEvidence.nothing
-    """Why they show none."""
+    """Evidence without which no stage can be named."""
     name: str = ""
     """What people call the job."""
 
@@ -65,7 +65,7 @@ class Explanation(msgspec.Struct, frozen=True):
     decision: Decision | None
     """The decision that put the setting in force, without its alternatives; None where nothing was decided yet."""
     alternatives: list[dict[str, Any]]
-    """Every candidate. What was expected of it at the key's last decision, with the 90 % interval
+    """Every candidate: what was expected of it at the key's last decision, with the 90 % interval
     (`predicted_us`, `predicted_low_us`, `predicted_high_us`, None for what ran without having been weighed;
     `is_guess` where nothing that this job measured had a part in that); what the last decision had seen of it
     (`measured_us`, `n_measurements`) and had spent on trying it (`spent_us`); what was found (`note`), when
@@ -89,33 +89,41 @@ class Explanation(msgspec.Struct, frozen=True):
     on_trial: str = ""
     """The candidate whose trial the last decision began."""
     is_trial_to_come: bool = False
-    """Whether no step has run under a plan with it."""
+    """Whether no step has yet run under a plan with `on_trial`."""
     model_id: str = ""
     """Whose predictions the expectations rest on; empty: NCCL's own cost."""
     job_history: list[str] = []
     """Decisions that concern all keys: changes of training's pace and of the network, other plans on trial."""
     job: Head | None = None
     calls_per_step: float | None = None
-    """In the steps that were measured; None where none was."""
+    """Mean calls in the steps that were measured; None where none was."""
     step_percent: float | None = None
     """What its calls take under the setting in force, in percent of a step's time, hidden by computation or not."""
     saved_us: float | None = None
-    """Per step against NCCL's own choice, by measured medians; negative: lost. None where that was not measured."""
+    """Time saved per step against NCCL's own choice, by measured medians; negative: lost; None: not measured."""
     saved_percent: float | None = None
-    """The same in percent of a step's time."""
+    """`saved_us` in percent of a step's time."""
     is_quiet: bool = False
-    """NCCL's own choice runs there, and no other setting is on its way or was taken back."""
+    """NCCL's own choice runs there, and no other setting is in the next plan, on trial, or was rolled back."""
 
 
 def explain(
     store_path: Path, job_id: str | None, collective: str | None, phase: str | None, message_bytes: int | None
 ) -> list[Explanation]:
-    """Explanations of one job's keys, by default the newest's that trained, those first that take most of a step.
+    """Explanations of one job's keys, those first that take most of a step.
 
-    Filters may be None.
+    Args:
+        store_path: the SQLite file.
+        job_id: id or name of the job; None: the newest that trained.
+        collective: only keys of this collective; None: all.
+        phase: only keys of this phase; None: all.
+        message_bytes: only the size class of this total size; None: all.
+
+    Returns:
+        One explanation per key.
 
     Raises:
-        UserError: no store, no such job, an unknown collective or phase.
+        UserError: no store, no such job, an unknown collective or phase, or a size below 1.
         StoreError: the store cannot be read.
     """
     wanted_collective = None if collective is None else parse_collective(collective)
@@ -181,7 +189,12 @@ def _with_share(
 
 
 def head_of(store_path: Path, job_id: str | None) -> Head:
-    """The job that `explain` explains; raises the same errors."""
+    """The job that `explain` explains.
+
+    Raises:
+        UserError: no store, or no such job.
+        StoreError: the store cannot be read.
+    """
     with _opened(store_path) as store:
         job = job_of(store, job_id)
         here = medians(store.statistics(job.fabric_id, job.job_id))
@@ -226,12 +239,12 @@ def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
 
 
 def taken_over_s(decisions: Sequence[Decision]) -> float:
-    """When the newest daemon took over: what was decided before is in force no longer."""
+    """When the newest daemon took over, in seconds since the epoch: no earlier decision is in force."""
     return max((one.decided_at_s for one in decisions if one.kind == "takeover"), default=0.0)
 
 
 def news_of(decisions: Sequence[Decision]) -> list[str]:
-    """What concerned the whole job, in order."""
+    """Decisions that concern the whole job, as text, in order."""
     return [f"{when(decision)}: {decision.reason}" for decision in decisions if decision.is_of_job]
 
 
@@ -248,9 +261,19 @@ def explained(
     since_s: float = 0.0,
     highest_epoch: int | None = None,
 ) -> list[Explanation]:
-    """Explanations by key, from each key's decisions in order (or, where there are none, from guesses) and the
-    measured medians of this job and of all jobs. What was decided before `since_s` is history; what no step up to
-    `highest_epoch` ran under (None: not known) is not in force.
+    """Explanations by key, from each key's decisions or, where there are none, from guesses.
+
+    Args:
+        decisions: by key, in the order they were taken.
+        here: medians of this job.
+        everywhere: medians of all jobs on its fabric.
+        guesses: predictions for keys without decisions.
+        job_history: decisions that concern all keys, as text.
+        since_s: earlier decisions are history only; in seconds since the epoch.
+        highest_epoch: decisions that only later plans hold are not in force; None: it is not known.
+
+    Returns:
+        One explanation per key, in the order of keys.
     """
     keys = sorted({*decisions, *guesses})
     return [
@@ -269,7 +292,7 @@ def explained(
 
 
 def deciding(settled: Sequence[Decision]) -> Decision | None:
-    """Of a key's decisions, trials that began left out, the one that made the setting in force what it is."""
+    """The decision that put the present setting in force, of a key's decisions without those that began trials."""
     if not settled:
         return None
     n_since = next(
@@ -390,7 +413,7 @@ def _add_medians(
 
 
 def _date_notes(alternatives: Sequence[dict[str, Any]], decisions: Sequence[Decision], setting: str) -> None:
-    """When each note was taken; old notes against the setting in force are dropped."""
+    """Add to each note when it was taken; drop old notes against the setting that is now in force."""
     settled = [(at, one) for at, one in enumerate(decisions) if one.kind != "explore"]
     in_force_at = next((at for at, one in reversed(settled) if str(one.candidate) != setting), -1) + 1
     for one in alternatives:

@@ -31,9 +31,9 @@ def render(
 
     Args:
         explanations: in the order to print them in.
-        console: where to.
-        head: whose they are.
-        shows_quiet: keys where NCCL's own choice runs and nothing else is on its way have lines of their own.
+        console: where to print.
+        head: the job; None: there is none.
+        shows_quiet: whether each quiet key (`Explanation.is_quiet`) has its own line.
     """
     if head is not None:
         console.print(describe(head), markup=False, highlight=False, soft_wrap=True)
@@ -56,7 +56,7 @@ def render(
 
 
 def _render_savings(told: Sequence[Explanation], quiet: Sequence[Explanation], console: Console) -> None:
-    """What each key takes and saves of a step's time, in their order; quiet ones in one line."""
+    """Print what each key takes and saves of a step's time; quiet ones in one line."""
     if any(one.calls_per_step is not None for one in told):
         table = Table("collective, phase", "bytes", "calls/step", "of step time", "saved/step", "setting", box=None)
         for one in told:
@@ -101,7 +101,13 @@ def describe(head: Head) -> str:
 
 
 def render_none(known: Sequence[Explanation], console: Console, head: Head | None) -> None:
-    """Nothing fits what was asked for: print what there is."""
+    """Print what there is instead, where no key fits what was asked for.
+
+    Args:
+        known: explanations of all keys of the job.
+        console: where to print.
+        head: the job; None: there is none.
+    """
     if not known:
         render(known, console, head)
         return

@@ -2,9 +2,9 @@
 
 The CSV is what NCCL's own example plugin reads (plugins/tuner/example, NCCL_TUNER_CONFIG_FILE): first match
 wins, -1 means any. Its traps, which the file's head repeats: the plugin presets one channel before it
-looks for a match, so every collective that no row covers runs on a single channel, and so does a row with
-channels -1 (0 leaves NCCL its own count, so that is what we write); unknown names become all_reduce, ring or
-simple without a word; its init changes constants of NCCL's model for Blackwell; it has no phases.
+looks for a match, so every collective without a matching row runs on a single channel, and so does a row with
+channels -1 (with 0 NCCL keeps its own count, so we write 0); unknown names silently become all_reduce, ring or
+simple; its init changes constants of NCCL's model for Blackwell; it has no phases.
 """
 
 from __future__ import annotations
@@ -169,7 +169,20 @@ def plan_of(decisions: Iterable[Decision]) -> Plan:
 
 
 def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
-    """Write our plan file; returns remarks for the user."""
+    """Write our plan file.
+
+    Args:
+        store_path: the SQLite file.
+        out: the JSON file to write.
+        job_id: id or name of the job; None: as for `learned_plan`.
+
+    Returns:
+        Remarks for the user.
+
+    Raises:
+        UserError: as `learned_plan`, or the file cannot be written.
+        StoreError: the store cannot be read.
+    """
     with Store.open(store_path, read_only=True) as store:
         file, told = learned_plan(store, job_id)
     write_plan(out, file)
@@ -183,7 +196,20 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
 
 
 def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
-    """Write NVIDIA's example-tuner CSV; returns remarks: its traps, and what it cannot say."""
+    """Write NVIDIA's example-tuner CSV.
+
+    Args:
+        store_path: the SQLite file.
+        out: the CSV file to write.
+        job_id: id or name of the job; None: as for `learned_plan`.
+
+    Returns:
+        Remarks for the user: the format's traps, and what it cannot express.
+
+    Raises:
+        UserError: as `learned_plan`, or the file cannot be written.
+        StoreError: the store cannot be read.
+    """
     with Store.open(store_path, read_only=True) as store:
         file, told = learned_plan(store, job_id)
     rows, conflicts = without_phases(file.plan.rows)
@@ -219,7 +245,7 @@ def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
 
 
 def write_nvidia_csv(rows: Iterable[PlanRow], text: TextIO) -> None:
-    """Rows in NVIDIA's columns; rows without algorithm, which the format cannot say, are left out."""
+    """Write rows in NVIDIA's columns; rows without an algorithm are left out, since the format needs one."""
     for line in _HEAD:
         text.write(f"# {line}\n")
     for row in rows:
@@ -265,12 +291,21 @@ def read_nvidia_csv(path: Path) -> list[PlanRow]:
 
 
 def export_measurements(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
-    """Write the measurements of `job_id` (of all jobs when None), with names in place of numbers, as CSV or Parquet.
+    """Write measurements with names in place of numbers, as Parquet where `out` ends in .parquet, else as CSV.
 
-    The suffix .parquet tells. Unknown is empty in CSV and null in Parquet. Each row names its job and its fabric.
+    Unknown values are empty in CSV and null in Parquet. Each row names its job and its fabric.
+
+    Args:
+        store_path: the SQLite file.
+        out: the file to write.
+        job_id: id or name of the job; None: all jobs.
+
+    Returns:
+        Remarks for the user.
 
     Raises:
         UserError: there is no such job or nothing measured, or the file cannot be written.
+        StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
         if job_id is not None:

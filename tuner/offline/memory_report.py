@@ -54,15 +54,24 @@ class ModelNeeds(msgspec.Struct, frozen=True):
     precision: str
     optimizer: str
     optimizer_bytes_per_parameter: int
-    """K of the paper."""
+    """Bytes of optimizer states per parameter: K in the ZeRO paper (arXiv:1910.02054, section 3.1)."""
     stages: tuple[StageNeeds, ...]
 
 
 def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> ModelNeeds:
-    """Model states per rank and bytes per step of every stage.
+    """Model states per rank and bytes per step under every stage.
+
+    Args:
+        model: number of parameters as text, e.g. "7.5B".
+        n_ranks: ranks that share the model.
+        precision: "fp32", "bf16" or "fp16".
+        optimizer: name of the optimizer, e.g. "adam".
+
+    Returns:
+        The needs of all stages, in bytes.
 
     Raises:
-        UserError: a value the analysis does not know.
+        UserError: a value that the analysis does not know.
     """
     n_parameters = parse_parameters(model)
     try:

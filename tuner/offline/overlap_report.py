@@ -30,7 +30,16 @@ class Gather:
 
 
 def gather(machine: fabric.Fabric, n_ranks: int, layer_bytes: float) -> Gather:
-    """A layer gathered among `n_ranks` of as many nodes as they fill."""
+    """Predict the all-gather of one layer, on as many nodes as the ranks fill.
+
+    Args:
+        machine: the fabric; extended beyond its number of nodes where need be.
+        n_ranks: ranks that gather.
+        layer_bytes: bytes of the whole layer.
+
+    Returns:
+        NCCL's choice and its predicted time.
+    """
     wider = machine.with_nodes(max(machine.max_nodes, -(-n_ranks // machine.ranks_per_node)))
     topology, message_bytes = wider.topology(wider.communicator(range(n_ranks))), round(layer_bytes)
     chosen = cost_model.default_choice(topology, Collective.all_gather, message_bytes)
@@ -50,7 +59,7 @@ class Overlap(msgspec.Struct, frozen=True):
     group_gather_us: float
     is_group_hidden: bool
     states_per_rank: float
-    """How many times the model states that a rank holds under sharding over all."""
+    """Model states of a rank under hybrid sharding, over those under sharding among all ranks."""
 
 
 class OverlapReport(msgspec.Struct, frozen=True):
@@ -65,7 +74,16 @@ class OverlapReport(msgspec.Struct, frozen=True):
 
 
 def overlaps(name: str, layer_parameters: float, n_tokens: int, ranks_per_group: int) -> OverlapReport:
-    """Gathers of one layer, among all ranks and within groups, against the forward that hides them.
+    """Gathers of one layer, among all ranks and within groups, against the forward pass that should hide them.
+
+    Args:
+        name: name or path of a fabric file.
+        layer_parameters: parameters of one layer.
+        n_tokens: tokens per rank and step.
+        ranks_per_group: ranks per group of hybrid sharding.
+
+    Returns:
+        One row for each number of ranks in RANKS.
 
     Raises:
         UserError: there is no such fabric, or a count is below one.

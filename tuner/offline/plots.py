@@ -66,7 +66,16 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 def new_figure(height_inches: float, n_columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of the house style with `n_columns` axes side by side."""
+    """An empty figure in the style of all our pictures.
+
+    Args:
+        height_inches: its height; the width is fixed.
+        n_columns: axes side by side.
+        options: further arguments of matplotlib's `Figure.subplots`.
+
+    Returns:
+        The figure and its axes, shape (n_columns,).
+    """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
         axes = figure.subplots(1, n_columns, squeeze=False, **options)[0]
@@ -77,7 +86,16 @@ def new_figure(height_inches: float, n_columns: int = 1, **options: Any) -> tupl
 
 
 def inline_svg(figure: Figure, name: str, description: str) -> str:
-    """`figure` as an SVG element whose colours are CSS variables; `name` keeps its ids apart from others'."""
+    """A figure as an SVG element whose colours are CSS variables.
+
+    Args:
+        figure: drawn in the colours of THEME.
+        name: unique in the page: ids within the SVG begin with it.
+        description: text for screen readers.
+
+    Returns:
+        The element, without width and height.
+    """
     text = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
@@ -116,10 +134,15 @@ def save(figure: Figure, path: Path) -> None:
 def step_times(
     runs: Sequence[tuple[str, Array, Array]], unit_label: str = "step time", changes: Sequence[int] = ()
 ) -> Figure:
-    """Step times of one or two runs over the steps, and how they are spread once settled.
+    """Step times of one or two runs over the steps, and their distribution in the last quarter.
 
-    `runs` holds (label, step numbers [n], microseconds [n]); the last run is drawn in the strong colour. `changes` are
-    steps at which something else than a plan changed them.
+    Args:
+        runs: (label, step numbers (n,), duration of each step in us (n,)); the last run has the strong colour.
+        unit_label: title.
+        changes: steps at which the pace or the network changed, without a plan.
+
+    Returns:
+        The figure.
     """
     figure, (over_time, spread) = new_figure(2.7, 2, width_ratios=[3, 1], sharey=True)
     colours = [BEFORE, AFTER] if len(runs) > 1 else [AFTER]
@@ -155,7 +178,7 @@ class Winner(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sort key: the least stands for its cell of the picture. Measured ones first, then by what they save."""
+        """Sort key; the lowest of a cell is drawn. Measured ones come first, then those that save most."""
         return not self.is_measured, 0.0 if self.change_percent is None else self.change_percent
 
     def words(self, *, is_narrow: bool) -> str:
@@ -167,9 +190,15 @@ class Winner(NamedTuple):
 
 
 def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[Winner | None]]) -> Figure:
-    """Heat map: the setting in force by (collective, phase) row and message size column, coloured by what it saves.
+    """Heat map of the settings in force, coloured by what they save; predictions are hatched.
 
-    `cells` [rows][columns] are None where nothing ran; predictions are hatched.
+    Args:
+        rows: labels: collective and phase.
+        columns: labels: message sizes.
+        cells: [row][column]; None where nothing ran.
+
+    Returns:
+        The figure.
     """
     # Many sizes make the picture wider, not the cells too narrow for their words.
     is_narrow = len(columns) > MAX_WIDE_COLUMNS
@@ -248,7 +277,18 @@ def step_timelines(
 
 
 def over_steps(title: str, ylabel: str, steps: Array, values: Array, *, top: float | None = None) -> Figure:
-    """One line over the steps, with its smoothed course; NaN leaves gaps."""
+    """One line over the steps, and its running median.
+
+    Args:
+        title: of the figure.
+        ylabel: of the vertical axis, with the unit.
+        steps: step numbers, shape (n,).
+        values: shape (n,); NaN leaves gaps.
+        top: end of the vertical axis; None: chosen by the values.
+
+    Returns:
+        The figure.
+    """
     figure, (axes,) = new_figure(2.1)
     axes.plot(steps, values, color=AFTER, alpha=0.35, linewidth=0.7)
     axes.plot(steps, _smooth(values), color=AFTER, linewidth=1.8)

@@ -13,8 +13,8 @@ from types import TracebackType
 class ScratchFolder:
     """A private temporary folder; a context manager.
 
-    Its owner holds a lock on it, which the kernel frees whatever ends the process: what is not locked, nobody uses.
-    Folders of the same `prefix` that killed processes of this user left are removed at the start.
+    Its owner holds a lock on it, which the kernel frees however the process ends: a folder without a lock is unused.
+    Unused folders of the same `prefix` and user are removed at the start.
     """
 
     def __init__(self, prefix: str) -> None:

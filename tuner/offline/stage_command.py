@@ -29,7 +29,7 @@ OWN_FORMAT = "zerotune"
 
 @dataclass(frozen=True)
 class Recognition:
-    """What a trace showed: (calls so far, what was shown from there on), and what it is altogether."""
+    """What a trace shows: each change as (calls so far, what was recognised from there on), and the result."""
 
     trace: str
     """The file or folder that was read."""
@@ -61,7 +61,23 @@ class KnownWeights:
 def train(
     folder: Path | None, store_path: Path | None, n_hypothetical: int, n_each: int, n_epochs: int, seed: int
 ) -> list[tuple[str, Path, int]]:
-    """Train both encoders; their weights go to `folder` and, if a store is named, there too."""
+    """Train both encoders and save their weights.
+
+    Args:
+        folder: where the weights go; None: the shipped ones are replaced.
+        store_path: store that gets the weights, too; None: none.
+        n_hypothetical: generated runs of no framework.
+        n_each: generated runs per framework.
+        n_epochs: passes of the LSTM over its examples.
+        seed: of the generator and of training.
+
+    Returns:
+        (kind, file, bytes) of each encoder.
+
+    Raises:
+        UserError: the folder cannot be written.
+        StoreError: the store cannot be written.
+    """
     from zerotune.tuner.fingerprint.corpus.dataset import generated, recorded
     from zerotune.tuner.fingerprint.training.held_out import on_hypothetical, train_both
     from zerotune.tuner.fingerprint.training.train import Examples, examples
@@ -82,7 +98,7 @@ def train(
 
 
 def _check_writable(folder: Path, store_path: Path | None) -> None:
-    """Training takes minutes: errors that would come after it are raised now."""
+    """Raise errors of writing now, before the minutes that training takes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -136,10 +152,18 @@ def _state(blob: bytes) -> str:
 
 
 def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Recognition:
-    """Follow one rank of a trace (None: the first in it) as the daemon would.
+    """Follow one rank of a trace as the daemon would.
+
+    Args:
+        path: a trace file, or a folder of rank files.
+        rank: which rank; None: the first in it.
+        job_id: which job, where our own traces of several lie there.
+
+    Returns:
+        What was recognised, and when.
 
     Raises:
-        TraceError: it is no trace, or of several jobs and `job_id` does not say which is meant.
+        TraceError: it is no trace, or of several jobs and `job_id` is None.
         UserError: it has nothing of that rank or job.
     """
     from zerotune.tuner.traces.trace import read_trace
@@ -153,10 +177,18 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reco
 
 
 def read_several(paths: Sequence[Path], rank: int | None = None, job_id: str | None = None) -> list[Recognition]:
-    """Follow one rank of each job that `paths` are of, job after job.
+    """Follow one rank of each job in several traces, job after job.
 
-    Our own files of one job belong together, whichever path they come from. Other formats do not tell jobs apart: each
-    of their paths stands for itself.
+    Our own files of one job belong together, whichever path they come from. Other formats do not name jobs: each of
+    their paths counts as one.
+
+    Args:
+        paths: trace files, or folders of rank files.
+        rank: which rank; None: the first in each.
+        job_id: only this job.
+
+    Returns:
+        What was recognised of each job, and when.
 
     Raises:
         TraceError: a path is no trace.

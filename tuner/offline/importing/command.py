@@ -54,16 +54,28 @@ def import_measurements(
     format_name: str | None = None,
     collective: Collective | None = None,
 ) -> tuple[Trace, int]:
-    """Read `path` and record its measurements; returns the trace with its summary and the rows recorded or usable.
+    """Read measurements and record those that the store does not have.
 
-    What the file tells (fabric, job, nodes, what ran and who chose it) goes before what is said here. Without
-    either, the fabric is named after the folder that is imported, or that the file lies in. `format_name` forces a
-    format, `collective` says what was run where the files do not. Nothing is written before all files were read
-    without an error. Nothing is recorded twice, and an import that was killed goes on where it ended.
+    What the file says (fabric, job, nodes, what ran and who chose it) goes before the arguments. Nothing is written
+    before all files were read without an error; an import that was killed goes on where it ended.
+
+    Args:
+        path: a file, or a folder with one file per rank.
+        store_path: the SQLite file to write; made if need be.
+        fabric_id: hardware, where the file does not name it; None: the name of the folder.
+        setting: what ran, where the file does not say it.
+        is_default: whether NCCL chose by itself, where the file does not say it.
+        n_nodes: nodes, where the file does not say it.
+        dry_run: only read.
+        format_name: read it as this format; None: found out.
+        collective: what was run, where the file does not say it.
+
+    Returns:
+        The trace with its summary, and the number of rows recorded (with `dry_run`: usable).
 
     Raises:
-        UserError: the file holds nothing to use, or what was said cannot be.
-        TraceError: the file is of no known format, or broken.
+        UserError: the file holds nothing to use, or an argument cannot be true of it.
+        TraceError: the file is of no known format, or damaged.
         StoreError: the store cannot be written.
     """
     _check_options(setting, is_default, fabric_id)
@@ -86,7 +98,7 @@ def import_measurements(
 
 
 def _check_options(setting: Candidate | None, is_default: bool, fabric_id: str | None) -> None:
-    """UserError for what cannot be, whatever the file holds."""
+    """Raise UserError for options that contradict each other, whatever the file holds."""
     if setting is not None and is_default:
         raise UserError("--setting and --default contradict each other", "say what was forced, or that nothing was")
     if fabric_id is not None and not fabric_id.strip():
@@ -101,7 +113,7 @@ def _check_options(setting: Candidate | None, is_default: bool, fabric_id: str |
 
 
 def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | float | bool]) -> int:
-    """Records what the store does not have; returns how many rows that were. `origin` describes unknown fabrics."""
+    """Record what the store does not have; the number of those rows. `origin` describes fabrics new to the store."""
     reading.name_as_before(store)
     n_rows, kept = reading.n_rows, _kept(store, reading)
     described, known_ranks = store.fabrics(), {job.job_id: job.n_ranks for job in store.jobs()}
@@ -123,7 +135,7 @@ def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | flo
 
 
 def _kept(store: Store, reading: Reading) -> Counter[Owner]:
-    """How many of its rows, from the first on, the store has, or has had, of each owner.
+    """How many rows of each owner, from the first on, the store has or once had.
 
     Raises:
         UserError: the store has other rows under one of the jobs, so that these would be a second set.
@@ -165,7 +177,7 @@ def _recorded_otherwise(store: Store, owner: Owner, known: Block, here: Block, *
 
 
 def _as_said(row: Any) -> str:
-    """What may have been said of a measurement."""
+    """What ran and where, in words: the fields that the user's options may have filled in."""
     setting = candidate_of(row["algorithm"], row["protocol"], int(row["n_channels"]))
     own = "NCCL's own choice" if row["is_default"] else str(setting)
     place = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
@@ -173,7 +185,7 @@ def _as_said(row: Any) -> str:
 
 
 def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> None:
-    """Nothing to use is no success; a dry run is content with records, of which it says why they cannot be used."""
+    """Raise UserError where nothing can be used; a dry run needs records only, and says why they cannot be used."""
     summary = trace.summary
     if n_rows or (dry_run and summary.n_records):
         return

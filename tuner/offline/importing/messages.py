@@ -29,7 +29,16 @@ def left_out(trace: Trace) -> dict[str, int]:
 
 
 def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
-    """What `render` prints, as one JSON document."""
+    """What `render` prints, as one JSON document.
+
+    Args:
+        trace: read to its end.
+        n_rows: measurements recorded, or usable in a dry run.
+        dry_run: whether nothing was recorded.
+
+    Returns:
+        The document's text.
+    """
     summary = trace.summary
     document = {
         "format": trace.format_name,
@@ -50,7 +59,14 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
 
 
 def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> None:
-    """What was found, what could not be used, and why."""
+    """Print what was found, what could not be used, and why.
+
+    Args:
+        trace: read to its end.
+        n_rows: measurements recorded, or usable in a dry run.
+        console: where to print.
+        dry_run: whether nothing was recorded.
+    """
     summary = trace.summary
     console.print(
         f"{trace.title}: {summary.n_records:,} records in {summary.n_files} file(s), {summary.n_timed:,} timed, "

@@ -27,8 +27,8 @@ def folder_name(path: Path) -> str:
 class Reading:
     """A trace read once, to know all of it before anything is recorded; `owned` reads it again.
 
-    The rows of a file that names no job are a job of their own, named after what the file tells: so the same contents
-    are the same import, alone or beside other files, whatever the folder is called and whatever was said.
+    The rows of a file that names no job become a job of their own, named after a hash of the file's contents. So equal
+    contents are one import, alone or beside other files, whatever the folder's name and the user's options are.
     """
 
     def __init__(self, trace: Trace, user_facts: UserFacts, path: Path, fabric_id: str | None) -> None:
@@ -87,7 +87,7 @@ class Reading:
                 yield self._owners[portion.path, portion.job_id, portion.fabric_id], portion
 
     def name_as_before(self, store: Store) -> None:
-        """What was imported already keeps its fabric: the folder may have been called otherwise then."""
+        """Give files that were imported before the fabric they had then: the folder may have had another name."""
         if not self._is_named_after_folder:
             return
         known = {job.job_id: job.fabric_id for job in store.jobs() if job.ended_at_s is not None}

@@ -1,9 +1,9 @@
-"""Step times before and after: which steps are compared, what changed and how sure that is, or why nothing can be said.
+"""Step times before and after: which steps are compared, what changed and how sure that is, or why none are compared.
 
 In this order: two run summaries; a job's steps under NCCL's own choice at its start with those under a plan; where it
 had too few of the former (a plan may be adopted within a few steps), also those of earlier jobs with the same
-collectives and the same pace. Where training's own pace or the network changes, steps of before and after are never
-compared: that was no plan's doing.
+collectives and the same pace. Steps before a change of training's own pace or of the network are never compared with
+steps after it: no plan caused that change.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MIN_STEPS: Final = 8
 MIN_OWN_STEPS: Final = 3
 """Untuned steps that show whether another job has the same pace."""
 NOTICED_WITHIN_STEPS: Final = 10
-"""A change of pace is noticed so many steps after it at the latest."""
+"""A change of pace is noticed at most this many steps after it."""
 SAME_PACE: Final = 0.04
-"""Medians (log) that differ by less, or by less than noise may do, are of the same pace."""
+"""Medians (log) that differ by less than this, or by less than noise explains, are of the same pace."""
 WORTH_TELLING_PERCENT: Final = 2.0
 MAX_EARLIER_JOBS: Final = 20
 """At most this many earlier jobs are searched for one to compare with."""
@@ -65,7 +65,7 @@ class MedianChange:
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """What came of a comparison."""
+    """Result of a comparison."""
 
     changes: Sequence[MedianChange]
     explanation: str
@@ -100,7 +100,16 @@ class StepSpan:
 
 
 def of_summaries(before: RunSummary, after: RunSummary, job_id: str = "") -> BeforeAfter:
-    """The settled ends of two runs; `job_id` is whose all else on the page is."""
+    """Compare the last quarters of two runs.
+
+    Args:
+        before: the first run.
+        after: the second run.
+        job_id: the job that the rest of the page is about; empty: none.
+
+    Returns:
+        The comparison, or why there is none.
+    """
     first, last = settled_of(before.steps), settled_of(after.steps)
     if min(len(first), len(last)) < MIN_STEPS:
         counts = f"{before.label} has {len(before.steps)} steps, {after.label} {len(after.steps)}"
@@ -134,7 +143,7 @@ class JobsRead:
         self.steps = functools.cache(store.steps)
         self.decisions = functools.cache(lambda job_id: store.decisions(job_id=job_id))
         self.shapes = functools.cache(store.shapes)
-        """Takes a scan of all measurements: asked for only where jobs of one pace are found."""
+        """Shapes of a job. This scans all its measurements, so it is called only for jobs of one pace."""
 
     def untuned(self, job_id: str) -> list[StepRecord]:
         """A job's steps under NCCL's own choice at its start, those of its first pace."""
@@ -160,7 +169,7 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
 
 
 def is_of_pace(decision: Decision) -> bool:
-    """Whether it tells of another pace of training, or another network."""
+    """Whether it reports a change of training's pace or of the network."""
     return decision.is_of_job and decision.kind not in ("variant", "takeover")
 
 
@@ -214,13 +223,14 @@ def settled_of(steps: Sequence[Any]) -> list[Any]:
 
 
 def _untuned(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """Steps before the first plan, but the very first, which connects and allocates; not those after one was lifted."""
+    """Steps before the first plan, without the very first, which connects and allocates."""
     return [*itertools.takewhile(lambda step: step.epoch == 0, steps)][1:]
 
 
 def _has_same_pace(own: Sequence[StepRecord], others: Sequence[StepRecord]) -> bool:
-    """Whether untuned steps of two jobs take about as long, and, where that is known, compute as long: another batch
-    size, say, is no plan's doing.
+    """Whether untuned steps of two jobs take about equally long and, where it is known, compute equally long.
+
+    Else they differ in more than their plans, in their batch size for example.
     """
     return _is_alike(_column(own, "duration_us"), _column(others, "duration_us")) and _is_alike(
         _computation(own), _computation(others)
@@ -237,10 +247,9 @@ def _is_alike(own: Array, others: Array) -> bool:
 
 
 def _earlier(jobs: JobsRead, job: JobRecord, own: Sequence[StepRecord]) -> tuple[list[str], list[StepRecord]]:
-    """Jobs before `job` with the same training, the latest first, and so many of their untuned steps that these and
-    `own` are enough.
+    """Jobs before `job` with the same training, the latest first, and as many of their untuned steps as `own` lacks.
 
-    Nothing where they do not have so many.
+    Both are empty where these jobs have too few.
     """
     n_wanted = MIN_STEPS - len(own)
     before = jobs.all[: [one.job_id for one in jobs.all].index(job.job_id)][::-1]
@@ -285,7 +294,7 @@ def _compared(
 
 
 def _computation(steps: Sequence[SummaryStep] | Sequence[StepRecord]) -> Array:
-    """What steps take beside exposed communication (us)."""
+    """Step times without exposed communication (us)."""
     return _column(steps, "duration_us") - _column(steps, "exposed_us")
 
 

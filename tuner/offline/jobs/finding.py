@@ -13,9 +13,7 @@ MAX_OFFERED = 5
 
 
 def job_of(store: Store, job: str | None) -> JobRecord:
-    """The job of this id or name; when None the newest that trained, for sweeps and imports are jobs of the store, too.
-
-    Where none trained it is the newest of all.
+    """The job of this id or name; None: the newest that trained or, where none did, the newest sweep or import.
 
     Raises:
         UserError: there is no such job, several have that name, or there is none at all.

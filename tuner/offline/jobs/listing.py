@@ -20,7 +20,7 @@ class JobEnd(enum.Enum):
     running = "running"
     ended = "ended"
     lost = "lost"
-    """Its ranks fell silent, or nobody was there to see its end."""
+    """Its ranks fell silent, or no daemon ran when it ended."""
 
 
 class GainKind(enum.Enum):
@@ -42,7 +42,7 @@ class Gain(msgspec.Struct, frozen=True):
     """Difference of medians."""
     saved_percent: float | None = None
     low_percent: float | None = None
-    """Of the 95 % interval."""
+    """Lower end of the 95 % interval of the change, in percent of step time."""
     high_percent: float | None = None
     why: str = ""
     """What was compared, or why nothing could be."""
@@ -69,9 +69,12 @@ def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLin
     """The newest `limit` jobs of a store that trained, the newest first.
 
     Args:
-        path: the store's file.
-        limit: most jobs.
+        path: the store's SQLite file.
+        limit: number of jobs at most.
         all_kinds: also those that recorded no step, such as sweeps and imports.
+
+    Returns:
+        One line per job.
 
     Raises:
         UserError: there is no store.

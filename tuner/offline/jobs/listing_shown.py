@@ -16,7 +16,7 @@ STYLES = {JobEnd.running: "green", JobEnd.ended: "none", JobEnd.lost: "yellow"}
 
 
 def render(lines: Sequence[JobLine], console: Console) -> None:
-    """Print jobs as a table, and below it why the newest gain that is not known is not."""
+    """Print jobs as a table, and below it why the newest unknown gain is unknown."""
     if not lines:
         console.print("No job has trained with this store yet: zerotune launch -- COMMAND", markup=False)
         return
@@ -38,7 +38,7 @@ def render(lines: Sequence[JobLine], console: Console) -> None:
 
 
 def last_job_in_words(line: JobLine) -> str:
-    """What a job gained that is over, in one or two lines."""
+    """What a job that has ended gained, in one or two lines."""
     gain, title = line.gain, titled(line.job_id, line.name)
     if gain.kind is GainKind.no_plan:
         return f"{title}: NCCL's own choice ran throughout, nothing was changed"

@@ -42,7 +42,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     n_disagreements: Count | None = None
     n_ranks: Count = 0
     job_id: str = ""
-    """The job's in the store; empty where no daemon was told of it."""
+    """Id of the job in the store; empty where no daemon recorded it."""
 
 
 def read_summary(path: Path) -> RunSummary:
@@ -63,7 +63,11 @@ def read_summary(path: Path) -> RunSummary:
 
 
 def check_alike(before: RunSummary, after: RunSummary) -> None:
-    """Raises UserError where two runs differ in more than their settings."""
+    """Check that two runs differ in nothing but their settings.
+
+    Raises:
+        UserError: they do.
+    """
     if 0 not in (before.n_ranks, after.n_ranks) and before.n_ranks != after.n_ranks:
         raise UserError(f"one run had {before.n_ranks} ranks, the other {after.n_ranks}", "compare runs of one size")
     places = [_place(one) for one in (before, after)]
@@ -76,10 +80,18 @@ def _place(run: RunSummary) -> str:
 
 
 def compared_job(store: Store, job_id: str | None, run: RunSummary) -> JobRecord:
-    """The job that a page about `run` is of: its own, where the store has it.
+    """The job that a page about `run` is of: the run's own, where the store has it.
+
+    Args:
+        store: open for reading.
+        job_id: id or name of the job that the user asked for; None: none.
+        run: the run after, of a before-and-after comparison.
+
+    Returns:
+        The job.
 
     Raises:
-        UserError: `job_id` is another, or there is none.
+        UserError: the user asked for another job than the run's, or there is none.
     """
     if job_id is not None:
         job_id = job_of(store, job_id).job_id

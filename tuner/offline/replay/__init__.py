@@ -63,16 +63,25 @@ def replay(
     collective: Collective | None = None,
     job_id: str | None = None,
 ) -> ReplayResult:
-    """Judge `policies` on the trace at `trace` (a file, or a folder of --log-trace).
+    """Judge policies on a trace.
 
-    What other jobs measured comes from the store at `store_path` if it exists; `fabric` names the fabric for
-    predictions when the trace does not say which it ran on; `plan` is what the policy `table` follows, our plan
-    file, NVIDIA's tuner CSV or scitix's table; `change` asks what the step would be in another job;
-    `format_name` and `collective` are as for `read_trace`, `job_id` as for `load_table`.
+    Args:
+        trace: a trace file, or a folder such as `launch --log-trace` writes.
+        policies: names in POLICIES.
+        store_path: store with measurements of other jobs; None, or no file: nothing is known of them.
+        fabric: name or path of the fabric file for predictions, where the trace does not name its fabric.
+        plan: file that the policy `table` follows: our plan file, NVIDIA's tuner CSV or scitix's table.
+        change: what the step would be in another job; None: not asked.
+        format_name: read the trace as this format; None: found out.
+        collective: what was run, where the trace does not say it.
+        job_id: whose files are judged, in a folder with several jobs.
+
+    Returns:
+        What each policy would have cost, and from which evidence.
 
     Raises:
         TraceError: the trace cannot be read.
-        UserError: a policy, the fabric, the store or the job is not usable.
+        UserError: a policy, the fabric, the plan, the store, the job or the change is not usable.
     """
     named(policies)
     rows = None if plan is None else plan_rows(plan)
@@ -106,11 +115,25 @@ def replay_table(
     evidence: FabricEvidence | None = None,
     unknown: str = UNKNOWN,
 ) -> ReplayResult:
-    """Judge `policies` on a table of collectives.
+    """Judge policies on a table of collectives.
 
-    `statistics`, `knowledge` and `model_error` (see `FabricEvidence`) are of other jobs on the trace's fabric.
-    `evidence` is of the fabric that `change` asks about, where that is another; `unknown` says why there are no
-    `statistics`, if there are none.
+    Args:
+        table: the job's collectives.
+        policies: names in POLICIES.
+        statistics: what other jobs measured on the trace's fabric.
+        knowledge: what was learned from these jobs; None: nothing.
+        model_error: of the learned model, see `FabricEvidence`.
+        plan: rows that the policy `table` follows; None: what earlier jobs showed.
+        trace: name of the trace, for the result.
+        change: what the step would be in another job; None: not asked.
+        evidence: of the fabric that `change` names; None: it is the trace's own.
+        unknown: why there are no `statistics`, as the beginning of a sentence.
+
+    Returns:
+        What each policy would have cost, and from which evidence.
+
+    Raises:
+        UserError: a policy is unknown, or `change` cannot be judged from this trace.
     """
     own_evidence = FabricEvidence(statistics, knowledge or Knowledge.empty(), model_error)
     knowledge = own_evidence.knowledge

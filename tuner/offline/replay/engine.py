@@ -19,7 +19,7 @@ from zerotune.tuner.offline.replay.table import Shape
 
 
 class ShapeVerdict(msgspec.Struct, frozen=True):
-    """One policy on one shape; None costs: there is no evidence, and nothing is said."""
+    """One policy on one shape; costs are None where there is no evidence."""
 
     policy: str
     collective: str
@@ -54,12 +54,12 @@ class PolicyTotal(msgspec.Struct, frozen=True):
     n_judged: int
     n_refused: int
     refused_share_percent: float
-    """Of the logged communication time; of the bytes moved, when the trace has no times."""
+    """Share without evidence: of the logged communication time, or of the bytes where the trace has no times."""
     n_by_evidence: dict[str, int]
 
 
 class _Doubt(NamedTuple):
-    """How much all predictions together may be too high, and too low (95 %): a large error is not symmetric."""
+    """By how much all predictions together may be too high and too low (95 %); large errors are not symmetric."""
 
     below_us: float = 0.0
     above_us: float = 0.0
@@ -86,7 +86,7 @@ class _Sums:
     shared_difference: _Doubt = _NO_DOUBT
 
     def add(self, count: int, cost: Estimate, baseline: Estimate, is_same: bool) -> None:
-        """A shape of `count` collectives. Predictions share their model's error: those add up linearly."""
+        """Add a shape of `count` collectives. Predictions share their model's error: their errors add up linearly."""
         self.cost_us += count * cost.cost_us
         self.baseline_us += count * baseline.cost_us
         error_us = count * cost.cost_us * cost.error
@@ -107,7 +107,18 @@ def judge(
     policies: dict[str, Policy],
     context: PolicyContext,
 ) -> tuple[tuple[PolicyTotal, ...], tuple[ShapeVerdict, ...]]:
-    """Every policy on every shape. `counts` and `logged_us` [n_shapes]: collectives, and their time."""
+    """Judge every policy on every shape.
+
+    Args:
+        shapes: of the trace, shape (n_shapes,).
+        counts: collectives of each shape, shape (n_shapes,).
+        logged_us: their total time in the trace, shape (n_shapes,); all 0: the trace has no times.
+        policies: by name.
+        context: what policies may look at.
+
+    Returns:
+        The totals of each policy, and (policy by policy) its result on each shape.
+    """
     weights = np.asarray(logged_us, np.float64)
     if not weights.any():
         weights = np.array([shape.message_bytes for shape in shapes], np.float64) * np.asarray(counts)
@@ -137,7 +148,7 @@ def judge(
 
 
 def _cost(context: PolicyContext, shape: Shape, asked: Candidate | Mixture) -> Estimate | None:
-    """A mixture costs its mean; its grade is that of its worst part, and its parts' errors add up."""
+    """Cost of a setting or mixture; a mixture has its parts' mean, their worst grade and the sum of their errors."""
     if isinstance(asked, Candidate):
         return context.estimates.estimate(shape, asked)
     parts = [(context.estimates.estimate(shape, candidate), share) for candidate, share in asked.shares]

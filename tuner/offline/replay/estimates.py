@@ -52,7 +52,7 @@ MAX_INTERPOLATED_CLASSES: Final = SIZE_CLASSES_PER_OCTAVE
 """Sweeps measure each octave: a size between two measured ones, this near to either, is interpolated."""
 
 DOUBT_PER_OCTAVE: Final = 0.15
-"""Standard error of a prediction's logarithm for each doubling of bytes or channels away from what was measured."""
+"""Standard error of a prediction's logarithm per doubling of bytes or channels, from the nearest measurement on."""
 UNSEEN_DOUBT: Final = math.log(2)
 """Standard error (log) for an algorithm and protocol that was measured nowhere on the communicator.
 
@@ -153,11 +153,11 @@ class CostEstimates:
         )
 
     def predicted(self, shape: Shape, candidate: Candidate) -> Prediction | None:
-        """The model's figure alone."""
+        """The model's prediction, whatever was measured."""
         return None if self._predictor is None else self._predictor(shape, candidate)
 
     def with_predictor(self, predictor: Predictor | None) -> CostEstimates:
-        """These measurements with another model."""
+        """A copy with the same measurements and another model."""
         other = copy.copy(self)
         other._predictor, other._known = predictor, {}
         return other
@@ -165,7 +165,7 @@ class CostEstimates:
     def measured_candidates(self, shape: Shape) -> list[Candidate]:
         """Candidates with measurements for `shape`, here or elsewhere; in a fixed order.
 
-        Of those from elsewhere that come to the same at this size, one.
+        Of those from elsewhere that have the same effect at this size, one.
         """
         here = self._here_by_shape.get(shape, set())
         effects = {in_effect(shape.collective, shape.message_bytes, candidate) for candidate in here}
@@ -190,7 +190,7 @@ class CostEstimates:
         return None
 
     def _from_other_phase(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        """This trace's calls of the same bytes in the phase that has most of them."""
+        """Estimate by this trace's calls of the same bytes in another phase, the one with most of them."""
         found = [
             (there, self._here.get((other, BASELINE)))
             for phase in Phase
@@ -260,7 +260,7 @@ class CostEstimates:
         return self._carried(shape, there, Estimate(baseline_us, 0.0, Grade.measured_elsewhere))
 
     def _interpolated_alone(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        """The cost itself, where no baseline tells a ratio."""
+        """The interpolated cost itself, where no baseline is known to form a ratio with."""
         own_class = shape.key.size_class
         ends: list[tuple[int, Estimate]] = []
         for direction in (-1, 1):

@@ -21,14 +21,22 @@ class FabricEvidence:
     statistics: Sequence[CandidateStatistics] = ()
     knowledge: Knowledge = field(default_factory=Knowledge.empty)
     model_error: float = 0.0
-    """Of the learned model, as a standard error of log durations at sizes that it was not fitted to; 0: no model."""
+    """Standard error of the learned model's log durations at sizes that it was not fitted to; 0: no model."""
 
 
 def evidence_of(store_path: Path | None, fabric_id: str, without_job: str = "") -> FabricEvidence:
-    """What all jobs on a fabric left in the store, or all but `without_job`.
+    """What the store knows of a fabric.
 
-    A model that was fitted since that job began may have learned from it: it is fitted anew, which takes up to five
-    seconds.
+    A model that was fitted since `without_job` began may have learned from that job: then it is fitted anew, which
+    takes up to five seconds.
+
+    Args:
+        store_path: the SQLite file; None, or no file: nothing is known.
+        fabric_id: the fabric; empty: nothing is known.
+        without_job: job id whose measurements are left out; empty: none.
+
+    Returns:
+        Statistics, knowledge and the model's error.
 
     Raises:
         StoreError: the store cannot be read.
@@ -55,5 +63,5 @@ def _measured_since_s(store: Store, job_id: str, fabric_id: str) -> float | None
 
 
 def _error(record: ModelRecord | None) -> float:
-    """Of a model, as a standard error: the median absolute error of a normal distribution is 0.67 of that."""
+    """A model's standard error: a normal distribution's median absolute error is 0.67 of it."""
     return 0.0 if record is None else MAD_TO_SIGMA * (record.error or 0.0)

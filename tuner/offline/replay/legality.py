@@ -1,8 +1,8 @@
 """What a job can run at all: the cells that NCCL would offer its calls, and settings with the same effect.
 
-NCCL refuses PAT and NVLS to a reduce-scatter that averages floats, as FSDP2's does, and runs its own choice instead.
-A trace does not name operators: that such an algorithm ran in it shows that the job sums. Where none did, the job is
-taken to average, and nothing is promised of what NCCL may refuse.
+For a reduce-scatter that averages floats, as FSDP2's does, NCCL refuses PAT and NVLS and runs its own choice instead.
+A trace does not name operators, but if such an algorithm ran in it, the job sums. Where none did, the job is assumed
+to average, and settings that NCCL may refuse are not judged.
 """
 
 from __future__ import annotations
@@ -38,14 +38,33 @@ def is_known_to_sum(table: CollectiveTable) -> bool:
 
 
 def may_run(collective: Collective, n_nodes: int, candidate: Candidate, sums: bool) -> bool:
-    """False where NCCL may refuse the setting, or always does; `sums`: the job is known to."""
+    """Whether NCCL is sure to accept a setting.
+
+    Args:
+        collective: what is called.
+        n_nodes: nodes of the communicator.
+        candidate: the setting.
+        sums: whether the job's reduce-scatters are known to sum, not to average.
+
+    Returns:
+        False where NCCL refuses the setting, or may refuse it.
+    """
     if not can_run(collective, candidate.algorithm, candidate.protocol, n_nodes):
         return False
     return sums or collective is not _SCATTER or candidate.algorithm not in SUMS_ONLY
 
 
 def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) -> Candidate:
-    """The setting with the channels that really run: with little traffic, several counts have the same effect."""
+    """The setting with the channels that really run: with little traffic, several counts have the same effect.
+
+    Args:
+        collective: what is called.
+        message_bytes: total bytes.
+        candidate: the setting asked for.
+
+    Returns:
+        The setting that runs.
+    """
     if candidate.algorithm is None or candidate.protocol is None or not candidate.n_channels:
         return candidate
     n_channels = cost_model.channels_used(collective, candidate.protocol, message_bytes, candidate.n_channels)
@@ -53,12 +72,21 @@ def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) 
 
 
 def in_effect_at(collective: Collective, size_class: int, candidate: Candidate) -> Candidate:
-    """Like `in_effect`, at the smallest size of a class."""
+    """Like `in_effect`, at the smallest size of a class.
+
+    Args:
+        collective: what is called.
+        size_class: index of the class.
+        candidate: the setting asked for.
+
+    Returns:
+        The setting that runs.
+    """
     return in_effect(collective, size_class_floor(size_class), candidate)
 
 
 def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
-    """Whether its ranks are known, and there is room for them on the fabric, where that is known."""
+    """Whether the communicator's ranks are known and, where the fabric is known, there is room for them on it."""
     if fabric is None:
         return communicator.n_ranks > 0
     try:
@@ -68,7 +96,13 @@ def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
 
 
 def without_refused(costs: CostPrior, fabric: Fabric, shapes: Iterable[Shape]) -> None:
-    """Tell `costs` what NCCL offers averages at `shapes`, as the cost tables of a running job would."""
+    """Teach `costs` that NCCL refuses averages some algorithms, as a running job's cost tables would.
+
+    Args:
+        costs: changed in place.
+        fabric: where the job runs.
+        shapes: the job's shapes; only reduce-scatters matter.
+    """
     for shape in shapes:
         if shape.collective is not _SCATTER:
             continue

@@ -26,15 +26,23 @@ def load_table(
     job_id: str | None = None,
     likely_job_id: str = "",
 ) -> CollectiveTable:
-    """The collectives of the trace at `path`; `fabric` describes the machine where the trace does not.
+    """The collectives of a trace, joined over its ranks.
 
-    `format_name` forces a format, `collective` says what was run where the files do not. Of a folder with traces of
-    several jobs, `job_id` says whose are meant; without it, those of `likely_job_id` if it is among them.
+    Args:
+        path: a trace file, or a folder with one file per rank.
+        fabric: name or path of a fabric file, where the trace does not describe its machine.
+        format_name: read it as this format; None: found out.
+        collective: what was run, where the trace does not say it.
+        job_id: whose files are read, in a folder with several jobs.
+        likely_job_id: job to take among several where `job_id` is None.
+
+    Returns:
+        One row per collective.
 
     Raises:
-        TraceError: it is no trace, or a broken one.
+        TraceError: it is no trace, or a damaged one.
         FabricError: there is no such fabric.
-        UserError: the trace describes its own fabric, and it is another; or it has no job `job_id`.
+        UserError: the trace ran on another fabric than `fabric`, or has no job `job_id`.
     """
     described = fabrics.load(fabric) if fabric is not None else None
     trace = read_trace(path, format_name, collective=collective)
@@ -56,7 +64,7 @@ def load_table(
 
 
 def _own(start: OneStart) -> CollectiveTable:
-    """Our own traces, one file a rank; of several, a damaged one is told of while the others are used."""
+    """The table of our own traces, one file a rank; damaged files get a note while the others are used."""
     traces, damaged = [], list(start.damaged)
     for file in start.files:
         try:

@@ -17,7 +17,17 @@ from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 def what_was_judged(
     table: CollectiveTable, estimates: CostEstimates, shapes: Sequence[Shape], counts: Sequence[int]
 ) -> tuple[str, ...]:
-    """What became of a foreign trace's records; our own tell their losses themselves."""
+    """Note on what became of a foreign trace's records.
+
+    Args:
+        table: the trace.
+        estimates: what is known of costs.
+        shapes: of the trace, shape (n_shapes,).
+        counts: collectives of each shape, shape (n_shapes,).
+
+    Returns:
+        One sentence; none for our own traces, whose losses are counted elsewhere.
+    """
     if not table.n_records and not table.left_out:
         return ()
     n_collectives = len(table.rows)
@@ -35,10 +45,18 @@ def what_was_judged(
 
 
 def where_it_does_not_fit(fabric: Fabric | None, shapes: Sequence[Shape], counts: Sequence[int]) -> tuple[str, ...]:
-    """Notes on collectives for which a described fabric predicts nothing.
+    """Note on collectives for which a described fabric predicts nothing.
+
+    Args:
+        fabric: None: nobody described it.
+        shapes: of the trace, shape (n_shapes,).
+        counts: collectives of each shape, shape (n_shapes,).
+
+    Returns:
+        One sentence, or none.
 
     Raises:
-        FabricError: of none that the trace tells the ranks of.
+        FabricError: none of the communicators with known ranks fits on the fabric.
     """
     if fabric is None:
         return ()
@@ -58,7 +76,17 @@ def where_it_does_not_fit(fabric: Fabric | None, shapes: Sequence[Shape], counts
 def what_is_missing(
     table: CollectiveTable, statistics: Sequence[CandidateStatistics], costs: CostPrior | None, unknown: str
 ) -> tuple[str, ...]:
-    """The reader's notes, and which evidence is missing."""
+    """The trace reader's notes, and which evidence is missing.
+
+    Args:
+        table: the trace.
+        statistics: what other jobs measured.
+        costs: NCCL's cost model; None: nobody described the fabric.
+        unknown: why there are no `statistics`, as the beginning of a sentence.
+
+    Returns:
+        One sentence per note.
+    """
     notes = list(table.notes)
     if not len(table.rows):
         notes.append("There is no collective in it that could be judged.")

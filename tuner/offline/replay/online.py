@@ -39,7 +39,7 @@ MAX_PLAYED_STEPS: Final = 2000
 CALL_SPREAD: Final = 0.05
 """Relative spread of single calls in a play."""
 STEP_OVER_COMMUNICATION: Final = 3.0
-"""Length of a step whose length the trace does not tell, over its communication."""
+"""Length of a step over its communication, where the trace does not say it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,17 @@ class Thompson(Bandit):
 
 
 def play_bandit(make: Callable[[int, int], Bandit], estimates: CostEstimates, shape: Shape, n_calls: int) -> Mixture:
-    """A bandit on one shape over the settings that were measured for it."""
+    """Play a bandit on one shape, over the settings that were measured for it.
+
+    Args:
+        make: makes the bandit from (number of arms, seed).
+        estimates: what is known of costs.
+        shape: what is played.
+        n_calls: calls of that shape in the trace; MAX_PLAYED_CALLS of them are played, the others run the last choice.
+
+    Returns:
+        How often each setting ran; the baseline alone where only that has a cost.
+    """
     arms = [BASELINE, *estimates.measured_candidates(shape)]
     logs = [math.log(found.cost_us) for arm in arms if (found := estimates.estimate(shape, arm)) is not None]
     if len(logs) < len(arms) or len(arms) == 1:
@@ -144,7 +154,18 @@ def play_tuner(
     step_us: float | None,
     facts: Mapping[str, str | int | float | bool],
 ) -> dict[Shape, Mixture]:
-    """Our own tuner, fed step by step as its daemon would be; plans come into force at the next step."""
+    """Feed our own tuner step by step, as its daemon would; plans come into force at the next step.
+
+    Args:
+        estimates: what is known of costs.
+        counts: calls of each shape in the trace.
+        n_steps: steps of the trace.
+        step_us: length of a step; None: STEP_OVER_COMMUNICATION times its communication.
+        facts: the fabric's description.
+
+    Returns:
+        By shape, how often each setting ran.
+    """
     shapes = [shape for shape in counts if estimates.estimate(shape, BASELINE) is not None]
     known: dict[_Place, set[Candidate]] = {}
     for shape in shapes:

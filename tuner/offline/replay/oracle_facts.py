@@ -1,4 +1,4 @@
-"""Where the oracle shows less than one expects of it, and why."""
+"""Where the oracle saves less than one expects of it, and why."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from zerotune.tuner.offline.replay.engine import ShapeVerdict
 
 ORACLE: Final = "oracle"
 LEAST_PERCENT: Final = 0.05
-"""A policy that is better by less is told to be as good."""
+"""A policy that is better by less than this counts as equally good."""
 
 
 class CheaperPolicy(msgspec.Struct, frozen=True):
-    """A policy whose cost is told to be below the oracle's, over what both of them can be judged on."""
+    """A policy whose cost is below the oracle's, over the collectives on which both can be judged."""
 
     policy: str
     below_percent: float
     n_collectives: int
-    """Of which it names a setting that is told to be cheaper."""
+    """Collectives for which it names a setting with a lower cost."""
     n_by_evidence: dict[str, int]
     """Of these, by what their costs rest on."""
 
 
 class OracleFacts(msgspec.Struct, frozen=True):
-    """What keeps the oracle from being the least that is possible."""
+    """What keeps the oracle from being the lowest possible cost."""
 
     n_collectives: int
     n_alone: int
-    """Of which nothing but NCCL's own choice has a cost: the oracle can only leave it."""
+    """Collectives for which only NCCL's own choice has a cost: the oracle can only keep it."""
     n_refused: int
-    """Of which not even that has one."""
+    """Collectives without any cost."""
     cheaper: tuple[CheaperPolicy, ...] = ()
 
 

@@ -19,7 +19,7 @@ _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "pro
 
 
 def plan_rows(path: Path) -> list[PlanRow]:
-    """The rows of any of the three; tables without phases count for every phase.
+    """The rows of a file of any of the three formats; those without phases hold for every phase.
 
     Raises:
         PlanError: the file cannot be read, or a row means nothing.

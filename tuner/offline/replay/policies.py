@@ -35,7 +35,7 @@ class PolicyContext:
 
     estimates: CostEstimates
     knowledge: Knowledge = field(default_factory=Knowledge.empty)
-    """Of other runs on this fabric."""
+    """What was learned from other jobs on this fabric."""
     costs: CostPrior | None = None
     """NCCL's own cost; None when nobody described the fabric."""
     plan: Sequence[PlanRow] | None = None
@@ -48,7 +48,7 @@ class PolicyContext:
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """The fabric's description."""
     fabric: Fabric | None = None
-    """What it describes; None when nobody did."""
+    """The fabric that `facts` describe; None when nobody described it."""
 
     @cached_property
     def tuned(self) -> Mapping[Shape, Mixture]:
@@ -134,8 +134,7 @@ def _offered(context: PolicyContext, costs: CostPrior, shape: Shape) -> tuple[Ca
 def oracle(context: PolicyContext, shape: Shape) -> Candidate:
     """The best in hindsight of all measured settings and of what `table` and `model` name.
 
-    A prediction counts by the high end of its interval: it wins where it would even so. With few samples the gain is
-    flattered by chance.
+    A prediction counts by the high end of its interval. With few samples, chance makes the gain look too large.
     """
     return min(_judged(context, shape), key=lambda one: one[0], default=(0.0, BASELINE))[1]
 
@@ -149,7 +148,7 @@ def has_others(context: PolicyContext, shape: Shape) -> bool:
 
 
 def _judged(context: PolicyContext, shape: Shape) -> list[tuple[float, Candidate]]:
-    """(what it takes for sure, the setting), of all that have a cost."""
+    """(cost, setting) of all that have a cost; of predictions the high end of the interval."""
     known = [BASELINE, *context.estimates.measured_candidates(shape), table(context, shape), model(context, shape)]
     return [
         (_sure_us(estimate, candidate), candidate)

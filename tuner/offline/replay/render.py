@@ -24,7 +24,13 @@ _EVIDENCE = {
 
 
 def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) -> None:
-    """Print what was replayed, each policy by (collective, phase, size), and the totals."""
+    """Print what was replayed, each policy by (collective, phase, size), and the totals.
+
+    Args:
+        result: of a replay.
+        console: where to print.
+        max_rows: rows of the table by shape at most.
+    """
     console.print(
         f"[bold]{result.trace}[/]: {result.n_collectives:,} collectives, {result.n_timed:,} of them timed,"
         f" in {result.n_steps:,} steps of {result.n_files} rank file(s); {result.logged_us / 1e3:,.1f} ms as logged"
@@ -52,7 +58,7 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
 
 
 def oracle_text(facts: OracleFacts | None) -> Iterator[str]:
-    """Why the oracle shows less than one expects of it; nothing where it does not."""
+    """Why the oracle saves less than one expects of it; nothing where it does not."""
     if facts is None:
         return
     for one in facts.cheaper:

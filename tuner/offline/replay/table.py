@@ -20,7 +20,7 @@ from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
 Array = NDArray[Any]
 
 UNKNOWN: Final = 255
-"""`algorithm`, `protocol` or `n_channels` that the trace does not tell."""
+"""`algorithm`, `protocol` or `n_channels` that the trace does not say."""
 _UNKNOWN_STEP = 0xFFFFFFFF
 
 
@@ -65,18 +65,18 @@ class CollectiveTable:
     is_emulated: bool = False
     """True when the times are the emulated NCCL's virtual ones."""
     n_records: int = 0
-    """Of a foreign trace: how many of its records are in `rows`, single or joined."""
+    """Records of a foreign trace that are in `rows`, single or joined."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Of a foreign trace: reason -> records that are not."""
+    """Records of a foreign trace that are not in `rows`, by reason."""
     is_silent_on_choices: bool = False
     """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
     notes: tuple[str, ...] = ()
     """Other notes of the reader."""
     own_comms: Array | None = None
-    """Communicators of the rank that `steps` are of; None where the trace does not tell them from other ranks'."""
+    """Communicators of the rank that `steps` are of; None where the trace does not say whose they are."""
 
     def shapes(self) -> tuple[list[Shape], Array]:
-        """The distinct shapes, and for each row the index of its shape, int64 [n]."""
+        """The distinct shapes, and for each row the index of its shape, int64, shape (n,)."""
         rows = self.rows
         sizes, size_index = numbered(rows["message_bytes"])
         wide = rows["n_ranks"].astype(np.uint64) << np.uint64(32) | rows["n_nodes"]
@@ -106,7 +106,7 @@ def numbered(values: Array) -> tuple[Array, Array]:
 
 
 def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
-    """Join one job's ranks: a collective's duration is what its last arrival saw, the least over ranks.
+    """Join one job's ranks: a collective's duration is the shortest of its ranks', that of the last to arrive.
 
     Raises:
         TraceError: the traces are of different jobs.
@@ -157,8 +157,9 @@ def _cut_note(traces: Sequence[OwnTrace]) -> tuple[str, ...]:
 
 
 def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
-    """Which collectives as many ranks tell of as of any on that communicator; without one rank's word, a duration may
-    include waiting for it.
+    """Which collectives have records of as many ranks as any on their communicator, shape (n,).
+
+    Where a rank's record is missing, the duration may include waiting for that rank.
     """
     comms, comm = np.unique(comm_id, return_inverse=True)
     most = np.zeros(len(comms), np.int64)
@@ -173,7 +174,7 @@ def _partial_note(n_partial: int) -> tuple[str, ...]:
 
 
 def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:
-    """A foreign trace; what it does not tell stays unknown. `fabric` says how many nodes its ranks span.
+    """A foreign trace; what it does not say stays unknown. `fabric` says how many nodes its ranks span.
 
     Rows of measurements are calls of their own: nothing is joined there.
     """
@@ -235,8 +236,9 @@ def _table(rows: Array, **facts: Any) -> CollectiveTable:
 
 
 def _join(rows: Array) -> tuple[Array, Array]:
-    """One row per (comm_id, collective, sequence): the least known duration, and when that began; and from how many
-    reports.
+    """One row per (comm_id, collective, sequence), and the number of records that it was joined from, shape (m,).
+
+    Its duration is the shortest known one, its start the beginning of that duration.
     """
     order = np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))
     ordered = rows[order]

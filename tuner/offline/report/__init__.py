@@ -18,13 +18,21 @@ def write_report(
     summaries: Sequence[Path] = (),
     traces: Sequence[Path] = (),
 ) -> Path:
-    """Write the page about `job_id` (the newest that trained when None) to `out`, and return `out`.
+    """Write the page about a job.
 
-    `summaries` are two run summaries as JSON, before and after:
-    {"label", "emulated", "fabric", "n_disagreements", "steps": [{"step", "duration_us", "exposed_us", "loss_hex"}]}.
-    `traces` are the --log-trace folders of one or two runs, for timelines of a step.
+    Args:
+        store_path: the SQLite file.
+        out: the HTML file to write.
+        job_id: id or name of the job; None: the newest that trained.
+        summaries: none, or two files of `launch --summary`: the runs before and after.
+        traces: folders of `launch --log-trace`, of one or two runs, for timelines of a step.
+
+    Returns:
+        `out`.
 
     Raises:
+        StoreError: the store cannot be read.
         UserError: no such store, job or summary, or `out` cannot be written.
+        TraceError: a trace cannot be read.
     """
     return write_page(gather(store_path, job_id, summaries, traces), out)

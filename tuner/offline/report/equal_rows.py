@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def groups_of(rows: NDArray[Any], columns: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(index of each group's first row [k], each row's group [n]), groups sorted by `columns`."""
+    """Index of each group's first row (k,) and each row's group (n,); groups are sorted by `columns`."""
     code = np.zeros(len(rows), np.int64)
     for column in columns:
         values, place = np.unique(rows[column], return_inverse=True)

@@ -68,7 +68,7 @@ class Facts:
         return str(self.fabric.get("emulated", ""))
 
     def settled(self) -> dict[DecisionKey, Decision]:
-        """The last word on every key, explorations left out."""
+        """The last decision on every key, trials left out."""
         since_s = taken_over_s(self.decisions)
         return settled_decisions(one for one in self.decisions if one.decided_at_s >= since_s)
 
@@ -99,7 +99,7 @@ class Facts:
 
     @property
     def n_steps(self) -> int:
-        """Steps begun, those included that have no time."""
+        """Steps begun, with those that have no time."""
         return 1 + max((step.step for step in self.steps), default=-1)
 
     @property
@@ -123,10 +123,10 @@ class Facts:
         return [one for one in found if one.decision is not None]
 
     def collectives_us(self) -> tuple[float, float] | None:
-        """What the decided collectives of a step take by their medians: under NCCL's own choice, and as decided.
+        """Time of a step's decided collectives by their medians (us): under NCCL's own choice, and as decided.
 
-        Not the step: communication that computation hides gains nothing. None where nothing of it was measured, or no
-        plan was adopted.
+        Not the gain of the step: hidden communication gains nothing. None where nothing was measured, or no plan was
+        adopted.
         """
         if self.highest_epoch == 0:
             return None
@@ -142,7 +142,7 @@ class Facts:
 
     @property
     def is_of_training(self) -> bool:
-        """False of a sweep or an import, of which no page would be true; a job without anything may have just begun."""
+        """False for a sweep or an import, which have no page; true for a job without records, which may just begin."""
         ran_here = bool(self.job.n_ranks)  # a job's hello tells its ranks; measurements of another store's do not
         is_other = len(self.measurements) and not (ran_here and (self.measurements["source"] == Source.live).any())
         return not is_other or bool(self.steps or self.decisions or self.before or self.traced)
@@ -155,14 +155,21 @@ class Facts:
 def gather(
     store_path: Path, job_id: str | None = None, summaries: Sequence[Path] = (), traces: Sequence[Path] = ()
 ) -> Facts:
-    """The facts about `job_id` (the newest that trained when None); `summaries` are the runs before and after.
+    """Gather the facts about a job.
 
-    `traces` are their --log-trace folders, if they were logged.
+    Args:
+        store_path: the SQLite file.
+        job_id: id or name of the job; None: the newest that trained.
+        summaries: none, or two files of `launch --summary`: the runs before and after.
+        traces: folders of `launch --log-trace`: one, or two: before and after.
+
+    Returns:
+        The facts.
 
     Raises:
-        StoreError: there is no usable store.
-        UserError: no such job, or a summary is not one.
-        TraceError: a trace is not one.
+        StoreError: the store cannot be read.
+        UserError: no such store or job, a summary is not one, or there are too many files.
+        TraceError: a trace cannot be read.
     """
     if not store_path.exists():
         raise UserError(f"there is no store at {store_path}", "name it with --store, or run a job first")

@@ -45,7 +45,7 @@ def write_page(facts: Facts, out: Path) -> Path:
     """Write the page to `out` in one piece.
 
     Raises:
-        UserError: the job is none of training, or `out` cannot be written.
+        UserError: the job did not train, or `out` cannot be written.
     """
     if not facts.is_of_training:
         raise untrained(facts)
@@ -83,7 +83,7 @@ def page(facts: Facts) -> str:
 
 
 def pictures(facts: Facts) -> list[Picture]:
-    """Every picture there is data for, in the page's order."""
+    """Every picture for which there is data, in the page's order."""
     found = [
         _step_picture(facts, "duration_us", "step time", "steps"),
         _step_picture(facts, "exposed_us", "exposed communication", "exposed"),
@@ -117,7 +117,7 @@ def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture |
 
 
 def _timeline_picture(facts: Facts) -> Picture | None:
-    """One step before and after with what was exposed, or, where that cannot be told, the bare collectives."""
+    """One step before and after, with its exposed communication; the collectives alone where that is not known."""
     if not facts.traced:
         return None
     steps = step_timeline.timelines(facts.traced)
@@ -215,7 +215,7 @@ def _regret_picture(facts: Facts) -> Picture | None:
 
 
 def regret_by_step(measurements: Array) -> tuple[Array, Array] | None:
-    """(steps [n], regret in percent [n]) against the best median per shape with 3 or more samples."""
+    """Step numbers (n,) and regret in percent (n,), against the best median per shape with 3 or more samples."""
     ok = measurements[(measurements["outcome"] == Outcome.ok) & (measurements["duration_us"] > 0)]
     if not len(ok):
         return None
@@ -273,7 +273,7 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _expected(explained: Explanation) -> tuple[float | None, float | None, float | None]:
-    """What the key's last decision expected of the setting that it left, and both ends of the 90 % interval."""
+    """What was expected of the setting that the last decision chose, and both ends of the 90 % interval (us)."""
     for one in explained.alternatives:
         if one["candidate"] == (explained.not_adopted or explained.setting) and one["predicted_us"] is not None:
             return one["predicted_us"], one["predicted_low_us"], one["predicted_high_us"]

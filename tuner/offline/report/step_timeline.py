@@ -1,4 +1,4 @@
-"""One step of a traced run, drawn from its program: what computed, what communicated, what was waited for."""
+"""One step of a traced run, drawn from its program: computation, communication, and what of it was exposed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepTimeline:
     communication: Sequence[tuple[str, float, float]]
     """(phase, start, end), by start."""
     exposed: Sequence[tuple[str, float, float]]
-    """Parts of the communication that computation waited for."""
+    """(phase, start, end) of the parts of communication for which computation waited."""
     error_percent: float
     """How far the program's step time is from the logged ones."""
 
@@ -40,9 +40,9 @@ class StepTimeline:
 
 
 def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
-    """Before and after: the settled ends of two traces, or start and end of one. A reason where that cannot be told.
+    """Before and after: the last quarters of two traces, or start and end of one; a reason where neither is known.
 
-    One trace whose start cannot be told (a warm start is under a plan within a few steps) gives its end alone.
+    A trace with too few steps at its start (a warm start has a plan within a few steps) gives its end alone.
     """
     if len(tables) == 1:
         table = tables[0]
@@ -118,7 +118,7 @@ def lanes_of(steps: Sequence[StepTimeline]) -> list[str]:
 
 
 def _under_no_plan(table: CollectiveTable) -> CollectiveTable:
-    """Steps before the first plan, but the very first, which connects and allocates."""
+    """Steps before the first plan, without the very first, which connects and allocates."""
     steps = table.steps
     return only_steps(table, steps["step"][steps["epoch"] == 0][1:] if len(steps) else steps["step"])
 
@@ -129,7 +129,7 @@ def _settled(table: CollectiveTable) -> CollectiveTable:
 
 
 def only_steps(table: CollectiveTable, numbers: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> CollectiveTable:
-    """The part of a trace that is of the steps `numbers`."""
+    """The part of a trace that belongs to the steps `numbers`, shape (n,)."""
     kept = np.isin(table.rows["step"], numbers)
     return replace(
         table,

@@ -28,10 +28,18 @@ __all__ = [
 
 
 def sweep(request: SweepRequest, store_path: Path, console: Console) -> SweepResult:
-    """Run a sweep with a progress bar on `console`.
+    """Run a sweep with a progress bar.
+
+    Args:
+        request: what to measure.
+        store_path: the SQLite file; made if need be.
+        console: gets the bar.
+
+    Returns:
+        What the store then knows of the sweep's points.
 
     Raises:
-        UserError: the request makes no sense here, or the workers do not start.
+        UserError: the request cannot be carried out here, or the workers do not start.
         StoreError: the store cannot be written.
     """
     check(request)  # a mistake is told before there is a bar

@@ -1,4 +1,4 @@
-"""Two sweeps side by side, before and after a driver update say: what changed beyond noise."""
+"""Two sweeps compared, for example before and after a driver update: what changed beyond noise."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.surrogate import known_noise
 
 SMALLEST_CHANGE = 0.02
-"""Changes below this share are not reported, however sure they are."""
+"""Changes below this share are not reported, even where they are beyond noise."""
 FEW_Z = 2.6 * 1.25
-"""For points of too few samples for an interval of their own: 99 % of a median, in standard deviations of a mean."""
+"""Half width of a median's 99 % interval in standard deviations of a mean, for points with few samples."""
 
 Key = tuple[int, int, Place, str]
 """(n_ranks, n_nodes, place, setting)"""
@@ -56,7 +56,7 @@ class SweepComparison(msgspec.Struct, frozen=True):
     n_only_before: int
     n_only_after: int
     changed_winners: tuple[str, ...]
-    """Places whose fastest setting is another one now, beyond noise."""
+    """Places where another setting is the fastest now, beyond noise."""
 
     def to_json(self) -> str:
         """One JSON document."""
@@ -64,10 +64,19 @@ class SweepComparison(msgspec.Struct, frozen=True):
 
 
 def compare(store_path: Path, before: str, after: str) -> SweepComparison:
-    """Compare two sweeps of one store, each named by its job id or by a fabric_id (all sweeps of it).
+    """Compare two sweeps of one store.
+
+    Args:
+        store_path: the SQLite file.
+        before: job id of the first sweep, or a fabric id: all sweeps of it.
+        after: likewise of the second.
+
+    Returns:
+        What both have measured, and what changed beyond noise.
 
     Raises:
         UserError: there is no such sweep, or they have nothing in common.
+        StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
         first, second = _cells_of(store, before), _cells_of(store, after)

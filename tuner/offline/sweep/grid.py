@@ -106,7 +106,16 @@ def samples_below(n_samples: int) -> int | None:
 
 
 def message_sizes(min_bytes: int, max_bytes: int, n_ranks: int) -> list[int]:
-    """Powers of two from `min_bytes` to `max_bytes`, rounded up to whole floats on every rank."""
+    """Sizes of a sweep: `min_bytes` and its doublings, rounded up to whole floats on every rank.
+
+    Args:
+        min_bytes: smallest total size.
+        max_bytes: largest total size before rounding.
+        n_ranks: ranks that share a message.
+
+    Returns:
+        Total bytes, rising.
+    """
     sizes = []
     size_bytes = min_bytes
     while size_bytes <= max_bytes:
@@ -122,9 +131,19 @@ def make_grid(
     max_channels: int,
     offered: dict[str, tuple[tuple[int, int], ...]],
 ) -> list[GridPoint]:
-    """Every point of the grid: the baseline, then each setting once.
+    """Every point of the grid: at each place the baseline, then each setting once.
 
     Channel counts with the same effect, where there is little traffic, are one point.
+
+    Args:
+        collectives: to measure.
+        sizes_bytes: total sizes.
+        communicator: ranks and nodes.
+        max_channels: largest channel count.
+        offered: (algorithm, protocol) that NCCL offers, by the collective's name.
+
+    Returns:
+        The points, by collective and size.
     """
     points = []
     for collective in collectives:
@@ -147,10 +166,10 @@ def make_grid(
 
 
 def restore(points: Iterable[GridPoint], measurements: Array) -> int:
-    """Put what an earlier sweep stored (MEASUREMENT, [n]) into `points`; returns how many samples fitted.
+    """Put the measurements of earlier sweeps (MEASUREMENT, shape (n,)) into `points`; the number of samples used.
 
-    Rows are as they were stored: those of one visit stand together, under one epoch. Visits of several samples are a
-    full sweep's.
+    Rows are as they were stored: those of one visit are neighbours and have one epoch. A visit with several samples was
+    a full sweep's.
     """
     by_key = {(point.place, point.candidate): point for point in points}
     n_restored = 0

@@ -1,9 +1,9 @@
-"""Samples that contradict each other: where they do, and what to look at again before anything is chosen there.
+"""Samples that contradict each other: where they do, and what to measure again before anything is chosen there.
 
 A shared network or GPU makes single calls several times slower, often for a range of sizes and for hours. No smooth
-opinion can tell such a place from a slow setting; only a second sample can. So what contradicts itself, or leaps
-out of both its neighbours, is looked at again at once; where that keeps happening (a *rough* place), all settings that
-may still win get a few samples each, and their own medians choose.
+model can distinguish such a place from a slow setting; only a second sample can. So a point whose samples differ, or
+that differs from both its neighbours, is measured again at once; where that keeps happening (a *rough* place), all
+settings that may still win get a few samples each, and the choice is made by their own medians.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def leaps(points: Iterable[GridPoint]) -> list[GridPoint]:
 
 
 def contenders(points: Iterable[GridPoint]) -> list[GridPoint]:
-    """Points of one place that may still win: out is who never was as fast as the leader's slowest sample."""
+    """Points of one place that may still win: those with one sample, or one as fast as the leader's slowest."""
     usable = [point for point in points if _is_ok(point)]
     repeated = _repeated(usable)
     if not repeated:
@@ -89,7 +89,7 @@ def leader(points: Iterable[GridPoint]) -> GridPoint | None:
 
 
 def rough_looks(by_place: dict[Place, list[GridPoint]], roughness_of: dict[Place, float]) -> list[GridPoint]:
-    """At every rough place the contender with the fewest samples; those that have fewest of all come first, alone."""
+    """At every rough place the contender with the fewest samples; only those with the fewest of all places."""
     found = []
     for place, points in by_place.items():
         rivals = contenders(points)

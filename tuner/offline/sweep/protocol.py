@@ -1,4 +1,4 @@
-"""What the sweep and its worker processes say to each other: one JSON document per line."""
+"""Messages between the sweep and its worker processes: one JSON document per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     fabric_id: str
     fabric: dict[str, str | int | float | bool]
     costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
-    """NCCL's own cost tables by collective and bytes; empty on an emulated fabric, whose file tells them."""
+    """NCCL's own cost tables by collective and bytes; empty on an emulated fabric, whose file implies them."""
 
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):

@@ -41,7 +41,13 @@ def progress_bar(console: Console) -> Iterator[Callback]:
 
 
 def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PER_PLACE) -> None:
-    """Print the fastest settings by size, in the columns of nccl-tests, and NCCL's own choice among them."""
+    """Print the fastest settings by size, in the columns of nccl-tests, and NCCL's own choice among them.
+
+    Args:
+        result: of a sweep.
+        console: where to print.
+        max_per_place: settings shown of each collective and size at most.
+    """
     if result.emulated:
         console.print(
             f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."

@@ -20,22 +20,22 @@ class SweepRow(msgspec.Struct, frozen=True):
     message_bytes: int
     setting: str
     n_samples: int
-    """0: never measured at this place; the figures follow from its neighbours."""
+    """Samples taken; 0: never measured at this place, the figures follow from its neighbours."""
     median_us: float | None
     low_us: float | None
     high_us: float | None
     algbw_gbs: float | None
     busbw_gbs: float | None
     gain_percent: float | None
-    """Over NCCL's own choice at the same place, which may be an expected one."""
+    """Gain over NCCL's own choice at the same place, whose time may be an expectation; None: unknown."""
     is_best: bool
-    """Nothing is where neither the choice nor NCCL's own was measured: the choice is a guess there."""
+    """False, too, for a choice at a place where neither it nor NCCL's own choice was measured: it is a guess there."""
     outcome: str
     reason: str = ""
     expected_us: float | None = None
-    """Of the choice, and of NCCL's own where it was not measured, from all samples of the sweep."""
+    """Expectation from all samples of the sweep: for the choice, and for NCCL's own where it was not measured."""
     confidence: float | None = None
-    """That no setting is faster than the choice by more than the wanted precision."""
+    """Probability that no setting is faster than the choice by more than the wanted precision."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):
@@ -76,7 +76,16 @@ class SweepResult(msgspec.Struct, frozen=True):
 
 
 def rows_of(points: Sequence[GridPoint], n_ranks: int, choices: Mapping[Place, Choice] | None = None) -> list[SweepRow]:
-    """Result rows of the points that were measured or chosen, and of NCCL's own choice, by place, the fastest first."""
+    """Result rows of the points that were measured or chosen, and of NCCL's own choice.
+
+    Args:
+        points: of the grid.
+        n_ranks: ranks of the communicator, for the bus bandwidth.
+        choices: of an active sweep, by place; None: the fastest median of a place is the choice.
+
+    Returns:
+        Rows by place, the fastest first.
+    """
     choices = choices or {}
     by_place: dict[Place, list[GridPoint]] = {}
     unseen = {point.place for point in points if not (point.is_seen or point.is_left_out)}

@@ -54,9 +54,9 @@ class SweepRequest(msgspec.Struct, frozen=True):
     budget: float = BUDGET
     """Samples that an active sweep may take, as a share of those that the full grid would take."""
     check: bool = True
-    """Verify the result of one collective per setting and size."""
+    """Whether to verify the result of one collective per setting and size."""
     fresh: bool = False
-    """Measure again what earlier sweeps have recorded, what broke then included."""
+    """Whether to measure again what earlier sweeps recorded, and to retry what broke then."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -64,10 +64,18 @@ Progress = Callable[[int, int, str], None]
 
 
 def run_sweep(request: SweepRequest, store_path: Path, progress: Progress) -> SweepResult:
-    """Measure, and record into the store at `store_path`. Ctrl-C ends it early and keeps what was measured.
+    """Measure, and record what was measured. Ctrl-C ends the sweep early and keeps what was measured.
+
+    Args:
+        request: what to measure.
+        store_path: the SQLite file; made if need be.
+        progress: is called after each visit.
+
+    Returns:
+        What the store then knows of the sweep's points.
 
     Raises:
-        UserError: the request makes no sense here, or the workers do not start.
+        UserError: the request cannot be carried out here, or the workers do not start.
         StoreError: the store cannot be written.
     """
     collectives = check(request)
@@ -79,7 +87,7 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
     """The collectives asked for.
 
     Raises:
-        UserError: the request makes no sense on this machine.
+        UserError: the request cannot be carried out on this machine.
     """
     found = [catalog.find_collective(name) for name in request.collectives]
     collectives = tuple(one for one in found if one in SWEEPABLE)
@@ -278,7 +286,7 @@ class _Sweep:
         self._record(ready, rows)
 
     def _record(self, ready: Ready, rows: list[Array]) -> None:
-        """Durable before the next visit: a kill loses one visit. A sweep that finds nothing new leaves no job."""
+        """Commit one visit, so that a kill loses at most the next one. A sweep without any leaves no job."""
         if not self._is_recorded:
             self._is_recorded = True
             self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, self._request.n_ranks)

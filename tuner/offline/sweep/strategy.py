@@ -19,26 +19,26 @@ from zerotune.tuner.offline.sweep.grid import CONFIDENCE, MIN_REPEATS, GridPoint
 from zerotune.tuner.offline.sweep.surrogate import Opinion, Surrogate, sample_noise
 
 LOOK_REPEATS: Final = 1
-"""Samples of one visit of the active sweep: settings differ by far more than samples do, until few are left."""
+"""Samples of one visit of the active sweep: until few settings are left, they differ by far more than samples do."""
 BUDGET: Final = 0.125
 """Samples that an active sweep may take, as a share of those that the full grid would take."""
 VISIT_OCTAVES: Final = 2.0
-"""Places of one round are this far apart: nearer ones tell about each other."""
+"""Distance between the places of one round: a visit changes what is expected at nearer places."""
 N_DRAWS: Final = 512
 Z_MEDIAN: Final = 3.4
 """Half width of a median's 95 % interval by order statistics in rounds of six, in standard errors of a mean."""
 LOOK_SHARE: Final = 0.9
-"""Up to this share of the budget, what neighbours alone have settled is looked at after all."""
+"""Share of the budget up to which places are visited that their neighbours alone have settled."""
 LOOKS_PER_ROUND: Final = 8
 LEAST_WORTH: Final = 1e-4
 OWN_WORTH: Final = 3e-3
-"""Of a look at NCCL's own choice, which changes no choice but tells what it gains."""
+"""Worth (log) of a look at NCCL's own choice: it changes no choice, but shows what the choice gains."""
 OUTLIER_WORTH: Final = 0.1
-"""Of a second look at a single sample, if it is an outlier; times the share of samples near it that are."""
+"""Worth (log) of a second look at a single sample that is an outlier; times the share of outliers near it."""
 EXPECTED_SHARE: Final = 0.3
-"""Also settled: the expected loss is below this share of the precision (ties need no telling apart)."""
+"""A place is settled, too, where the expected loss is below this share of the precision: ties need no decision."""
 _OWN: Final = 255
-"""Algorithm and protocol of a baseline that nobody can tell."""
+"""Algorithm and protocol of a baseline whose setting is unknown."""
 
 
 class Choice(NamedTuple):
@@ -49,7 +49,7 @@ class Choice(NamedTuple):
     own_us: float
     """Expected duration of NCCL's own choice."""
     confidence: float
-    """That nothing is faster by more than the wanted precision."""
+    """Probability that nothing is faster by more than the wanted precision."""
 
 
 class Look(NamedTuple):
@@ -153,7 +153,7 @@ class Active:
         self._roughness: dict[Place, float] = {}
 
     def next_round(self) -> list[GridPoint]:
-        """Visits at places far enough apart that none tells about another's, in random order."""
+        """Visits at places so far apart that none changes what is expected at another, in random order."""
         self._judge()
         points = [point for found in self._by_place.values() for point in found]
         visits = outliers.contradictions(points) + outliers.leaps(points)
@@ -169,7 +169,7 @@ class Active:
         return visits
 
     def _is_news_of(self, point: GridPoint, other: GridPoint) -> bool:
-        """Whether a visit to `other` is the first of its kind, and so tells about `point` too, at whatever size."""
+        """Whether a visit to `other` is the first of its kind: it changes what is expected of `point` at any size."""
         if point.place.collective is not other.place.collective or _kind(point) != _kind(other):
             return False
         return not any(
@@ -192,19 +192,18 @@ class Active:
         return max(0, int((share * n_grid - n_looks - n_spared) / LOOK_REPEATS))
 
     def _looks(self) -> list[GridPoint]:
-        """What neighbours alone have settled, looked at after all, while the sweep stays a small part of the grid.
+        """Visits to places that their neighbours alone have settled, while the sweep stays a small part of the grid.
 
-        First choices that were never measured at their place, then the likeliest unmeasured rivals of another
-        algorithm or protocol: what a smooth opinion cannot foresee; last, choices of which one sample alone tells,
-        for that may have been an outlier. A surprise reopens the place. The most doubtful places go first, a few at
-        a time.
+        First choices that were never measured at their place; then the likeliest unmeasured rivals of another
+        algorithm or protocol, which a smooth model cannot predict; last, choices with one sample, which may be an
+        outlier. A surprise reopens the place. The most doubtful places go first, a few at a time.
         """
         looks = [verdict.look for verdict in self._verdicts.values() if verdict.look is not None]
         looks.sort(key=lambda look: (-look.worth, look.point.place))
         return [look.point for look in looks[: min(self._visits_left(self._budget * LOOK_SHARE), LOOKS_PER_ROUND)]]
 
     def progress(self) -> tuple[int, int]:
-        """Samples taken, and those that the budget allows: what is left is at most so much."""
+        """Samples taken, and the number of samples that the budget allows."""
         n_taken = sum(len(point.duration_us) for points in self._by_place.values() for point in points)
         return n_taken, n_taken + LOOK_REPEATS * self._visits_left(self._budget)
 
@@ -255,7 +254,7 @@ class Active:
         return Assessment(open_points[0] if open_points else None, doubt, choice, look)
 
     def _prior_of(self, points: Sequence[GridPoint]) -> Floats:
-        """Log of NCCL's cost, corrected by what earlier jobs taught; NaN = no idea."""
+        """Log of NCCL's cost, corrected by what earlier jobs taught, shape (n_points,); NaN: unknown."""
         prior = np.full(len(points), np.nan)
         by_place: dict[Place, list[int]] = {}
         for index, point in enumerate(points):
@@ -292,9 +291,9 @@ def _look(
 ) -> Look | None:
     """The choice if it was never measured here, then the rival of another kind that might gain most, then it again.
 
-    Between rivals of much and of little promise comes NCCL's own choice where `is_vague` says that its distance to the
-    choice is not known: that distance is what the sweep is read for. Where samples often contradict each other, single
-    ones prove little, for and against: `again_worth` is what a second one is worth.
+    Rivals that promise more than OWN_WORTH come before NCCL's own choice, others after it, where `is_vague` says that
+    its distance to the choice is not known: users read that distance as the gain. Where samples often contradict each
+    other, one sample proves little: `again_worth` is the worth of a second one.
     """
     chosen = points[best]
     if not chosen.duration_us:
@@ -332,5 +331,5 @@ def _are_apart(one: Place, other: Place) -> bool:
 
 @lru_cache(maxsize=128)
 def draws(n_points: int) -> Floats:
-    """Fixed standard normal draws [N_DRAWS, n_points]: equal samples give equal verdicts."""
+    """Fixed standard normal draws, shape (N_DRAWS, n_points): equal samples give equal choices."""
     return np.random.default_rng(n_points).standard_normal((N_DRAWS, n_points))

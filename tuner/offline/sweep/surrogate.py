@@ -5,9 +5,9 @@ of Gaussian processes: one that all settings of a size share (the network is slo
 algorithm and protocol that is the same at every size (LL128 is worse here), one that changes smoothly with
 size and channel count, and one that belongs to a single point. How large the last two are is fitted to the
 measurements by marginal likelihood, so that a smooth machine needs few of them and a rugged one gets more.
-The first two keep wide fixed spreads: a setting that was never tried is never taken for known.
+The first two keep wide fixed spreads: a setting that was never tried is never treated as known.
 
-The opinion is a pure function of the measurements: a resumed sweep comes to the same one.
+The opinion is a pure function of the measurements: a resumed sweep gets the same one.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ KIND_STD: Final = 0.6
 """Spread (log) of one algorithm and protocol against the others, before it was ever measured."""
 CHANNEL_OCTAVES: Final = 1.5
 USUAL_NOISE: Final = 0.04
-"""Standard deviation of one sample's log, as long as few samples tell."""
+"""Standard deviation of one sample's log that is assumed while there are few samples."""
 LEAST_NOISE: Final = 0.002
 USUAL_WEIGHT: Final = 4
 """The usual noise counts as this many degrees of freedom."""
 MIN_FREE: Final = 6
-"""Degrees of freedom below which the samples are not asked alone."""
+"""Degrees of freedom below which the samples alone give no estimate."""
 FAR_DEVIATIONS: Final = 4.0
 MIN_FIT_POINTS: Final = 6
 MEDIAN_EFFICIENCY: Final = math.pi / 2
 """Variance of a median over that of a mean, of more than two samples."""
 _MAD_TO_SIGMA: Final = 1.3 * 1.4826
-"""With the usual correction for points of few samples, whose median lies among them."""
+"""1.4826 for a normal distribution, and 1.3 since the median of few samples lies close to them."""
 
 
 class Hyperparameters(NamedTuple):
@@ -63,14 +63,14 @@ SHAPES: Final = tuple(
 
 @dataclass(frozen=True)
 class Opinion:
-    """Log microseconds of the points of one place: mean [n] and covariance [n, n]."""
+    """Log microseconds of the points of one place: mean (n,) and covariance (n, n)."""
 
     mean: Floats
     covariance: Floats
 
 
 class Surrogate:
-    """The points of one collective. `prior` is the log of the cost per point, NaN = no idea."""
+    """The points of one collective. `prior` is the log of the cost of each point (us), NaN: unknown."""
 
     def __init__(self, points: Sequence[GridPoint], prior: Floats, settings: Sequence[tuple[int, int, int]]) -> None:
         """`settings` are (algorithm, protocol, channels) as they run; equal ones of a place are one setting."""
@@ -89,7 +89,7 @@ class Surrogate:
         self._log2_channels = np.array([math.log2(max(1, n_channels)) for *_, n_channels in settings])
 
     def opinions(self) -> dict[Place, Opinion]:
-        """Of every place, given all samples so far."""
+        """The opinion of every place, given all samples so far."""
         measured = np.array([i for i, point in enumerate(self._points) if _is_usable(point)], np.int64)
         if not len(measured):
             shape, lower, weights = USUAL, None, np.zeros(0)
@@ -141,7 +141,7 @@ class Surrogate:
 
 
 def sample_noise(points: Sequence[GridPoint]) -> float:
-    """Standard deviation of one sample's log: the usual one, and more and more what the samples tell."""
+    """Standard deviation of one sample's log: USUAL_NOISE and the samples' own, weighed by degrees of freedom."""
     squares, n_free = _pooled_squares(points)
     return max(LEAST_NOISE, math.sqrt((squares + USUAL_WEIGHT * USUAL_NOISE**2) / (n_free + USUAL_WEIGHT)))
 
@@ -155,8 +155,8 @@ def known_noise(points: Sequence[GridPoint]) -> float | None:
 def _pooled_squares(points: Sequence[GridPoint]) -> tuple[float, int]:
     """(sum of squared deviations of the samples' logs from their point's median, degrees of freedom).
 
-    Points with a deviation far beyond the others' (by their median, which bears outliers) are left out: squares use
-    what few samples there are nearly twice as well as the median would.
+    Points with a deviation far beyond the others' (by their median, which outliers do not move) are left out. Squares
+    of few samples are nearly twice as efficient as the median.
     """
     found = [
         np.abs(np.log(point.duration_us) - math.log(point.median_us)) for point in points if len(point.duration_us) > 1

@@ -32,7 +32,7 @@ from zerotune.tuner.offline.sweep.protocol import (
 )
 
 PROBE_BYTES: Final = (1 << 20, 1 << 14, 1 << 26)
-"""Cost tables are asked for at about these sizes; the first one's tells what is offered."""
+"""Cost tables are asked for at about these sizes; that of the first shows what is offered."""
 TIMED_WAIT_S: Final = 5.0
 """How long to wait for the profiler's records of collectives that have ended."""
 _ENTIRE_RANGE: Final = 2**62
@@ -139,7 +139,7 @@ class Worker:
         self._dist.destroy_process_group()
 
     def _adopt(self, epoch: int, collective: Collective, candidate: Candidate) -> None:
-        """Every rank is told so between the same two collectives, as at a boundary of training."""
+        """Load and flip a plan with that setting; every rank does so between the same two collectives."""
         row = PlanRow(self._communicator, collective, Phase.other, 1, _ENTIRE_RANGE, candidate)
         self._plugin.load_plan(Plan(epoch, () if candidate == BASELINE else (row,)))
         if not self._plugin.flip(epoch):
@@ -196,7 +196,7 @@ class Worker:
         return runs[collective]
 
     def _is_correct(self, collective: Collective, message_bytes: int) -> bool:
-        """Whether one collective of small integers gives exactly what it must."""
+        """Whether one collective of small integers gives exactly the right result."""
         torch, n_ranks = self._torch, self._n_ranks
         source, output = self._tensors(collective, message_bytes)
         pattern = torch.arange(source.numel(), device=self._device) % 251

@@ -21,7 +21,7 @@ from zerotune.tuner.offline.sweep.protocol import Failed, Measure, MeasuredCalls
 
 START_TIMEOUT_S: Final = 90.0
 GRACE_S: Final = 1.0
-"""After one rank failed, how long the others have to say so too."""
+"""After one rank failed, how long to wait for the others' messages."""
 
 
 class GroupFailure(Exception):
@@ -197,5 +197,5 @@ class WorkerGroup:
 
 
 def joined_us(ranks: Sequence[MeasuredCalls]) -> list[float]:
-    """Durations joined over ranks: what the last arrival of each collective saw."""
+    """Durations joined over ranks: of each collective the shortest one, that of the last rank to arrive (us)."""
     return [min(seen) for seen in zip(*(one.duration_us for one in ranks), strict=True)]

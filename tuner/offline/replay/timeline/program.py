@@ -30,7 +30,7 @@ class OpKind(IntEnum):
 
 
 class Op(NamedTuple):
-    """`at` is the collective's number in the step, for issue and wait; `us` the time, for compute."""
+    """One operation: an issue or wait has `at`, the collective's number in the step; computation has `us`, its time."""
 
     kind: OpKind
     at: int = -1
@@ -48,7 +48,7 @@ class TimelineCall:
     logged_channels: int = 0
     """Channels it ran on, usually; 0 = unknown."""
     launch_us: float = 0.0
-    """From the end of its predecessor on the stream to its own start, where it had been queued."""
+    """Time from the end of its predecessor on the stream to its own start, where it had been queued."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Program:
     calls: tuple[TimelineCall, ...]
     ops: tuple[Op, ...]
     slowdown: Slowdown | None = None
-    """Factor >= 1 on computation while so many channels are held; None = not known, none."""
+    """Factor >= 1 on computation, by the number of channels that are held; None: not known, taken as 1."""
 
     @property
     def compute_us(self) -> float:
@@ -128,7 +128,7 @@ class _Timeline:
             self._now_us += done_us * factor
 
     def elapse(self, elapsed_us: float, slowdown: Slowdown) -> float:
-        """Compute for `elapsed_us`; what that would have taken undisturbed."""
+        """Compute for `elapsed_us`; returns the time that this would have taken undisturbed (us)."""
         work_us = 0.0
         while elapsed_us > 1e-9:
             factor, until_us = self._factor(slowdown)
@@ -139,11 +139,11 @@ class _Timeline:
         return work_us
 
     def pause(self, elapsed_us: float) -> None:
-        """Compute for `elapsed_us`, whoever runs beside it."""
+        """Compute for `elapsed_us`, not slowed by collectives."""
         self._now_us += elapsed_us
 
     def _factor(self, slowdown: Slowdown) -> tuple[float, float]:
-        """What computation is slowed by now, and until when."""
+        """Factor by which computation is slowed now, and until when (us)."""
         now_us = self._now_us
         self._holds = [hold for hold in self._holds if hold[1] > now_us + 1e-9]
         n_channels = sum(hold[2] for hold in self._holds if hold[0] <= now_us)
@@ -154,9 +154,15 @@ class _Timeline:
 def run(
     program: Program, durations_us: Iterable[Sequence[float]], channels: Sequence[int] | None = None
 ) -> list[StepRun]:
-    """Repeat `program`, each time with the durations given for its collectives.
+    """Repeat a program, each time with other durations.
 
-    `channels` are those that each collective holds; as logged by default.
+    Args:
+        program: the step.
+        durations_us: for each repetition, the durations of its collectives, shape (n_calls,).
+        channels: that each collective holds, shape (n_calls,); None: as logged.
+
+    Returns:
+        One run per repetition.
     """
     timeline, slowdown = _Timeline(program, channels), program.slowdown
     compute = timeline.pause if slowdown is None else partial(timeline.work, slowdown=slowdown)
@@ -166,7 +172,16 @@ def run(
 def steady_step(
     program: Program, durations_us: Sequence[float] | None = None, channels: Sequence[int] | None = None
 ) -> StepTime:
-    """Step time and exposed communication once steps repeat; in place of what was logged, if given."""
+    """Step time and exposed communication once steps repeat.
+
+    Args:
+        program: the step.
+        durations_us: of its collectives, shape (n_calls,); None: as logged.
+        channels: that each collective holds, shape (n_calls,); None: as logged.
+
+    Returns:
+        The step's times in us.
+    """
     durations = [call.logged_us for call in program.calls] if durations_us is None else durations_us
     # The first repetition fills the pipeline; what is left to settle settles in a few more.
     before, last = run(program, [durations] * 4, channels)[-2:]
@@ -174,7 +189,7 @@ def steady_step(
 
 
 def undisturbed(program: Program, slowdown: Slowdown) -> Program:
-    """`program`, whose computation was timed beside its collectives, with what it takes alone."""
+    """`program` with the time its computation takes alone; it was timed while collectives slowed it down."""
     timeline = _Timeline(program)
     works_us: list[float] = []
     logged_us = [call.logged_us for call in program.calls]

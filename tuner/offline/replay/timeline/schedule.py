@@ -3,9 +3,9 @@
 A trace has each collective's start and duration, and each step's length and exposed communication. It does
 not say where a rank waited. For each kind of collective a few *rules* of waiting are tried, those by which
 frameworks work; the rule is kept under which the program, run with the durations of the logged steps, best
-gives the logged starts and step times. Computation comes from the gaps: where a stream stood idle, the
-collective started when computation had come that far. What ran hidden behind communication is known in sum
-only (step time less exposed less idle gaps); it is shared out by the bytes of the collectives concerned.
+gives the logged starts and step times. Computation comes from the gaps: where a stream was idle, the collective
+started when computation had reached its issue. Of computation hidden behind communication only the sum is
+known (step time less exposed less idle gaps); it is divided by the bytes of the collectives concerned.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MAX_STEP_CALLS: Final = 3000
 MAX_SIMULATED_CALLS: Final = 1500
 """Logged steps used for choosing rules, times the collectives of one."""
 QUEUED_US: Final = 2.0
-"""A start this soon after its predecessor's end is no computation but a queue (or a launch)."""
+"""Between a predecessor's end and a start this soon after it lies no computation: the call was queued."""
 MAX_CLOCK_ERROR: Final = 0.1
 MIN_BETTER: Final = 0.1
 MIN_BETTER_SHARE: Final = 0.002
-"""An unusual rule must fit better by so much, of the misfit and of the step: noise prefers none."""
+"""By how much an unusual rule must fit better, as a share of the misfit and of the step: less is noise."""
 LIKE_SPREAD: Final = 2.0
-"""Spreads of a few steps that differ by less tell nothing for sure."""
+"""Spreads over a few steps whose ratio is below this are taken as equal."""
 _WINDOW_STEPS: Final = 32
 
 
@@ -67,7 +67,7 @@ class StepModel:
     """Median of the steps that the program was made of: earlier ones may have run under other settings."""
     logged_exposed_us: float
     error_percent: float
-    """Of the step time: median distance between program and logged steps, with the logged durations."""
+    """Median distance of the program's step time from the logged ones, in percent, with the logged durations."""
     noise_percent: float = 0.0
     """Standard error of `logged_step_us`."""
 
@@ -93,7 +93,7 @@ class _Steps:
 
 
 def infer(table: CollectiveTable, slowdown: Slowdown | None = None) -> StepModel | str:
-    """The step's program, or the reason why the trace does not tell one.
+    """The step's program, or the reason why none follows from the trace.
 
     `slowdown` says what collectives' channels cost the computation beside them, where that is known.
     """
@@ -222,7 +222,7 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
 def _of_own_rank(table: CollectiveTable) -> tuple[NDArray[np.void], NDArray[np.float32]]:
     """The calls, and their durations, of the rank whose steps the table has.
 
-    Groups that it is not in are others' work: they come in any order among its own, and it waits for none of them.
+    Calls of communicators without that rank are left out: it does not wait for them.
     """
     if table.own_comms is None:
         return table.rows, table.duration_us
@@ -231,7 +231,7 @@ def _of_own_rank(table: CollectiveTable) -> tuple[NDArray[np.void], NDArray[np.f
 
 
 def latest_run(numbers: Sequence[int], n_wanted: int) -> list[int]:
-    """The last `n_wanted` consecutive numbers; of the longest stretches the last, where none is as long as that."""
+    """The last `n_wanted` consecutive numbers; where no stretch is that long, the last of the longest stretches."""
     ordered = np.unique(np.asarray(numbers, np.int64))
     stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
     enough = min(n_wanted, max(map(len, stretches)))
@@ -281,9 +281,9 @@ class _Segment:
     before_us: float = 0.0
     after_us: float = 0.0
     most_hidden_us: float = 0.0
-    """What may have been computed unseen, at most."""
+    """Most computation that communication may have hidden."""
     stalled_us: float = 0.0
-    """By how much less would have been computed had it been a stall, where that is as likely; 0: it is not."""
+    """By how much less was computed if the gap is a stall, where that is equally likely; 0: it is not."""
     stall_doubt: float = 0.0
     """How much worse a stall fits than computation."""
 
@@ -364,7 +364,7 @@ def _measure(
 
 
 def _spread_over(segments: Sequence[_Segment], unknown: Sequence[int], after_known_us: Floats, total_us: float) -> None:
-    """Share `total_us` of computation among the `unknown` segments by weight; no call is issued after its start."""
+    """Share `total_us` of computation among the `unknown` segments by weight; no call may start before its issue."""
     weights = sum(segments[at].weight for at in unknown)
     done_us = 0.0
     for place, at in enumerate(unknown):
@@ -378,7 +378,7 @@ def _spread_over(segments: Sequence[_Segment], unknown: Sequence[int], after_kno
 
 
 def _idle_and_launch(steps: _Steps) -> tuple[Floats, Floats]:
-    """For each collective: how long its stream had stood idle (median), and the same where that is no queue."""
+    """Median gap between each collective and its predecessor on the stream (us), and the same but at least 0."""
     streams = np.array([call.stream for call in steps.calls])
     gaps_us = np.full(steps.starts_us.shape, np.inf)
     for stream in np.unique(streams).tolist():
@@ -427,7 +427,7 @@ def _period_error(steps: _Steps, program: Program) -> float:
 
 
 def _median(values: Floats) -> float:
-    """Of what is known (np.nanmedian's overhead is many times the work on so few values); NaN: nothing is."""
+    """Median of the values that are not NaN; NaN if all are. np.nanmedian takes many times as long on few values."""
     known = np.sort(values[~np.isnan(values)], axis=None)
     middle = len(known) // 2
     return float(known[middle] + known[~middle]) / 2 if len(known) else math.nan

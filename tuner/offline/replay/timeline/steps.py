@@ -24,9 +24,9 @@ MAX_MODEL_ERROR_PERCENT: Final = 5.0
 """A program that misses the logged steps by more is not used."""
 LEAST_MODEL_ERROR_PERCENT: Final = 0.2
 OVERLAP_DOUBT: Final = 0.12
-"""Of the communication that changes while computation hides some, 95 %: a log does not show how much computation
-stood ready for more of it, or waited behind less. Measured by predicting programs from logs of half or twice their
-communication; 0 where nothing is hidden.
+"""Doubt (95 %) about a step whose hidden communication changes, as a share of that change: a log does not show how much
+more computation could hide. Measured by predicting programs from logs of half or twice their communication; 0 where
+nothing is hidden.
 """
 OVERLAP: Final = "overlap"
 FIRST_ORDER: Final = "first order"
@@ -42,7 +42,7 @@ class StepEstimate(msgspec.Struct, frozen=True):
     exposed_us: float
     communication_us: float
     change_percent: float
-    """Step time against the baseline policy's, not against the log: the log may have tried other settings."""
+    """Change of step time against the baseline policy, not against the log, in which other settings may have run."""
     change_low_percent: float
     change_high_percent: float
 
@@ -78,7 +78,7 @@ class StepFacts(msgspec.Struct, frozen=True):
 
 
 def step_facts(table: CollectiveTable, slowdown: Slowdown | None = None) -> tuple[StepFacts | None, StepModel | None]:
-    """What the trace tells of its steps; (None, None) when it lacks steps, exposure or durations."""
+    """The trace's steps and their program; (None, None) when it lacks steps, exposure or durations."""
     model = infer(table, slowdown)
     reason = model if isinstance(model, str) else ""
     if isinstance(model, StepModel) and model.error_percent > MAX_MODEL_ERROR_PERCENT:
@@ -135,8 +135,17 @@ def step_estimates(
 ) -> tuple[list[StepEstimate], list[StepRefusal]]:
     """Step time under each policy that could be judged.
 
-    `default_channels` are those of NCCL's own choice; `logged` is what the trace showed, where `facts` are those of a
-    changed job.
+    Args:
+        facts: the logged steps, or those of a changed job.
+        model: the step's program; None: only the exposed share is known.
+        totals: of the policies.
+        verdicts: by policy and shape.
+        default_channels: channels of NCCL's own choice, by shape.
+        total_logged_us: communication of the whole trace.
+        logged: the logged steps, where `facts` are those of a changed job.
+
+    Returns:
+        Estimates, and the policies without one.
     """
     if model is None:
         return _first_order(facts, totals, total_logged_us)
@@ -157,7 +166,7 @@ def step_estimates(
 
 
 def usual_durations(program: Program) -> dict[Shape, float]:
-    """Of each shape, the mean over its places in the step: all under the settings that the program was logged with."""
+    """Mean logged duration of each shape over its places in the step (us)."""
     logged_us: dict[Shape, list[float]] = {}
     for call in program.calls:
         logged_us.setdefault(call.shape, []).append(call.logged_us)
@@ -165,9 +174,9 @@ def usual_durations(program: Program) -> dict[Shape, float]:
 
 
 def correction(program: Program, facts: StepFacts) -> Callable[[StepTime], StepTime]:
-    """By what the program misses the steps it was made of, in proportion: it is taken to miss others as much.
+    """Corrects step times by the factors by which the program misses the steps that it was made of.
 
-    What is not exposed is computation, which is off by its own factor, however long others make communication.
+    Step time has one factor, the computation in it another; exposed communication is the difference of the two.
     """
     own = steady_step(program)
     factor = facts.step_us / own.step_us

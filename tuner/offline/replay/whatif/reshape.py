@@ -65,7 +65,7 @@ class _Step:
         self.events = [event for event in self.events if not wanted(event.call.shape)]
 
     def add(self, issue_us: float, wait_us: float, call: TimelineCall) -> None:
-        """Issue `call` behind what stands at its position, and wait for it ahead of what stands there."""
+        """Issue `call` after the operations at its position, and wait for it before those at the wait's position."""
         at = self._index(issue_us, bisect_right)
         self.events.insert(at, _Event(issue_us, call, is_wait=False))
         at = self._index(wait_us, bisect_left) if wait_us > issue_us else at + 1
@@ -103,12 +103,21 @@ def _is_post_step_gather(shape: Shape) -> bool:
 
 
 def _new_call(origin: TimelineCall, shape: Shape) -> TimelineCall:
-    """A collective that the trace does not have; `logged_us` is not known and filled in by its cost."""
+    """A collective that the trace does not have; its `logged_us` is unknown until it is priced."""
     return replace(origin, shape=shape, logged_us=0.0, launch_us=0.0, logged_channels=0)
 
 
 def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
-    """The step of this model on `n_ranks`: communicators of all ranks grow, total bytes stay, so shards shrink."""
+    """The step of this model on other ranks: communicators of all ranks change, total bytes stay, so shards do, too.
+
+    Args:
+        program: the step.
+        n_ranks: ranks of the changed job.
+        n_nodes: nodes of the changed job.
+
+    Returns:
+        The changed step; durations of changed collectives are unknown until they are priced.
+    """
     world = max(call.shape.n_ranks for call in program.calls)
 
     def changed(call: TimelineCall) -> TimelineCall:

@@ -2,7 +2,7 @@
 
 The trace's step is reshaped (reshape.py) and every collective priced anew: by measurements of the
 fabric asked about where the store has some, else by NCCL's cost model with the learned correction, scaled by
-how far the same model is off for the collective that the trace did measure. Predictions carry their own doubt.
+that model's error on the same collective in the trace. Predictions carry their own doubt.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ MIN_BUCKET_BYTES: Final = 1024
 CALIBRATING_LOG_BYTES: Final = math.log(16)
 LEAST_CALIBRATED_ERROR: Final = 0.15
 CALIBRATED_ERROR_PER_OCTAVE: Final = 0.2
-"""Standard error of the model's logarithm once scaled to what was measured, at that size and for each doubling away
-from it: NCCL's choice may turn bad there. Over the shipped fabrics the spread is 0.15 an octave, with long tails.
+"""Standard error that the scaled model's logarithm gets per doubling away from a measured size, where NCCL's choice may
+become a bad one. Over the shipped fabrics the spread is 0.15 per octave, with long tails.
 """
 STAGE_DOUBT: Final = 0.3
-"""Of the step time, 95 %: a trace does not tell in how many collectives another stage would move its bytes."""
+"""Doubt (95 %) as a share of step time: a trace does not show how many collectives another stage would need."""
 
 
 @dataclass(frozen=True)
 class JobChange:
-    """What is asked; None leaves it as it was logged."""
+    """The properties asked about; None leaves one as it was logged."""
 
     n_ranks: int | None = None
     fabric: Fabric | None = None
@@ -88,7 +88,7 @@ class WhatIf(msgspec.Struct, frozen=True):
 
     change: str
     logged_step_us: float
-    """What the same program gives for the job as it was logged."""
+    """Step time by the same kind of program for the job as it was logged."""
     n_collectives: int
     """In one step."""
     communication_bytes: int
@@ -102,7 +102,7 @@ class WhatIf(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Logged:
-    """The job as the trace tells of it."""
+    """The job as the trace shows it."""
 
     facts: StepFacts
     model: StepModel
@@ -120,9 +120,20 @@ def what_if(
     evidence: FabricEvidence,
     plan: Sequence[PlanRow] | None,
 ) -> WhatIf:
-    """Judge `policies` on the step as `change` makes it. `evidence` is of the fabric asked about.
+    """Judge policies on the step of a changed job.
 
-    What changes nothing, the job being so already, leaves program, durations and evidence as they are.
+    A change to what the job is already leaves program, durations and evidence as they are.
+
+    Args:
+        change: what is asked.
+        logged: the job as the trace shows it.
+        policies: by name.
+        context: what policies may look at for the logged job.
+        evidence: what the store knows of the fabric asked about.
+        plan: rows that the policy `table` follows; None: what earlier jobs showed.
+
+    Returns:
+        The changed step under each policy, and what was assumed.
 
     Raises:
         UserError: the step cannot be changed so.
@@ -235,7 +246,7 @@ def _calibration(before: Program, after: Program, estimates: CostEstimates) -> d
 
 
 def _near(points: Mapping[float, float], log_bytes: float) -> dict[float, float]:
-    """Those of like size, by size: what a model gets wrong in a latency says nothing of bandwidths."""
+    """The points of similar size: a model's error in latency says nothing about its error in bandwidth."""
     return {at: ratio for at, ratio in sorted(points.items()) if abs(at - log_bytes) < CALIBRATING_LOG_BYTES}
 
 
@@ -267,8 +278,15 @@ def _predictor(
 def model_predictor(evidence: FabricEvidence, costs: CostPrior, fabric: Fabric) -> Predictor:
     """Predictions on a described fabric; none for communicators that do not fit on it.
 
-    The learned model's doubt about one point is its own opinion of itself: its error on sizes that were left out
-    bounds it from below.
+    A prediction's standard error is at least `evidence.model_error`: the model's own estimate of it may be too small.
+
+    Args:
+        evidence: the knowledge and the model's error.
+        costs: NCCL's cost model on that fabric.
+        fabric: says which communicators fit.
+
+    Returns:
+        From (shape, candidate) to (us, standard error of the log), or None.
     """
 
     @cache
@@ -326,7 +344,7 @@ def _judged(
 
 
 def _doubted(estimate: StepEstimate, doubt: float) -> StepEstimate:
-    """The level alone: what a policy changes is known no worse."""
+    """Widen the interval of the step time; that of the change between policies stays."""
     return msgspec.structs.replace(
         estimate, low_us=estimate.low_us / (1 + doubt), high_us=estimate.high_us * (1 + doubt)
     )
@@ -352,7 +370,7 @@ def _priced(
 
 
 def _channels_like(shape: Shape, known: Mapping[Shape, int]) -> int:
-    """As many channels as the logged collective of most alike kind and size."""
+    """Channels of the logged collective that is most similar in kind and size."""
 
     def distance(other: Shape) -> tuple[bool, bool, float]:
         is_other = other.collective is not shape.collective, other.communicator != shape.communicator
