@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing as mp
-import os
-import platform
 import resource
 import selectors
 import socket
@@ -22,10 +20,9 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-import psutil
-import torch
 import torch.distributed as dist
 
+from benchmarks.lib.reporting import Result, report
 from zerotune.agent.agreement import Agreement, Pacing, job_start, pacing_for
 from zerotune.agent.agreement.agreement import BOUNDARIES_PER_ACKNOWLEDGEMENT, CONFIRMED_KEY
 from zerotune.agent.agreement.plan_table import PlanTable
@@ -335,22 +332,6 @@ def ask(pipe: Connection, question: str) -> Any:
     return pipe.recv()
 
 
-def result(metric: str, value: float, unit: str, target: float | None) -> dict[str, Any]:
-    """One line of the output.
-
-    Args:
-        metric: its name.
-        value: the figure.
-        unit: of the figure.
-        target: what it should be at most; None: no target.
-
-    Returns:
-        The fields of `reporting.Result`.
-    """
-    ratio = None if target is None else value / target
-    return {"metric": metric, "value": value, "unit": unit, "target": target, "peer": None, "ratio": ratio}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="end in one line of JSON")
@@ -383,25 +364,16 @@ def main() -> None:
                 f"{f['requests_per_boundary']:9.0f} {f['store_cpu_us_per_request']:9.1f} {f['spread_ms']:7.0f}",
                 flush=True,
             )
-    shipped = table["4096 ranks, as shipped"]
-    if options.json:
-        import json
-
-        results = [
-            result("boundary_p50_us_4096_ranks", shipped["changing"]["boundary_p50_us"], "us", 50.0),
-            result("agreed_p50_us_4096_ranks", shipped["changing"]["agreed_p50_us"], "us", 50.0),
-            result("store_requests_per_boundary_4096_ranks", shipped["changing"]["requests_per_boundary"], "1", None),
-        ]
-        environment = {
-            "machine": platform.machine(),
-            "n_cpus": os.cpu_count(),
-            "memory_bytes": psutil.virtual_memory().total,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "step_ms": STEP_S * 1e3,
-            "n_plan_rows": N_ROWS,
-        }
-        print(json.dumps({"benchmark": "agreement_scale", "environment": environment, "results": results}))
+    changing = table["4096 ranks, as shipped"]["changing"]
+    report(
+        "agreement_scale",
+        [
+            Result("boundary_p50_us_4096_ranks", changing["boundary_p50_us"], "us", "<= 50"),
+            Result("agreed_p50_us_4096_ranks", changing["agreed_p50_us"], "us", "<= 50"),
+            Result("store_requests_per_boundary_4096_ranks", changing["requests_per_boundary"], "1"),
+        ],
+        as_json=options.json,
+    )
 
 
 if __name__ == "__main__":

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import operator
 import os
 import platform
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+import psutil
 from rich.console import Console
 from rich.table import Table
+
+COMPARISONS: Final[dict[str | None, Callable[[float, float], bool]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    None: operator.eq,
+}
+NUMBER: Final = r"-?\d+(?:\.\d+)?"
+TARGET: Final = re.compile(rf"(?:(<=|>=|<|>) )?({NUMBER})(?: to ({NUMBER}))?")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One figure. `target` is a limit in words ("<= 100"); `ratio` is value over the named peer's."""
+    """One figure. `target` is "<= 100", "> 0", "85 to 95" or "0"; `ratio` is value over the named peer's."""
 
     metric: str
     value: float
@@ -27,6 +41,23 @@ class Result:
     peer: str = ""
     ratio: float | None = None
 
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the value is what the target says; None where there is no target.
+
+        Raises:
+            ValueError: nobody can read that target.
+        """
+        if not self.target:
+            return None
+        found = TARGET.fullmatch(self.target)
+        if found is None:
+            raise ValueError(f"{self.metric}: {self.target!r} is no target")
+        compare, limit, upper = found.groups()
+        if upper is not None:
+            return float(limit) <= self.value <= float(upper)
+        return COMPARISONS[compare](self.value, float(limit))
+
 
 @cache
 def say(text: str) -> None:
@@ -34,31 +65,42 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def processor() -> str:
+    """The processor's name, as Linux tells it."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor()
+
+
 def environment() -> dict[str, Any]:
     """What the figures depend on."""
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "cpu": processor(),
         "n_cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "torch": importlib.metadata.version("torch"),
         "zerotune": importlib.metadata.version("zerotune"),
         "load": round(os.getloadavg()[0], 2),
     }
 
 
+def figure(value: float) -> str:
+    """A value for people: four digits, thousands apart."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
-    """Print the figures as a table.
+    """Print the figures as a table, in bold what misses its target.
 
     Args:
         benchmark: its name.
         results: in the table's order.
         as_json: print one line of JSON, which scripts read, and the table to stderr.
     """
-    table = Table("metric", "value", "unit", "target", "peer", "ratio", title=benchmark)
-    for result in results:
-        ratio = "" if result.ratio is None else f"{result.ratio:.3g}"
-        table.add_row(result.metric, f"{result.value:,.4g}", result.unit, result.target, result.peer, ratio)
-    Console(width=140, stderr=as_json).print(table)
     if as_json:
         document = {
             "benchmark": benchmark,
@@ -66,3 +108,9 @@ def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
             "results": [asdict(result) for result in results],
         }
         print(json.dumps(document))
+    table = Table("metric", "value", "unit", "target", "peer", "ratio", title=benchmark)
+    for result in results:
+        ratio = "" if result.ratio is None else f"{result.ratio:.3g}"
+        style = "bold" if result.is_met is False else None
+        table.add_row(result.metric, figure(result.value), result.unit, result.target, result.peer, ratio, style=style)
+    Console(width=140, stderr=as_json).print(table)

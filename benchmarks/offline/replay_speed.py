@@ -15,6 +15,7 @@ within. The peers are predicting no change, and keeping the exposed share of com
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -132,13 +133,12 @@ def check(*, quick: bool, seed: int) -> list[Result]:
     error = nineteen_of_twenty([case.error_percent for case in found])
     unchanged = nineteen_of_twenty([case.change_percent for case in found])
     first_order = nineteen_of_twenty([case.first_order_error_percent for case in found])
+    nearly_all = f">= {math.ceil(0.95 * n_cases)}"
     return [
         Result("prediction_error_percent", error, "%", "<= 5", "no change", error / unchanged),
         Result("prediction_error_percent_first_order", first_order, "%", "", "no change", first_order / unchanged),
-        Result(
-            "cases_within_5_percent", sum(case.error_percent <= 5 for case in found), f"of {n_cases}", ">= 19 of 20"
-        ),
-        Result("cases_within_interval", sum(case.is_covered for case in found), f"of {n_cases}", ">= 19 of 20"),
+        Result("cases_within_5_percent", sum(case.error_percent <= 5 for case in found), f"of {n_cases}", nearly_all),
+        Result("cases_within_interval", sum(case.is_covered for case in found), f"of {n_cases}", nearly_all),
     ]
 
 
@@ -176,8 +176,8 @@ def speed(*, quick: bool) -> list[Result]:
     peer = n_records / median(plain)
     import_rate = n_records / median(imported)
     return [
-        Result("collectives_per_s", n_records / median(replayed), "1/s", ">= 1,000,000"),
-        Result("import_records_per_s", import_rate, "1/s", ">= 500,000", "numpy.load of a .npy", import_rate / peer),
+        Result("collectives_per_s", n_records / median(replayed), "1/s", ">= 1000000"),
+        Result("import_records_per_s", import_rate, "1/s", ">= 500000", "numpy.load of a .npy", import_rate / peer),
         Result("trace_bytes_per_collective", bytes_per_record, "B", "<= 32", ".npy", bytes_per_record / 64),
     ]
 

@@ -437,7 +437,7 @@ def run_once() -> list[Result]:
     if exposed is None:
         print("the emulated NCCL did not run: exposed_ratio_prefetch is left out", flush=True)
     else:
-        results.append(Result("exposed_ratio_prefetch", exposed, "", "<= 0.4 (emulated)", "prefetch 0", exposed))
+        results.append(Result("exposed_ratio_prefetch", exposed, "emulated", "<= 0.4", "prefetch 0", exposed))
     return results
 
 

@@ -1,0 +1,109 @@
+"""Run benchmarks and keep their figures, with date, commit, machine and command, below benchmarks/results.
+
+    python -m benchmarks record              all but the timed ones
+    python -m benchmarks record --timed      the timed ones: let nothing else run meanwhile
+    python -m benchmarks record NAME ...     these
+
+A run that is there already and has met this very code is left out, so an interrupted command goes on where it was;
+`--again` runs it all the same. Commit first: what is recorded names the commit. docs/results.md is renewed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+
+from benchmarks.lib.reporting import Result
+from benchmarks.recording import results
+from benchmarks.recording.runs import ROOT, RUNS, Recorded, Run
+
+CODE = ("agent", "store", "tuner", "zero_runtime", "zerotune", "benchmarks", ":!benchmarks/results")
+
+
+def main() -> None:
+    known = {run.name: run for run in RUNS}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
+    parser.add_argument("--timed", action="store_true", help="the timed ones, where no NAME is given")
+    parser.add_argument("--again", action="store_true", help="also what is recorded for this code")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in known:
+            parser.error(f"no run is called {name!r}; there are {', '.join(known)}")
+    chosen = [known[name] for name in arguments.names] or [run for run in RUNS if run.is_timed == arguments.timed]
+    failed = []
+    for number, run in enumerate(chosen, start=1):
+        place = f"{number} of {len(chosen)}: {run.name}"
+        if not arguments.again and is_current(run):
+            print(f"{place}: is there", flush=True)
+            continue
+        print(f"{place}: python -m benchmarks {run.command}", flush=True)
+        try:
+            recorded = record(run)
+        except RuntimeError as error:
+            failed.append(run.name)
+            print(f"{place}: failed: {error}", flush=True)
+            continue
+        n_missed = sum(one.is_met is False for one in recorded.results)
+        missed = f", {n_missed} miss their target" if n_missed else ""
+        print(f"{place}: {len(recorded.results)} figures in {recorded.wall_s:.0f} s{missed}", flush=True)
+    results.main()
+    if failed:
+        raise SystemExit(f"not recorded: {', '.join(failed)}")
+
+
+def record(run: Run) -> Recorded:
+    """Run a benchmark and write its figures to its file.
+
+    Raises:
+        RuntimeError: it printed no figures.
+    """
+    commit, load, began_s = commit_now(), os.getloadavg()[0], time.monotonic()
+    command = [sys.executable, "-m", "benchmarks", *run.words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        document = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        raise RuntimeError(f"exit code {done.returncode}, and no line of JSON at the end of what it printed") from None
+    recorded = Recorded(
+        results=tuple(Result(**one) for one in document["results"]),
+        environment=document["environment"] | {"load": round(load, 2)},  # what others did, not what it did itself
+        command=f"python -m benchmarks {run.command}",
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        commit=commit,
+        wall_s=round(time.monotonic() - began_s, 1),
+    )
+    recorded.save(run.path)
+    return recorded
+
+
+def is_current(run: Run) -> bool:
+    """Whether it is recorded, with this command, and no code has changed since."""
+    if not run.path.exists():
+        return False
+    recorded = Recorded.load(run.path)
+    if recorded.commit.endswith("+") or recorded.command != f"python -m benchmarks {run.command}":
+        return False
+    same = subprocess.run(
+        ["git", "diff", "--quiet", recorded.commit, "--", *CODE], cwd=ROOT, capture_output=True, check=False
+    )
+    return same.returncode == 0
+
+
+def commit_now() -> str:
+    """The commit that the code is of; with a `+` where files of it were changed since."""
+    return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", *CODE) else "")
+
+
+def git(*words: str) -> str:
+    """What git prints."""
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

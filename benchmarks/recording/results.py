@@ -1,0 +1,142 @@
+"""The page docs/results.md and the figures in README.md, made of what benchmarks/results holds.
+
+    python -m benchmarks results
+
+Figures with a target are shown, in bold where they miss it. Where one was taken on several machines or fabrics
+(`NAME@MACHINE`, `NAME@MACHINE:POLICY`) the worst is shown. A run without any target shows all its figures.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from benchmarks.__main__ import programs
+from benchmarks.lib.reporting import Result, figure
+from benchmarks.recording.runs import README_FIGURES, ROOT, RUNS, Recorded, Run
+
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+BEGIN, END = "<!-- figures: made by python -m benchmarks results -->", "<!-- end of figures -->"
+INTRODUCTION = """\
+# Results
+
+No GPU was at hand: nothing here says how fast NCCL is. Times of training and of collectives are those of an
+[emulated NCCL](design/emulated.md)'s virtual clock. What our own code costs was timed on the machine named above each
+table; *load* is how many other processes wanted its cores. **Bold** misses its target. Where a figure was taken on
+several fabrics or machines, the worst is shown. `benchmarks/results` has them all, with those without a target.
+
+`python -m benchmarks record` runs the commands, `record --timed` those that need a quiet machine, and
+`python -m benchmarks results` makes this page of what they leave. Each benchmark's `--help` explains its figures.
+"""
+
+
+def main() -> None:
+    """Write the page, and the README's figures."""
+    PAGE.write_text(page())
+    README.write_text(readme())
+
+
+def page() -> str:
+    """docs/results.md as it should be."""
+    recorded = [(run, Recorded.load(run.path)) for run in RUNS if run.path.exists()]
+    missing = [f"`{run.name}`" for run in RUNS if not run.path.exists()]
+    parts = [INTRODUCTION, *(_section(run, found) for run, found in recorded)]
+    if missing:
+        parts.append(f"## Not recorded yet\n\n{', '.join(missing)}\n")
+    return "\n".join(parts)
+
+
+def _section(run: Run, recorded: Recorded) -> str:
+    summary = (ast.get_docstring(ast.parse(programs()[run.benchmark].read_text())) or "").split("\n")[0]
+    environment = recorded.environment
+    machine = f"{environment['n_cores']} cores of {environment['cpu']}, {environment['memory_gib']} GiB"
+    shown = [one for one in recorded.results if one.target] or list(recorded.results)
+    lines = [
+        f"## {run.name}",
+        "",
+        summary,
+        "",
+        f"`{recorded.command}`: {recorded.date}, commit {recorded.commit}, {machine}, load {environment['load']:.1f}, "
+        f"torch {environment['torch']}",
+        "",
+        "| figure | value | target |",
+        "|---|---|---|",
+        *(_row(group) for group in _groups(shown)),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _groups(results: Sequence[Result]) -> list[list[Result]]:
+    """Figures that differ only in what they were taken on."""
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for one in results:
+        name, at, which = one.metric.strip().partition("@")
+        policy = which.rpartition(":")[2] if ":" in which else ""
+        groups.setdefault((name, at, policy, one.target, one.unit), []).append(one)
+    return list(groups.values())
+
+
+def worst(group: Sequence[Result]) -> Result:
+    """The figure that is farthest on the wrong side of its target, or the first where there is no side."""
+    if group[0].target.startswith("<"):
+        return max(group, key=lambda one: one.value)
+    if group[0].target.startswith(">"):
+        return min(group, key=lambda one: one.value)
+    if span := re.fullmatch(r"(.*) to (.*)", group[0].target):
+        middle = (float(span[1]) + float(span[2])) / 2
+        return max(group, key=lambda one: abs(one.value - middle))
+    return next((one for one in group if one.is_met is False), group[0])
+
+
+def _row(group: Sequence[Result]) -> str:
+    shown = worst(group)
+    name = shown.metric.strip()
+    if len(group) > 1 and shown.target:
+        bare, _, which = name.partition("@")
+        machine, _, policy = which.rpartition(":") if ":" in which else (which, "", "")
+        n_missed = sum(one.is_met is False for one in group)
+        missed = f", {n_missed} miss" if n_missed else ""
+        name = f"{bare}{':' + policy if policy else ''}, worst of {len(group)}: {machine}{missed}"
+    return f"| {name} | {_value(shown)} | {shown.target} |"
+
+
+def _value(one: Result) -> str:
+    text = f"{figure(one.value)} {one.unit}".strip()
+    return f"**{text}**" if one.is_met is False else text
+
+
+def readme() -> str:
+    """README.md with the figures as they should be: its table, and the demo's output."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    table = "\n".join(["| figure | value | target |", "|---|---|---|", *_readme_rows()])
+    text = f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+    demo = next(run for run in RUNS if run.name == "demo")
+    return _with_demo(text, Recorded.load(demo.path).results) if demo.path.exists() else text
+
+
+def _with_demo(text: str, results: Sequence[Result]) -> str:
+    values = {one.metric: one.value for one in results}
+    for row in ("step time", "exposed communication"):
+        name = row.replace(" ", "_")
+        off, on = (f"{values[f'{name}_us_agent_{agent}']:,.0f} us" for agent in ("off", "on"))
+        change = f"{values[f'{name}_change_percent']:+.1f} %"
+        line = f"│ {row:21s} │ {off:9s} │ {on:8s} │ {change:7s} │"
+        text = re.sub(rf"^│ {row} .*$", line, text, count=1, flags=re.MULTILINE)
+    return text
+
+
+def _readme_rows() -> Iterator[str]:
+    for shown in README_FIGURES:
+        run = next(run for run in RUNS if run.name == shown.run)
+        if not run.path.exists():
+            yield f"| {shown.text} | not recorded yet | |"
+            continue
+        results = Recorded.load(run.path).results
+        values = {one.metric: figure(one.value) for one in results if one.metric.isidentifier()}
+        group = [one for one in results if re.fullmatch(shown.metric, one.metric)]
+        yield f"| {shown.text.format(**values)} | {_value(worst(group))} | {worst(group).target} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The runs that are recorded: which benchmark with which options, and what the README shows of them.
+
+A new claim is a new line here; `python -m benchmarks record NAME` runs it, `python -m benchmarks results` shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.lib.reporting import Result
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RESULTS: Final = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a benchmark."""
+
+    name: str
+    """Of its file below benchmarks/results."""
+    command: str
+    """The benchmark's name, and its options but for `--json`."""
+    is_timed: bool = False
+    """Its figures are seconds or bytes of this machine, so nothing else may run beside it."""
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark's name."""
+        return shlex.split(self.command)[0]
+
+    @property
+    def words(self) -> list[str]:
+        """The command's words behind `python -m benchmarks`."""
+        return [*shlex.split(self.command), "--json"]
+
+    @property
+    def path(self) -> Path:
+        """Where it is recorded."""
+        return RESULTS / f"{self.name}.json"
+
+
+RUNS: Final = (
+    Run("demo", "demo --picture docs/pictures/demo.svg"),
+    Run("soak", "soak"),
+    Run("brain_safety", "brain_safety --quick"),
+    Run("policy_regret", "policy_regret --ours-only --draws 4"),
+    Run("policy_regret_generated", "policy_regret --ours-only --quick --generated 12 --only generated"),
+    Run("training_reward", "training_reward --quick"),
+    Run("varying_steps", "varying_steps --quick"),
+    Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),
+    Run("memory_pressure_policy", "memory_pressure_policy --quick"),
+    Run("prediction_held_out", "prediction_held_out --quick --by size range cell channels ranks fabric"),
+    Run("stage_fingerprint", "stage_fingerprint --shipped-only"),
+    Run("replay", "replay_speed --check-only --seed 3"),
+    Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
+    Run("overhead", "overhead", is_timed=True),
+    Run("daemon_load", "daemon_load --quick", is_timed=True),
+    Run("agreement_scale", "agreement_scale --quick", is_timed=True),
+    Run("brain_speed", "brain_speed --quick", is_timed=True),
+    Run("emulated_call", "emulated_call --quick", is_timed=True),
+    Run("import_speed", "import_speed --quick", is_timed=True),
+    Run("replay_speed", "replay_speed --quick --no-check", is_timed=True),
+    Run("sweep_speed", "sweep_speed --quick", is_timed=True),
+    Run("trace_log_cost", "trace_log_cost --quick", is_timed=True),
+    Run("zero_vs_peers", "zero_vs_peers --quick", is_timed=True),
+)
+"""Those whose figures are counts, or times of a virtual clock, come first: they may run on a busy machine."""
+
+
+@dataclass(frozen=True)
+class ReadmeFigure:
+    """A line of the README's table."""
+
+    run: str
+    metric: str
+    """A regular expression: of all figures that match, the worst is shown."""
+    text: str
+    """What it is, for people; `{NAME}` is another figure of the same run."""
+
+
+README_FIGURES: Final = (
+    ReadmeFigure("demo", "step_time_change_percent", "step time of the demo against NCCL's own choices"),
+    ReadmeFigure(
+        "policy_regret",
+        "calls_to_95_percent_gain@.*:ours_cold",
+        "calls until a collective has 95 % of what it can gain, worst of the shipped fabrics",
+    ),
+    ReadmeFigure(
+        "policy_regret",
+        "loss_where_nccl_is_best@.*",
+        "time lost to trials where NCCL's own choice is the best, worst of the same",
+    ),
+    ReadmeFigure(
+        "soak",
+        "n_disagreements",
+        "ranks that disagree, in {n_collectives_per_rank} collectives under {n_epochs} plans",
+    ),
+    ReadmeFigure("plugin_lookup", "lookup_record_p50_ns", "what the plugin adds to a collective"),
+    ReadmeFigure("overhead", "step_overhead_percent", "what the agent adds to a training step"),
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run has left."""
+
+    results: tuple[Result, ...]
+    environment: dict[str, Any]
+    command: str
+    """As it was run."""
+    date: str
+    commit: str
+    """Ends in `+` where files were changed since that commit."""
+    wall_s: float
+
+    @classmethod
+    def load(cls, path: Path) -> Recorded:
+        """Read what `save` has written."""
+        document = json.loads(path.read_text())
+        results = tuple(Result(**one) for one in document.pop("results"))
+        return cls(results, **document)
+
+    def save(self, path: Path) -> None:
+        """Write it with one figure a line, so that differences between two runs can be read."""
+        fields = {name: value for name, value in vars(self).items() if name != "results"}
+        lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
+        figures = ",\n".join(f"  {json.dumps(vars(one))}" for one in self.results)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{" + ",\n".join(lines) + ',\n"results": [\n' + figures + "\n]}\n")
