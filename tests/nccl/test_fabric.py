@@ -73,6 +73,23 @@ def gain(described: Fabric, communicator: CommunicatorClass, collective: Collect
     return 1.0 - best / default_us(described, communicator, collective, message_bytes)
 
 
+def test_every_cell_runs_on_some_fabric() -> None:
+    """Whoever adds a cell to the catalog has it priced by NCCL's cost model and by a fabric, or nothing tries it."""
+    legal = {
+        (collective, *cell)
+        for collective in catalog.TUNABLE
+        for n_nodes in (1, 2)
+        for cell in catalog.legal_cells(collective, n_nodes=n_nodes)
+    }
+    offered = {(Collective.all_reduce, Algorithm.nvls_tree, Protocol.simple)}  # of no shipped fabric
+    for described in map(fabric.load, fabric.names()):
+        for n_nodes in range(1, min(2, described.max_nodes) + 1):
+            communicator = described.communicator(range(n_nodes * described.ranks_per_node))
+            for collective in catalog.TUNABLE:
+                offered |= {(collective, *cell) for cell in described.cells(communicator, collective)}
+    assert legal <= offered
+
+
 def test_the_fabrics_that_the_project_promises() -> None:
     assert set(fabric.names()) >= {
         "h100_node",

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerotune.agent.nccl import compiled, library
+from zerotune.agent.nccl.release import Release
 from zerotune.store.errors import PlanError, PluginError
 from zerotune.store.records import (
     Algorithm,
@@ -29,6 +30,14 @@ from zerotune.store.records import (
 )
 
 N_CELLS = 21
+NEWEST = Release((2, 99))
+
+
+def test_it_has_every_interface_that_a_release_looks_for() -> None:
+    loaded = ctypes.CDLL(str(library.load().path))
+    names = [f"ncclTunerPlugin_v{version}" for version in range(2, NEWEST.tuner_abi + 1)]
+    names += [f"ncclProfiler_v{version}" for version in range(1, NEWEST.profiler_abi + 1)]
+    assert [name for name in names if not hasattr(loaded, name)] == []
 
 
 class NcclSide:
