@@ -15,7 +15,7 @@ from benchmarks.__main__ import programs
 from zerotune.tuner.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("CONTRIBUTING.md")]
+PAGES = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("CONTRIBUTING.md"), ROOT / "README.md"]
 TRACKED = set(
     subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],

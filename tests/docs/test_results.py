@@ -1,0 +1,89 @@
+"""docs/results.md and the README's figures say what benchmarks/results holds, and nothing else is said there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.__main__ import programs
+from benchmarks.lib.reporting import Result
+from benchmarks.recording.results import PAGE, README, page, readme, worst
+from benchmarks.recording.runs import README_FIGURES, RESULTS, ROOT, RUNS, Recorded
+
+RECORDED = [run for run in RUNS if run.path.exists()]
+
+
+def test_page_is_made_of_the_files():
+    assert PAGE.read_text() == page()
+
+
+def test_readme_is_made_of_the_files():
+    assert README.read_text() == readme()
+
+
+def test_readme_is_short_and_has_the_two_commands():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 140
+    assert "make run" in lines
+    assert any("make test" in line for line in lines)
+
+
+def test_every_run_names_a_benchmark_once():
+    assert {run.benchmark for run in RUNS} <= set(programs())
+    assert len({run.name for run in RUNS}) == len(RUNS)
+
+
+def test_every_file_is_a_run_of_today():
+    assert {path.stem for path in RESULTS.glob("*.json")} <= {run.name for run in RUNS}
+    for run in RECORDED:
+        assert Recorded.load(run.path).command == f"python -m benchmarks {run.command}"
+
+
+@pytest.mark.parametrize("run", RECORDED, ids=lambda run: run.name)
+def test_every_target_can_be_judged(run):
+    recorded = Recorded.load(run.path)
+    assert recorded.results
+    assert all((one.is_met is None) == (not one.target) for one in recorded.results)
+    assert {"cpu", "n_cores", "memory_gib", "load"} <= set(recorded.environment)
+    assert recorded.date
+    assert recorded.commit
+
+
+def test_readme_figures_come_from_runs():
+    names = {run.name: run for run in RUNS}
+    for shown in README_FIGURES:
+        assert shown.run in names
+
+
+@pytest.mark.parametrize(
+    ("target", "good", "bad"),
+    [("<= 5", 5, 5.1), (">= 2.5", 2.5, 2.4), ("< 0", -1, 0), ("> -10", -9, -10), ("85 to 95", 90, 96), ("0", 0, 1)],
+)
+def test_targets(target: str, good: float, bad: float):
+    assert Result("figure", good, "", target).is_met is True
+    assert Result("figure", bad, "", target).is_met is False
+
+
+def test_a_target_that_nobody_can_read():
+    with pytest.raises(ValueError, match="figure"):
+        assert Result("figure", 1, "", "about 5").is_met
+
+
+@pytest.mark.parametrize(("target", "value"), [("<= 5", 9), (">= 5", 1), ("4 to 8", 1), ("4", 1)])
+def test_the_worst_of_several_is_shown(target: str, value: float):
+    assert worst([Result(f"figure@{one}", one, "", target) for one in (4, 1, 9)]).value == value
+
+
+def test_what_is_recorded_reads_back(tmp_path):
+    recorded = Recorded((Result("figure", 1.5, "us", "<= 2", "peer", 0.5),), {"load": 0.1}, "command", "day", "abc", 3)
+    recorded.save(tmp_path / "one.json")
+    assert Recorded.load(tmp_path / "one.json") == recorded
+
+
+def test_a_run_that_is_not_there():
+    command = [sys.executable, "-m", "benchmarks", "record", "nope"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nope" in done.stderr
