@@ -21,7 +21,6 @@ import torch.distributed
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("agent", "store", "zero_runtime", "tuner", "benchmarks")
 PENDING = (
-    "tuner/learning",
 )
 """Folders whose docstrings are yet to be completed; a folder that is done is taken out and stays so."""
 N_PARAMETERS = 3

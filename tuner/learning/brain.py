@@ -74,7 +74,7 @@ class BrainSettings(msgspec.Struct, frozen=True):
     explore: bool = True
     """False: nothing is tried out; what earlier jobs proved is used, and verified."""
 
-    def told(self) -> DaemonOptions:
+    def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
         return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore)
 
@@ -246,7 +246,7 @@ class Brain:
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
-        # Decisions come before their step's end is told; timed records, and those of other ranks, may come later.
+        # Decisions come before their step's record; timed records, and those of other ranks, may come later.
         decisions = block[(block["flags"] & FLAG_TIMED) == 0]
         self._oversight.enqueued(decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64))
         if self._fingerprint.add_records(block):
@@ -259,7 +259,7 @@ class Brain:
         if in_force is not None:
             self._oversight.adopted(in_force, step, len(self._states), self._regimes.evidence)
 
-    # ---- what the job is told ---------------------------------------------------------------------
+    # ---- what the job is sent ---------------------------------------------------------------------
 
     def propose(self) -> Plan | None:
         """The next plan, None while the one in force (or on its way) should run on."""
@@ -461,7 +461,7 @@ class Brain:
         evidence.add(calls, steps)
 
     def _new_evidence(self, left: Evidence, label: int, reason: str) -> None:
-        """That regime is left: verdicts are reopened, what runs stays until measured otherwise."""
+        """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
         left.noise.network_changed(self._step)
         self._outlook.leave(self._states, left)
         self._plans.forget_slots()

@@ -44,6 +44,19 @@ def decision(
 
     Predictions are those of when the key was last looked at, with what was measured of each candidate since. Until a
     key is looked at they are the starting guess, and say so (`is_guess`).
+
+    Args:
+        job_id: of the job.
+        fabric_id: of the job's fabric.
+        model_id: model that predictions rest on; "" without one.
+        epoch: of the plan that carries the decision out.
+        now_s: time of the decision, seconds since the epoch.
+        event: the decision.
+        field: options of its key with their starting guesses.
+        evidence: what was measured in the regime in force.
+
+    Returns:
+        The record for the store.
     """
     state, candidate = event.state, event.candidate
     # The options may have changed since the key was looked at.
@@ -88,7 +101,16 @@ def decision(
 
 
 def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None) -> str:
-    """Words to add where a trial is predicted (mean and low end of the 90 % interval) no faster than what runs now."""
+    """Words to add where a trial is predicted to be no faster than what runs now.
+
+    Args:
+        now_us: mean duration of what runs now; None: unknown, as are the others.
+        mean_us: predicted duration of the trial.
+        low_us: low end of the 90 % interval of that.
+
+    Returns:
+        A clause for the reason; "" where the trial is predicted to be faster.
+    """
     if now_us is None or mean_us is None or low_us is None or mean_us < now_us:
         return ""
     gain_percent = 100 * (1 - low_us / now_us)
@@ -107,7 +129,7 @@ def _up_to_date(
 ) -> tuple[Floats, Floats]:
     """An opinion (log) with what was measured since the key was looked at, as in windows of another plan.
 
-    What an opinion rests on leaves it no wider than its noise: where it is wider, it is older than the measurements.
+    An opinion that includes the measurements is no wider than their noise: where it is wider, it is older than they.
     """
     mean, spread = mean.copy(), spread.copy()
     sigma = float(evidence.sigma(np.array([state.index]))[0])

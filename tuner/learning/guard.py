@@ -101,10 +101,12 @@ class Guard:
     ) -> None:
         """From the next step on a newly promoted plan is in force.
 
-        `reference_us` are recent steps that ran without what was promoted, the newest last. Steps of its
-        trial windows must not be among them, or a slow candidate would be its own yardstick: those that ran
-        all of it are `tried_us`. `promised` is by how much (log) steps should be shorter from now on: the less is
-        kept of that, the likelier is a harm.
+        Args:
+            reference_us: recent steps without what was promoted, the newest last. Steps of its trial windows must not
+                be among them, or a slow candidate would be compared with itself.
+            watch_steps: steps after which the watch ends.
+            tried_us: steps of the trial windows that ran all that was promoted.
+            promised: gain (log) that steps should show from now on: the less of it they show, the likelier is a harm.
         """
         self.settled()
         values = np.log([one for one in reference_us[-REFERENCE_STEPS:] if one > 0])

@@ -20,8 +20,8 @@ RERUN_STD: Final = 0.04
 """How far a candidate's mean moves between two runs on one fabric."""
 OTHER_PHASE_STD: Final = 0.08
 LEVEL_STD: Final = 0.3
-"""How far (log) the network of a job is off the one that earlier jobs measured, for all settings together: those may
-have run beside a neighbour from beginning to end.
+"""How far (log) all settings together may be off what earlier jobs measured: these may have shared the network with
+another job from beginning to end.
 """
 MIN_COUNT: Final = 4
 DECISIVE_Z: Final = 3.0
@@ -32,7 +32,7 @@ BETWEEN_JOBS_STD: Final = 0.003
 """How far (log) the gain of one setting over another at a key moves from one job to the next."""
 LEAD_Z: Final = 0.5
 MIN_LEAD_GAIN: Final = 0.002
-"""A candidate that earlier jobs measured faster by this much (log), and by so many standard errors, leads."""
+"""A candidate leads that earlier jobs measured faster by this much (log) and by LEAD_Z standard errors."""
 _MIDDLING_BYTES: Final = float(1 << 20)
 
 
@@ -119,7 +119,18 @@ class Knowledge:
     def of_jobs(
         cls, store: Store, fabric_id: str, correction: Correction | None, model_id: str, *, without_job: str = ""
     ) -> Knowledge:
-        """What all jobs on this fabric but `without_job` measured, beside a model."""
+        """What the jobs on a fabric measured, beside a model.
+
+        Args:
+            store: that has the statistics.
+            fabric_id: of the fabric.
+            correction: the model; None: NCCL's cost is not corrected.
+            model_id: of the model; "" without one.
+            without_job: job id that is left out.
+
+        Returns:
+            The knowledge.
+        """
         of_fabric = (job.job_id for job in store.jobs() if job.fabric_id == fabric_id)
         jobs = [job_id for job_id in of_fabric if job_id != without_job][-JOBS_COMPARED:]
         by_job = (store.statistics(fabric_id, job_id) for job_id in jobs)
@@ -131,7 +142,17 @@ class Knowledge:
         return len(self._by_key)
 
     def prior(self, key: DecisionKey, message_bytes: float, candidates: Sequence[Candidate], costs: CostPrior) -> Prior:
-        """Starting guess for `candidates` at `key`; NaN mean = not available."""
+        """Starting guess at one key.
+
+        Args:
+            key: whose earlier measurements count first.
+            message_bytes: NCCL's size of its calls.
+            candidates: shape [n].
+            costs: NCCL's cost.
+
+        Returns:
+            Log microseconds, mean and standard deviation; mean NaN: not available.
+        """
         classes, nbytes = np.array([key.size_class]), np.array([message_bytes])
         means, stds = self.guess(key.communicator, key.collective, candidates, nbytes, classes, costs)
         self.overrule(key, candidates, means[0], stds[0])
@@ -148,12 +169,21 @@ class Knowledge:
         *,
         carries_over: bool = True,
     ) -> tuple[Floats, Floats]:
-        """Log microseconds and their standard deviation, each [n_sizes, n_candidates]; NaN = not available.
+        """Starting guess from cost and correction alone; what was measured at a key comes in by `overrule`.
 
-        Cost and correction only: what was measured at a key comes in by `overrule`. Without `carries_over` algorithms
-        and protocols that no earlier run has measured are left to NCCL's cost, with all the doubt about it: a trial
-        may find what others of another kind do not predict. And what all guesses at a communicator never measured may
-        be off together is left to `doubt_in_common`.
+        Args:
+            communicator: of the calls.
+            collective: that is called.
+            candidates: shape [n_candidates].
+            message_bytes: NCCL's sizes of the calls, shape [n_sizes].
+            classes: their size classes, shape [n_sizes].
+            costs: NCCL's cost.
+            carries_over: False: algorithms and protocols that no earlier run measured get NCCL's cost with all the
+                doubt about it, since a trial may find what others do not predict; and the doubt that all guesses at a
+                communicator share is left to `doubt_in_common`.
+
+        Returns:
+            Log microseconds and their standard deviation, each [n_sizes, n_candidates]; NaN: not available.
         """
         corrected = self.correction is not None
         means = costs.log_cost(communicator, collective, candidates, message_bytes, described_only=corrected)
@@ -170,8 +200,16 @@ class Knowledge:
     def doubt_in_common(
         self, communicator: CommunicatorClass, collective: Collective, candidates: Sequence[Candidate], costs: CostPrior
     ) -> float:
-        """How far off (log) all guesses may be together, and what earlier runs measured with them: the network is
-        another, or the communicator was never measured.
+        """How far off all guesses and earlier measurements may be together, as the network may be another.
+
+        Args:
+            communicator: of the calls.
+            collective: that is called.
+            candidates: on offer.
+            costs: NCCL's cost.
+
+        Returns:
+            Standard deviation (log); 0 where nothing is known from earlier runs.
         """
         if self.correction is None and not self._by_key:
             return 0.0
@@ -186,8 +224,10 @@ class Knowledge:
         message_bytes: Floats,
         costs: CostPrior,
     ) -> Floats:
-        """What to add to spreads where the measured communicator that stands in for one never measured lies on the
-        other side of a jump of NCCL's cost, [n_sizes, n_candidates]: nobody has seen whether the machine makes it.
+        """What to add to spreads because of a jump in NCCL's cost, [n_sizes, n_candidates].
+
+        Where the communicator was never measured and the nearest measured one is on the other side of a jump, nobody
+        has seen whether the machine has it.
         """
         nearest = communicator if self.correction is None else self.correction.nearest(communicator)
         if nearest == communicator:
@@ -199,7 +239,14 @@ class Knowledge:
         return doubt
 
     def overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
-        """What was measured at the very key, or at its twin of another phase, beats any model; in place."""
+        """Replace guesses by what was measured at the key, or at its twin of another phase, where that is surer.
+
+        Args:
+            key: whose measurements are looked up.
+            candidates: shape [n].
+            mean: log microseconds, shape [n]; written to.
+            std: standard deviation (log), shape [n]; written to.
+        """
         own, elsewhere = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
         if not elsewhere:
             return
@@ -272,8 +319,9 @@ def _as_asked(
 def _gains_by_key(
     by_job: Iterable[Sequence[Learned | CandidateStatistics]],
 ) -> dict[DecisionKey, dict[Candidate, tuple[float, float]]]:
-    """Per key and candidate, sums over jobs of the weights (inverse variances) of gains over the baseline (log), and
-    of the gains so weighed. Durations of different jobs are not compared: the network may have been another.
+    """Gains over the baseline (log) by key and candidate: sum of weights (inverse variances), sum of weighed gains.
+
+    Durations of different jobs are not compared: the network may have been another.
     """
     found: dict[DecisionKey, dict[Candidate, tuple[float, float]]] = {}
     for statistics in by_job:

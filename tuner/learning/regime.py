@@ -44,11 +44,11 @@ ALIKE_WEIGHT: Final = 30.0
 MATCH_CALLS: Final = 6
 MATCH_WITHIN: Final = 0.08
 USUAL: Final = 2.0
-"""So much of a unit, in noise scales, says what neighbouring steps have in common: a change of the network is like the
-step before as well, and would hide itself.
+"""Units are clipped to this many noise scales where correlation of neighbouring steps is learned: a change of the
+network would look like correlation, too, and hide itself.
 """
 BACK: Final = 0.25
-"""Of a change that is left over, at most, where it is gone."""
+"""Most of a change, as a share, that may be left over where it is gone."""
 TOGETHER_WEIGHT: Final = 10.0
 """How many steps the opinion weighs that all keys of a step say the same."""
 _ALL: Final = np.zeros(1, np.int64)
@@ -56,7 +56,7 @@ _DIRECTIONS: Final = np.array([[1.0], [-1.0]])
 
 
 class ChangeDetector:
-    """Two-sided sums per key; forgets everything when told that a new regime began."""
+    """Two-sided sums per key; `reset` when a new regime begins."""
 
     def __init__(self, limit: float = LIMIT) -> None:
         self._limit = limit
@@ -68,7 +68,7 @@ class ChangeDetector:
         self._reached = np.zeros((2, 0))
         """Where residuals lay, summed up, the newer the more."""
         self._beyond = np.zeros((2, 0))
-        """How many units were far off while nothing seemed to change, by direction and key, of so many."""
+        """By direction and key: units that were far off while nothing seemed to change; `_quiet` counts all of them."""
         self._quiet = np.zeros((2, 0))
 
     def reset(self) -> None:
@@ -78,13 +78,16 @@ class ChangeDetector:
         self._origin[:] = np.nan
 
     def update(self, keys: Ints, standardised: Floats, deviation: Floats, drift: Floats) -> Ints:
-        """Take in what deviates from what slowly drifts; returns the keys that changed, mostly empty.
+        """Take in what deviates from what slowly drifts.
 
         Args:
             keys: key index of each residual, shape [n].
             standardised: residuals divided by their noise scale, shape [n].
-            deviation: the same as they are (log), shape [n].
+            deviation: the residuals (log), shape [n].
             drift: how much (log) each one's key has drifted, shape [n].
+
+        Returns:
+            Keys that changed, mostly none.
         """
         if not len(keys):
             return keys
@@ -107,8 +110,10 @@ class ChangeDetector:
         return np.flatnonzero((sums > self._limit).any(axis=0)).astype(np.int64)
 
     def _limits(self, keys: Ints, standardised: Floats) -> Floats:
-        """How much each unit may say, shape [2, n]: no more than how seldom it is as far off to that side without any
-        change (a log likelihood). Clocks that tick coarsely make calls jump by a tick, now and then, to one side only.
+        """How much each unit may count, shape [2, n].
+
+        No more than a log likelihood: how seldom a unit is as far off to that side without any change. Clocks that
+        tick coarsely make calls jump by a tick, now and then, to one side only.
         """
         share = (self._beyond[:, keys] + BEYOND_WEIGHT * math.exp(-CLIP)) / (self._quiet[:, keys] + BEYOND_WEIGHT)
         is_quiet = self._sums[:, keys] < 0.5 * self._limit
@@ -167,13 +172,16 @@ class StepMeans:
         self._last[:] = np.nan
 
     def add(self, keys: Ints, deviation: Floats, step: int, sigma: Callable[[Ints], Floats]) -> FinishedSteps:
-        """Calls of one step; the keys whose unit of the step before is done, and what is new in these units.
+        """Take in calls of one step.
 
         Args:
             keys: key index of each call, shape [n].
             deviation: of each call (log) from what it used to take, shape [n].
             step: the step they all belong to.
             sigma: standard deviation of a unit (log), by key.
+
+        Returns:
+            Keys whose unit of the step before is done, and what is new in these units.
         """
         self._grow(int(keys.max()) + 1)
         here = np.unique(keys)
@@ -216,7 +224,7 @@ class Together:
     def __init__(self) -> None:
         self._changes = ChangeDetector()
         self._square, self._weight = 0.0, 0.0
-        """What steps of all keys spread by (squared), of steps that count so much."""
+        """Sum of squares of steps of all keys together, and the weight of the steps in it."""
 
     def reset(self) -> None:
         """A new regime began; how alike the keys of one step are is still true."""
@@ -292,7 +300,7 @@ class Regimes:
                 continue
             here, there = np.array(pairs, dtype=np.int64).T
             gap = now[here] - older.centre(there)
-            # What was just left is not what came, be the step between them ever so small and half of it taken in.
+            # The regime that was just left is not recognised unless nearly all of the change is gone.
             is_back = index < len(self._all) - 2 or float(np.median(gap)) / self._shift < BACK
             if (
                 is_back

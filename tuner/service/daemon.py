@@ -277,7 +277,7 @@ def run_daemon(
 def _options(settings: BrainSettings | None) -> wire.DaemonOptions:
     from zerotune.tuner.learning.brain import BrainSettings
 
-    return (settings or BrainSettings()).told()
+    return (settings or BrainSettings()).options()
 
 
 def _reachable(bound: list[BoundEndpoint]) -> str:

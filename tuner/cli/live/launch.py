@@ -133,7 +133,7 @@ def launch(
                 file=sys.stderr,
             )
     if answer is not None:
-        unused = for_daemon if bounds is not None and bounds.told() != answer.options else []
+        unused = for_daemon if bounds is not None and bounds.options() != answer.options else []
         if given["--store"] and store_file is not None and str(store_file.absolute()) != answer.store_path:
             unused = [*unused, "--store", str(store)]
         if unused:

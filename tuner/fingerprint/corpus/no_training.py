@@ -58,12 +58,12 @@ def _round(kind: str, rng: np.random.Generator) -> Calls:
     if kind == "to_one":  # a root collects, and may tell everybody
         sizes = _sizes(n, rng)
         back: Calls = [(BROADCAST, n_bytes) for n_bytes in (sizes if rng.random() < 0.7 else _sizes(n, rng))]
-        told = back if rng.random() < 0.7 else []
-        if rng.random() < 0.3 and told:
+        returned = back if rng.random() < 0.7 else []
+        if rng.random() < 0.3 and returned:
             return _sprinkled(
-                [call for pair in zip([(REDUCE, s) for s in sizes], told, strict=True) for call in pair], rng
+                [call for pair in zip([(REDUCE, s) for s in sizes], returned, strict=True) for call in pair], rng
             )
-        return _sprinkled([(REDUCE, n_bytes) for n_bytes in sizes] + told, rng)
+        return _sprinkled([(REDUCE, n_bytes) for n_bytes in sizes] + returned, rng)
     if kind == "activations":  # a model answers: summed or gathered in every layer, nothing is learned
         (unit,) = _sizes(1, rng)
         per_layer: Calls = [(AR, unit)] if rng.random() < 0.6 else [(AG, unit), (RS, unit)]

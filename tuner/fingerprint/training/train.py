@@ -92,8 +92,8 @@ def train_ngram(data: Examples) -> NgramEncoder:
     inputs = standardised(data.ngrams, mean, scale)
     outputs, biases = [], []
     for question, n_classes in enumerate((len(STAGES), len(ACCUMULATIONS), 2, 2)):
-        told = data.labels[:, question] != CANNOT_TELL
-        fitted = LogisticRegression(C=3.0, max_iter=200).fit(inputs[told], data.labels[told, question])
+        labelled = data.labels[:, question] != CANNOT_TELL
+        fitted = LogisticRegression(C=3.0, max_iter=200).fit(inputs[labelled], data.labels[labelled, question])
         weights, bias = np.zeros((n_classes, inputs.shape[1])), np.full(n_classes, -30.0)
         if n_classes == 2:
             outputs.append(fitted.coef_)
@@ -162,8 +162,8 @@ def train_lstm(
             stages, accumulations, flags = torch.split(scores, sizes, 1)
             loss = nn.functional.cross_entropy(stages, truth[:, 0], label_smoothing=SMOOTHING)
             loss = loss + nn.functional.cross_entropy(accumulations, truth[:, 1], label_smoothing=SMOOTHING)
-            told = (truth[:, 2:] != CANNOT_TELL).float()
-            loss = loss + 0.5 * nn.functional.binary_cross_entropy_with_logits(flags, truth[:, 2:].float(), told)
+            labelled = (truth[:, 2:] != CANNOT_TELL).float()
+            loss = loss + 0.5 * nn.functional.binary_cross_entropy_with_logits(flags, truth[:, 2:].float(), labelled)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()

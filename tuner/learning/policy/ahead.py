@@ -40,18 +40,20 @@ MAX_ROWS: Final = 90
 MAX_OPINIONS: Final = 32
 """Posteriors worked out in one go, for nearer sizes first: bounds the time of one call."""
 OCTAVES_AHEAD: Final = 2
-"""So far above the largest message seen when memory becomes free."""
+"""Octaves above the largest message seen that get rows when memory becomes free."""
 OCTAVES_GUARDED: Final = 4
-"""So far when memory is short; the last row has no upper end."""
+"""Octaves that get rows when memory is short; the last row has no upper end."""
 SMALLEST_CLASS: Final = 3 * SIZE_CLASSES_PER_OCTAVE
 """Eight bytes: below, several classes begin at the same size."""
 LARGEST_CLASS: Final = 47 * SIZE_CLASSES_PER_OCTAVE
 DOUBTS: Final = (0.3, 0.4)
-"""So many standard deviations less than expected a gain must still be one, in the first octave and the second, of what
-was measured at the largest messages.
+"""Standard deviations that are taken off the expected gain of a setting measured at the largest messages, in the first
+octave above and the second: what is left must still be a gain.
 """
 DOUBT_UNTRIED: Final = 0.8
-"""The same of other channel counts of an algorithm and protocol that ran there. What never ran there is not guessed."""
+"""Standard deviations taken off for other channel counts of an algorithm and protocol that ran there. Algorithms and
+protocols that never ran there are not guessed.
+"""
 TRIED_UNITS: Final = 2
 """Steps of evidence from which on a setting counts as measured."""
 SMALLER_COSTS: Final = 0.01
@@ -183,8 +185,10 @@ class Ahead:
         return best
 
     def _default_of(self, state: KeyState, size_class: int, *, is_far: bool) -> Candidate | None:
-        """What NCCL should choose by itself for messages of a larger class; None where nothing says, or where it goes
-        over to another algorithm or protocol within the class: what is faster than one may be slower than the other.
+        """What NCCL should choose by itself for messages of a larger class.
+
+        None where that is not known, or where it changes the algorithm or protocol within the class: what is faster
+        than the one may be slower than the other.
         """
         ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
         first, last = (self._default_at(state, end, is_far=is_far) for end in ends)
@@ -211,9 +215,10 @@ class Ahead:
         return Candidate(found.algorithm, found.protocol, n_channels)
 
     def _promises(self, state: KeyState, message_bytes: int, default: Candidate, evidence: Evidence) -> float:
-        """By how much (log) what runs at a key should be faster than `default`, NCCL's choice at a larger size: by as
-        much as was measured at its own, less what NCCL's costs of the two say of the difference. NaN where that is not
-        known, and where NCCL chooses another algorithm or protocol, of which that measurement says nothing.
+        """By how much (log) what runs at a key should be faster than `default`, NCCL's choice at a larger size.
+
+        As much as was measured at the key's own size, less the difference that NCCL's costs of both sizes make. NaN
+        where that is not known, and where NCCL chooses another algorithm or protocol there, which was not measured.
         """
         slots = evidence.find(state.index, BASELINE), evidence.find(state.index, state.usual)
         own_default = self._default_at(state, int(state.message_bytes))

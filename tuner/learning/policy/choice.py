@@ -57,7 +57,7 @@ RISK_SHARE: Final = 0.5
 RETRY_STEPS: Final = 8
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
 UNPAID_RETRY_STEPS: Final = 2
-"""The same while gains do not pay for exploration: soon they may, and then it may try what it likes."""
+"""Steps before such a key is looked at again while gains do not pay for exploration: soon they may."""
 LOOK_EVERY: Final = 2
 """With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
 SAME_SIZE: Final = 1
@@ -146,7 +146,18 @@ class Policy:
         may_start: bool = True,
         leads_rest_at: Collection[int] | None = None,
     ) -> dict[int, Candidate]:
-        """Settings that differ from the last window's, by key index; `leads_rest_at` as in `Turns.take`."""
+        """Judge what runs, begin trials, and choose the settings of the next window.
+
+        Args:
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+            step: the newest step.
+            may_start: whether trials may begin.
+            leads_rest_at: as in `Turns.take`.
+
+        Returns:
+            Settings that differ from the last window's, by key index.
+        """
         for state in list(islice(self.trials.values(), MAX_JUDGED)):
             self.trials[state.index] = self.trials.pop(state.index)
             self._settle(state, evidence)
@@ -223,7 +234,12 @@ class Policy:
     ) -> None:
         """Let `candidate` alternate with the incumbent from the next window on.
 
-        `hope` is by how much (log) it should be faster, and the standard deviation of that.
+        Args:
+            state: the key.
+            candidate: to try.
+            reason: why, for the decision.
+            hope: expected gain (log) and its standard deviation.
+            is_trusted: earlier jobs proved it.
         """
         state.trial, state.trial_reason, state.hope, state.is_trusted = candidate, reason, hope, is_trusted
         self.memory.promise(candidate, state.key.communicator)
@@ -237,9 +253,12 @@ class Policy:
         self._turns.end_trial(state.index)
 
     def begin_lead(self, state: KeyState, candidate: Candidate, hope: tuple[float, float] = NO_HOPE) -> None:
-        """Let `candidate` run in nearly all windows without a trial; the incumbent shows itself in the others.
+        """Let `candidate` run in nearly all windows without a trial; the incumbent runs in the others.
 
-        `hope` is what earlier jobs measured, as in `begin_trial`.
+        Args:
+            state: the key.
+            candidate: that leads.
+            hope: gain (log) that earlier jobs measured, and its standard deviation.
         """
         state.lead, state.lead_hope = candidate, hope
         self.memory.promise(candidate, state.key.communicator)
@@ -253,18 +272,26 @@ class Policy:
         self._turns.end_lead(state.index)
 
     def set_incumbent(self, state: KeyState, candidate: Candidate, kind: str, reason: str) -> None:
-        """What runs at a key from the next window on, unless a trial does."""
+        """Set what runs at a key from the next window on when nothing is on trial.
+
+        Args:
+            state: the key.
+            candidate: the new incumbent.
+            kind: as `Decision.kind`.
+            reason: why, for the decision.
+        """
         state.previous, state.incumbent = state.incumbent, candidate
         state.incumbent_kind, state.incumbent_reason = kind, reason
         self.options.waits_for_credit.discard(state.index)
         self.end_lead(state)
 
     def reopen(self, states: list[KeyState], leaving: int, entering: int) -> None:
-        """The regime changed: every verdict may be asked for anew. What led in the one that comes back leads again.
+        """The regime changed: every verdict is open again. What led in a regime that comes back leads again.
 
         Args:
-            states: all keys.
-            leaving, entering: labels of regimes.
+            states: of all keys, by key index.
+            leaving: label of the regime before.
+            entering: label of the regime from now on.
         """
         self._leads_of[leaving] = {
             index: (state.lead, state.lead_hope) for index, state in self.leads.items() if state.lead is not None
@@ -289,7 +316,14 @@ class Policy:
                 self._lead_ended(states[index], candidate, "the network is another")
 
     def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
-        """End a trial, or what leads; what is banned is not tried again in this regime, anything else last of all."""
+        """End a trial or a lead.
+
+        Args:
+            state: the key.
+            candidate: on trial or leading.
+            reason: why, for the decision.
+            ban: it is not tried again in this regime; else it is tried again after all others.
+        """
         (state.banned if ban else state.retired)[candidate] = reason
         if ban:
             self._untold.condemn(state, candidate)
@@ -300,7 +334,14 @@ class Policy:
         self._report(Event(state, state.usual, "rollback" if ban else "keep", f"{candidate}: {reason}"))
 
     def withdraw(self, state: KeyState, candidate: Candidate, reason: str, quiet_until: int) -> None:
-        """Steps speak against what is on trial or leads: it is banned, and nothing is tried there for a while."""
+        """Ban what is on trial or leads because steps are slower with it, and try nothing at its key for a while.
+
+        Args:
+            state: the key.
+            candidate: on trial or leading.
+            reason: why, for the decision.
+            quiet_until: step before which nothing is tried at the key.
+        """
         state.banned[candidate] = reason
         state.quiet_until = quiet_until
         self.end_trial(state)
@@ -312,7 +353,7 @@ class Policy:
 
     @staticmethod
     def _number(state: KeyState, candidate: Candidate) -> None:
-        """The how-manieth candidate of its key it is says how much error its verdict may have."""
+        """Number the candidates of a key in the order they are tried: later ones are allowed less error."""
         if candidate not in state.numbers:
             state.n_tried += 1
             state.numbers[candidate] = state.n_tried

@@ -18,36 +18,36 @@ from typing import Final, NamedTuple
 from zerotune.tuner.learning.policy.steps.step_effects import ALL, MOST_OF_ONE, StepEffects
 
 ASKED: Final = 2.0
-"""What explores pauses when steps seem slower with it by so many standard deviations, ..."""
+"""Standard deviations by which steps must seem slower with what explores for it to pause."""
 LIMIT_TOGETHER: Final = 3.7
-"""... and is withdrawn if it is so many after that, ..."""
+"""Standard deviations after the pause for which several settings together are withdrawn."""
 LIMIT_ALONE: Final = 4.1
-"""... or so many where one setting is suspected by itself."""
+"""Standard deviations after the pause for which one setting, suspected by itself, is withdrawn."""
 LEAST_SLOWDOWN: Final = 0.004
 """Less (log) is not worth asking."""
 LEAST_WITH: Final = 2
 """Steps with what is suspected: one is a straggler."""
 PAUSE_STEPS: Final = (3, 12)
-"""A pause lasts so many steps at least and at most: until there is a verdict, or none is likely."""
+"""Least and most steps of a pause: until there is a verdict, or none is likely."""
 PAUSE_SCALES: Final = 4.0
 CONFIRMED: Final = 0.5
-"""What steps recover by at least, as a part of what was suspected, ..."""
+"""Least share of the suspected slowdown by which steps must recover."""
 CONFIRMED_SCALES: Final = 1.5
-"""... and in standard errors."""
+"""Least standard errors by which steps must recover."""
 CONTRADICTED_SCALES: Final = 2.0
-"""What was believed is wrong where steps recover by less than that by so many standard errors."""
+"""The suspicion was wrong where steps recover by this many standard errors less than was suspected."""
 MEDIAN_COSTS: Final = 1.25
 """Standard error of a median over that of a mean."""
 COMPARED_STEPS: Final = 12
 GUILTY_ALONE: Final = 3.0
-"""Of those suspected together, these with an effect of so many standard deviations are withdrawn. If there are none,
-one half of them is shown alone first, ...
+"""Of several settings suspected together, those with an effect of this many standard deviations are withdrawn. If there
+is none, one half of them runs alone first.
 """
 GUILTY_HALF: Final = 2.0
-"""... and a half with an effect of so many is."""
+"""A half with an effect of this many standard deviations is withdrawn."""
 PROBE_STEPS: Final = 4
 PROBE_PATIENCE_STEPS: Final = 20
-"""That takes so many steps with the one half, and no longer than so many."""
+"""Steps with the one half, and the most steps to wait for these."""
 REST_STEPS: Final = 25
 """What is not proven guilty does not pause again for so long, unless that is likely by then; what turned out to be
 innocent does not in any case, and for twice as long after each further time.
@@ -132,7 +132,16 @@ class ExplorationWatch:
         """By key, until when it is not suspected, and how often it turned out to be innocent."""
 
     def step(self, log_us: float, explored: Mapping[int, int], doubt: float = 0.0) -> Slow | None:
-        """One step, without what calls say that exploring cost in it, and the keys of what was tried by name."""
+        """Take in one step.
+
+        Args:
+            log_us: log duration, without what exploring cost it according to its calls.
+            explored: key index by name (slot) of each setting that was tried in it.
+            doubt: standard deviation (log) of what was taken off.
+
+        Returns:
+            What is to be withdrawn, if anything.
+        """
         self._n_steps += 1
         self.keys.update(explored)
         shares = self._shares(explored)

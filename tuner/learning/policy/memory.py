@@ -81,10 +81,10 @@ class MemoryGate:
             self._peak, self.is_falling = pressure, True
 
     def ran(self, block: npt.NDArray[np.void]) -> list[int]:
-        """These measurements (MEASUREMENT_FIELDS) show what is connected, with how many channels, and how full the
-        fullest device is; the places of those that connected something.
+        """Learn from measurements (MEASUREMENT_FIELDS) what is connected and how full the fullest device is.
 
-        One communicator of each kind is known. More channels of what has run connect nothing in NCCL.
+        Returns the indices of those that connected something. One communicator of each kind is known. More channels of
+        what has run connect nothing in NCCL.
         """
         step = int(block["step"].max())
         fullest = float(np.fmax.reduce(block["memory_pressure"][block["step"] == step]))

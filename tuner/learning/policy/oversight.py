@@ -132,7 +132,14 @@ class Oversight:
         self._kinds.enqueued(steps, message_bytes)
 
     def adopted(self, in_force: PlanInForce, step: int, n_keys: int, evidence: Evidence) -> None:
-        """All ranks run `in_force` from `step` on."""
+        """All ranks run `in_force` from `step` on.
+
+        Args:
+            in_force: the plan.
+            step: its first step.
+            n_keys: keys known.
+            evidence: of the regime in force.
+        """
         if in_force.n_changes <= self._n_adopted:
             return
         self._n_adopted = in_force.n_changes
@@ -159,7 +166,14 @@ class Oversight:
     def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: Evidence) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
 
-        True when a new plan is due at once.
+        Args:
+            step: the newest step.
+            known_step: newest step that measurements have come of.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+
+        Returns:
+            True when a new plan is due at once.
         """
         is_urgent = False
         self._waiting.append(step)
@@ -172,13 +186,26 @@ class Oversight:
         return is_urgent
 
     def consider_variants(self, states: list[KeyState], evidence: Evidence, step: int) -> None:
-        """Once the keys have settled, let variants of the whole plan compete on step time."""
+        """Once the keys have settled, let variants of the whole plan compete on step time.
+
+        Args:
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+            step: the newest step.
+        """
         step_us = float(np.median([us for _, us in self._recent])) if self._recent else math.inf
         is_guarding = self._guard.is_watching or self._watched.is_asking or self.n_promotions > self._n_adopted
         self._variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
     def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:
-        """Calls of a variant are catastrophically slow: `ratio` times what usually runs. Steps need not tell, too."""
+        """End the trial of a variant some of whose calls are catastrophically slow; steps need not show it, too.
+
+        Args:
+            variant: on trial.
+            ratio: times as long as what usually runs.
+            states: of all keys, by key index.
+            step: the newest step.
+        """
         self._variants.give_up(variant, ratio, states, step)
 
     # ---- inside ---------------------------------------------------------------------------------------

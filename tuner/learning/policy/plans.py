@@ -64,7 +64,16 @@ class PlanBook:
             self._settings.pop(oldest, None)
 
     def slots(self, epoch: int, n_keys: int, evidence: Evidence) -> Ints:
-        """Evidence slot of every key under the plan of `epoch`; keys it does not know ran the baseline."""
+        """Evidence slot of every key under a plan; keys that it does not know ran the baseline.
+
+        Args:
+            epoch: of the plan.
+            n_keys: keys known now.
+            evidence: of the regime in force.
+
+        Returns:
+            Slots by key index, shape [n_keys] or longer.
+        """
         slots = self._slots.get(epoch)
         if slots is None or len(slots) < n_keys:
             known = 0 if slots is None else len(slots)
@@ -96,7 +105,16 @@ class PlanBook:
         self._slots.clear()
 
     def ask(self, states: Sequence[KeyState], changes: Mapping[int, Candidate], model_id: str) -> bool:
-        """Note what keys shall run from now on, by index; whether that differs from before."""
+        """Note what keys shall run from now on.
+
+        Args:
+            states: of all keys, by key index.
+            changes: new settings by key index.
+            model_id: for the rows.
+
+        Returns:
+            Whether anything differs from before.
+        """
         missing = len(states) - len(self._asked)
         self._asked += [BASELINE] * missing
         self._rows += [None] * missing
@@ -117,7 +135,18 @@ class PlanBook:
         has_trial: bool = False,
         first: Sequence[int] = (),
     ) -> tuple[list[Candidate], Plan]:
-        """The settings asked for as a plan, with rows for keys that are not known yet; those of keys `first` lead."""
+        """Make a plan of the settings asked for.
+
+        Args:
+            epoch: of the plan.
+            gathers_after_step: as `Plan.gathers_after_step`.
+            ahead: rows for keys that are not known yet.
+            has_trial: whether it runs anything on trial.
+            first: key indices whose rows come first.
+
+        Returns:
+            What every key is asked to run, by key index, and the plan.
+        """
         others = self._rows.copy()
         for index in first:
             others[index] = None
@@ -129,7 +158,16 @@ class PlanBook:
 
 
 def ending_by_itself(entry: PlanInForce, after: PlanInForce, keys: Sequence[int]) -> PlanInForce:
-    """`entry` as a first look at what it runs at `keys`, whose rows lead both plans, giving way to `after`."""
+    """Make a plan a first look that gives way to another plan by itself.
+
+    Args:
+        entry: the first look.
+        after: the plan after it.
+        keys: indices of the keys that are looked at; their rows come first in both plans.
+
+    Returns:
+        `entry` with both in its plan.
+    """
     n_rows, n_after = (sum(not plan.candidates[at].is_baseline for at in keys) for plan in (entry, after))
     look = FirstLook(FIRST_LOOK_STEPS, n_rows, after.plan.rows[:n_after], after.plan.expires_after)
     return entry._replace(plan=msgspec.structs.replace(entry.plan, first_look=look))

@@ -63,7 +63,13 @@ class Turns:
         return verified
 
     def begin_trial(self, index: int, odds: float, *, is_trusted: bool) -> None:
-        """A trial that is faster with probability `odds`; trusted is what earlier jobs proved."""
+        """A trial begins.
+
+        Args:
+            index: of the key.
+            odds: probability that it is faster.
+            is_trusted: earlier jobs proved it.
+        """
         self._is_trusted[index] = is_trusted
         self.weigh_trial(index, odds)
         # It runs at once; trusted ones take turns at showing the incumbent again.
@@ -101,14 +107,18 @@ class Turns:
         leads_rest_at: Collection[int] | None = None,
         pays_back: Collection[int] = (),
     ) -> set[int]:
-        """The next window; returns the keys at which something else may run than in the last.
+        """Choose what runs in the next window.
 
         Args:
             risks_us: what one more window of a trial may cost, by key; trials without an entry wait for nothing.
             remaining_us: of the budget. Once overdrawn, only incumbents and what earlier jobs proved run, and at keys
                 that are among `pays_back`.
-            leads_rest_at: None while leads take turns with incumbents. While steps are compared, at these keys no lead
-                runs; others run in all windows, as what takes turns would scatter the steps.
+            leads_rest_at: None while leads alternate with incumbents. While steps are compared, at these keys no lead
+                runs; others run in all windows, as what alternates would scatter the steps.
+            pays_back: keys at which trials and leads run although the budget is overdrawn.
+
+        Returns:
+            Keys at which something else may run than in the last window.
         """
         self._due += self._share
         runs_trial = self._due >= 1.0

@@ -28,9 +28,12 @@ class KalmanFilter:
         return float(design @ self.mean), max(0.0, float(design @ self.covariance @ design))
 
     def observe(self, design: np.ndarray, value: float, noise: float, *, clip: float = math.inf) -> tuple[float, float]:
-        """`design @ quantities` was `value`, give or take `noise` (standard deviation, positive).
+        """Take in an observation: `design @ quantities` was `value`, give or take `noise`.
 
         Args:
+            design: weights of the quantities, shape [n].
+            value: observed.
+            noise: standard deviation of the observation, positive.
             clip: a value further off than this many standard deviations is pulled in.
 
         Returns:

@@ -47,7 +47,16 @@ class CallSavings:
         return float(group.saved_us.sum()) if group is not None else 0.0
 
     def refresh(self, states: Sequence[KeyState], evidence: Evidence, rates: Floats) -> dict[str, float]:
-        """Look at the incumbents again; by group, for what share of its time other settings run than before."""
+        """Look at the incumbents again.
+
+        Args:
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+            rates: calls per step, by key index.
+
+        Returns:
+            Groups with other settings than before, and the share of the group's time that these run.
+        """
         known = len(self._base)
         more = [evidence.slot(state.index, BASELINE) for state in states[known:]]
         self._base = np.concatenate([self._base, np.array(more, np.int64)])

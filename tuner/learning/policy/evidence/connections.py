@@ -50,6 +50,9 @@ class Connections:
             step: the step.
             left_us: its duration without what exploration is known to have added.
             usual_us: durations of other steps.
+
+        Returns:
+            True if the step connected something.
         """
         if self._charged_us.pop(step, None) is None:
             return False

@@ -222,18 +222,27 @@ class Evidence:
         return Contrast(gain, pairs, float(self.sigma(np.array([key]))[0]))
 
     def n_th_window(self, slot: int) -> int:
-        """The how-manieth set of units it is that a slot's key is compared by: where steps are alike, older ones are
-        forgotten, and what is left is a new chance to be lucky.
+        """Number, from 1, of the set of units by which a slot's key is compared.
+
+        Where neighbouring steps are alike, older units are forgotten, and each new set is a new chance to be lucky.
         """
         if self.noise.at(self._newest_step) == NONE:
             return 1
         return 1 + int(self.history.n_units[self.key[slot]]) // DEPTH
 
     def gain_beyond_drift(self, first: int, second: int, gain: float) -> float:
-        """What is left of a `gain` (log) of the second slot if what was taken for a drift of their key was none.
+        """What is left of a gain if what was taken for a drift of the key was none.
 
         Of several settings the one that seems fastest was also lucky. It runs most, and as its luck ends, all its key's
         settings seem to drift: what is measured then seems faster than what was measured before.
+
+        Args:
+            first: slot.
+            second: slot of the same key.
+            gain: of the second over the first (log).
+
+        Returns:
+            The gain, or the lower one without drift (log).
         """
         if self.noise.at(self._newest_step) != NONE:
             return gain  # it is compared by what was measured
@@ -245,8 +254,16 @@ class Evidence:
         return (float(self._as_measured[slot]) * n_units + unit) / max(1, n_units + (n_open > 0))
 
     def agrees_nearby(self, first: int, second: int, gain: float, alpha: float) -> bool:
-        """Whether what ran in neighbouring steps says, too, that the second slot of a key is faster by `gain` (log);
-        lately changed networks must prove it by these.
+        """Whether neighbouring steps show the gain, too; a network that changed lately must prove it by these.
+
+        Args:
+            first: slot.
+            second: slot of the same key.
+            gain: of the second over the first (log).
+            alpha: probability of a wrong yes.
+
+        Returns:
+            True if they do.
         """
         key = int(self.key[first])
         if self.noise.at(self._newest_step) == NONE and self.noise.has_changed_lately(self._newest_step):
@@ -367,6 +384,15 @@ def radius(n_first: float, n_second: float, sigma: float, alpha: float) -> float
 
     A normal-mixture confidence sequence (Robbins 1970; Howard et al. 2021) at the harmonic number of
     pairs: it may be looked at after every unit, the total chance of ever being wrong stays below `alpha`.
+
+    Args:
+        n_first: units behind the first mean.
+        n_second: units behind the second mean.
+        sigma: standard deviation of one unit.
+        alpha: total probability of being wrong, 0 to 1.
+
+    Returns:
+        In the unit of `sigma`; infinite where one mean is not known.
     """
     if n_first <= 0 or n_second <= 0:
         return float("inf")
@@ -374,7 +400,16 @@ def radius(n_first: float, n_second: float, sigma: float, alpha: float) -> float
 
 
 def radius_of_pairs(pairs: float, sigma: float, alpha: float) -> float:
-    """The same where the difference is known as well as from so many pairs."""
+    """As `radius`, where the difference is known as well as from this many pairs.
+
+    Args:
+        pairs: number of pairs, with a fraction.
+        sigma: standard deviation of one unit.
+        alpha: total probability of being wrong, 0 to 1.
+
+    Returns:
+        Half width, in the unit of `sigma`; infinite without pairs.
+    """
     if pairs <= 0.0:
         return math.inf
     grown = pairs * _MIXTURE + 1.0

@@ -141,9 +141,10 @@ class FieldBook:
         return Field(options, table)
 
     def _guess_of_default(self, state: KeyState) -> float:
-        """Log microseconds of NCCL's own choice where nobody knows by what costs it chooses: of the cell that ran, or
-        the mean over those that may have. With the least of them NCCL's choice would seem slower than guessed wherever
-        it is another, and all that nobody has tried would pass for as much slower.
+        """Log microseconds of NCCL's own choice where its costs are not known.
+
+        Of the cell that ran, or the mean over those that may have. With the least of them, NCCL's choice would seem
+        slower than guessed wherever it is another one, and all that was never tried would pass for as much slower.
         """
         (communicator, collective), default = state.family, state.default_setting
         n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes

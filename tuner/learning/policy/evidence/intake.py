@@ -79,14 +79,29 @@ class Intake:
         self.is_suspicious = False
 
     def forget_slow_firsts(self, slots: Ints, logs: Floats, evidence: Evidence) -> None:
-        """Where these calls take less than half of the only one before, that one began something: it says nothing."""
+        """Forget the only call of a slot that took more than twice as long as these: it connected something.
+
+        Args:
+            slots: of each call, shape [n].
+            logs: log microseconds, shape [n].
+            evidence: without these calls; changed in place.
+        """
         second = np.flatnonzero(evidence.n_calls[slots] == 1)
         if len(second):
             fell = evidence.centre(slots[second]) - logs[second] > self._log_catastrophe
             evidence.forget(slots[second[fell]])
 
     def says_something(self, slots: Ints, logs: Floats, evidence: Evidence) -> Flags:
-        """All of these calls but the first of a setting that takes twice as long as those that come with it."""
+        """Leave out the first call of a setting if it took twice as long as those that come with it.
+
+        Args:
+            slots: of each call, shape [n].
+            logs: log microseconds, shape [n].
+            evidence: without these calls.
+
+        Returns:
+            True for calls that count, shape [n].
+        """
         says = np.ones(len(slots), np.bool_)
         fresh = np.flatnonzero(evidence.n_calls[slots] == 0)
         if len(fresh):
@@ -96,7 +111,17 @@ class Intake:
         return says
 
     def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
-        """How much (log) calls deviate from what they used to take once that is beyond doubt, else None."""
+        """How much calls deviate from what they used to take, once that is beyond doubt.
+
+        Args:
+            calls: grouped by slot.
+            steps: in which each ran, shape [n].
+            is_trial: keys that run a trial, shape [n_keys].
+            evidence: without these calls.
+
+        Returns:
+            Log ratio; None as long as it is not beyond doubt.
+        """
         slots, of, deviation = calls.slots, calls.of, calls.deviation
         keys = evidence.key[slots]
         watched = evidence.n_units[slots] >= MIN_RIPE_UNITS
@@ -227,11 +252,12 @@ class Intake:
         evidence: Evidence,
         says: Flags,
     ) -> None:
-        """Ban what is catastrophically slow: at once where several calls say so, or where a single one leaves no doubt,
-        else when the next one does, too. Asking again costs as much again, and waits until that may be spent.
+        """Ban what is catastrophically slow.
 
-        One call leaves a doubt where calls straggle by themselves, where the setting was sane before, and where it may
-        have connected something. There is none to afford where it took what thousands of steps earn.
+        At once where several calls show it, or a single one without doubt; else when the next call shows it, too. That
+        call costs as much again, so it waits until that may be spent. A single call leaves a doubt where calls straggle
+        by themselves, where the setting was not slow before, and where it may have connected something; but not where
+        it took as long as thousands of steps earn.
         """
         state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
         is_first = self._may_connect(state, candidate)
@@ -257,7 +283,7 @@ class Intake:
     def catastrophes(
         self, changes: Mapping[int, Candidate], states: list[KeyState], slots: Ints, logs: Floats, evidence: Evidence
     ) -> list[tuple[KeyState, Candidate, float]]:
-        """What is catastrophically slow of a plan on trial, and how many times as long it takes as what usually runs.
+        """What is catastrophically slow of a plan on trial, compared with what usually runs.
 
         Steps say what the plan costs, so nothing is charged. Two calls must agree where a single one leaves a doubt.
 
@@ -267,6 +293,9 @@ class Intake:
             slots: of each call, shape [n], without those that connected something.
             logs: log microseconds, shape [n].
             evidence: without these calls.
+
+        Returns:
+            Key, setting and how many times as long it takes.
         """
         found, met = [], set()
         ran, of = np.unique(slots, return_inverse=True)

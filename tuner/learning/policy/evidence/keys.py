@@ -107,7 +107,13 @@ class KeyTable:
         )
 
     def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> None:
-        """Note what NCCL does at each key when left alone, and how many channels there are."""
+        """Note what NCCL chooses at each key by itself, and how many channels there are.
+
+        Args:
+            block: measurements (MEASUREMENT_FIELDS), shape [n].
+            keys: key index of each, shape [n].
+            costs: told of the channels.
+        """
         unknown = np.flatnonzero(~self._has_default[keys])
         if not len(unknown):
             return

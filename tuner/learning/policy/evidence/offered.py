@@ -13,7 +13,13 @@ NOT_OFFERED: Final = "NCCL does not offer it here"
 
 
 def withdraw_what_is_not_offered(policy: Policy, states: Sequence[KeyState], report: Callable[[Event], None]) -> None:
-    """Nothing that costs know no more runs on, nor comes back: trials, leads and incumbents."""
+    """Withdraw trials, leads and incumbents that NCCL does not offer any more, and ban them.
+
+    Args:
+        policy: whose settings are looked at.
+        states: of all keys.
+        report: takes decisions.
+    """
     offers = policy.outlook.fields.offers
     for state in states:
         for setting in (state.trial, state.lead):

@@ -38,8 +38,9 @@ RETUNE_GROWTH: Final = 1.3
 
 
 class Outlook:
-    """Posterior opinions about the keys of one job. The evidence of the regime in force is passed in; when another one
-    comes into force, `leave` is told of the one before.
+    """Posterior opinions about the keys of one job.
+
+    The evidence of the regime in force is passed in; when another regime comes into force, `leave` takes the old one's.
     """
 
     def __init__(self, costs: CostPrior) -> None:
@@ -49,15 +50,31 @@ class Outlook:
         """Slots of the regime in force that have their places."""
 
     def posterior(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the log duration of every option of `state`, the baseline first."""
+        """What every option of a key is expected to take; kept as `state.opinion`.
+
+        Args:
+            state: the key.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+
+        Returns:
+            Mean (log us; infinite: not available) and standard deviation (log), each [n_options], the baseline first.
+        """
         usable, given = self._given(state, states, evidence)
         mean, spread = condition(*given)
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
 
     def gains(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
-        """By how much (log) every option of `state` is faster than NCCL's own choice, -inf where that is not known, and
-        the standard deviation of that.
+        """By how much every option of a key is faster than NCCL's own choice.
+
+        Args:
+            state: the key.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+
+        Returns:
+            Gain (log; -inf: not known) and its standard deviation (log), each [n_options].
         """
         usable, given = self._given(state, states, evidence)
         gain, spread = condition_gains(*given)
@@ -78,12 +95,22 @@ class Outlook:
         return usable, (Guess(lie, guess, std), known, self._kinship(places, state))
 
     def kin(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> set[Candidate]:
-        """What this job has measured at about the same message size in other phases of the collective."""
+        """Settings that this job measured at about the same message size in other phases of the collective.
+
+        Args:
+            state: the key.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+
+        Returns:
+            The settings.
+        """
         return self._follow(states, evidence)[state.key.communicator].kin(state, evidence)
 
     def retune(self, states: list[KeyState], evidence: Evidence) -> None:
-        """Follow what has changed with the network; and once much was measured since the last time, ask one family how
-        far off its starting guesses are.
+        """Follow what has changed with the network.
+
+        Once much was measured since the last time, work out for one family how far off its starting guesses are.
         """
         self.fields.follow()
         families = self._follow(states, evidence).values()

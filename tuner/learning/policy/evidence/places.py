@@ -69,7 +69,13 @@ class Places:
         return int(self._owner[0])
 
     def append(self, slot: int, state: KeyState, candidate: Candidate) -> None:
-        """The regime in force has a slot for that."""
+        """The regime in force has a slot for a key's setting.
+
+        Args:
+            slot: of the evidence.
+            state: the key.
+            candidate: the setting.
+        """
         at = self._at.get((state.index, candidate))
         if at is None:
             at = self._at[state.index, candidate] = len(self)
@@ -163,7 +169,17 @@ class Places:
         }
 
     def near(self, state: KeyState, states: list[KeyState], fields: FieldBook, evidence: Evidence) -> Known:
-        """What was measured at the nearest size classes; other collectives count as far off."""
+        """What was measured at the nearest size classes; other collectives count as far off.
+
+        Args:
+            state: the key.
+            states: of all keys, by key index.
+            fields: makes the rows of points that have none yet.
+            evidence: of the regime in force.
+
+        Returns:
+            At most MAX_POINTS points.
+        """
         n = len(self)
         gaps = np.abs(self._class[:n] - state.key.size_class)
         gaps += OTHER_COLLECTIVE * (self._collective[:n] != int(state.key.collective))
@@ -171,7 +187,16 @@ class Places:
         return self._known(chosen, states, fields, evidence)
 
     def spread_out(self, states: list[KeyState], fields: FieldBook, evidence: Evidence) -> Known:
-        """What was measured everywhere."""
+        """Points from all that was measured.
+
+        Args:
+            states: of all keys, by key index.
+            fields: makes the rows of points that have none yet.
+            evidence: of the regime in force.
+
+        Returns:
+            At most MAX_POINTS points.
+        """
         chosen = np.unique(np.linspace(0, len(self) - 1, MAX_POINTS).astype(np.int64))
         return self._known(chosen, states, fields, evidence)
 

@@ -58,7 +58,16 @@ class SettingPoints(NamedTuple):
 
     @classmethod
     def of_table(cls, table: Floats, collective: Ints, key: Ints) -> SettingPoints:
-        """From rows as in `Field.table`."""
+        """From rows as in `Field.table`.
+
+        Args:
+            table: shape [n, N_COLUMNS].
+            collective: of each row, shape [n].
+            key: index of each row's key, shape [n].
+
+        Returns:
+            The points.
+        """
         cells = table[:, 2:4].astype(np.int64)
         return cls(table[:, 0], table[:, 1], cells[:, 0], cells[:, 1], collective, key, table[:, 6], table[:, 7])
 
@@ -132,7 +141,16 @@ def kinship_of(known: Known, start: Kinship) -> Kinship:
 
 
 def covariance(first: SettingPoints, second: SettingPoints, kinship: Kinship) -> Floats:
-    """Covariance of the starting guesses' errors, in units of their spreads; shape [len(first), len(second)]."""
+    """Covariance of the starting guesses' errors, in units of their spreads.
+
+    Args:
+        first: n points.
+        second: m points.
+        kinship: how far guesses are off together.
+
+    Returns:
+        Shape [n, m].
+    """
 
     def differences(name: str) -> Floats:
         gaps: Floats = getattr(first, name)[:, None] - getattr(second, name)[None, :]
@@ -174,7 +192,16 @@ def variance_of(settings: SettingPoints) -> Floats:
 
 
 def condition(guess: Guess, known: Known, kinship: Kinship) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of the log durations of what is guessed, [n], given what is known, [m]."""
+    """Condition durations on what is known (Gaussian process).
+
+    Args:
+        guess: n points with starting guesses.
+        known: m measured points.
+        kinship: how far guesses are off together.
+
+    Returns:
+        Mean and standard deviation of the log durations, each [n].
+    """
     if not len(known.residual):
         return guess.mean, guess.std
     mean, std, cross, solved = _conditioned(guess, known, kinship)
@@ -183,9 +210,17 @@ def condition(guess: Guess, known: Known, kinship: Kinship) -> tuple[Floats, Flo
 
 
 def condition_gains(guess: Guess, known: Known, kinship: Kinship) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of by how much (log) each of what is guessed is faster than the first, [n].
+    """Condition gains over the first point on what is known.
 
     What both are off together cancels out, so the gain is surer than the durations.
+
+    Args:
+        guess: n points with starting guesses.
+        known: m measured points.
+        kinship: how far guesses are off together.
+
+    Returns:
+        Mean and standard deviation of the gains (log), each [n].
     """
     mean, std, cross, solved = _conditioned(guess, known, kinship)
     own = std**2 * variance_of(guess.place) - np.einsum("ij,ji->i", cross, solved)
@@ -195,8 +230,10 @@ def condition_gains(guess: Guess, known: Known, kinship: Kinship) -> tuple[Float
 
 
 def _conditioned(guess: Guess, known: Known, kinship: Kinship) -> tuple[Floats, Floats, Floats, Floats]:
-    """Mean of what is guessed, the guesses' standard deviations, and what is needed for their covariance: that of
-    guesses and measured residuals, shape [n, m], and by how much it is explained by the latter, [m, n].
+    """Means and standard deviations of the guesses, and what their covariance follows from.
+
+    That is the covariance of guesses and measured residuals, shape [n, m], and the part of it that these explain,
+    shape [m, n].
     """
     prior_std, measured_std = kinship.amplitude * guess.std, kinship.amplitude * known.std
     inner = covariance(known.place, known.place, kinship) * (measured_std[:, None] * measured_std)

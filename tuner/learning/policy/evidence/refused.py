@@ -30,14 +30,30 @@ class Refusals:
         self._n_calls: Counter[tuple[Family, tuple[int, int]]] = Counter()
 
     def ran_something_else(self, block: npt.NDArray[np.void], slots: Ints, evidence: Evidence) -> Flags:
-        """Which calls (MEASUREMENT_FIELDS, with the slots that were asked for; shape [n] each) did."""
+        """Which calls ran another algorithm or protocol than was asked for.
+
+        Args:
+            block: measurements (MEASUREMENT_FIELDS), shape [n].
+            slots: that were asked for, shape [n].
+            evidence: says what each slot asks.
+
+        Returns:
+            True for those calls, shape [n].
+        """
         algorithm, protocol = block["algorithm"], block["protocol"]
         is_told = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
         differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
         return differs
 
     def learn(self, refused: Ints, states: Sequence[KeyState], evidence: Evidence, costs: CostPrior) -> None:
-        """Tell `costs` what turns out not to be offered, from calls that ran something else than the slot `refused`."""
+        """Tell `costs` what turns out not to be offered.
+
+        Args:
+            refused: slots that were asked for and did not run, one per call.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+            costs: told of refused algorithms and protocols.
+        """
         for slot, n_calls in zip(*(one.tolist() for one in np.unique(refused, return_counts=True)), strict=True):
             family = states[int(evidence.key[slot])].family
             cell = int(evidence.algorithm[slot]), int(evidence.protocol[slot])

@@ -89,7 +89,15 @@ class UnitHistory:
         """Of each key since the beginning."""
 
     def add(self, keys: Ints, slots: Ints, step: int, counts: Ints, values: Floats) -> None:
-        """One step's calls: a slot of each key, the number of its calls and their mean; distinct keys, shape [n]."""
+        """Take in calls of one step.
+
+        Args:
+            keys: distinct key indices, shape [n].
+            slots: that ran, one of each key, shape [n].
+            step: of the calls.
+            counts: calls of each, shape [n].
+            values: their mean log duration, shape [n].
+        """
         self._grow(int(keys.max()) + 1)
         last = (self.n_units[keys] - 1) % DEPTH
         goes_on = (self.n_units[keys] > 0) & (self._steps[keys, last] == step) & (self._slots[keys, last] == slots)
@@ -138,8 +146,9 @@ class Contrast(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _whitening(noise: SharedNoise, steps: bytes) -> tuple[Floats, float]:
-    """What makes units of these steps (counted from the first) independent, and the log determinant of their
-    covariance; keys that are called in the same steps share it.
+    """Matrix that makes units of these steps (counted from the first) independent, and their log determinant.
+
+    Keys that are called in the same steps share it.
     """
     lower = np.linalg.cholesky(noise.covariance(np.frombuffer(steps, np.int64)))
     return np.linalg.inv(lower), 2.0 * float(np.log(np.diagonal(lower)).sum())
@@ -241,9 +250,17 @@ class NoiseModel:
         return bool(self._changed_at) and step - self._changed_at[-1] < RESTLESS_STEPS
 
     def agrees(self, history: UnitHistory, key: int, first: int, second: int, gain: float) -> bool:
-        """Whether what ran in neighbouring steps says so, too: that the second slot of a key is faster by `gain`.
+        """Whether neighbouring steps show the gain, too: the network may have changed just as the second slot ran.
 
-        The network may have changed just now, while the second was on trial and the first was not.
+        Args:
+            history: of units.
+            key: index of the key.
+            first: slot.
+            second: slot of the same key.
+            gain: of the second over the first (log).
+
+        Returns:
+            True if they show a good part of it.
         """
         units = history.of(key)
         here, there = units.steps[units.slots == first], units.steps[units.slots == second]
@@ -252,7 +269,18 @@ class NoiseModel:
         return _contrast(_fit(units, CHANGING), self.variance, first, second).gain > AGREES * gain
 
     def contrast(self, history: UnitHistory, key: int, first: int, second: int, noise: SharedNoise) -> Contrast:
-        """By how much the second slot of a key is faster than the first, if `noise` is what steps share."""
+        """By how much the second slot of a key is faster than the first.
+
+        Args:
+            history: of units.
+            key: index of the key.
+            first: slot.
+            second: slot of the same key.
+            noise: what steps share.
+
+        Returns:
+            The gain (log) and how well it is known.
+        """
         if key >= len(history.n_units) or not history.n_units[key]:
             return UNKNOWN
         stamp = noise, *history.stamp(key)

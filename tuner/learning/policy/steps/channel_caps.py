@@ -120,6 +120,9 @@ def least_cost(
         costs: what a microsecond costs, whatever the channels, and for each channel.
         now: channels and microseconds of what runs now.
         allowed: whether an option may run.
+
+    Returns:
+        Index in `options`; None: what runs now costs least.
     """
     by_time, by_channel = costs
     now_channels, now_us = now
@@ -138,7 +141,17 @@ def least_cost(
 def cheapest_within(
     options: tuple[Candidate, ...], mean: np.ndarray, allowed: Callable[[Candidate], bool], caps: list[int]
 ) -> dict[int, int]:
-    """Per cap the index of the allowed option with so many channels or fewer that has the lowest `mean`."""
+    """The fastest option below each cap on channels.
+
+    Args:
+        options: of a key.
+        mean: log duration of each, shape [n_options].
+        allowed: whether an option may run.
+        caps: channel counts.
+
+    Returns:
+        Index in `options`, by cap; caps without an option are left out.
+    """
     best: dict[int, int] = {}
     order = sorted(
         (at for at, option in enumerate(options) if option.n_channels and math.isfinite(mean[at])),

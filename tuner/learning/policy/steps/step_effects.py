@@ -16,11 +16,11 @@ import numpy as np
 from zerotune.tuner.learning.policy.evidence.belief import KalmanFilter
 
 OF_ALL: Final = 0.25
-"""By how much trying anything anywhere may slow steps down, in noise scales, before any step has spoken, ..."""
+"""Prior standard deviation, in noise scales, of what trying anything anywhere does to a step."""
 OF_KEY: Final = 1.0
-"""... by how much more or less at a key, ..."""
+"""Prior standard deviation, in noise scales, of what a key adds to that."""
 OF_SETTING: Final = 0.7
-"""... and how far a setting may be from that."""
+"""Prior standard deviation, in noise scales, of what a setting adds to its key's effect."""
 ALL: Final = -1
 """Name of what all have in common."""
 MOST_EFFECTS: Final = 128
@@ -40,9 +40,9 @@ MOST_OF_ONE: Final = 4.0
 CHANGED: Final = 0.02
 """By how much (log) the level may move as something that no step has spoken of becomes an incumbent."""
 KEPT_STEPS: Final = 120
-"""A setting that did not run for so long is forgotten, ..."""
+"""A setting that did not run for this many steps is forgotten."""
 KEY_KEPT_STEPS: Final = 2000
-"""... and a key for which that holds."""
+"""A key that tried nothing for this many steps is forgotten."""
 
 
 class StepEffects:
@@ -76,7 +76,13 @@ class StepEffects:
         return mean, math.sqrt(variance)
 
     def step(self, log_us: float, shares: Mapping[int, float], doubt: float) -> None:
-        """One step that ran these, each so often; `doubt` (log) is what its duration is off by besides its noise."""
+        """Take in one step.
+
+        Args:
+            log_us: log duration.
+            shares: how often each named effect was in the step.
+            doubt: standard deviation (log) of the duration, besides its noise.
+        """
         belief = self._belief
         if self._n_steps == 0:
             belief.mean[0] = log_us

@@ -101,6 +101,9 @@ def steps_worth(gain: float, doubt: float, *, least: float, noise: float, most_u
         noise: of one step.
         most_units: steps that are compared at most.
         n_steps: steps so far; a job is expected to go on for as long again.
+
+    Returns:
+        Steps; below zero it costs more than it promises.
     """
     loss = max(0.0, -gain)
     n_needed = 2.0 * (1.3 * noise / loss) ** 2 if loss else math.inf

@@ -28,7 +28,7 @@ SETTLED_STEPS: Final = 20
 AUDIT_EVERY_STEPS: Final = 500
 """Between two audits of one group, and twice as many after each."""
 CAP_EVERY_STEPS: Final = 200
-"""The same for caps and fitted plans: a trial may have been unlucky."""
+"""Between two trials of one cap or fitted plan, since one may have been unlucky; twice as many after each."""
 LUCK: Final = 2.6
 """Standard deviations that luck may explain. What was slower by more is not tried again in this regime."""
 MAX_UNITS: Final = 96
@@ -146,7 +146,14 @@ class StepTrials:
                 yield variant
 
     def begin(self, variant: Variant, step: int, noise: float = STEP_NOISE, usual_us: float = math.inf) -> None:
-        """Start taking turns with the plan itself; steps of before took `usual_us` and scattered by `noise` (log)."""
+        """Start alternating a variant with the plan itself.
+
+        Args:
+            variant: to try.
+            step: the newest step.
+            noise: standard deviation (log) of the steps before.
+            usual_us: duration of the steps before.
+        """
         self.variant, self._noise, self._usual_us = variant, noise, usual_us
         self._begin_pair()
         self._tried[variant.name] = step, self._tried.get(variant.name, (0, 0))[1] + 1

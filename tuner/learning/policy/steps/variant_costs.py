@@ -35,7 +35,14 @@ class VariantCosts:
     def advance(
         self, search: CapSearch, states: list[KeyState], evidence: Evidence, training_cost: TrainingCost
     ) -> None:
-        """Go on with the search for a bounded number of keys."""
+        """Go on with the search for a bounded number of keys.
+
+        Args:
+            search: for settings with fewer channels.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+            training_cost: what calls and channels cost training.
+        """
 
         def fallbacks(state: KeyState, caps: list[int]) -> dict[int, Fallback]:
             incumbent = evidence.find(state.index, state.incumbent)
@@ -92,7 +99,16 @@ class VariantCosts:
         return found
 
     def measured(self, variant: Variant, states: list[KeyState], evidence: Evidence) -> dict[str, GroupChange]:
-        """What a variant changes by group, as calls say; settings that were not measured are left out."""
+        """What a variant changes, as calls show.
+
+        Args:
+            variant: on trial.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+
+        Returns:
+            Change by group of keys; settings that were not measured are left out.
+        """
         by_group: dict[str, GroupChange] = {}
         for index, candidate in variant.changes.items():
             state = states[index]

@@ -98,7 +98,14 @@ class Variants:
         """Until then there is no other plan that was not tried lately."""
 
     def learn(self, step: StepRecord, duration_us: float, states: Sequence[KeyState], evidence: Evidence) -> None:
-        """Let a step say what plans gain beside what calls save."""
+        """Learn from a step what plans gain beside what calls save.
+
+        Args:
+            step: its record.
+            duration_us: without exploration's cost.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+        """
         if step.step >= self._refresh_at_step:
             self._refresh_at_step = step.step + REFRESH_STEPS
             self._of_plan.clear()
@@ -114,7 +121,16 @@ class Variants:
             self._gains.step(math.log(without_us), shares)
 
     def saved_us(self, epoch: int, n_keys: int, evidence: Evidence) -> float:
-        """What a plan saves of a step against NCCL's own choices, as calls say by now."""
+        """What a plan saves of a step against NCCL's own choices, according to calls measured by now.
+
+        Args:
+            epoch: of the plan.
+            n_keys: keys known now.
+            evidence: of the regime in force.
+
+        Returns:
+            Microseconds per step.
+        """
         slots = self._plans.slots(epoch, n_keys, evidence)
         return self._policy.price.exposed_share * self._savings.of_plan(slots, evidence).saved_us
 
@@ -163,7 +179,18 @@ class Variants:
     def judge(
         self, in_force: PlanInForce, duration_us: float, step: int, states: list[KeyState], evidence: Evidence
     ) -> bool:
-        """One step while a variant is on trial; True when a new plan is due at once."""
+        """Take in one step while a variant is on trial.
+
+        Args:
+            in_force: plan of the step.
+            duration_us: without exploration's cost.
+            step: its number.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+
+        Returns:
+            True when a new plan is due at once.
+        """
         trials = self._trials
         if in_force.variant not in (None, trials.variant) or self._explores_more(in_force, states):
             return False
@@ -186,9 +213,13 @@ class Variants:
         return True
 
     def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:
-        """End its trial at once, if it is on trial: some of its calls take `ratio` times as long as usual.
+        """End a variant's trial at once, if it is on trial. It may come back without these settings.
 
-        It may come back without these settings.
+        Args:
+            variant: some of whose calls are too slow.
+            ratio: times as long as usual.
+            states: of all keys, by key index.
+            step: the newest step.
         """
         if variant == self._trials.variant:
             state, words = states[min(variant.changes)], given_up(variant, ratio)
@@ -280,7 +311,16 @@ class Variants:
 
 
 def compared(variant: Variant, outcome: step_trial.VariantResult | None, spent_us: float) -> str:
-    """How the trial of a variant ended, in words."""
+    """How the trial of a variant ended, in words.
+
+    Args:
+        variant: that was on trial.
+        outcome: the comparison; None: ended without a verdict.
+        spent_us: what the trial cost.
+
+    Returns:
+        The reason for a decision.
+    """
     if outcome is None:
         verdict = "given up without a verdict: it cost more than was expected"
     else:

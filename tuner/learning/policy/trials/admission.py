@@ -39,20 +39,20 @@ steps that the job has run.
 """
 UNPAID_PAYS_WITHIN: Final = 0.2
 UNPAID_SQUARED: Final = 1.0 / 400.0
-"""The same anywhere for as long as exploration has cost more than it has gained: perhaps nothing is to be gained. What
-promises most for what it may cost is tried first, the rest as the job turns out to be a long one: the second counts
-the square of the steps.
+"""A trial must pay within this many times the steps so far, or this many times their square, whichever is more, as long
+as exploration has cost more than it has gained: perhaps nothing is to be gained. What promises most for what it may
+cost is tried first, the rest as the job turns out to be a long one.
 """
 UNPAID_ODDS: Final = 0.25
 UNPAID_ODDS_STEPS: Final = 200
 UNPAID_ODDS_SHARE: Final = 0.1
-"""... and it must be as likely as that to be faster. Long shots seem worth it where little is known, but what nobody
-has measured may be thirty times slower. Less will do in a job of more steps, by the square, and where calls are a
-smaller share of a step.
+"""As long as exploration has not paid, a trial must be as likely as UNPAID_ODDS to be faster. Long shots seem worth it
+where little is known, but what nobody has measured may be thirty times slower. Less will do in a job of more than
+UNPAID_ODDS_STEPS, by the square, and where calls are less than UNPAID_ODDS_SHARE of a step.
 """
 SUSPECT_ODDS: Final = 0.35
-"""The same for an algorithm and protocol that has been catastrophically slow somewhere: NCCL's costs have been far off,
-and may be so at other sizes.
+"""How likely it must be for an algorithm and protocol that has been catastrophically slow somewhere: NCCL's costs were
+far off there, and may be so at other sizes.
 """
 
 
@@ -62,9 +62,15 @@ def unpaid_steps(n_steps: int) -> float:
 
 
 def unpaid_odds(n_steps: int, calls_share: float, *, is_suspect: bool = False) -> float:
-    """How likely a trial must be to be faster after `n_steps`, while no gains pay for exploration.
+    """How likely a trial must be to be faster, while no gains pay for exploration.
 
-    `calls_share` is what of a step is charged for calls.
+    Args:
+        n_steps: steps so far.
+        calls_share: share of a step that is charged for calls.
+        is_suspect: its algorithm and protocol have been catastrophically slow elsewhere.
+
+    Returns:
+        Probability.
     """
     of_steps = min(1.0, (UNPAID_ODDS_STEPS / max(1, n_steps)) ** 2)
     odds = SUSPECT_ODDS if is_suspect else UNPAID_ODDS
@@ -126,16 +132,24 @@ def best_option(
     kin: Container[Candidate] = (),
     once_us: Floats | float = 0.0,
 ) -> tuple[Option | None, bool]:
-    """The best trial that fits, if any; and whether there is one that only waits for more credit.
+    """The best trial that fits, if any.
 
     Args:
-        options: candidates; `opinion` is the mean and standard deviation of the log duration of each.
-        usual: what mostly runs at the key; `log_now` is its log duration.
+        options: candidates, shape [n].
+        opinion: mean (log us) and standard deviation (log) of each, shape [n].
+        usual: what mostly runs at the key.
+        log_now: its log duration.
+        stakes: what a trial at the key puts at risk.
+        room: what there is to lose.
+        settings: of the policy.
         may_try: whether a candidate is allowed at all.
         ties: candidates that were on trial without a verdict; others go first.
         least_gain: what each option must gain (log) besides what the settings ask of all.
         kin: candidates that this job has measured at this size in another phase.
         once_us: what each option costs besides, once: to be connected.
+
+    Returns:
+        The trial, and whether there is one that only waits for more credit.
     """
     mean, spread = opinion
     duration_us = math.exp(log_now)

@@ -47,7 +47,18 @@ class Options:
     def best(
         self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float, room_us: float
     ) -> Option | None:
-        """The best trial that fits, if any."""
+        """The best trial of one key that fits.
+
+        Args:
+            state: the key.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+            risk_left_us: what trials of this window may still put at risk.
+            room_us: what is left of the budget for surprises.
+
+        Returns:
+            The trial; None if there is none.
+        """
         opinion = self._outlook.posterior(state, states, evidence)
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None:

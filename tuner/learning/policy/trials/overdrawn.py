@@ -12,9 +12,18 @@ from zerotune.tuner.learning.policy.trials.trial import KeyState
 def pays_back(
     trials: Iterable[KeyState], leads: Iterable[KeyState], evidence: Evidence, doubted: Container[int]
 ) -> list[int]:
-    """Keys at which the trial, or the lead where there is no trial, is measured faster, or was connected at a price.
+    """Keys at which going on with the trial, or the lead where there is no trial, pays back what it has cost.
 
-    Doing without it would not undo what it has cost. A slot that is `doubted` was seen to be slow.
+    It is measured to be faster, or was connected at a price; to stop would not undo the cost.
+
+    Args:
+        trials: keys with a trial.
+        leads: keys with a lead.
+        evidence: of the regime in force.
+        doubted: slots that were seen to be slow.
+
+    Returns:
+        Key indices.
     """
     explored = [(state, state.trial) for state in trials]
     explored += [(state, state.lead) for state in leads if state.trial is None]

@@ -51,10 +51,18 @@ class Pace:
     def step(
         self, settings: Hashable, n_promoted: int, log_us: float, noise: float, log_unsaved_us: float | None = None
     ) -> float | None:
-        """One step under these settings, after so many promotions.
+        """Take in one step.
 
-        `noise` is the standard deviation (log) of steps, `log_unsaved_us` what the step would have taken without what
-        its settings save as calls say. Only what is off with and without that is another pace.
+        Args:
+            settings: of its plan; equal for plans that ask the same.
+            n_promoted: promotions so far.
+            log_us: log duration.
+            noise: standard deviation (log) of steps.
+            log_unsaved_us: what the step would have taken without what its settings save according to calls; None: as
+                `log_us`. Only what is off by both is another pace.
+
+        Returns:
+            The shift (log) when there is another pace.
         """
         log_unsaved_us = log_us if log_unsaved_us is None else log_unsaved_us
         alike = [one for one in self._known if one.settings == settings]

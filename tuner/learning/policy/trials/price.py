@@ -56,7 +56,16 @@ class Price:
         return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
 
     def stakes(self, state: KeyState, pays_within_steps: float, least_odds: Floats | float) -> Stakes:
-        """What depends on one key."""
+        """What a trial at one key puts at risk.
+
+        Args:
+            state: the key.
+            pays_within_steps: a trial must be expected to pay within these.
+            least_odds: it must be as likely as this to be faster; one for all options, or shape [n_options].
+
+        Returns:
+            As `best_option` takes it.
+        """
         return Stakes(
             float(self.traffic.per_step[state.index]),
             self.traffic.calls_in(state.index, self.first_steps_at_risk),

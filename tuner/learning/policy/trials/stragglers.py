@@ -43,6 +43,9 @@ class Stragglers:
             slots: of each measurement.
             beyond_us: what each was charged beyond the limit; 0 or less where it was sane.
             n_before: how often each one's setting had been measured before.
+
+        Returns:
+            Microseconds by slot.
         """
         is_absurd = beyond_us > 0
         if not self._seen and not is_absurd.any():

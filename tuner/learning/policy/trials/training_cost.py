@@ -78,7 +78,14 @@ class TrainingCost:
         return max(0.0, exposed_share + float(self._belief.mean[self._places[name]])), toll
 
     def learn(self, changes: Mapping[str, Change], exposed_share: float, gain: float, doubt: float) -> None:
-        """Steps were shorter by `gain` (log) with these changes, give or take `doubt`."""
+        """Take in how much shorter steps were with some changes.
+
+        Args:
+            changes: by group of keys.
+            exposed_share: share of calls' time that is waited for.
+            gain: by how much (log) steps were shorter.
+            doubt: standard deviation of that.
+        """
         differs = gain - _as_if_all(changes, exposed_share)
         self._belief.observe(self._design(changes), differs, max(doubt, _LEAST_DOUBT))
 

@@ -17,8 +17,8 @@ Family = tuple[CommunicatorClass, Collective]
 
 MOST_CHANNELS: Final = CHANNEL_LADDER[-1]
 MAX_TRIAL_UNITS: Final = 8
-"""A trial that is still open after so many more steps of evidence is a tie: others come first now. What is probably
-faster leads from then on and so goes on being measured; what is not is asked again once it looks better.
+"""A trial that is still open after this many more steps of evidence is a tie: others come first now. What is probably
+faster leads from then on and so goes on being measured; what is not is tried again once it looks better.
 """
 NO_HOPE: Final = (0.0, math.inf)
 """Nothing is known of a lead but what this job measures."""
@@ -91,7 +91,7 @@ class KeyState:
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
         self.is_known = False
-        """Earlier jobs measured several settings here: the large gains are had."""
+        """Earlier jobs measured several settings here: no large gain is left to find."""
         self.is_trusted = False
         """The trial comes from earlier runs: it runs at once and is verified on the side."""
         self.trial_until_units = 0.0
@@ -101,7 +101,7 @@ class KeyState:
         self.n_tried = 0
         """Different candidates that were on trial."""
         self.numbers: dict[Candidate, int] = {}
-        """The how-manieth of them each was."""
+        """Number of each of them, in the order they were tried, from 1."""
         self.default_setting: Candidate | None = None
         """What NCCL ran here when left alone."""
         self.max_channels = MOST_CHANNELS
@@ -154,15 +154,35 @@ class KeyState:
 
 
 def compare(evidence: Evidence, first: int, second: int, alpha: float) -> tuple[float, float]:
-    """(gain, half width): by how much (log) the second slot is faster than the first, always-valid."""
+    """By how much the second slot of a key is faster than the first; always-valid.
+
+    Args:
+        evidence: of the regime in force.
+        first: slot.
+        second: slot of the same key.
+        alpha: total probability of being wrong, 0 to 1.
+
+    Returns:
+        Gain (log) and half width of its interval.
+    """
     gain, pairs, sigma = evidence.contrast(first, second)
     n_th = evidence.n_th_window(first)
     return gain, radius_of_pairs(pairs, sigma, alpha / n_th**2)
 
 
 def proven_gain(evidence: Evidence, first: int, second: int, gain: float, least: float, alpha: float) -> float | None:
-    """How much of a `gain` (log) of the second slot is there whether its key drifted or not, and in neighbouring steps;
-    None where that is not more than `least`.
+    """How much of a gain is there whether the key drifted or not, and in neighbouring steps.
+
+    Args:
+        evidence: of the regime in force.
+        first: slot.
+        second: slot of the same key.
+        gain: of the second over the first (log).
+        least: gain (log) that is asked for.
+        alpha: total probability of being wrong, 0 to 1.
+
+    Returns:
+        Gain (log); None where it is not more than `least`.
     """
     proven = evidence.gain_beyond_drift(first, second, gain)
     return proven if proven > least and evidence.agrees_nearby(first, second, gain, alpha) else None
@@ -180,7 +200,20 @@ def judge(
     false_promotion: float,
     min_gain: float,
 ) -> tuple[Verdict, float, float]:
-    """Verdict on the trial of `state`, with the measured gain (log) and its half width."""
+    """Verdict on the trial of a key.
+
+    Args:
+        evidence: of the regime in force.
+        state: the key.
+        false_promotion: probability of a wrong promotion.
+        min_gain: least gain (log) that is worth a change.
+
+    Returns:
+        Verdict, measured gain (log) and half width of its interval.
+
+    Raises:
+        ValueError: it has no trial.
+    """
     if state.trial is None:
         raise ValueError("no trial to judge")
     trial = evidence.find(state.index, state.trial)
@@ -203,9 +236,21 @@ def judge(
 def judge_lead(
     evidence: Evidence, state: KeyState, *, false_promotion: float, min_gain: float
 ) -> tuple[Verdict, float, float]:
-    """Verdict on the lead of `state` against its incumbent, with the measured gain (log) and its half width.
+    """Verdict on the lead of a key against its incumbent.
 
     What earlier jobs measured may keep a lead, but only what this job measures promotes it.
+
+    Args:
+        evidence: of the regime in force.
+        state: the key.
+        false_promotion: probability of a wrong promotion.
+        min_gain: least gain (log) that is worth a change.
+
+    Returns:
+        Verdict, measured gain (log) and half width of its interval.
+
+    Raises:
+        ValueError: it has no lead.
     """
     if state.lead is None:
         raise ValueError("no lead to judge")
@@ -221,7 +266,16 @@ def judge_lead(
 
 
 def odds(evidence: Evidence | None, state: KeyState, min_gain: float) -> float:
-    """Probability that the trial of `state` is faster than what runs else by more than `min_gain` (log)."""
+    """Probability that the trial of a key is faster than what usually runs there.
+
+    Args:
+        evidence: of the regime in force; None: before anything was measured.
+        state: the key.
+        min_gain: by more than this (log).
+
+    Returns:
+        0 to 1.
+    """
     hoped, std = belief(evidence, state)
     return 0.5 * math.erfc(-(hoped - min_gain) / (std * math.sqrt(2.0)))
 
@@ -240,8 +294,16 @@ def belief(evidence: Evidence | None, state: KeyState) -> tuple[float, float]:
 def weighed(
     hope: tuple[float, float], evidence: Evidence, first: int | None, second: int | None
 ) -> tuple[float, float]:
-    """By how much (log) the second slot is faster than the first, and the standard deviation of that: what was hoped
-    for and what was measured, weighed by their precisions.
+    """Combine what was hoped for and what was measured, weighed by their precisions.
+
+    Args:
+        hope: expected gain (log) of the second slot over the first, and its standard deviation.
+        evidence: of the regime in force.
+        first: slot; None: not measured.
+        second: slot; None: not measured.
+
+    Returns:
+        Gain (log) and its standard deviation.
     """
     hoped, std = hope
     if first is None or second is None:

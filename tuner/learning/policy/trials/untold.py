@@ -37,7 +37,13 @@ class Untold:
         return sum(one.risk_us for one in self._waiting.values())
 
     def begin(self, state: KeyState, found: Option, evidence: Evidence) -> None:
-        """A trial begins."""
+        """A trial begins.
+
+        Args:
+            state: the key.
+            found: the trial.
+            evidence: of the regime in force.
+        """
         if not evidence.has_measured(state.index, found.candidate):
             self._waiting[state.index] = _Waiting(state, found.candidate, found.risk_us)
 
@@ -60,8 +66,15 @@ class Untold:
         return withdrawn
 
     def has_twin(self, state: KeyState, found: Option, within_classes: int) -> bool:
-        """Whether what might be a catastrophe is on trial already at a message size of at most so many classes away:
-        where it is one, it is one here, too.
+        """Whether what might be a catastrophe is on trial already at a near size: it would be slow here, too.
+
+        Args:
+            state: the key.
+            found: the trial that might begin.
+            within_classes: size classes that count as near.
+
+        Returns:
+            True if so.
         """
         hoped, std = found.hope
         if SURPRISE_QUANTILE * std - hoped <= self._log_catastrophe:

@@ -68,9 +68,18 @@ class WatchedTrials:
         states: Sequence[KeyState],
         evidence: Evidence,
     ) -> bool:
-        """One step, and the `extra_us` that exploring cost it as its calls say, None where that is not known.
+        """Take in one step.
 
-        True when a new plan is due at once.
+        Args:
+            in_force: plan of the step.
+            step: its number.
+            duration_us: as recorded.
+            extra_us: what exploring cost it according to its calls; None: not known.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+
+        Returns:
+            True when a new plan is due at once.
         """
         explored = self._explored(in_force, states, evidence)
         if extra_us is None and explored:

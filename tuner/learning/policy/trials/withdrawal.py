@@ -85,7 +85,13 @@ class Withdrawal:
             self._offered[epoch] = self._known_step
 
     def adopted(self, epoch: int, step: int, *, looks: bool = False) -> None:
-        """All ranks run under `epoch` from `step` on; `looks`: a first look begins."""
+        """All ranks run under `epoch` from `step` on.
+
+        Args:
+            epoch: of the plan.
+            step: its first step.
+            looks: a first look begins.
+        """
         if self._look is not None and self._look[0] == epoch:
             self._look_steps = _remembered(self._look_steps, max(FIRST_LOOK_STEPS, step - self._look[1]))
         self._look = (epoch + 1, step) if looks else None
