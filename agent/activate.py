@@ -61,8 +61,11 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     check_endpoint(settings.endpoint)
     if fabric is not None:
         from zerotune.agent.nccl import fabric as fabrics
+        from zerotune.agent.nccl.compiled import EMULATED_NCCL
 
-        fabrics.load(fabric)  # a wrong name must fail now, not when groups are made
+        # A wrong name or a missing compiler must fail now, as under `launch`, and not when groups are made.
+        fabrics.load(fabric)
+        EMULATED_NCCL.build()
         settings = replace(settings, fabric=fabric)
         os.environ[ENV_FABRIC] = fabric
     if settings.fabric is not None:

@@ -10,7 +10,6 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,7 +133,7 @@ def environment(request: LaunchRequest) -> dict[str, str]:
     env[settings.ENV_LAUNCH] = "1"
     env[settings.ENV_AGENT] = "1" if request.agent_on else "0"
     env[settings.ENV_ENDPOINT] = endpoint(request)
-    env.setdefault(settings.ENV_JOB_ID, f"job-{uuid.uuid4().hex[:8]}")
+    env.setdefault(settings.ENV_JOB_ID, settings.new_job_id())
     if request.name is not None:
         env[settings.ENV_JOB_NAME] = request.name
     optional = {

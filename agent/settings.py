@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class AgentSettings:
         tick, name = env.get(ENV_TICK_MS, ""), env.get(ENV_JOB_NAME, "")
         return cls(
             endpoint=env.get(ENV_ENDPOINT) or default_endpoint(),
-            job_id=env.get(ENV_JOB_ID) or f"job-{os.getpid()}",
+            job_id=env.get(ENV_JOB_ID) or new_job_id(),
             agent_on=env.get(ENV_AGENT, "1") != "0",
             fabric=env.get(ENV_FABRIC) or None,
             trace_dir=_path(env, ENV_TRACE_DIR),
@@ -60,6 +61,11 @@ class AgentSettings:
             tick_ms=int(tick) if tick.isdigit() and int(tick) > 0 else DEFAULT_TICK_MS,
             job_name=name if is_job_name(name) else "",
         )
+
+
+def new_job_id() -> str:
+    """An id that no other job has; a process id will not do, which containers give out again and again."""
+    return f"job-{uuid.uuid4().hex[:8]}"
 
 
 def is_first_of_node() -> bool:

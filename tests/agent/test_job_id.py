@@ -2,6 +2,7 @@ import pytest
 import torch.distributed as dist
 
 from zerotune.agent.daemon_link.job_id import AgreedJobId
+from zerotune.agent.settings import AgentSettings
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +38,9 @@ def test_a_store_that_is_gone_is_no_error():
             raise RuntimeError("connection reset")
 
     assert AgreedJobId(Gone(), 1, "job").learn(1) is None
+
+
+def test_scripts_that_turn_the_agent_on_themselves_get_ids_of_their_own():
+    nothing_said: dict[str, str] = {}
+    ids = [AgentSettings.from_environment(nothing_said).job_id for _ in range(2)]
+    assert ids[0] != ids[1]

@@ -5,6 +5,14 @@ import os
 import pytest
 from builds import Environment, run
 
+ENABLING = """
+import zerotune, torch.distributed as dist
+zerotune.enable(fabric="ethernet_boxes")
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.barrier()
+print(dist.get_backend())
+"""
+
 
 @pytest.fixture(scope="module", params=["wheel", "pure"])
 def installed(request, built, tmp_path_factory):
@@ -25,7 +33,7 @@ def zerotune(installed, tmp_path):
     def of(*words, exit_code=0):
         return run(environment.python.parent / "zerotune", *words, env=variables, cwd=tmp_path, exit_code=exit_code)
 
-    of.kind, of.python = kind, environment.python
+    of.kind, of.python, of.variables = kind, environment.python, variables
     return of
 
 
@@ -39,7 +47,7 @@ def test_training_runs_and_one_line_says_what_is_missing(zerotune):
     assert len(compiler_lines(done)) == (1 if zerotune.kind == "pure" else 0)
 
 
-def test_the_emulation_is_refused_only_where_it_cannot_be_built(zerotune):
+def test_the_emulation_is_refused_only_where_it_cannot_be_built(zerotune, tmp_path):
     refused = zerotune.kind == "pure"
     done = zerotune("launch", "--fabric", "ethernet_boxes", "--", zerotune.python, "-c", "0", exit_code=2 * refused)
     assert len(compiler_lines(done)) == (1 if refused else 0)
@@ -56,3 +64,9 @@ def test_the_demo_runs_from_the_platforms_wheel(zerotune, tmp_path):
         pytest.skip("the emulated NCCL needs a library")
     zerotune("demo", "--out", tmp_path / "out")
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+def test_a_script_that_asks_for_the_emulation_trains_without_it_where_it_cannot_be_built(zerotune, tmp_path):
+    done = run(zerotune.python, "-c", ENABLING, env=zerotune.variables, cwd=tmp_path)
+    assert done.stdout == ("gloo\n" if zerotune.kind == "pure" else "emulated_nccl\n")
+    assert len(compiler_lines(done)) == (1 if zerotune.kind == "pure" else 0)
