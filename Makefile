@@ -2,6 +2,7 @@
 # make test  the whole suite: lint, types, tests
 # make docs  the documentation as a site: build/site/index.html, opens without a server
 # make wheel into dist/: the sources, a wheel for Linux on x86-64 with the libraries in C, and one for any platform
+# make test-versions  does the wheel work with each Python found here and each torch release? Gigabytes and an hour.
 # make setup only the environment
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := .venv/bin
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test docs wheel setup clean
+.PHONY: run test docs wheel test-versions setup clean
 
 run: .venv/.run-ready
 	$(BIN)/zerotune demo --out run
@@ -33,6 +34,10 @@ wheel: $(WHEEL_TOOLS)/.ready
 	PATH="$(CURDIR)/$(WHEEL_TOOLS)/bin:$$PATH" auditwheel repair --plat manylinux_2_17_x86_64 --wheel-dir dist build/platform/*.whl
 	mv build/platform/*.tar.gz dist
 	$(WHEEL_TOOLS)/bin/twine check --strict dist/*
+
+# TORCH_RELEASES="2.6 2.13": only these.
+test-versions: wheel
+	$(PYTHON) tests/packaging/versions.py dist/*manylinux*.whl $(if $(TORCH_RELEASES),--torch $(TORCH_RELEASES))
 
 $(WHEEL_TOOLS)/.ready:
 	$(PYTHON) -m venv $(WHEEL_TOOLS)
