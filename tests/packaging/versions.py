@@ -25,9 +25,10 @@ DISK_GB = 15
 """What a CUDA build of torch takes, packed and unpacked."""
 PAGE = """# Python and torch versions
 
-Made by `make test-versions`: the wheel in a fresh environment of each, without a compiler. In it `import zerotune`,
-`zerotune doctor`, FSDP2 on two ranks of the emulated NCCL under a daemon (once by `launch`, once by `zerotune.enable()`)
-and `zerotune replay`.
+Made by `make test-versions`: the wheel in a fresh environment of each, with no compiler on `PATH`. Each runs
+`import zerotune`, `zerotune doctor`, then under a daemon on the emulated NCCL with two ranks DDP, FSDP2 (from torch 2.7
+on: before, it needs a GPU) and our own ZeRO-3, and `zerotune replay`. torch is the build for CUDA that `pip install`
+takes; there was no GPU.
 
 | Python | torch | outcome | date | commit |
 |---|---|---|---|---|
@@ -134,7 +135,7 @@ def main() -> int:
     """The exit code: 1 when a combination that was tried has failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--torch", nargs="*", help="only these releases (2.6 2.9 ...)")
+    parser.add_argument("--torch", nargs="*", help="only these releases (2.6 2.9 ...); without any, only the page")
     parser.add_argument("--json", type=Path, default=CHECKOUT / "build" / "versions.json")
     parser.add_argument("--page", type=Path, default=CHECKOUT / "docs" / "reference" / "versions.md")
     options = parser.parse_args()
@@ -147,7 +148,7 @@ def main() -> int:
     kept = [Outcome(**one) for one in json.loads(options.json.read_text())] if options.json.exists() else []
     n_failed = 0
     for place, torch in enumerate(releases):
-        if options.torch and torch not in options.torch:
+        if options.torch is not None and torch not in options.torch:
             continue
         version = list(found)[place * len(found) // len(releases)]
         outcome = run(found[version], version, torch, options.wheel)
@@ -156,7 +157,7 @@ def main() -> int:
         kept = sorted([outcome, *(one for one in kept if release(one) != release(outcome))], key=release)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps([asdict(one) for one in kept], indent=1) + "\n")
-        options.page.write_text(PAGE + table(kept))
+    options.page.write_text(PAGE + table(kept))
     print("\n" + table(kept), end="")
     return 1 if n_failed else 0
 
