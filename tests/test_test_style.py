@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-SENTENCE = re.compile(r"(?<![\w./-])[a-z]{2,}(?:[,;:]? [a-z]{2,}){2,}(?![\w./-])")
+SENTENCE = re.compile(r"(?<![\w./-])[a-z]+(?:[,;:]? [a-z]+){2,}(?![\w./-])")
 """Three or more lower-case words in a row."""
 PRIVATE = re.compile(r"(?:^|\.)_[a-zA-Z]\w*$")
 OF_NAMEDTUPLE = {"_asdict", "_fields", "_make", "_replace"}
@@ -14,10 +14,9 @@ OF_OTHERS = {"os._exit", "torch._dynamo", "sys._getframe"}
 
 # By folder, how many are left of earlier times. These numbers only shrink.
 SENTENCES_LEFT = {
-    "agent": 2, "agreement": 1, "benchmark_scripts": 3, "brain": 20, "cli": 70, "daemon": 18, "e2e": 8,
-    "emulated": 5, "frameworks": 4, "gpu": 3, "metrics": 1, "modeling": 7, "nccl": 6, "offline": 51,
-    "own_traces": 13, "plugin": 4, "replay": 15, "stage": 3, "store": 23, "sweep": 20, "traces": 113, "zero":
-    18,
+    "agent": 2, "agreement": 1, "benchmark_scripts": 3, "brain": 20, "cli": 65, "daemon": 18, "e2e": 8,
+    "emulated": 5, "frameworks": 4, "gpu": 3, "metrics": 1, "modeling": 7, "nccl": 6, "offline": 56, "plugin":
+    4, "replay": 16, "stage": 3, "store": 23, "sweep": 20, "zero": 18,
 }  # fmt: skip
 PRIVATE_NAMES_LEFT = {
     "agent": 2, "agreement": 1, "brain": 297, "cli": 1, "daemon": 5, "emulated": 25, "frameworks": 4,

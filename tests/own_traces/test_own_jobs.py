@@ -52,7 +52,9 @@ def test_a_copied_file_is_no_other_rank(folder: Path):
     shutil.copy(folder / "job-1.rank00000.zttrace", folder / "saved.zttrace")
     table = load_table(folder)
     assert (table.n_files, len(table.rows)) == (2, N_CALLS)
-    assert table.notes == ("Left out saved.zttrace: it is of the same rank and start as job-1.rank00000.zttrace.",)
+    (note,) = table.notes
+    assert "saved.zttrace" in note
+    assert "job-1.rank00000.zttrace" in note
     (folder / "job-1.rank00001.zttrace").unlink()
     table = load_table(folder)
     assert table.n_files == 1
@@ -64,9 +66,9 @@ def test_of_several_jobs_one_is_named(folder: Path):
     for rank in range(2):
         log(folder, rank, 20, job_id="job-2")
     for read in (load_table, stage_command.read):
-        with pytest.raises(TraceError, match=r"of 2 jobs \(job-1, job-2\); name one with --job"):
+        with pytest.raises(TraceError, match=r"\(job-1, job-2\);.* --job"):
             read(folder)
-        with pytest.raises(UserError, match="no trace there is of job job-3; use one of job-1, job-2"):
+        with pytest.raises(UserError, match=r"job-3;.* job-1, job-2"):
             read(folder, job_id="job-3")
     assert [len(load_table(folder, job_id=name).rows) for name in ("job-1", "job-2")] == [N_CALLS, 20]
     assert load_table(folder, likely_job_id="job-2").job_id == "job-2", "a report's own job"
@@ -100,22 +102,22 @@ def test_a_restarted_job_is_replayed_by_its_longest_start(folder: Path):
         log(folder, rank, 5)
     table = load_table(folder)
     assert (len(table.rows), table.n_files) == (10 * N_CALLS, 2)
-    assert table.notes[0] == "The job was started 3 times: its longest start was used."
+    assert " 3 times" in table.notes[0]
 
 
 def test_ranks_are_the_jobs_not_a_communicators(tmp_path: Path):
     log(tmp_path, 0, 30)
     log(tmp_path, 1, 40)
     assert [stage_command.read(tmp_path, rank).n_calls for rank in (None, 0, 1)] == [30, 30, 40]
-    with pytest.raises(UserError, match="holds nothing of rank 2; use one of 0, 1"):
+    with pytest.raises(UserError, match=r"rank 2;.* 0, 1"):
         stage_command.read(tmp_path, 2)
 
 
 def test_other_formats_do_not_tell_jobs_apart():
     trace = Path(__file__).parents[1] / "data" / "kineto"
-    with pytest.raises(UserError, match=r"--job x: .* does not tell jobs apart; leave it out"):
+    with pytest.raises(UserError, match=r"--job x:"):
         load_table(trace, job_id="x")
-    with pytest.raises(UserError, match=r"--job x: .* does not tell jobs apart; leave it out"):
+    with pytest.raises(UserError, match=r"--job x:"):
         stage_command.read(trace, job_id="x")
 
 

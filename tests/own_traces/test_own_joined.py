@@ -15,6 +15,7 @@ from zerotune.tuner.offline.importing.command import import_measurements
 from zerotune.tuner.offline.importing.messages import left_out
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.traces import Trace, read_trace
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.own import joined
 
 MATCHED, TIMED = 1, 2
@@ -78,7 +79,7 @@ def test_ranks_are_joined_as_replay_joins_them(folder: Path, tmp_path: Path):
     assert rows["duration_us"].max() < 151, "no waiting for others in it"
     assert rows["is_default"].sum() == table.is_default.sum() > 0
     assert trace.summary.n_joined == 4 * N_CALLS
-    assert left_out(trace) == {"records of decisions, whose collectives have timed records of their own": 4 * N_CALLS}
+    assert left_out(trace) == {LeftOut.decision: 4 * N_CALLS}
 
 
 def test_job_and_fabric_are_the_traces_own(folder: Path, tmp_path: Path):
@@ -90,7 +91,7 @@ def test_job_and_fabric_are_the_traces_own(folder: Path, tmp_path: Path):
     assert (job.n_ranks, job.ended_at_s is not None) == (4, True)
     assert set(rows_in(tmp_path / "s.db")["is_default"]) == {0, 1}, "--default makes nothing NCCL's own choice"
     for option in ("--fabric-id", "--default", "--n-nodes 1"):
-        assert any(f"{option} was not used" in note for note in trace.summary.notes), option
+        assert any(option in note for note in trace.summary.notes), option
 
 
 @pytest.mark.parametrize("n_waiting", [4, 60, 1000])
@@ -120,7 +121,7 @@ def test_what_lacks_ranks_says_so(folder: Path, tmp_path: Path):
     (folder / "job-1.rank00003.zttrace").unlink()
     trace, n_rows = imported(folder, tmp_path / "s.db")
     assert n_rows == N_CALLS
-    assert any("files of 3 of 4 ranks of job job-1: times may include waiting" in one for one in trace.summary.notes)
+    assert any("3 of 4 ranks" in one and "job-1" in one for one in trace.summary.notes)
 
 
 def test_a_rank_that_breaks_off_takes_the_others_along_no_further(folder: Path, tmp_path: Path):
@@ -130,7 +131,7 @@ def test_a_rank_that_breaks_off_takes_the_others_along_no_further(folder: Path, 
     damaged.write_bytes(content)
     trace, n_rows = imported(folder, tmp_path / "s.db")
     assert n_rows >= N_CALLS * 9 // 10
-    assert left_out(trace)["damaged file"] == 1
+    assert left_out(trace)[LeftOut.damaged_file] == 1
     assert trace.summary.n_files == 3
 
 

@@ -123,7 +123,7 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
     damaged = bytearray(packed)
     damaged[len(packed) // 2] ^= 0xFF
     path.write_bytes(bytes(damaged))
-    with pytest.raises(TraceError, match=r"damaged|cannot be read"):
+    with pytest.raises(TraceError, match=r"log\.gz"):
         list(by_name("inspector").read(path, Summary()))
 
 

@@ -15,7 +15,8 @@ import trace_samples as samples
 
 from zerotune.store.errors import TraceError
 from zerotune.tuner.traces import read_trace
-from zerotune.tuner.traces.records import MAX_BYTES, MAX_REMARKS
+from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.records import MAX_BYTES, MAX_EXAMPLES
 
 HOSTILE = (
     10**400, -(10**400), 2**64, 2**63, -1, 0, 1.5, 1e308, float("nan"), float("inf"), True, None, "", "x" * 300,
@@ -151,8 +152,8 @@ def test_very_many_reasons_and_remarks_are_summed_up(tmp_path: Path) -> None:
     path.write_text(json.dumps({**samples.FLIGHT_RECORDER, "entries": entries}))
     trace = read_trace(path)
     assert list(trace.blocks()) == []
-    assert len(trace.summary.unusable) == MAX_REMARKS + 1
-    assert sum(trace.summary.unusable.values()) == 500
+    assert trace.summary.unusable == {LeftOut.unknown_operation: 500}
+    assert len(trace.summary.examples[LeftOut.unknown_operation]) == MAX_EXAMPLES
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_an_impossible_size_is_not_made_good_by_the_other_side(name: str, key: s
         path.write_text(json.dumps(replaced(document, place, size)))
         trace = read_trace(path)
         n_records = sum(map(len, trace.blocks()))
-        assert n_records == n_whole - trace.summary.unusable["impossible sizes"]
+        assert n_records == n_whole - trace.summary.unusable[LeftOut.impossible_size]
         n_lost += n_whole - n_records
     assert 0 < n_lost <= len(sizes), "waits and barriers have no size to lose"
 

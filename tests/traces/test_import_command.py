@@ -91,24 +91,20 @@ class Malicious:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    "content",
     [
-        (b"", "empty"),
-        (b"\x00\xff" * 5000, "no trace of a known format"),
-        (pickle.dumps({"entries": [Malicious()]}), "plain data never needs"),
-        (b"\x80\x02}X\x07\x00\x00\x00entries", "damaged|ends early"),
-        (b'{"schemaVersion": 1, "traceEvents": [' + b"[" * 100_000, "nested too deeply"),
-        (b'{"version": "2.9", "pg_config": {}, "entries": [' + b"9" * 5000 + b"]}", "impossible number"),
-        (b"PK\x03\x04" + bytes(100), "archive"),
-        (
-            gzip.compress(b'{"version": "2.9", "pg_config": {}, "entries": [' + b"{}," * 99, mtime=0)[:40],
-            "empty|no trace",
-        ),
+        b"",
+        b"\x00\xff" * 5000,
+        pickle.dumps({"entries": [Malicious()]}),
+        b"\x80\x02}X\x07\x00\x00\x00entries",
+        b'{"schemaVersion": 1, "traceEvents": [' + b"[" * 100_000,
+        b'{"version": "2.9", "pg_config": {}, "entries": [' + b"9" * 5000 + b"]}",
+        b"PK\x03\x04" + bytes(100),
+        gzip.compress(b'{"version": "2.9", "pg_config": {}, "entries": [' + b"{}," * 99, mtime=0)[:40],
     ],
 )
 def test_hostile_files_are_refused_in_one_line(
     content: bytes,
-    reason: str,
     tmp_path: Path,
     store: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +114,7 @@ def test_hostile_files_are_refused_in_one_line(
     path.write_bytes(content)
     code, out, err = command(monkeypatch, capsys, path, "--store", store)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert any(words in err for words in reason.split("|")), err
+    assert str(path) in err
     assert not store.exists()
 
 
@@ -137,12 +133,10 @@ def test_the_same_file_is_recorded_once(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = table(tmp_path / "t.csv", 10)
-    assert "recorded as measurements: 10" in command(monkeypatch, capsys, path, "--store", store)[1]
+    assert json.loads(command(monkeypatch, capsys, path, "--store", store, "--json")[1])["n_measurements"] == 10
     path = path.rename(tmp_path / "moved.csv")
-    code, out, _ = command(monkeypatch, capsys, path, "--store", store, "--fabric-id", tmp_path.name)
-    assert code == 0
-    assert "recorded as measurements: 0" in out
-    assert "imported before" in out
+    code, out, _ = command(monkeypatch, capsys, path, "--store", store, "--fabric-id", tmp_path.name, "--json")
+    assert (code, json.loads(out)["n_measurements"]) == (0, 0)
     assert len(stored(store)) == 10
     table(path, 12)
     command(monkeypatch, capsys, path, "--store", store)
@@ -183,9 +177,8 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
         assert command(monkeypatch, capsys, path, "--store", store)[0] == 130
     n_before = len(stored(store))
     assert 0 < n_before < 30_000
-    code, out, _ = command(monkeypatch, capsys, path, "--store", store)
-    assert code == 0
-    assert f"recorded as measurements: {30_000 - n_before:,}" in out
+    code, out, _ = command(monkeypatch, capsys, path, "--store", store, "--json")
+    assert (code, json.loads(out)["n_measurements"]) == (0, 30_000 - n_before)
     assert stored(store) == [(1024 * (1 + index), 20.5 + index) for index in range(30_000)]
 
 
@@ -200,38 +193,38 @@ def test_one_damaged_rank_does_not_lose_the_others(
     code, out, _ = command(monkeypatch, capsys, tmp_path, "--dry-run", "--json")
     told = json.loads(out)
     assert code == 0
-    assert (told["n_files"], told["left_out"]["damaged file"]) == (3, 1)
+    assert (told["n_files"], told["left_out"]["damaged_file"]) == (3, 1)
     assert told["n_records"] >= 5
-    for words in ("_dump_1.json is not JSON", "_dump_3.json ends early", "left out 2 file(s) that are no trace: READM"):
-        assert any(words in note for note in told["notes"]), words
+    for name in ("_dump_1.json", "_dump_3.json", "README.md"):
+        assert any(name in note for note in told["notes"]), name
     (tmp_path / "_dump_0.json").write_text("[")
-    with pytest.raises(TraceError, match="no trace of a known format"):
+    with pytest.raises(TraceError, match=r"_dump_0\.json"):
         trace_module.read_trace(tmp_path / "_dump_0.json")
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "named"),
     [
-        (["nowhere.csv"], "does not exist"),
-        (["t.csv", "--format", "nonsense"], "no trace format"),
-        (["t.csv", "--collective", "dance"], "no collective"),
-        (["t.csv", "--setting", "ring"], "no setting"),
-        (["t.csv", "--setting", "warp/ll"], "unknown algorithm"),
-        (["t.csv", "--store", "t.csv"], "no zerotune store|not a database|damaged"),
-        (["t.csv", "--store", "t.csv/below.db"], "cannot"),
+        (["nowhere.csv"], "nowhere.csv"),
+        (["t.csv", "--format", "nonsense"], "'nonsense'"),
+        (["t.csv", "--collective", "dance"], "'dance'"),
+        (["t.csv", "--setting", "ring"], "'ring'"),
+        (["t.csv", "--setting", "warp/ll"], "warp"),
+        (["t.csv", "--store", "t.csv"], "t.csv"),
+        (["t.csv", "--store", "t.csv/below.db"], "--store"),
         (["t.csv", "--n-nodes", "many"], "many"),
         ([], "import"),
     ],
 )
 def test_mistakes_are_told_in_a_line(
-    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = table(Path("t.csv"), 3).read_text()
     code, _, err = command(monkeypatch, capsys, *words)
     assert code == 2
     assert "Traceback" not in err
-    assert any(part in err for part in reason.split("|")), err
+    assert named in err
     assert Path("t.csv").read_text() == text, "the user's file is as it was"
 
 
@@ -240,17 +233,17 @@ def test_a_folder_that_was_renamed_is_not_imported_twice(
 ) -> None:
     (tmp_path / "monday").mkdir()
     table(tmp_path / "monday" / "tuned.csv", 5)
-    assert "fabric monday" in command(monkeypatch, capsys, tmp_path / "monday", "--store", store)[1]
+    told = json.loads(command(monkeypatch, capsys, tmp_path / "monday", "--store", store, "--json")[1])
+    assert told["fabrics"] == ["monday"]
     (tmp_path / "monday").rename(tmp_path / "archive")
     before = stored(store)
-    code, out, err = command(monkeypatch, capsys, tmp_path / "archive", "--store", store)
-    assert (code, err) == (0, "")
-    assert "recorded as measurements: 0 on fabric monday" in out
-    assert "imported before as fabric monday" in out
-    assert "named after the folder" not in out
+
+    def again(*words: str) -> tuple[int, list[str]]:
+        told = json.loads(command(monkeypatch, capsys, tmp_path / "archive", "--store", store, "--json", *words)[1])
+        return told["n_measurements"], told["fabrics"]
+
+    assert again() == (0, ["monday"])
     assert stored(store) == before
-    _, out, _ = command(monkeypatch, capsys, tmp_path / "archive", "--fabric-id", "second", "--store", store)
-    assert "recorded as measurements: 5 on fabric second" in out, "what the user says goes"
+    assert again("--fabric-id", "second") == (5, ["second"]), "what the user says goes"
     table(tmp_path / "archive" / "tuned.csv", 6)
-    _, out, _ = command(monkeypatch, capsys, tmp_path / "archive", "--store", store)
-    assert "recorded as measurements: 6 on fabric archive" in out, "other rows are another import"
+    assert again() == (6, ["archive"]), "other rows are another import"

@@ -58,14 +58,10 @@ def old_store(path: Path) -> Path:
 
 def test_the_import_leaves_them_out_and_says_how_many_and_one(mixed: Path, tmp_path: Path, monkeypatch, capsys):
     store = tmp_path / "s.db"
-    _, out, _ = command(monkeypatch, capsys, mixed, "--store", store)
-    assert "recorded as measurements: 6 " in out
-    assert (
-        "left out: 6 (settings that NCCL cannot run for their collective, such as tree/ll for all_gather on 2 nodes)"
-        in " ".join(out.split())
-    )
-    told = json.loads(command(monkeypatch, capsys, mixed, "--dry-run", "--json")[1])
-    assert told["left_out"] == {"settings that NCCL cannot run for their collective": 6}
+    told = json.loads(command(monkeypatch, capsys, mixed, "--store", store, "--json")[1])
+    assert (told["n_measurements"], told["left_out"]) == (6, {"cannot_run": 6})
+    assert told["examples"]["cannot_run"][0] == "tree/ll for all_gather on 2 nodes"
+    assert json.loads(command(monkeypatch, capsys, mixed, "--dry-run", "--json")[1])["left_out"] == told["left_out"]
     with Store.open(store, read_only=True) as opened:
         assert set(opened.measurements()["algorithm"].tolist()) == {255, Algorithm.ring}
 
@@ -75,7 +71,7 @@ def test_a_file_of_nothing_else_is_refused_with_an_example(tmp_path: Path, monke
     path.write_text(HEADER + "reducescatter,4096,tree,ll,8,2,16,5\n")
     code, out, err = command(monkeypatch, capsys, path, "--store", tmp_path / "s.db")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "such as tree/ll for reduce_scatter on 2 nodes (1); mend the columns" in err
+    assert "tree/ll for reduce_scatter on 2 nodes (1)" in err
 
 
 def test_our_own_csv_is_believed_of_what_zerotune_measured_and_of_nothing_else(tmp_path: Path):
@@ -125,10 +121,7 @@ def test_a_store_that_has_them_does_not_show_them_and_says_so(tmp_path: Path, ca
     assert len(ran) == 5, "what was measured here is known to have run"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage() == (
-        f"store {path} has imported measurements of settings that NCCL cannot run (1, such as all_gather by tree/ll):"
-        " they are not used"
-    )
+    assert all(named in record.getMessage() for named in (str(path), "(1, ", "all_gather by tree/ll"))
 
 
 def test_what_the_tuner_may_choose_can_run_and_little_else():

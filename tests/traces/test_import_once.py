@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 import sqlite3
 from pathlib import Path
@@ -34,10 +35,10 @@ def test_copies_in_one_folder_are_used_once(tmp_path: Path, store: Path, monkeyp
     (folder / "c.csv.gz").write_bytes(gzip.compress(text))
     table(folder / "d.csv", 3)
     for words in (["--dry-run"], ["--store", store]):
-        _, out, _ = command(monkeypatch, capsys, folder, *words)
-        assert "as measurements: 8 on" in out
-        assert "b.csv holds the same as a.csv: it was used once" in out
-        assert "c.csv.gz holds the same as a.csv: it was used once" in out
+        told = json.loads(command(monkeypatch, capsys, folder, *words, "--json")[1])
+        assert told["n_measurements"] == 8
+        for copy in ("b.csv ", "c.csv.gz "):
+            assert [note.startswith(copy) and " a.csv" in note for note in told["notes"]].count(True) == 1
     assert len(stored(store)) == 8
 
 
@@ -45,12 +46,13 @@ def test_a_copy_of_another_tools_trace_is_no_second_one(tmp_path: Path, monkeypa
     folder = tmp_path / "dumps"
     folder.mkdir()
     (folder / "a.jsonl").write_text(samples.INSPECTOR)
-    words = (folder, "--setting", "ring/ll", "--dry-run")
-    alone = command(monkeypatch, capsys, *words)[1]
+    words = (folder, "--setting", "ring/ll", "--dry-run", "--json")
+    alone = json.loads(command(monkeypatch, capsys, *words)[1])
     shutil.copy(folder / "a.jsonl", folder / "b.jsonl")
-    both = command(monkeypatch, capsys, *words)[1]
-    assert both == alone + "  note: b.jsonl holds the same as a.jsonl: it was used once\n"
-    assert "usable as measurements: 0" not in alone
+    both = json.loads(command(monkeypatch, capsys, *words)[1])
+    assert alone["n_measurements"] == both["n_measurements"] > 0
+    (note,) = [note for note in both["notes"] if note not in alone["notes"]]
+    assert "b.jsonl" in note
 
 
 def test_a_file_is_the_same_alone_and_beside_others(tmp_path: Path, store: Path, monkeypatch, capsys):
@@ -59,40 +61,40 @@ def test_a_file_is_the_same_alone_and_beside_others(tmp_path: Path, store: Path,
     table(folder / "a.csv", 5)
     command(monkeypatch, capsys, folder / "a.csv", "--store", store)
     (folder / "b.csv").write_text(HEADER + ROWS.format(1 << 20, 90))
-    _, out, _ = command(monkeypatch, capsys, folder, "--store", store)
-    assert "recorded as measurements: 1 " in out
-    assert "5 of its measurements were recorded before, and not again" in out
-    _, out, _ = command(monkeypatch, capsys, folder / "b.csv", "--store", store)
-    assert "the same was imported before" in out
+    for path, n_new in ((folder, 1), (folder / "b.csv", 0)):
+        told = json.loads(command(monkeypatch, capsys, path, "--store", store, "--json")[1])
+        assert told["n_measurements"] == n_new
     assert len(stored(store)) == 6
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "words"),
+    ("first", "second", "named"),
     [
-        (["--default"], ["--setting", "ring/ll"], ("then NCCL's own choice for all_gather", "now ring/ll for")),
-        (["--setting", "ring/ll"], ["--default"], ("then ring/ll for all_gather", "now NCCL's own choice for")),
-        (["--setting", "ring/ll"], ["--setting", "ring/ll/4"], ("then ring/ll for", "now ring/ll/4ch for")),
+        (["--default"], ["--setting", "ring/ll"], ("NCCL's own", "ring/ll ")),
+        (["--setting", "ring/ll"], ["--default"], ("ring/ll ", "NCCL's own")),
+        (["--setting", "ring/ll"], ["--setting", "ring/ll/4"], ("ring/ll ", "ring/ll/4ch")),
     ],
 )
-def test_the_same_file_cannot_be_two_things(first, second, words, tmp_path: Path, store: Path, monkeypatch, capsys):
+def test_the_same_file_cannot_be_two_things(first, second, named, tmp_path: Path, store: Path, monkeypatch, capsys):
     assert command(monkeypatch, capsys, GATHERS, *first, "--store", store)[0] == 0
     before = stored(store)
     code, out, err = command(monkeypatch, capsys, GATHERS, *second, "--store", store)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert all(word in err for word in (*words, "name another store with --store"))
+    assert 0 <= err.find(named[0]) < err.find(named[1]), "what was said then, and what is said now"
+    assert "--store" in err
     assert stored(store) == before
-    _, out, _ = command(monkeypatch, capsys, GATHERS, *first, "--store", store)
-    assert "the same was imported before" in out
+    out = command(monkeypatch, capsys, GATHERS, *first, "--store", store, "--json")[1]
+    assert json.loads(out)["n_measurements"] == 0
 
 
 def test_what_could_not_be_used_at_first_is_no_second_set(tmp_path: Path, store: Path, monkeypatch, capsys):
     path = tmp_path / "t.csv"
     path.write_text(HEADER + ROWS.format(1024, 20) + ROWS.format(1024, 30).replace(",2,16,", ",,16,"))
-    assert "measurements: 1 " in command(monkeypatch, capsys, path, "--store", store)[1]
+    assert json.loads(command(monkeypatch, capsys, path, "--store", store, "--json")[1])["n_measurements"] == 1
+    before = stored(store)
     code, _, err = command(monkeypatch, capsys, path, "--n-nodes", "2", "--store", store)
-    assert code == 2
-    assert "imported before, when others of them could be used" in err
+    assert (code, "--store" in err) == (2, True)
+    assert stored(store) == before
 
 
 def test_an_import_whose_oldest_rows_are_gone_is_the_same_still(tmp_path: Path, store: Path, monkeypatch, capsys):
@@ -100,9 +102,8 @@ def test_an_import_whose_oldest_rows_are_gone_is_the_same_still(tmp_path: Path, 
     command(monkeypatch, capsys, path, "--store", store)
     with sqlite3.connect(store) as connection:
         connection.execute("DELETE FROM measurements WHERE id IN (SELECT id FROM measurements ORDER BY id LIMIT 2)")
-    code, out, _ = command(monkeypatch, capsys, path, "--store", store)
-    assert (code, len(stored(store))) == (0, 4)
-    assert "the same was imported before" in out
+    code, out, _ = command(monkeypatch, capsys, path, "--store", store, "--json")
+    assert (code, json.loads(out)["n_measurements"], len(stored(store))) == (0, 0, 4)
 
 
 def test_two_exports_of_one_job_in_a_folder_are_one(tmp_path: Path, store: Path, monkeypatch, capsys):
@@ -112,8 +113,8 @@ def test_two_exports_of_one_job_in_a_folder_are_one(tmp_path: Path, store: Path,
     folder.mkdir()
     export_measurements(first, folder / "a.csv")
     shutil.copy(folder / "a.csv", folder / "b.csv")
-    _, out, _ = command(monkeypatch, capsys, folder, "--store", store)
-    assert "b.csv holds the same as a.csv" in out
+    told = json.loads(command(monkeypatch, capsys, folder, "--store", store, "--json")[1])
+    assert any(note.startswith("b.csv ") for note in told["notes"])
     assert stored(store) == stored(first)
 
 
@@ -129,8 +130,8 @@ def test_a_copy_of_a_ranks_trace_is_no_second_run(tmp_path: Path, store: Path, m
     log.close()
     (trace,) = folder.iterdir()
     shutil.copy(trace, folder / f"copy-of-{trace.name}")
-    _, out, _ = command(monkeypatch, capsys, folder, "--store", store)
-    assert "recorded as measurements: 5 on fabric f" in out
-    assert "left out j.rank00000.zttrace: it is of the same rank and start as copy-of-" in out
+    told = json.loads(command(monkeypatch, capsys, folder, "--store", store, "--json")[1])
+    assert (told["n_measurements"], told["fabrics"]) == (5, ["f"])
+    assert any(trace.name in note and f"copy-of-{trace.name}" in note for note in told["notes"])
     with Store.open(store, read_only=True) as opened:
         assert opened.measured() == {("j", "f"): 5}

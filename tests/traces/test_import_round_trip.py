@@ -16,6 +16,7 @@ from zerotune.store.sqlite.runnable import runnable
 from zerotune.tuner.offline.export import export_measurements
 from zerotune.tuner.offline.importing.command import import_measurements
 from zerotune.tuner.traces import Trace
+from zerotune.tuner.traces.left_out import LeftOut
 
 UNSAID = {"fabric_id": None, "setting": None, "is_default": False, "n_nodes": None, "dry_run": False}
 OWNERS = [("sweep-a", "boxes"), ("sweep-b", "boxes, altered"), ("sweep-a", "third")]
@@ -109,7 +110,7 @@ def test_what_was_not_timed_is_left_out_and_counted(tmp_path: Path):
     path.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n")
     trace, n_recorded = imported(path, tmp_path / "other.db")
     assert n_recorded == len(rows) - 10
-    assert trace.summary.unusable["no duration"] == 10
+    assert trace.summary.unusable[LeftOut.no_duration] == 10
     with Store.open(tmp_path / "other.db") as store:
         found = store.measurements()
         assert (found["duration_us"][found["outcome"] == Outcome.ok] > 0).all()
@@ -149,7 +150,7 @@ def test_another_job_of_the_same_name_is_refused(tmp_path: Path):
         store.record_job("sweep-b", "boxes, altered", {}, 2)
         store.record_measurements("boxes, altered", "sweep-b", rows_of(5, 77))
     before = stored(tmp_path / "second.db")
-    with pytest.raises(UserError, match=r"has job sweep-b on boxes, altered already.*--store"):
+    with pytest.raises(UserError, match=r"sweep-b .* boxes, altered .*--store"):
         imported(table, tmp_path / "second.db")
     assert stored(tmp_path / "second.db") == before
 
@@ -160,12 +161,12 @@ def test_options_fill_in_and_never_override(tmp_path: Path):
     trace, _ = imported(table, tmp_path / "t.db", fabric_id="mine", is_default=True, n_nodes=1)
     assert stored(tmp_path / "t.db") == stored(first)
     for option in ("--fabric-id", "--default", "--n-nodes 1"):
-        assert any(f"{option} was not used" in note for note in trace.summary.notes), option
+        assert any(option in note for note in trace.summary.notes), option
     bare = tmp_path / "bare.csv"
     bare.write_text("collective,message_bytes,n_ranks,n_nodes,duration_us\nall_gather,1024,8,,10.5\n")
-    with pytest.raises(UserError, match=r"none of its 1 records.*number of nodes unknown.*say with --n-nodes"):
+    with pytest.raises(UserError, match="--n-nodes"):
         imported(bare, tmp_path / "u.db")
-    with pytest.raises(UserError, match=r"nobody says which setting ran.*say with --default or --setting"):
+    with pytest.raises(UserError, match=r"--default .*--setting"):
         imported(bare, tmp_path / "u.db", n_nodes=2)
     imported(bare, tmp_path / "u.db", n_nodes=2, is_default=True, fabric_id="mine")
     ((job_id, fabric_id),) = stored(tmp_path / "u.db")
@@ -193,21 +194,21 @@ def test_the_columns_of_a_tuner_csv_may_stand_in_any_order(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("lost", "words"),
+    ("lost", "named"),
     [
-        ("collective", r"t.csv lacks the column collective \(line 1: '.*'\); add it; docs/reference/traces.md says"),
-        ("algorithm", r"t.csv lacks the column algorithm \(line 1: '.*'\); add it; docs/reference/traces.md says"),
-        ("ranks", r"number of ranks unknown, or 1 \(1\); only the file can say that: a table needs a column `ranks`"),
-        ("nodes", r"number of nodes unknown \(1\); say with --n-nodes"),
-        ("latency_us", r"no duration \(1\); a table needs a column of times, `latency_us`"),
+        ("collective", r"t.csv .* collective \(line 1: '.*'\).*docs/reference/traces.md"),
+        ("algorithm", r"t.csv .* algorithm \(line 1: '.*'\).*docs/reference/traces.md"),
+        ("ranks", r"\(1\);.* `ranks`"),
+        ("nodes", r"\(1\);.* --n-nodes"),
+        ("latency_us", r"\(1\);.* `latency_us`"),
     ],
 )
-def test_what_a_tuner_csv_lacks_is_named(tmp_path: Path, lost: str, words: str):
+def test_what_a_tuner_csv_lacks_is_named(tmp_path: Path, lost: str, named: str):
     columns = [name for name in TUNER_ROW if name != lost]
     path = tuner_csv(tmp_path / "t.csv", *columns)
     for n_nodes in (None, 1):
         if lost == "nodes" and n_nodes:
             assert imported(path, tmp_path / "s.db", n_nodes=n_nodes, fabric_id="f")[1] == 1
             continue
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=named):
             imported(path, tmp_path / "s.db", n_nodes=n_nodes)

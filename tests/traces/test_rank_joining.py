@@ -9,6 +9,7 @@ import numpy as np
 import trace_samples as samples
 
 from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.rank_joining import joined
 from zerotune.tuner.traces.records import UNKNOWN_U4, Summary, empty_block
 
@@ -35,7 +36,7 @@ def test_the_last_rank_to_arrive_tells_the_time():
 def test_what_other_ranks_lack_is_left_out():
     found, summary = of(timed([(1, 0, 0, 30), (1, 1, 0, 99), (2, 5, 0, 7)]), timed([(1, 0, 1, 20)]))
     assert found == [7, 20], "of communicator 2 there is one rank only"
-    assert summary.unusable == {"not reported by all ranks": 1}
+    assert summary.unusable == {LeftOut.partial_ranks: 1}
 
 
 def test_numbers_that_repeat_are_calls_in_their_order():
@@ -49,7 +50,7 @@ def test_unnamed_ranks_and_groups_of_one_name_are_not_joined():
     assert (found, summary.n_joined) == ([10, 30], 0)
     found, summary = of(*(timed([(1, 0, rank, 10)], n_ranks=2) for rank in range(4)))
     assert found == []
-    assert summary.unusable == {"reported by more ranks than its group has": 4}
+    assert summary.unusable == {LeftOut.too_many_ranks: 4}
 
 
 def test_dumps_of_a_folder_are_joined(tmp_path: Path):
@@ -60,6 +61,6 @@ def test_dumps_of_a_folder_are_joined(tmp_path: Path):
     trace = read_trace(tmp_path)
     (rows,) = trace.measurements(is_default=True, n_nodes=2)
     assert rows["duration_us"].tolist() == [500]
-    assert trace.summary.unusable == {"no duration": 4}
+    assert trace.summary.unusable == {LeftOut.no_duration: 4}
     assert trace.summary.n_joined == 4
     assert sum(map(len, trace.blocks())) == 8, "records stay those of single ranks"

@@ -13,7 +13,6 @@ from zerotune.store.errors import TraceError
 from zerotune.tuner.traces.files import MAX_LINE_BYTES, line_chunks
 from zerotune.tuner.traces.records import Summary
 
-UNKNOWN_NAME: Final = "row with an unknown name or number"
 _MAX_SHOWN: Final = 60
 _COMMENT: Final = re.compile(rb"(?m)^#[^\n]*")
 

@@ -67,7 +67,7 @@ class _Unpacked:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Readable]:
-    """The file's bytes, decompressed if it is gzip; OSError becomes TraceError."""
+    """The file's bytes, decompressed if it is gzip; what goes wrong with reading them becomes TraceError."""
     try:
         with path.open("rb") as raw:
             magic = raw.read(2)
@@ -75,6 +75,8 @@ def opened(path: Path) -> Iterator[Readable]:
             yield _Unpacked(raw) if magic == _GZIP_MAGIC else raw
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}", "check the file's permissions") from None
+    except zlib.error as error:
+        raise TraceError(f"{path} is damaged: {error}", "copy it again") from None
 
 
 def read_some(file: Readable, n_bytes: int, on_cut: Callable[[], None] | None = None) -> bytes:
@@ -87,9 +89,6 @@ def read_some(file: Readable, n_bytes: int, on_cut: Callable[[], None] | None = 
 
     Returns:
         Up to `n_bytes`; none at the end.
-
-    Raises:
-        TraceError: the file cannot be read, or its compressed data are damaged.
     """
     try:
         return file.read(n_bytes)
@@ -97,8 +96,6 @@ def read_some(file: Readable, n_bytes: int, on_cut: Callable[[], None] | None = 
         if on_cut is not None:
             on_cut()
         return b""
-    except (OSError, zlib.error) as error:
-        raise TraceError(f"the trace cannot be read on: {error}", "it is damaged; copy it again") from None
 
 
 def head(path: Path, n_bytes: int = 1 << 16) -> bytes:

@@ -17,6 +17,7 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import Candidate, Collective, Source
 from zerotune.store.sqlite.measurements import MEASUREMENT, candidate_of
 from zerotune.store.sqlite.runnable import runnable, runnable_cells
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
 
 _SAME_FIELDS: Final = (
@@ -26,9 +27,6 @@ _SAME_FIELDS: Final = (
 
 
 _CHOOSABLE: Final = [int(one) for one in Collective if runnable_cells(one, n_nodes=0)]
-RANKS_UNKNOWN: Final = "number of ranks unknown, or 1"
-NODES_UNKNOWN: Final = "number of nodes unknown"
-CANNOT_RUN: Final = "settings that NCCL cannot run for their collective"
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def measured(block: Block, user_facts: UserFacts, summary: Summary) -> Block:
     rows["source"] = Source.imported
     is_forced = (block["flags"] & FLAG_FORCED) != 0
     timed = rows["duration_us"] > 0
-    summary.skip("no duration", int((~timed).sum()))
+    summary.skip(LeftOut.no_duration, int((~timed).sum()))
     rows, is_forced = rows[timed], is_forced[timed]
     is_placed = _place(rows, user_facts, summary, fewest_ranks=2)
     return with_setting(rows[is_placed], user_facts, summary, is_forced[is_placed])
@@ -108,7 +106,7 @@ def with_setting(
     silent = (rows["algorithm"] == UNKNOWN_U1) & (rows["is_default"] == 0)
     if user_facts.setting is not None:
         chosen = np.isin(rows["collective"], _CHOOSABLE)
-        summary.skip("collectives for which NCCL has nothing to choose", int((silent & ~chosen).sum()))
+        summary.skip(LeftOut.nothing_to_choose, int((silent & ~chosen).sum()))
         rows, silent = rows[chosen | ~silent], silent[chosen | ~silent]
         _fill_in(rows, silent, user_facts.setting, summary)
         silent[:] = False
@@ -117,7 +115,7 @@ def with_setting(
             summary.note("the file says that somebody asked for some of its settings: --default was not used for them")
         rows["is_default"][~is_forced] = 1
         silent &= is_forced
-    summary.skip("nobody says which setting ran", int(silent.sum()))
+    summary.skip(LeftOut.setting_unknown, int(silent.sum()))
     kept: Block = rows[~silent]
     return kept
 
@@ -136,7 +134,8 @@ def without_impossible(rows: Block, summary: Summary) -> Block:
     one = rows[~possible][0]
     setting, nodes = candidate_of(one["algorithm"], one["protocol"], 0), int(one["n_nodes"])
     where = f" on {_nodes(nodes)}" if nodes else ""
-    summary.skip(CANNOT_RUN, int((~possible).sum()), f"{setting} for {Collective(one['collective']).name}{where}")
+    example = f"{setting} for {Collective(one['collective']).name}{where}"
+    summary.skip(LeftOut.cannot_run, int((~possible).sum()), example)
     kept: Block = rows[possible]
     return kept
 
@@ -173,9 +172,9 @@ def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: i
     has_ranks = rows["n_ranks"] >= fewest_ranks
     known = has_ranks & (rows["n_nodes"] > 0)
     possible: NDArray[np.bool_] = rows["n_nodes"] <= rows["n_ranks"]
-    summary.skip(RANKS_UNKNOWN, int((~has_ranks).sum()))
-    summary.skip(NODES_UNKNOWN, int((has_ranks & ~known).sum()))
-    summary.skip("more nodes than ranks", int((known & ~possible).sum()))
+    summary.skip(LeftOut.ranks_unknown, int((~has_ranks).sum()))
+    summary.skip(LeftOut.nodes_unknown, int((has_ranks & ~known).sum()))
+    summary.skip(LeftOut.too_many_nodes, int((known & ~possible).sum()))
     return known & possible
 
 

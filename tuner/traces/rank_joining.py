@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import BLOCK_ROWS, Block, Summary
 
 
@@ -22,7 +23,7 @@ def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
     timed = []
     for block in blocks:
         has_time = block["duration_us"] > 0
-        summary.skip("no duration", int((~has_time).sum()))
+        summary.skip(LeftOut.no_duration, int((~has_time).sum()))
         timed.append(block[has_time])
     records = np.concatenate(timed) if timed else None
     if records is None or not len(records):
@@ -43,8 +44,8 @@ def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
     np.maximum.at(usual, communicator, counts)
     is_partial = counts < usual[communicator]
     is_mixed = (counts > calls["n_ranks"]) & (calls["n_ranks"] > 0)
-    summary.skip("not reported by all ranks", int(counts[is_partial & ~is_mixed].sum()))
-    summary.skip("reported by more ranks than its group has", int(counts[is_mixed].sum()))
+    summary.skip(LeftOut.partial_ranks, int(counts[is_partial & ~is_mixed].sum()))
+    summary.skip(LeftOut.too_many_ranks, int(counts[is_mixed].sum()))
     is_whole = ~(is_partial | is_mixed)
     if counts.max() > 1:
         summary.n_joined = int(counts[is_whole].sum())

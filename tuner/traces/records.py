@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
 from zerotune.store.wire import FLAG_TIMED, OBSERVATION_FIELDS
+from zerotune.tuner.traces.left_out import LeftOut
 
 Block = NDArray[np.void]
 
@@ -30,7 +31,7 @@ MAX_BYTES: Final = 1 << 50
 """A larger message means that the file is damaged."""
 
 MAX_REMARKS: Final = 100
-"""Most notes, and reasons to leave something out, that are kept: a hostile file must not fill memory with them."""
+"""Most notes that are kept: a hostile file must not fill memory with them."""
 
 MAX_EXAMPLES: Final = 3
 
@@ -98,7 +99,6 @@ def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | N
     return max(known) if known and max(known) <= MAX_BYTES else None
 
 
-IMPOSSIBLE_SIZES: Final = "impossible sizes"
 
 
 def is_impossible(n_elements: Any) -> bool:
@@ -124,9 +124,9 @@ class Summary:
     """Records that say which algorithm and protocol ran."""
     n_joined: int = 0
     """Timed records of single ranks that were joined to measurements; 0 where a format has nothing to join."""
-    unusable: Counter[str] = field(default_factory=Counter)
+    unusable: Counter[LeftOut] = field(default_factory=Counter)
     """Reason -> how many entries were left out."""
-    examples: dict[str, list[str]] = field(default_factory=dict)
+    examples: dict[LeftOut, list[str]] = field(default_factory=dict)
     """Reason -> the first such entries in words, where they say more than the reason does."""
     notes: list[str] = field(default_factory=list)
     collective: Collective | None = None
@@ -147,27 +147,25 @@ class Summary:
         else:
             self.notes[-1] = "and more remarks"
 
-    def skip(self, reason: str, n_entries: int = 1, *examples: str) -> None:
+    def skip(self, reason: LeftOut, n_entries: int = 1, *examples: str) -> None:
         """Count entries that cannot be used.
 
         Args:
-            reason: why; beyond MAX_REMARKS reasons, they count as "other reasons".
+            reason: why.
             n_entries: how many.
             examples: the first such entries in words, of which MAX_EXAMPLES are kept per reason.
         """
         if not n_entries:
             return
-        if reason not in self.unusable and len(self.unusable) >= MAX_REMARKS:
-            reason = "other reasons"
         self.unusable[reason] += n_entries
         for example in examples:
             known = self.examples.setdefault(reason, [])
             if example not in known and len(known) < MAX_EXAMPLES:
                 known.append(example)
 
-    def with_examples(self, reason: str) -> str:
+    def with_examples(self, reason: LeftOut) -> str:
         """The reason, with the first examples."""
-        return ", such as ".join(filter(None, (reason, ", ".join(self.examples.get(reason, ())))))
+        return ", such as ".join(filter(None, (reason.value, ", ".join(self.examples.get(reason, ())))))
 
     def count(self, block: Block) -> None:
         """Takes a block's records into the totals."""

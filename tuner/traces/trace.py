@@ -14,6 +14,7 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import Candidate, Collective, Observation
 from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
 from zerotune.tuner.traces.formats import Format, by_name, detect
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.measuring import Portion, UserFacts, measured, without_impossible
 from zerotune.tuner.traces.own import joined as own_joined
 from zerotune.tuner.traces.own import measurements_csv
@@ -106,14 +107,14 @@ class Trace:
                 refusals += 1
                 if refusals == len(files):
                     raise
-                self.summary.skip("damaged file")
+                self.summary.skip(LeftOut.damaged_file)
                 self.summary.note(error.problem)
 
     def _blocks_of(self, path: Path, file_format: Format) -> Iterator[Block]:
         for block in file_format.read(path, self.summary):
             sane = (block["message_bytes"] <= MAX_BYTES) & (block["message_bytes"] > 0)
             if not bool(sane.all()):
-                self.summary.skip("no bytes, or impossibly many", int((~sane).sum()))
+                self.summary.skip(LeftOut.no_bytes, int((~sane).sum()))
                 block = block[sane]
             if self.is_measurements and self.format_name != "measurements_csv":  # a job's calls did run
                 block = without_impossible(block, self.summary)

@@ -18,10 +18,9 @@ from zerotune.store.trace_format import TRACE_SUFFIX
 from zerotune.tuner.offline.importing.messages import OWN_FORMAT, left_out
 from zerotune.tuner.offline.importing.reading import Owner, Reading
 from zerotune.tuner.traces import Trace, read_trace
-from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME
 from zerotune.tuner.traces.formats import by_name
-from zerotune.tuner.traces.measuring import CANNOT_RUN, NODES_UNKNOWN, RANKS_UNKNOWN, UserFacts
-from zerotune.tuner.traces.nccl.tuner_csv import IMPOSSIBLE_TIME
+from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.measuring import UserFacts
 from zerotune.tuner.traces.records import Block, Summary
 
 
@@ -199,26 +198,27 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
     )
     remedy = "docs/reference/traces.md says what each format must hold"
     for reason, remedy_for in (_REMEDIES | _REMEDIES_OF_FORMAT.get(trace.format_name, {})).items():
-        if any(reason in one for one in summary.unusable):
+        if reason in summary.unusable:
             remedy = remedy_for
     raise UserError(f"{path} was read as {trace.title}: {what}{f': {reasons}' if reasons else ''}", remedy)
 
 
 _REMEDIES: Final = {
-    UNKNOWN_NAME: "mend it: numbers without units, algorithms of"
+    LeftOut.unknown_name: "mend it: numbers without units, algorithms of"
     f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
-    "does not say which collective": "say with --collective what was run",
-    "no duration": "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV (docs/reference/traces.md)",
-    IMPOSSIBLE_TIME: "give each row its time in microseconds (docs/reference/traces.md)",
-    NODES_UNKNOWN: "say with --n-nodes on how many nodes it ran",
-    RANKS_UNKNOWN: "only the file can say that: a table needs a column `ranks` (docs/reference/traces.md)",
-    CANNOT_RUN: "mend the columns that say what ran, or measure what NCCL has (docs/reference/traces.md)",
-    "nobody says which setting ran": "say with --default or --setting what ran",
+    LeftOut.collective_unknown: "say with --collective what was run",
+    LeftOut.no_duration: "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV"
+    " (docs/reference/traces.md)",
+    LeftOut.impossible_time: "give each row its time in microseconds (docs/reference/traces.md)",
+    LeftOut.nodes_unknown: "say with --n-nodes on how many nodes it ran",
+    LeftOut.ranks_unknown: "only the file can say that: a table needs a column `ranks` (docs/reference/traces.md)",
+    LeftOut.cannot_run: "mend the columns that say what ran, or measure what NCCL has (docs/reference/traces.md)",
+    LeftOut.setting_unknown: "say with --default or --setting what ran",
 }
 _REMEDIES_OF_FORMAT: Final = {
     "nccl_tests": {
-        RANKS_UNKNOWN: "keep the lines `#  Rank  0 ... on HOST device ...` that nccl-tests prints above its table: only"
-        " they tell how many ranks ran, and on how many nodes",
+        LeftOut.ranks_unknown: "keep the lines `#  Rank  0 ... on HOST device ...` that nccl-tests prints above its"
+        " table: only they tell how many ranks ran, and on how many nodes",
     },
 }
 

@@ -9,12 +9,12 @@ from typing import Final
 from rich.console import Console
 
 from zerotune.tuner.traces import Trace
+from zerotune.tuner.traces.left_out import LeftOut
 
 OWN_FORMAT: Final = "zerotune"
-DECISIONS: Final = "records of decisions, whose collectives have timed records of their own"
 
 
-def left_out(trace: Trace) -> dict[str, int]:
+def left_out(trace: Trace) -> dict[LeftOut, int]:
     """Reason -> records that are no measurement, most first.
 
     Our own traces have a record of each decision beside that of the timed collective; only what was decided more
@@ -22,9 +22,9 @@ def left_out(trace: Trace) -> dict[str, int]:
     """
     counts = trace.summary.unusable.copy()
     if trace.format_name == OWN_FORMAT:
-        n_untimed = counts.pop("no duration", 0)
+        n_untimed = counts.pop(LeftOut.no_duration, 0)
         n_decisions = min(n_untimed, trace.summary.n_timed)
-        counts += Counter({DECISIONS: n_decisions, "no duration": n_untimed - n_decisions})
+        counts += Counter({LeftOut.decision: n_decisions, LeftOut.no_duration: n_untimed - n_decisions})
     return dict(counts.most_common())
 
 
@@ -50,8 +50,8 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
         "n_measurements": n_rows,
         "recorded": not dry_run,
         "fabrics": summary.fabrics,
-        "left_out": left_out(trace),
-        "examples": summary.examples,
+        "left_out": {reason.name: count for reason, count in left_out(trace).items()},
+        "examples": {reason.name: examples for reason, examples in summary.examples.items()},
         "notes": summary.notes,
         "facts": summary.facts,
     }
@@ -81,8 +81,8 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
     for reason, count in left_out(trace).items():
         # Nothing is missed for want of a decision's record, and half of all would look as if it were.
         console.print(
-            f"  beside them: {count:,} {reason}"
-            if reason == DECISIONS
+            f"  beside them: {count:,} {reason.value}"
+            if reason is LeftOut.decision
             else f"  left out: {count:,} ({summary.with_examples(reason)})"
         )
     for note in summary.notes:

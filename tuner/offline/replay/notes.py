@@ -34,7 +34,8 @@ def what_was_judged(
     n_priced = sum(count for shape, count in zip(shapes, counts, strict=True) if estimates.estimate(shape, BASELINE))
     parts = [f"Records: {table.n_records + sum(table.left_out.values()):,}"]
     if table.left_out:
-        parts.append("left out: " + ", ".join(f"{count:,} ({reason})" for reason, count in table.left_out.items()))
+        reasons = (f"{count:,} ({reason.value})" for reason, count in table.left_out.items())
+        parts.append("left out: " + ", ".join(reasons))
     if n_collectives < table.n_records:
         parts.append(f"joined over ranks: {table.n_records:,} to {n_collectives:,}")
     parts.append(f"judged: {n_priced:,}")

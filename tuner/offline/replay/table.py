@@ -14,6 +14,7 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
 from zerotune.tuner.traces import Trace
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.own.reader import RECORD_DTYPE, STEP_DTYPE, OwnTrace
 from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
 
@@ -66,7 +67,7 @@ class CollectiveTable:
     """True when the times are the emulated NCCL's virtual ones."""
     n_records: int = 0
     """Records of a foreign trace that are in `rows`, single or joined."""
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: dict[LeftOut, int] = field(default_factory=dict)
     """Records of a foreign trace that are not in `rows`, by reason."""
     is_silent_on_choices: bool = False
     """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
@@ -189,7 +190,7 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
             silent = (rows["n_nodes"] == 0) & (rows["n_ranks"] == n_ranks)
             rows["n_nodes"][silent] = fabric.n_nodes(range(n_ranks))
     facts, left_out = trace.summary.facts, trace.summary.unusable.copy()
-    left_out["of an unknown kind"] += n_read - n_usable
+    left_out[LeftOut.unknown_kind] += n_read - n_usable
     return _table(
         rows if trace.is_measurements else _join(rows)[0],
         steps=np.empty(0, STEP_DTYPE),

@@ -21,6 +21,7 @@ from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Collective, TimingSource
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.files import line_chunks
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import UNKNOWN_U1, Block, Summary, communicator_id, empty_block
 
 
@@ -79,7 +80,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             lines, n_damaged = _one_by_one(chunk)
             n_bad += n_damaged
-            summary.skip("damaged line", n_damaged)
+            summary.skip(LeftOut.damaged_line, n_damaged)
             block = _block(lines, summary)
         n_good += len(lines)
         if len(block):
@@ -121,7 +122,7 @@ def _comm_id(identity: str | int) -> int:
 def _block(lines: list[_Line], summary: Summary) -> Block:
     performances = [line.coll_perf for line in lines if line.coll_perf is not None]
     if len(performances) < len(lines):
-        summary.skip("point to point", len(lines) - len(performances))
+        summary.skip(LeftOut.point_to_point, len(lines) - len(performances))
         lines = [line for line in lines if line.coll_perf is not None]
     block = _headers([bytes(line.header) for line in lines])
     collective = _looked_up([one.coll for one in performances], _collective)
@@ -141,7 +142,7 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
         settings = {words: _setting(*words) for words in set(told)}
         block["algorithm"], block["protocol"], block["n_channels"] = np.array([settings[words] for words in told]).T
     known = collective != UNKNOWN_U1
-    summary.skip("unknown operation", int((~known).sum()))
+    summary.skip(LeftOut.unknown_operation, int((~known).sum()))
     return block if bool(known.all()) else block[known]
 
 

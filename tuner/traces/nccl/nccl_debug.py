@@ -21,6 +21,7 @@ from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective
 from zerotune.tuner.traces.files import line_chunks
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.nccl.nccl_debug_lines import (
     CALL_HEAD,
     CALL_TAIL,
@@ -97,7 +98,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
             if log.selections:
                 _apply_selections(block, log)
         else:
-            summary.skip("damaged line", chunk.count(b": opCount "))
+            summary.skip(LeftOut.damaged_line, chunk.count(b": opCount "))
             block = _records(choices(chunk), _choice, log, summary)
             _number(block, counters)
         if len(block):
@@ -164,35 +165,35 @@ def _graph(found: re.Match[bytes], summary: Summary) -> None:
     }
 
 
-def _records(lines: Lines, describe: Callable[..., int | str], log: _Log, summary: Summary) -> Block:
+def _records(lines: Lines, describe: Callable[..., int | LeftOut], log: _Log, summary: Summary) -> Block:
     """Records of the lines; columns that all lines of a kind share are looked up once per kind."""
-    summary.skip("damaged line", lines.n_damaged)
+    summary.skip(LeftOut.damaged_line, lines.n_damaged)
     templates = empty_block(len(lines.kinds))
     factors = np.zeros(len(lines.kinds))
     n_of_kind = np.bincount(lines.picks, minlength=len(lines.kinds))
     for index, (head, tail) in enumerate(lines.kinds):
         factor = describe(head, tail, log, templates[index])
-        if isinstance(factor, str):
+        if isinstance(factor, LeftOut):
             summary.skip(factor, int(n_of_kind[index]))
-        factors[index] = -1 if isinstance(factor, str) else factor
+        factors[index] = -1 if isinstance(factor, LeftOut) else factor
     factors = factors[lines.picks]
     message_bytes = lines.amounts * factors
     sized = (message_bytes > 0) & (message_bytes <= MAX_BYTES)
-    summary.skip("bytes unknown", int(((factors >= 0) & ~sized).sum()))
+    summary.skip(LeftOut.bytes_unknown, int(((factors >= 0) & ~sized).sum()))
     block = templates[lines.picks]
     block["message_bytes"] = np.where(sized, message_bytes, 0)
     block["sequence"] = lines.op_counts
     return block if bool(sized.all()) else block[sized]
 
 
-def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
+def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | LeftOut:
     """Fill in what all calls of one operation, type and communicator share; bytes per count, or why none is usable."""
     begin, end = CALL_HEAD.fullmatch(head), CALL_TAIL.fullmatch(tail)
     if begin is None or end is None:
-        return "damaged line"
+        return LeftOut.damaged_line
     collective, width = find_collective(begin["name"].decode()), datatype_bytes(int(end["datatype"]))
     if collective is None or width is None or collective in _POINT_TO_POINT:
-        return "point to point or unknown operation"
+        return LeftOut.point_to_point_or_unknown
     known = log.communicators.get((begin["host"], end["comm"]), _Communicator(UNKNOWN_U4, 0))
     n_ranks = int(end["n_ranks"])
     row["collective"], row["datatype"], row["n_ranks"] = collective, int(end["datatype"]), n_ranks
@@ -201,16 +202,16 @@ def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
     return width * (n_ranks if collective in _SHARED_OUT else 1)
 
 
-def _choice(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
+def _choice(head: bytes, tail: bytes, log: _Log, row: Any) -> int | LeftOut:
     """Fills in what all selections of one kind share."""
     begin, end = CHOICE_HEAD.fullmatch(head), CHOICE_TAIL.fullmatch(tail)
     if begin is None or end is None:
-        return "damaged line"
+        return LeftOut.damaged_line
     if not begin["name"]:
-        return "selection without its collective (before 2.23)"
+        return LeftOut.selection_without_collective
     collective, setting = find_collective(begin["name"].decode()), _setting(end)
     if collective is None or setting is None:
-        return "selection with an unknown name"
+        return LeftOut.selection_with_unknown_name
     # One process may have several communicators, and a selection does not say whose it is.
     mine = [known for (host, _), known in log.communicators.items() if host == begin["host"] and known.rank == 0]
     shapes = {known.n_ranks for known in mine}
@@ -218,7 +219,7 @@ def _choice(head: bytes, tail: bytes, log: _Log, row: Any) -> int | str:
     is_named = not (end["algorithm"] or b"").isdigit()
     per_rank = is_named if log.version == (0, 0) else log.version >= _PER_RANK_SINCE
     if per_rank and collective in _SHARED_OUT and not n_ranks:
-        return "selection of a communicator of unknown ranks"
+        return LeftOut.selection_without_ranks
     row["collective"], row["n_ranks"], row["rank"] = collective, n_ranks, 0
     row["algorithm"], row["protocol"], row["n_channels"] = setting
     if n_ranks:

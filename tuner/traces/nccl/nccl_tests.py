@@ -21,6 +21,7 @@ from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, O
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.columns import Fields, Integers
 from zerotune.tuner.traces.files import line_chunks
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.nccl.nccl_tables import TableReader
 from zerotune.tuner.traces.records import (
     FLAG_FORCED,
@@ -52,7 +53,6 @@ _STARTING: Final = re.compile(rb"^# Collective test starting: (\w+)")
 _PROGRAM: Final = re.compile(rb"\b((?:all_reduce|all_gather|reduce_scatter|broadcast|reduce|alltoall)_perf\w*)")
 _GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
-CPU_TIMES: Final = "times of the CPU (-C), not of the collective"
 GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chose for them together, perhaps fused"
 
 
@@ -244,7 +244,7 @@ class _Reader:
             return
         begun = _ROW_KIND.match(line) if b"NCCL INFO" not in line else None
         if begun is not None and datatype_index(begun[1].decode()) is not None:
-            self.summary.skip("damaged rows")
+            self.summary.skip(LeftOut.damaged_row)
             return
         if run.split is not None and (split := _body(line, run.split)) is not None:
             yield from _records(
@@ -332,13 +332,13 @@ def _records(
     summary: Summary,
 ) -> Iterator[Observation]:
     if message_bytes == 0:
-        summary.skip("rows of size 0")
+        summary.skip(LeftOut.size_zero)
         return
     if run.is_cpu_time:
-        summary.skip(CPU_TIMES)
+        summary.skip(LeftOut.cpu_time)
         return
     if run.collective is None:
-        summary.skip("rows of a table that does not say which collective (name it with --collective)")
+        summary.skip(LeftOut.collective_unknown)
         return
     setting = run.setting()
     for time_text, wrong_text in bodies:
@@ -346,10 +346,10 @@ def _records(
             continue
         duration_us = float(time_text)
         if not _is_right(wrong_text):
-            summary.skip("rows with wrong results")
+            summary.skip(LeftOut.wrong_result)
             continue
         if not 0 < duration_us < 1e12:
-            summary.skip("rows without a time")
+            summary.skip(LeftOut.row_without_time)
             continue
         yield Observation(
             sequence=counters.next(comm_id, run.collective),

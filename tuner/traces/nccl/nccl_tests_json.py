@@ -13,7 +13,8 @@ from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Algorithm, Collective, Observation, Protocol, TimingSource
 from zerotune.tuner.traces.files import JsonStream
-from zerotune.tuner.traces.nccl.nccl_tests import CPU_TIMES, GROUPED
+from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.nccl.nccl_tests import GROUPED
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
@@ -93,23 +94,23 @@ def _observations(
     collective = find_collective(program.rsplit("/", 1)[-1])
     hosts = list(_hosts(head.get("devices")))
     if collective is None:
-        summary.skip("results of an unknown program", sum(1 for _ in results))
+        summary.skip(LeftOut.unknown_program, sum(1 for _ in results))
         return
     comm_id = communicator_id("nccl-tests", len(hosts))
     counters = SequenceNumbers()
     algorithm, protocol = settings if None not in settings else (None, None)
     for result in results:
         if not isinstance(result, Mapping):
-            summary.skip("not a result")
+            summary.skip(LeftOut.no_result)
             continue
         message_bytes, datatype = result.get("size"), result.get("type")
         if type(message_bytes) is not int or not 0 < message_bytes < 1 << 50:
-            summary.skip("rows of size 0")
+            summary.skip(LeftOut.size_zero)
             continue
         for body_key, iterations_key in _BODIES:
             body = result.get(body_key)
             if isinstance(body, Mapping) and "cpu_time" in body:
-                summary.skip(CPU_TIMES)
+                summary.skip(LeftOut.cpu_time)
             for duration_us in _times(body, result.get(iterations_key)):
                 yield Observation(
                     sequence=counters.next(comm_id, collective),

@@ -17,6 +17,7 @@ from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Algorithm, Collective, Observation, Protocol, TimingSource
 from zerotune.tuner.traces.files import line_chunks
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
     UNKNOWN_U4,
@@ -120,7 +121,7 @@ def _events(path: Path, summary: Summary) -> Iterator[_Event]:
             try:
                 yield _decoder.decode(text)
             except (msgspec.MsgspecError, ValueError, RecursionError):
-                summary.skip("damaged line")
+                summary.skip(LeftOut.damaged_line)
 
 
 def _finished(pending: _Pending, n_ranks_of: dict[int, int], summary: Summary) -> Iterator[Observation]:
@@ -130,13 +131,13 @@ def _finished(pending: _Pending, n_ranks_of: dict[int, int], summary: Summary) -
     width = None if index is None else datatype_bytes(index)
     n_ranks = n_ranks_of.get(event.commId, 0)
     if collective is None or width is None:
-        summary.skip("unknown operation")
+        summary.skip(LeftOut.unknown_operation)
         return
     message_bytes = details.count * (1 if collective is Collective.all_gather else width)
     if collective in (Collective.all_gather, Collective.reduce_scatter):
         message_bytes *= n_ranks
     if not 0 < message_bytes <= MAX_BYTES:
-        summary.skip("bytes unknown")
+        summary.skip(LeftOut.bytes_unknown)
         return
     algorithm, protocol = _setting(details)
     duration_us = None

@@ -23,7 +23,8 @@ from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import TimingSource
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.columns import Fields, Floats, Integers
-from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME, cells_of, csv_chunks, line_of, rows_of, value_in
+from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, line_of, rows_of, value_in
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.near_misses import TUNER_REQUIRED, wrong_with
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
@@ -36,7 +37,6 @@ from zerotune.tuner.traces.records import (
 )
 from zerotune.tuner.traces.refused import Refusal
 
-IMPOSSIBLE_TIME: Final = "row with an impossible time"
 _NAMES: Final = ("collective", "algorithm", "protocol")
 _NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", "latency_us")
 _NCCLS_CHOICE: Final = "default"
@@ -91,7 +91,7 @@ def _header(chunk: bytes, first_line: int, path: Path) -> tuple[dict[str, int] |
     return columns, n_bytes
 
 
-Checks = dict[str, dict[str, NDArray[np.bool_]]]
+Checks = dict[LeftOut, dict[str, NDArray[np.bool_]]]
 """By reason and column, which rows are right."""
 Names = tuple[NDArray[np.intp], list[str]]
 """Of each row the number of its name, and the distinct names."""
@@ -152,7 +152,7 @@ def _uneven_rows(text: bytes, first_line: int, columns: dict[str, int], summary:
     places = [at for at, row in enumerate(found) if row]
     short = [at for at in places if len(found[at]) < width]
     examples = (f"line {first_line + line_of(found, at)} of {path.name}" for at in short[:MAX_EXAMPLES])
-    summary.skip("row with too few columns", len(short), *examples)
+    summary.skip(LeftOut.few_columns, len(short), *examples)
     kept = [at for at in places if len(found[at]) >= width]
     rows = [found[at] for at in kept]
     names: dict[str, Names] = {}
@@ -213,19 +213,19 @@ def _block(rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -
     named = _is_name(algorithm) & _is_name(protocol)
     # Taken for "channels unknown", such a row would pass for a measurement of the algorithm and protocol alone.
     checks: Checks = {
-        UNKNOWN_NAME: {
+        LeftOut.unknown_name: {
             "collective": _is_name(collective),
             "algorithm": is_default | _is_name(algorithm),
             "protocol": is_default | _is_name(protocol),
             "size_bytes": (message_bytes > 0) & (message_bytes == np.floor(message_bytes)) & np.isfinite(message_bytes),
             "latency_us": ~np.isinf(latency_us),
         },
-        "row with an impossible number of channels": {"channels": is_default | _is_count(channels, _MOST_CHANNELS)},
-        "row with an impossible number of ranks or nodes": {
+        LeftOut.impossible_channels: {"channels": is_default | _is_count(channels, _MOST_CHANNELS)},
+        LeftOut.impossible_ranks_or_nodes: {
             "ranks": _is_count(n_ranks, _MOST_RANKS),
             "nodes": _is_count(n_nodes, _MOST_RANKS),
         },
-        IMPOSSIBLE_TIME: {"latency_us": np.isnan(latency_us) | _is_time(latency_us)},
+        LeftOut.impossible_time: {"latency_us": np.isnan(latency_us) | _is_time(latency_us)},
     }
     usable = _usable(checks, rows, columns, summary, path)
     timed = _is_time(latency_us)

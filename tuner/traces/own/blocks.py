@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from zerotune.store.trace_format import TRACE_FORMAT, RecordBlock, TraceEnd, TraceHeader
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.own.reader import iter_members, record_array
 from zerotune.tuner.traces.records import Block, Summary
 
@@ -29,6 +30,6 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
             yield record_array(member, path)
         elif isinstance(member, TraceEnd):
             ended = True
-            summary.skip("lost before they reached the file", member.n_dropped)
+            summary.skip(LeftOut.lost, member.n_dropped)
     if not ended:
         summary.note(f"{path.name} ends early: its process did not end in good order")

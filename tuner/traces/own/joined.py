@@ -14,6 +14,7 @@ from zerotune.store.records import Source, TimingSource
 from zerotune.store.trace_format import TraceHeader
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.join import Joiner, measurements_of
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.measuring import Portion, UserFacts, placed
 from zerotune.tuner.traces.own.jobs import RankFile, copy_note, read_header, starts_of_jobs
 from zerotune.tuner.traces.records import Block, Summary
@@ -51,7 +52,7 @@ def portions(paths: Sequence[Path], read: ReadBlocks, user_facts: UserFacts, sum
                 )
             for observed in _joined(streams, damage, summary):
                 rows = measurements_of(observed)
-                summary.skip("values that no record allows", len(observed) - len(rows))
+                summary.skip(LeftOut.impossible_value, len(observed) - len(rows))
                 rows["source"] = Source.imported
                 rows = placed(rows, user_facts, summary)
                 _note_unused(user_facts, summary)
@@ -77,7 +78,7 @@ class _Damage:
         self._n_whole -= 1
         if not self._n_whole:
             raise error
-        self._summary.skip("damaged file")
+        self._summary.skip(LeftOut.damaged_file)
         self._summary.note(error.problem)
 
 
@@ -154,8 +155,8 @@ def _joined(streams: list[_Stream], damage: _Damage, summary: Summary) -> Iterat
         if n_rounds % len(open_streams) == 0:
             yield from _complete(joiner, n_reporters, summary, give_up=False)
     yield from _complete(joiner, n_reporters, summary, give_up=True)
-    summary.skip("not reported by all ranks", joiner.n_partial)
-    summary.skip("reported twice, or too late", joiner.n_late)
+    summary.skip(LeftOut.partial_ranks, joiner.n_partial)
+    summary.skip(LeftOut.late_or_twice, joiner.n_late)
 
 
 def _complete(joiner: Joiner, n_reporters: int, summary: Summary, *, give_up: bool) -> Iterator[Block]:
@@ -169,5 +170,5 @@ def _count_untimed(piece: Block, summary: Summary) -> None:
     """Count the records without a time, which the joiner drops."""
     timed = ((piece["flags"] & FLAG_TIMED) != 0) & (piece["duration_us"] >= 0)
     enqueued = timed & (piece["timing_source"] == TimingSource.cpu_collective)
-    summary.skip("no duration", int((~timed).sum()))
-    summary.skip("the time it took to enqueue, not to run", int(enqueued.sum()))
+    summary.skip(LeftOut.no_duration, int((~timed).sum()))
+    summary.skip(LeftOut.enqueue_time, int(enqueued.sum()))

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
 from zerotune.store.sqlite.measurements import MEASUREMENT, well_formed
 from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.csv_rows import UNKNOWN_NAME, cells_of, csv_chunks, line_of, rows_of, value_in
+from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, line_of, rows_of, value_in
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.measuring import Portion, UserFacts, placed, with_setting, without_impossible
 from zerotune.tuner.traces.near_misses import OWN_REQUIRED
 from zerotune.tuner.traces.records import (
@@ -69,7 +70,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     for piece in _pieces(path, summary):
         rows, _ = _rows(piece, summary)
         ok = rows["outcome"] == Outcome.ok
-        summary.skip("run that failed or stands out", int((~ok).sum()))
+        summary.skip(LeftOut.failed_run, int((~ok).sum()))
         rows = without_impossible(rows[ok], summary)
         block = empty_block(len(rows))
         for name in _SAME_FIELDS:
@@ -99,7 +100,7 @@ def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callabl
     for piece in _pieces(path, summary):
         rows, kept = _rows(piece, summary)
         is_timed = (rows["duration_us"] > 0) | (rows["outcome"] != Outcome.ok)
-        summary.skip("no duration", int((~is_timed).sum()))
+        summary.skip(LeftOut.no_duration, int((~is_timed).sum()))
         kept[kept] = is_timed
         rows = rows[is_timed]
         summary.n_records += len(rows)
@@ -161,7 +162,7 @@ def _pieces(path: Path, summary: Summary) -> Iterator[_Piece]:
         kept = [at for at in places if len(rows[at]) == len(header)]
         others = [at for at in places if len(rows[at]) != len(header)]
         examples = (f"line {first_line + line_of(rows, at)} of {path.name}" for at in others[:MAX_EXAMPLES])
-        summary.skip("row with another number of columns", len(others), *examples)
+        summary.skip(LeftOut.other_columns, len(others), *examples)
         if kept:
             columns = dict(zip(header, zip(*(rows[at] for at in kept), strict=True), strict=True))
             yield _Piece(path, columns, _line_numbers(rows, kept, first_line), len(kept))
@@ -194,7 +195,7 @@ def _rows(piece: _Piece, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
         name = next((name for name, is_right in right.items() if not is_right[at]), "")
         what = f"{value_in(name, columns.get(name, nothing)[at])} in line" if name else "line"
         examples.append(f"{what} {piece.lines(at)} of {piece.path.name}")
-    summary.skip(UNKNOWN_NAME, len(wrong), *examples)
+    summary.skip(LeftOut.unknown_name, len(wrong), *examples)
     return rows[usable], usable
 
 

@@ -17,6 +17,7 @@ from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import Readable, opened, read_some
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.pytorch.flight_recorder import rank_of
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
@@ -157,14 +158,14 @@ def _observation(
     told = find_collective(node.name.decode("utf-8", "replace"))
     collective = _COLLECTIVES.get(kind) if type(kind) is int else told
     if collective is None:
-        summary.skip("barrier or unknown operation")
+        summary.skip(LeftOut.barrier_or_unknown)
         return None
     n_bytes, n_ranks = attributes.get("comm_size"), attributes.get("pg_size", attributes.get("group_size"))
     n_ranks = n_ranks if type(n_ranks) is int and 0 < n_ranks < 1 << 31 else 0
     side = n_bytes if type(n_bytes) is int and 0 < n_bytes <= MAX_BYTES else None
     message_bytes = total_bytes(collective, side, None, n_ranks)
     if not message_bytes:
-        summary.skip("bytes or ranks unknown")
+        summary.skip(LeftOut.bytes_or_ranks_unknown)
         return None
     group = attributes.get("pg_name", b"")
     comm_id = communicator_id(group, n_ranks)

@@ -16,9 +16,9 @@ from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Observation
 from zerotune.tuner.traces.files import JsonStream
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.pytorch.flight_recorder import rank_of
 from zerotune.tuner.traces.records import (
-    IMPOSSIBLE_SIZES,
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -113,7 +113,7 @@ def _observation(
     collective = find_collective(name) if isinstance(name, str) else None
     if collective is None:
         known = name in _NOT_COLLECTIVES
-        summary.skip("waits, barriers and initialisation" if known else "unknown operation")
+        summary.skip(LeftOut.not_a_collective if known else LeftOut.unknown_operation)
         return None
     group_name = str(group)[:200] if isinstance(group, str | int) else ""
     if type(n_ranks) is not int or not 0 < n_ranks < 1 << 31:
@@ -121,12 +121,12 @@ def _observation(
     index = datatype_index(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
     if isinstance(attributes.get("collective_name"), str) and any(is_impossible(attributes.get(key)) for key in _SIZES):
-        summary.skip(IMPOSSIBLE_SIZES)
+        summary.skip(LeftOut.impossible_size)
         return None
     sides = [None if count is None or width is None or not count else count * width for count in elements]
     message_bytes = total_bytes(collective, sides[0], sides[1], n_ranks)
     if not message_bytes:
-        summary.skip("bytes unknown")
+        summary.skip(LeftOut.bytes_unknown)
         return None
     comm_id = communicator_id(group_name, n_ranks)
     return Observation(

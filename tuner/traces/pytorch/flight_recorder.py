@@ -17,8 +17,8 @@ from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import JsonStream
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
-    IMPOSSIBLE_SIZES,
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -117,27 +117,27 @@ def _observation(
     entry: Any, groups: Mapping[str, tuple[int, ...] | None], rank: int | None, summary: Summary
 ) -> Observation | None:
     if not isinstance(entry, Mapping):
-        summary.skip("not an entry")
+        summary.skip(LeftOut.no_entry)
         return None
     name = entry.get("profiling_name")
     collective = find_collective(name.split(" ")[0]) if isinstance(name, str) else None
     if entry.get("is_p2p") is True or collective in _POINT_TO_POINT:
-        summary.skip("point to point")
+        summary.skip(LeftOut.point_to_point)
         return None
     if collective is None:
-        summary.skip(f"unknown operation {_text(name)[:40]}")
+        summary.skip(LeftOut.unknown_operation, 1, repr(_text(name)[:40]))
         return None
     group_name, group_text = _group(entry)
     ranks = groups.get(group_name)
     n_ranks = len(ranks) if ranks else None
     sides = [(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
     if any(_is_damaged(sizes) for sizes, _ in sides):
-        summary.skip(IMPOSSIBLE_SIZES)
+        summary.skip(LeftOut.impossible_size)
         return None
     in_bytes, out_bytes = (_side_bytes(sizes, dtypes) for sizes, dtypes in sides)
     message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
     if not message_bytes:
-        summary.skip("bytes unknown")
+        summary.skip(LeftOut.bytes_unknown)
         return None
     duration_ms = entry.get("duration_ms")
     timed = isinstance(duration_ms, int | float) and 0 < duration_ms < 1e9

@@ -25,8 +25,8 @@ from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import Batches, JsonStream
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
-    IMPOSSIBLE_SIZES,
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -193,7 +193,7 @@ def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
         if told is None:
             told = _dimensions(kernel, events, launches, used)
         if told is None:
-            summary.skip("kernel of which the trace does not say the size")
+            summary.skip(LeftOut.kernel_without_size)
             continue
         observation = _observation(kernel, told, events, counters, summary)
         if observation is not None:
@@ -250,19 +250,19 @@ def _observation(
     name, dtype = told.get("Collective name"), told.get("dtype")
     collective = _collective_of(name) if isinstance(name, str) else None
     if collective is None or collective in (Collective.send, Collective.recv, Collective.send_recv):
-        summary.skip("point to point or unknown operation")
+        summary.skip(LeftOut.point_to_point_or_unknown)
         return None
     index = _datatype_of(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
     n_ranks = _integer(told.get("Group size")) or 0
     elements = [told.get(f"{side} msg nelems") for side in ("In", "Out")]
     if any(map(is_impossible, elements)):
-        summary.skip(IMPOSSIBLE_SIZES)
+        summary.skip(LeftOut.impossible_size)
         return None
     in_bytes, out_bytes = (_side(n_elements, width) for n_elements in elements)
     message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
     if not message_bytes:
-        summary.skip("bytes unknown")
+        summary.skip(LeftOut.bytes_unknown)
         return None
     group, ranks = str(told.get("Process Group Name", ""))[:400], str(told.get("Process Group Ranks", ""))[:400]
     comm_id = _communicator_of(f"{group}\0{ranks}")

@@ -13,9 +13,9 @@ from typing import Any, Final
 from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.records import Collective, Observation
 from zerotune.tuner.traces.files import JsonStream
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.pytorch.flight_recorder import rank_of
 from zerotune.tuner.traces.records import (
-    IMPOSSIBLE_SIZES,
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -74,10 +74,10 @@ def _observation(
     name = entry.get("comms") if isinstance(entry, Mapping) else None
     collective = find_collective(name) if isinstance(name, str) else None
     if collective is None:
-        summary.skip("not a collective (waits, barriers, compute)")
+        summary.skip(LeftOut.not_a_collective)
         return None
     if collective in _POINT_TO_POINT:
-        summary.skip("point to point")
+        summary.skip(LeftOut.point_to_point)
         return None
     dtype, world, group = entry.get("dtype"), _told(entry, "world"), _group(entry)
     ranks = groups.get(group, [])
@@ -86,12 +86,12 @@ def _observation(
     width = None if index is None else datatype_bytes(index)
     elements = [_told(entry, side) for side in ("in", "out")]
     if any(map(is_impossible, elements)):
-        summary.skip(IMPOSSIBLE_SIZES)
+        summary.skip(LeftOut.impossible_size)
         return None
     sides = [_side(n_elements, width) for n_elements in elements]
     message_bytes = total_bytes(collective, sides[0], sides[1], n_ranks)
     if not message_bytes:
-        summary.skip("bytes unknown")
+        summary.skip(LeftOut.bytes_unknown)
         return None
     comm_id = communicator_id(group, ranks or "")
     start = _told(entry, "start")
