@@ -20,9 +20,6 @@ import torch.distributed
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("agent", "store", "zero_runtime", "tuner", "benchmarks")
-PENDING = (
-)
-"""Folders whose docstrings are yet to be completed; a folder that is done is taken out and stays so."""
 N_PARAMETERS = 3
 """From how many parameters on, `self` and `cls` of a method apart."""
 FOREIGN = {"Module": torch.nn.Module, "ProcessGroup": torch.distributed.ProcessGroup}
@@ -181,14 +178,9 @@ def _name_of(raised: ast.expr) -> str:
     return ast.unparse(raised.func if isinstance(raised, ast.Call) else raised).split(".")[-1]
 
 
-def _is_pending(path: Path) -> bool:
-    return any(path.is_relative_to(ROOT / folder) for folder in PENDING)
-
-
 def test_functions_describe_their_parameters():
-    done = [place for place in PRODUCT.functions() if not _is_pending(place.path)]
     errors = PRODUCT.errors()
-    wrong = [f"{place}: {fault}" for place in done for fault in _faults(place, errors)]
+    wrong = [f"{place}: {fault}" for place in PRODUCT.functions() for fault in _faults(place, errors)]
     assert not wrong, "\n".join([f"{len(wrong)} faults:", *wrong])
 
 
@@ -197,7 +189,7 @@ def test_attributes_say_their_own_thing():
         f"{path.relative_to(ROOT)}:{doc.lineno}: {doc.value.value.splitlines()[0]}"
         for path, tree in PRODUCT.modules.items()
         for doc in _attribute_docs(tree)
-        if not _is_pending(path) and str(doc.value.value).startswith(("The same", "...", "…"))
+        if str(doc.value.value).startswith(("The same", "...", "…"))
     ]
     assert not wrong, "\n".join(wrong)
 
