@@ -59,6 +59,25 @@ SEED = 7101
 """Of generated runs to look at; seeds that the grammar was mended by are not looked at again."""
 
 
+def both(metric: str, kind: str, accuracy: Accuracy, *, has_target: bool = True) -> list[Result]:
+    """An accuracy as two figures.
+
+    Args:
+        metric: what was looked at.
+        kind: of the encoder; n-grams are the peer, without a target.
+        accuracy: what was found.
+        has_target: False where nobody can be right always.
+
+    Returns:
+        The whole answer right, and its stage alone.
+    """
+    target = TARGET if has_target and kind == LstmEncoder.kind else ""
+    return [
+        Result(metric, accuracy.percent, "%", target),
+        Result(f"{metric}, stage alone", accuracy.stage_percent, "%", target),
+    ]
+
+
 def rows(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
     """A table's rows, and the mean over all that was left out for each encoder.
 
@@ -81,18 +100,12 @@ def rows(name: str, found: Iterable[Fold], mistakes: list[str]) -> list[Result]:
             for kind, accuracy in accuracies.items():
                 if not accuracy.n:
                     continue
-                results.append(
-                    Result(f"{kind} {name} {fold.left_out}, {origin} ({accuracy.n})", accuracy.percent, "%", TARGET)
-                )
-                results.append(Result(f"  of these, stage alone ({kind})", accuracy.stage_percent, "%", TARGET))
+                results += both(f"{kind} {name} {fold.left_out}, {origin} ({accuracy.n})", kind, accuracy)
                 key = (kind, origin)
                 sums[key] = total({"a": sums.get(key, Accuracy()), "b": accuracy})
                 mistakes += [f"{kind} {fold.left_out}: {m[0]}: {m[1]} taken for {m[2]}" for m in accuracy.mistakes]
     for (kind, origin), accuracy in sums.items():
-        results.append(Result(f"accuracy_{kind}_{name}_{origin} ({accuracy.n})", accuracy.percent, "%", TARGET))
-        results.append(
-            Result(f"stage_accuracy_{kind}_{name}_{origin} ({accuracy.n})", accuracy.stage_percent, "%", TARGET)
-        )
+        results += both(f"accuracy_{kind}_{name}_{origin} ({accuracy.n})", kind, accuracy)
     return results
 
 
@@ -116,9 +129,7 @@ def unnamed(encoders: dict[str, Encoder], sequences: list[Sequence], mistakes: l
         results += rows(name, found, mistakes if name != "family" else [])
     for kind, encoder in encoders.items():
         changed = changes_noticed(encoder, sequences, N_CHANGES, 3)
-        metric = f"changes_noticed_within_2_steps_held_out_{kind} ({changed.n})"
-        results.append(Result(metric, changed.percent, "%", TARGET))
-        results.append(Result(f"  of these, stage alone ({kind})", changed.stage_percent, "%", TARGET))
+        results += both(f"changes_noticed_within_2_steps_held_out_{kind} ({changed.n})", kind, changed)
     return results
 
 
@@ -188,17 +199,15 @@ def shipped(recordings: list[Sequence], sequences: list[Sequence], quick: bool) 
     for kind in KINDS:
         encoder = encoder_from_bytes(shipped_blob(kind))
         fresh = total(recognised(encoder, sequences, 1))
-        results.append(Result(f"{kind} shipped, fresh generated ({fresh.n})", fresh.percent, "%", TARGET))
-        results.append(Result(f"  of these, stage alone ({kind})", fresh.stage_percent, "%", TARGET))
+        results += both(f"{kind} shipped, fresh generated ({fresh.n})", kind, fresh)
         looks = [("the same", sequences, LOST), ("recorded", recordings, LOST)]
         looks += [("the same", sequences, rate) for rate in OTHER_LOST if kind == LstmEncoder.kind]
         for name, ones, rate in looks:
             lossy = total(recognised(encoder, ones, 2, rate=rate, n_steps=STEPS_LOSSY))
             metric = f"{kind} {name}, {100 * rate:g} % of calls lost or exchanged, {STEPS_LOSSY} steps ({lossy.n})"
-            results.append(Result(metric, lossy.percent, "%"))
-            results.append(Result(f"  of these, stage alone ({kind})", lossy.stage_percent, "%"))
+            results += both(metric, kind, lossy, has_target=False)
         changed = changes_noticed(encoder, sequences, n_pairs, 3)
-        results.append(Result(f"changes_noticed_within_2_steps_{kind} ({changed.n})", changed.percent, "%", TARGET))
+        results += both(f"changes_noticed_within_2_steps_{kind} ({changed.n})", kind, changed)
     return results
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks results
 
-Figures with a target are shown, in bold where they miss it. Where one was taken on several machines or fabrics
-(`NAME@MACHINE`, `NAME@MACHINE:POLICY`) the worst is shown. A run without any target shows all its figures.
+Figures with a target are shown, in bold where they miss it, and those that `Run.shown` names; of a run without any
+target all. Where one was taken on several machines or fabrics (`NAME@MACHINE`, `NAME@MACHINE:POLICY`) the worst is
+shown, or the range where there is no target.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _section(run: Run, recorded: Recorded) -> str:
     summary = (ast.get_docstring(ast.parse(programs()[run.benchmark].read_text())) or "").split("\n")[0]
     environment = recorded.environment
     machine = f"{environment['n_cores']} cores of {environment['cpu']}, {environment['memory_gib']} GiB"
-    shown = [one for one in recorded.results if one.target] or list(recorded.results)
+    shown = [one for one in recorded.results if one.target or one.metric.partition("@")[0] in run.shown]
     lines = [
         f"## {run.name}",
         "",
@@ -62,7 +63,7 @@ def _section(run: Run, recorded: Recorded) -> str:
         "",
         "| figure | value | target |",
         "|---|---|---|",
-        *(_row(group) for group in _groups(shown)),
+        *(_row(group) for group in _groups(shown or recorded.results)),
     ]
     return "\n".join([*lines, ""])
 
@@ -71,7 +72,7 @@ def _groups(results: Sequence[Result]) -> list[list[Result]]:
     """Figures that differ only in what they were taken on."""
     groups: dict[tuple[str, ...], list[Result]] = {}
     for one in results:
-        name, at, which = one.metric.strip().partition("@")
+        name, at, which = one.metric.partition("@")
         policy = which.rpartition(":")[2] if ":" in which else ""
         groups.setdefault((name, at, policy, one.target, one.unit), []).append(one)
     return list(groups.values())
@@ -91,14 +92,16 @@ def worst(group: Sequence[Result]) -> Result:
 
 def _row(group: Sequence[Result]) -> str:
     shown = worst(group)
-    name = shown.metric.strip()
-    if len(group) > 1 and shown.target:
-        bare, _, which = name.partition("@")
-        machine, _, policy = which.rpartition(":") if ":" in which else (which, "", "")
-        n_missed = sum(one.is_met is False for one in group)
-        missed = f", {n_missed} miss" if n_missed else ""
-        name = f"{bare}{':' + policy if policy else ''}, worst of {len(group)}: {machine}{missed}"
-    return f"| {name} | {_value(shown)} | {shown.target} |"
+    bare, _, which = shown.metric.partition("@")
+    machine, colon, policy = which.rpartition(":") if ":" in which else (which, "", "")
+    if len(group) == 1:
+        return f"| {shown.metric} | {_value(shown)} | {shown.target} |"
+    if not shown.target:
+        low, high = (figure(limit(one.value for one in group)) for limit in (min, max))
+        return f"| {bare}{colon}{policy}, {len(group)} of them | {low} to {high} {shown.unit} | |"
+    n_missed = sum(one.is_met is False for one in group)
+    missed = f", {n_missed} miss" if n_missed else ""
+    return f"| {bare}{colon}{policy}, worst of {len(group)}: {machine}{missed} | {_value(shown)} | {shown.target} |"
 
 
 def _value(one: Result) -> str:
