@@ -99,8 +99,6 @@ def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | N
     return max(known) if known and max(known) <= MAX_BYTES else None
 
 
-
-
 def is_impossible(n_elements: Any) -> bool:
     """Whether it is a number, but below 0 or above MAX_BYTES."""
     return isinstance(n_elements, int | float) and not 0 <= n_elements <= MAX_BYTES

@@ -91,9 +91,9 @@ def _recorded(run: dict[str, Any]) -> Sequence:
         bool(run.get("partitioned")), run.get("tensor_parallel", 1) > 1, framework == "zero_redundancy",
     )  # fmt: skip
     options = ("clip", "log_loss", "bucket_mb", "sync_last_only", "all_reduce", "partitioned")
-    said = ",".join(f"{name}={run[name]}" for name in options if run.get(name))
+    tags = ",".join(f"{name}={run[name]}" for name in options if run.get(name))
     return Sequence(
-        "recorded", framework, run["model"].split("-")[0], f"{framework} {stage.name} {run['model']} x{n_micro} {said}",
+        "recorded", framework, run["model"].split("-")[0], f"{framework} {stage.name} {run['model']} x{n_micro} {tags}",
         training, collectives, n_bytes, np.array(run["start_us"], np.int64), starts,
     )  # fmt: skip
 

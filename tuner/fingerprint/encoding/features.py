@@ -143,25 +143,25 @@ def frames(step: Step) -> Floats:
 def _frames(step: Step, part: float) -> Floats:
     roles, n_bytes, n = step.roles, step.bytes, len(step.roles)
     n_frames = min(n, N_FRAMES)
-    place = np.arange(n) * n_frames // n
-    long = np.bincount(place, minlength=n_frames).astype(np.float64)
+    frame = np.arange(n) * n_frames // n
+    long = np.bincount(frame, minlength=n_frames).astype(np.float64)
     table = np.zeros((n_frames, N_FRAME))
-    by_role = np.bincount(place * N_ROLES + roles, minlength=n_frames * N_ROLES).reshape(n_frames, N_ROLES)
-    volume = np.bincount(place * N_ROLES + roles, n_bytes, minlength=n_frames * N_ROLES).reshape(n_frames, N_ROLES)
+    by_role = np.bincount(frame * N_ROLES + roles, minlength=n_frames * N_ROLES).reshape(n_frames, N_ROLES)
+    volume = np.bincount(frame * N_ROLES + roles, n_bytes, minlength=n_frames * N_ROLES).reshape(n_frames, N_ROLES)
     table[:, :N_ROLES] = by_role / long[:, None]
     table[:, N_ROLES : 2 * N_ROLES - 1] = np.sqrt(volume[:, :TINY] / max(1.0, float(volume.max())))
-    turns = np.r_[roles[1:] != roles[:-1], False]
-    table[:, 9] = np.bincount(place, turns, minlength=n_frames) / long
+    changes = np.r_[roles[1:] != roles[:-1], False]
+    table[:, 9] = np.bincount(frame, changes, minlength=n_frames) / long
     _, inverse, counts = np.unique(n_bytes, return_inverse=True, return_counts=True)
-    table[:, 10] = np.bincount(place, inverse == int(counts.argmax()), minlength=n_frames) / long
+    table[:, 10] = np.bincount(frame, inverse == int(counts.argmax()), minlength=n_frames) / long
     in_reduces = np.isin(n_bytes, n_bytes[roles == REDUCE]) & (roles == GATHER)
-    table[:, 11] = np.bincount(place, in_reduces, minlength=n_frames) / long
-    table[:, 12] = np.bincount(place, step.gaps, minlength=n_frames)
+    table[:, 11] = np.bincount(frame, in_reduces, minlength=n_frames) / long
+    table[:, 12] = np.bincount(frame, step.gaps, minlength=n_frames)
     table[:, 13] = float(step.has_gaps)
     codes = n_bytes * N_ROLES + roles
     seen_before = np.ones(n)
     seen_before[np.unique(codes, return_index=True)[1]] = 0.0
-    table[:, 14] = np.bincount(place, seen_before, minlength=n_frames) / long
+    table[:, 14] = np.bincount(frame, seen_before, minlength=n_frames) / long
     table[:, 15] = part
     return table
 

@@ -41,7 +41,7 @@ TINY_SHARE: Final = 1.0 / 4096
 MIN_ROUNDS: Final = 0.12
 """Least coverage times novelty: below it the step is taken as one round."""
 MAX_RARE: Final = 4
-MAX_PLACES: Final = 48
+MAX_POSITIONS: Final = 48
 
 
 def encode(collectives: Ints, message_bytes: Ints) -> Ints:
@@ -144,14 +144,14 @@ class Rounds:
 
 
 def _inner_lags(codes: Ints) -> list[int]:
-    """Distances between places of the rarest calls that come again, shortest first."""
+    """Distances between positions of the rarest calls that come again, shortest first."""
     values, counts = np.unique(codes, return_counts=True)
     again = np.argsort(counts, kind="stable")
     lags: set[int] = set()
     for value in values[again[counts[again] > 1][:MAX_RARE]].tolist():
-        places = np.flatnonzero(codes == value)[:MAX_PLACES]
-        lags.update((places[1:] - places[0]).tolist())
-        lags.update(np.diff(places[:MAX_RARE]).tolist())
+        positions = np.flatnonzero(codes == value)[:MAX_POSITIONS]
+        lags.update((positions[1:] - positions[0]).tolist())
+        lags.update(np.diff(positions[:MAX_RARE]).tolist())
     return [lag for lag in sorted(lags) if 2 * lag <= len(codes)]
 
 

@@ -42,7 +42,7 @@ CALLS_TO_VOTE: Final = 48
 VOTE_GROWTH: Final = 1 / 3
 """Least calls between two votes, and least share of the history; a quarter where the last answer is in doubt."""
 BREAKS_BEFORE: Final = 2
-"""Places where calls were lost before the last two rounds, if they were lost and it is not the step that changed."""
+"""Positions where calls were lost before the last two rounds, if they were lost and it is not the step that changed."""
 MAX_STEPS: Final = 4
 """Rounds that happen to be equal although each lost a few calls are fewer than this."""
 MUCH_LONGER: Final = 2.0
@@ -80,10 +80,10 @@ def find_period(codes: Ints) -> Found:
 
 
 def _lags(codes: Ints) -> list[int]:
-    """Distances, shortest first, that a period may have: between places of the pairs of calls that are rarest lately.
+    """Distances, shortest first, that a period may have: between positions of the rarest pairs of calls lately.
 
     Lately: in the whole history and in ever shorter ends of it, so that short new steps show behind long old ones.
-    Pairs: where nothing is rare, the places are where one kind of call gives way to another.
+    Pairs: where nothing is rare, the positions are where one kind of call gives way to another.
     """
     lags: set[int] = set()
     n_end = len(codes)
@@ -93,9 +93,9 @@ def _lags(codes: Ints) -> list[int]:
         values, counts = np.unique(end[-(n_end // 2 + 1) :], return_counts=True)
         n_tried = 0
         for value in values[np.argsort(counts, kind="stable")].tolist():
-            places = np.flatnonzero(end == value)
-            if len(places) > 1:
-                lags.update((places[-1] - places[:-1][-MAX_LAGS_PER_PAIR:]).tolist())
+            positions = np.flatnonzero(end == value)
+            if len(positions) > 1:
+                lags.update((positions[-1] - positions[:-1][-MAX_LAGS_PER_PAIR:]).tolist())
                 n_tried += 1
                 if n_tried == (MAX_PAIRS if n_end > SHORTEST_END else SHORTEST_END):
                     break

@@ -37,20 +37,20 @@ MOST: Final = 0.6
 """From FEW_ROUNDS on, this share of rounds must have a call: one of every second round belongs to a step of two."""
 SAME_ODDITY: Final = 3
 DEVIATIONS: Final = 4.0
-"""Differences at one place are no lost calls, but another step, if there are this many of them, and this many standard
-deviations more than losses by chance would make."""
+"""Differences at one position are no lost calls, but another step, if there are this many of them, and DEVIATIONS
+standard deviations more than losses by chance would make."""
 LONG_ROW: Final = 8
-MAX_PLACES: Final = 24
+MAX_POSITIONS: Final = 24
 MAX_CODES: Final = 5
-"""How many places of a call, and how many of the rarest calls and pairs, are looked at."""
+"""How many positions of a call, and how many of the rarest calls and pairs, are looked at."""
 PAIRING: Final = 0x9E3779B97F4A7C1
 """An odd, large factor that makes one number of two calls in a row; other pairs hardly ever get an equal one."""
-N_PLACES: Final = 48
+N_POSITIONS: Final = 48
 DRIFT: Final = 3
 MIN_SHARE: Final = 0.7
 GOOD_SHARE: Final = 0.92
-"""A distance is tried if MIN_SHARE of N_PLACES calls come again at it, DRIFT calls more or less; those with GOOD_SHARE
-are tried first."""
+"""A distance is tried if MIN_SHARE of N_POSITIONS calls come again at it, DRIFT calls more or less; first, if
+GOOD_SHARE do."""
 NEXT_END: Final = 3
 """A step must explain 1/NEXT_END of the end looked at; else an end of 1/NEXT_END of its length is tried."""
 MAX_WALKS: Final = 32
@@ -70,15 +70,15 @@ class Walk(NamedTuple):
     n_odd: int
     """Calls skipped there."""
     n_breaks: int
-    """Places where calls were skipped."""
+    """Positions where calls were skipped."""
     n_passed: int
     """Calls of the step, round after round."""
     n_seen: Ints
-    """By place in the step: rounds."""
+    """By position in the step: rounds."""
     n_kept: Ints
-    """By place in the step: rounds that have the call."""
+    """By position in the step: rounds that have the call."""
     instead: Counter[tuple[int, tuple[int, ...]]]
-    """What was found before a place, and how often."""
+    """What was found before a position, and how often."""
 
 
 class Voted(NamedTuple):
@@ -88,7 +88,7 @@ class Voted(NamedTuple):
     n_explained: int
     """Calls of the sequence, from its end on."""
     n_breaks: int
-    """Places there where calls are missing or odd."""
+    """Positions there where calls are missing or odd."""
 
 
 def walk(codes: Ints, step: Ints) -> Walk:
@@ -97,31 +97,31 @@ def walk(codes: Ints, step: Ints) -> Walk:
     rounds = np.resize(step[::-1], int(len(past) * (1 + ODD_SHARE)) + ODD_CALLS + n + CHUNK)
     same = np.zeros(len(rounds), np.bool_)
     instead: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    at = place = n_odd = n_breaks = 0
-    end = end_place = odd_at_end = breaks_at_end = 0
+    at = position = n_odd = n_breaks = 0
+    end = end_position = odd_at_end = breaks_at_end = 0
     while at < len(past):
         some = past[at : at + CHUNK]
-        n_same = _n_same(some, rounds[place : place + len(some)])
-        same[place : place + n_same] = True
-        at, place = at + n_same, place + n_same
+        n_same = _n_same(some, rounds[position : position + len(some)])
+        same[position : position + n_same] = True
+        at, position = at + n_same, position + n_same
         if n_odd <= ODD_SHARE * at + ODD_CALLS:
-            end, end_place, odd_at_end, breaks_at_end = at, place, n_odd, n_breaks
+            end, end_position, odd_at_end, breaks_at_end = at, position, n_odd, n_breaks
         elif at - end > BAND:
             break
         if n_same == len(some):
             continue
-        skipped = _skipped(past[at : at + LOOKAHEAD], rounds[place : place + LOOKAHEAD])
+        skipped = _skipped(past[at : at + LOOKAHEAD], rounds[position : position + LOOKAHEAD])
         if skipped is None:
             break
         n_more, n_less = skipped
         if n_more:
-            instead[(place + n_less) % n, tuple(past[at : at + n_more].tolist())] += 1
-        at, place = at + n_more, place + n_less
+            instead[(position + n_less) % n, tuple(past[at : at + n_more].tolist())] += 1
+        at, position = at + n_more, position + n_less
         n_odd, n_breaks = n_odd + max(skipped), n_breaks + 1
-    places = np.arange(end_place) % n
+    positions = np.arange(end_position) % n
     return Walk(
-        end, odd_at_end, breaks_at_end, end_place, np.bincount(places, minlength=n)[::-1],
-        np.bincount(places[same[:end_place]], minlength=n)[::-1], instead,
+        end, odd_at_end, breaks_at_end, end_position, np.bincount(positions, minlength=n)[::-1],
+        np.bincount(positions[same[:end_position]], minlength=n)[::-1], instead,
     )  # fmt: skip
 
 
@@ -141,13 +141,13 @@ def _skipped(one: Ints, other: Ints) -> tuple[int, int] | None:
     again = same[:n, :m]
     for ahead in range(1, MATCHING):
         again = again & same[ahead : ahead + n, ahead : ahead + m]
-    places = np.flatnonzero(again)
-    if not len(places):
+    positions = np.flatnonzero(again)
+    if not len(positions):
         return None
-    costs = _COSTS[places // m, places % m]
+    costs = _COSTS[positions // m, positions % m]
     best, most = (0, 0), -LOOKAHEAD * BAND
     for index in np.argsort(costs, kind="stable")[:MAX_WAYS].tolist():
-        n_more, n_less = divmod(int(places[index]), m)
+        n_more, n_less = divmod(int(positions[index]), m)
         length = min(len(one) - n_more, len(other) - n_less)
         gain = _n_same(one[n_more : n_more + length], other[n_less : n_less + length]) - PRICE * int(costs[index])
         if gain > most:
@@ -161,21 +161,21 @@ def voted(step: Ints, walked: Walk) -> Ints:
     enough = np.where(walked.n_seen > FEW_ROUNDS, MOST, 0.5) * walked.n_seen
     stays = walked.n_kept >= enough
     more: dict[int, list[int]] = {}
-    for place in {place for place, _ in walked.instead}:
-        found = {codes: count for (at, codes), count in walked.instead.items() if at == place}
-        more[place] = _common_beginning(found, float(enough[n - 1 - place]))
+    for position in {position for position, _ in walked.instead}:
+        found = {codes: count for (at, codes), count in walked.instead.items() if at == position}
+        more[position] = _common_beginning(found, float(enough[n - 1 - position]))
     parts: list[Ints] = []
-    for place in range(n):  # backwards, as the walk went
-        if more.get(place):
-            parts.append(np.array(more[place], np.int64))
-        if stays[n - 1 - place]:
-            parts.append(step[n - 1 - place : n - place])
+    for position in range(n):  # backwards, as the walk went
+        if more.get(position):
+            parts.append(np.array(more[position], np.int64))
+        if stays[n - 1 - position]:
+            parts.append(step[n - 1 - position : n - position])
     mended: Ints = np.concatenate([*parts, step[:0]])[::-1]
     return mended
 
 
 def _common_beginning(found: dict[tuple[int, ...], int], n_enough: float) -> list[int]:
-    """What enough rounds have at one place: in a row of equal calls, some lack more of them than others."""
+    """What enough rounds have at one position: in a row of equal calls, some lack more of them than others."""
     begin: list[int] = []
     while True:
         following: Counter[int] = Counter()
@@ -219,7 +219,7 @@ def _explains(codes: Ints) -> Voted | None:
         if len(step) < 2 or walked.n_explained < least:
             continue
         end = codes[-walked.n_explained :]
-        foreign = foreign_places(end, step)
+        foreign = foreign_positions(end, step)
         if len(foreign):
             # A step has all that comes again, so it is as long as from one such call to another.
             apart = np.unique(np.subtract.outer(foreign, foreign))
@@ -229,14 +229,14 @@ def _explains(codes: Ints) -> Voted | None:
     return None
 
 
-def foreign_places(codes: Ints, step: Ints) -> Ints:
+def foreign_positions(codes: Ints, step: Ints) -> Ints:
     """Where a call stands that comes again but not in the step; empty if there is none."""
     foreign, counts = np.unique(codes[~np.isin(codes, step)], return_counts=True)
     return np.flatnonzero(codes == foreign[counts > 1][0]) if (counts > 1).any() else np.zeros(0, np.int64)
 
 
 def is_odd_again(step: Ints, walked: Walk) -> bool:
-    """Whether something is missing, or too much, at one place time and again.
+    """Whether something is missing, or too much, at one position time and again.
 
     What is lost anywhere in a row of calls that are equal, or alternate, is missed at its end.
     """
@@ -251,15 +251,15 @@ def is_odd_in_rows(step: Ints, walked: Walk) -> bool:
 
 
 def _odd(walked: Walk) -> Ints:
-    """By place, the last first: rounds that miss the call, or have something before it."""
+    """By position, the last first: rounds that miss the call, or have something before it."""
     odd: Ints = (walked.n_seen - walked.n_kept)[::-1].copy()
-    for (place, _), count in walked.instead.items():
-        odd[place] = max(odd[place], count)
+    for (position, _), count in walked.instead.items():
+        odd[position] = max(odd[position], count)
     return odd
 
 
 def _rows(step: Ints) -> Ints:
-    """By place, the last first: calls in the row that it is in or next to."""
+    """By position, the last first: calls in the row that it is in or next to."""
     past = step[::-1]
     goes_on = (past == np.roll(past, 1)) | (past == np.roll(past, 2))
     if goes_on.all():
@@ -290,12 +290,12 @@ def _lags(codes: Ints) -> list[int]:
         values, counts = np.unique(ones, return_counts=True)
         again = np.flatnonzero(counts >= MIN_ROUNDS)
         for value in values[again[np.argsort(counts[again], kind="stable")][:MAX_CODES]].tolist():
-            places = np.flatnonzero(ones == value)
-            found.update((places[-1] - places[:-1][-MAX_PLACES:]).tolist())
+            positions = np.flatnonzero(ones == value)
+            found.update((positions[-1] - positions[:-1][-MAX_POSITIONS:]).tolist())
     lags = np.array(sorted(lag for lag in found if 1 < lag <= n // MIN_ROUNDS), np.int64)
     if not len(lags):
         return []
-    places = np.linspace(n - n // MIN_ROUNDS + DRIFT, n - 1 - DRIFT, N_PLACES).astype(np.int64)
-    before = pairs[places[None, :, None] - lags[:, None, None] + np.arange(-DRIFT, DRIFT + 1)[None, None, :]]
-    shares = (before == pairs[places][None, :, None]).any(axis=2).mean(axis=1)
+    positions = np.linspace(n - n // MIN_ROUNDS + DRIFT, n - 1 - DRIFT, N_POSITIONS).astype(np.int64)
+    before = pairs[positions[None, :, None] - lags[:, None, None] + np.arange(-DRIFT, DRIFT + 1)[None, None, :]]
+    shares = (before == pairs[positions][None, :, None]).any(axis=2).mean(axis=1)
     return [*lags[shares >= GOOD_SHARE].tolist(), *lags[(shares >= MIN_SHARE) & (shares < GOOD_SHARE)].tolist()]

@@ -8,8 +8,8 @@ together fits what is left of the exploration budget. Trials and leads become in
 comparison of interleaved windows only. What is decided here is a setting per key; turning it into a plan is
 the Brain's part.
 
-The work of one window is bounded whatever the number of keys: so many trials are judged, so many keys looked
-at for a new one; the others wait for a later window.
+The work of one window is bounded whatever the number of keys: MAX_JUDGED trials are judged, MAX_NEW_TRIALS keys
+looked at for a new one; the others wait for a later window.
 """
 
 from __future__ import annotations

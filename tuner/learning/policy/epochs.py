@@ -9,7 +9,7 @@ from zerotune.tuner.learning.policy.trials.withdrawal import Withdrawal
 
 OFFER_PATIENCE_STEPS: Final = 50
 LOOK_PATIENCE: Final = 4
-"""A first look that goes on for so many times its steps does not end by itself."""
+"""A first look that goes on for this many times its steps does not end by itself."""
 
 
 class Epochs:

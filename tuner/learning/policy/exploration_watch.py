@@ -49,17 +49,17 @@ PROBE_STEPS: Final = 4
 PROBE_PATIENCE_STEPS: Final = 20
 """Steps with the one half, and the most steps to wait for these."""
 REST_STEPS: Final = 25
-"""What is not proven guilty does not pause again for so long, unless that is likely by then; what turned out to be
+"""What is not proven guilty does not pause again for this long, unless that is likely by then; what turned out to be
 innocent does not in any case, and for twice as long after each further time.
 """
 MOST_OF_IT: Final = 0.5
-"""A step with so much of what is suspected is one with it."""
+"""A step with this much of what is suspected is one with it."""
 N_PLACES: Final = 48
 """With more keys some share what is known of them: what each does to a step is little, and work per step is bounded."""
 MOST_ALONE: Final = 32
 """So many settings are suspected by themselves in one step; with more they take turns."""
 PATIENCE_STEPS: Final = 100
-"""A pause that does not come about is over after so many steps."""
+"""A pause that does not come about is over after this many steps."""
 
 
 class Slow(NamedTuple):

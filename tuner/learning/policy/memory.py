@@ -23,7 +23,7 @@ from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 RELEASE: Final = 0.02
 """Memory counts as short until the pressure is so far below the threshold: no flapping at its edge."""
 PROMISE_READINGS: Final = 100
-"""What was to be connected and has not run for so many readings of the pressure is not waited for."""
+"""What was to be connected and has not run for this many readings of the pressure is not waited for."""
 MORE_CHANNELS_GAIN: Final = 0.01
 """What more channels than now must gain (log) beyond what any change must, while memory is short."""
 N_READINGS: Final = 256

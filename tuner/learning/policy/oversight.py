@@ -37,7 +37,7 @@ DOUBTFUL_SHARE: Final = 0.05
 otherwise is not known to the percent. The budget keeps such steps few.
 """
 REST_STEPS: Final = 100
-"""A key whose promotion made steps slower tries nothing for so long, and for twice as long after each further time."""
+"""A key whose promotion made steps slower tries nothing for this many steps, twice as many after each further time."""
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from zerotune.tuner.learning.policy.trials.budget import Budget
 MOST_OPEN: Final = 64
 """Steps of which no record has come."""
 LEAST_SHARE: Final = 0.1
-"""A step that connects something took longer for that by so much of its time at least; less may be noise."""
+"""A step that connects something took longer for that by this much of its time at least; less may be noise."""
 ENOUGH_STEPS: Final = 4
 """So many steps say how long one usually takes."""
 
@@ -35,7 +35,7 @@ class Connections:
         return self._total_us / self._n if self._n else 0.0
 
     def made(self, step: int, charged_us: float) -> None:
-        """Calls of `step` connected something, and were charged so much for what they took longer."""
+        """Calls of `step` connected something, and were charged `charged_us` for what they took longer."""
         if step not in self._charged_us:
             self._n += 1
         self._charged_us[step] = self._charged_us.get(step, 0.0) + charged_us

@@ -45,7 +45,7 @@ FOLLOWED_UNITS: Final = 60
 falls back to its mean, which is no drift.
 """
 MOST_NEWS: Final = 3.0
-"""No unit is news by more than so many noise scales."""
+"""No unit is news by more than this many noise scales."""
 
 
 class Calls(NamedTuple):

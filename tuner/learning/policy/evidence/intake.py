@@ -25,13 +25,13 @@ LEAST_SCALE = 0.01
 STRAGGLES = 4.0
 """What a single call may say, in noise scales, about what calls take."""
 ABSURD = 10.0
-"""A call of so many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
+"""A call of this many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
 SANE_UNITS: Final = 2
-"""After so many steps of evidence a single slow step is no verdict on a setting, however many calls it has."""
+"""After this many steps of evidence a single slow step is no verdict on a setting, however many calls it has."""
 STRAGGLER_RATE: Final = 0.005
 """One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
 SUSPICIOUS = 1.0
-"""Half of the calls deviate by more than so many noise scales: the network may have changed just now."""
+"""Half of the calls deviate by more than this many noise scales: the network may have changed just now."""
 
 
 Flags = npt.NDArray[np.bool_]

@@ -17,7 +17,7 @@ MAX_KEYS: Final = 4000
 """Rows a plan table holds, with some to spare."""
 LOWEST_RATE: Final = 0.01
 MISSED_TURNS: Final = 3.0
-"""A key that was not called for so many times as long as usual is not expected any more."""
+"""A key that was not called for this many times as long as usual is not expected any more."""
 LEAST_IDLE_STEPS: Final = 20
 _INNER_BITS: Final = 15
 _CODES_PER_PLACE: Final = 1 << _INNER_BITS
@@ -40,7 +40,7 @@ class Traffic(NamedTuple):
         return Traffic(np.zeros(0), np.zeros(0), np.zeros(0, np.bool_))
 
     def calls_in(self, key: int, n_steps: float) -> float:
-        """Calls of one key that so many steps may make; a key that is called seldom may be called at once."""
+        """Calls of one key that `n_steps` may make; a key that is called seldom may be called at once."""
         return max(float(self.per_step[key]) * n_steps, float(self.at_once[key]))
 
 

@@ -28,8 +28,8 @@ KIN_UNITS: Final = 3.0
 """Steps of evidence from which on a setting counts as measured there."""
 CARRIED_STD: Final = 0.25
 CARRIED_SHARE: Final = 0.4
-"""How far (log) a setting may be from what an older regime measured, but for its key's level: by so much at least, and
-by this share of what has changed at the key. A change of the network is not the same for all settings.
+"""How far (log) a setting may be from what an older regime measured, but for its key's level: by CARRIED_STD at least,
+and by CARRIED_SHARE of what has changed at the key. A change of the network is not the same for all settings.
 """
 _NO_SLOT: Final = -1
 

@@ -38,8 +38,8 @@ CHANNEL_OCTAVES: Final = 1.5
 FILL_ALL: Final = 0.15
 FILL_CELL: Final = 0.15
 FILL_OCTAVES: Final = 6.0
-"""How many channels fill a link is a guess. By so much (of the variance) per octave of channels below all of them, the
-bandwidth part may be off further: what is wrong at one count is wrong at all lower ones. Cells share half of that.
+"""How many channels fill a link is a guess. Per octave of channels below all of them, this share of the variance is
+added for the bandwidth part: what is wrong at one count is wrong at all lower ones. Cells share half of that.
 """
 MAX_POINTS: Final = 48
 

@@ -18,7 +18,7 @@ from zerotune.tuner.learning.policy.trials.trial import Family, KeyState
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Ints
 
 CERTAIN_CALLS: Final = 2
-"""After so many such calls, and none that ran as asked, it is not offered."""
+"""After this many such calls, and none that ran as asked, it is not offered."""
 
 Flags = npt.NDArray[np.bool_]
 

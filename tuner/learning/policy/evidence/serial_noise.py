@@ -27,11 +27,11 @@ NOBODY: Final = -1
 """The slot of units that are forgotten."""
 LEAST_UNITS: Final = 8
 GROWTH: Final = 1.25
-"""A key is asked again for what its noise is like once its units are so many times as many."""
+"""The noise of a key is estimated anew once its units have grown by this factor."""
 DOUBT: Final = 3.0
 """What noise that steps share must be worth in log likelihood."""
 REMEMBERED: Final = 0.8
-"""What forgotten units of a key said about noise counts so much with each further `DEPTH` of units."""
+"""What forgotten units of a key said about noise is multiplied by this with each further `DEPTH` of units."""
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise of a unit (log) before anything is known, and how many units that opinion weighs."""
@@ -60,11 +60,11 @@ CHOICES: Final = (NONE, *(SharedNoise(size, reach) for reach in REACHES for size
 CHANGING: Final = SharedNoise(3.0, 0.95)
 """What a network is compared by that may have changed just now."""
 RUN_BEFORE: Final = 0.5
-"""The incumbent must have run after so much of the trial."""
+"""Share of the trial's units after which the incumbent must have run once more."""
 AGREES: Final = 0.5
 RESTLESS_CHANGES: Final = 2
 RESTLESS_STEPS: Final = 200
-"""A network that changed so often within so many steps is restless."""
+"""A network that changed RESTLESS_CHANGES times within this many steps is restless."""
 
 
 class Units(NamedTuple):
@@ -139,7 +139,7 @@ class Contrast(NamedTuple):
 
     gain: float
     pairs: float
-    """It is known as well as from so many pairs of independent units; 0 where nothing is known."""
+    """Number of pairs of independent units that would say as much; 0 where nothing is known."""
     sigma: float
     """Standard deviation (log) of such a unit."""
 
@@ -160,8 +160,9 @@ class _Fit(NamedTuple):
     inverse: Floats
     """Covariance of `means` in units of the noise's variance."""
     residual: float
-    """Sum of squares in these units, of so many degrees of freedom."""
+    """Sum of squares in these units."""
     n_free: int
+    """Degrees of freedom of `residual`."""
     log_determinant: float
 
 

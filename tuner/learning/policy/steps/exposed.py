@@ -36,7 +36,7 @@ class ExposedShare:
         return min(1.0, exposed_us / calls_us)
 
     def measured(self, steps: Ints, duration_us: Floats) -> None:
-        """Calls of these steps took so long."""
+        """Take in calls: step and duration of each, shape [n]."""
         distinct, of = np.unique(steps, return_inverse=True)
         for step, us in zip(distinct.tolist(), np.bincount(of, duration_us).tolist(), strict=True):
             self._calls_us[step] = self._calls_us.get(step, 0.0) + us
@@ -44,7 +44,7 @@ class ExposedShare:
         self._learn()
 
     def finished(self, step: int, exposed_us: float) -> None:
-        """A step's communication was waited for so long."""
+        """Take in how long computation waited for communication in a finished step."""
         self._exposed_us[step] = exposed_us
         self._learn()
 

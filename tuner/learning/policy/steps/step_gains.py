@@ -60,13 +60,13 @@ class StepGains:
         return float(self._belief.mean[at]), math.sqrt(float(self._belief.covariance[at, at]))
 
     def changed(self, name: str, share: float) -> None:
-        """So much of the time that a group runs, other settings run now."""
+        """Other settings run now for this `share` of the time that a group runs."""
         at = self._places.get(name)
         if at is not None:
             self._doubt(np.array([at]), share)
 
     def step(self, log_us: float, in_force: Mapping[str, float]) -> None:
-        """One step that would have taken so long if calls had saved nothing; by group, for what share of it it ran."""
+        """Take in a step: log duration as if calls had saved nothing, and by group the share of it that calls ran."""
         belief = self._belief
         if self._n_steps == 0:
             belief.mean[0] = log_us

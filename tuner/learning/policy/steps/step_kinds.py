@@ -18,13 +18,13 @@ import numpy as np
 from zerotune.tuner.modeling.features import Ints
 
 WIDTH: Final = 0.2
-"""Steps within so much (log bytes) are of one kind."""
+"""Steps within this much (log bytes) are of one kind."""
 NEIGHBOURS: Final = 40
 """Steps of other kinds count for as long."""
 COMPARED: Final = 9
 """So many of them, the newest."""
 OFTEN: Final = 6
-"""The first kind of so many steps is the yardstick: two of validation may come before training."""
+"""The first kind of this many steps is the yardstick: two of validation may come before training."""
 ENOUGH: Final = 3
 """Steps of another kind before it is known how it differs."""
 REMEMBERED: Final = 20

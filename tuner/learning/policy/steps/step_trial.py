@@ -39,11 +39,11 @@ MIN_STEP_GAIN: Final = 0.002
 WINDOW_STEPS: Final = 2
 CLIP: Final = 3.0
 CLIP_AT_LEAST: Final = 0.03
-"""A step further off (log) than so many noise scales is pulled in: a checkpoint."""
+"""A step further off (log) than this many noise scales is pulled in: a checkpoint."""
 MOST_STRAGGLERS: Final = 0.2
 """What more of the steps do is no exception."""
 ABSURD: Final = 1.5
-"""A step of so many times the usual time is no variant's doing, unless it happens again."""
+"""A step of this many times the usual time is no variant's doing, unless it happens again."""
 
 
 class GroupChange(NamedTuple):

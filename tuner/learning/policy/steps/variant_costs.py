@@ -23,7 +23,7 @@ RISK_SHARE: Final = 0.5
 """Share of the remaining budget that a variant may put at risk."""
 
 FEW_STEPS: Final = 4.0
-"""Where what runs can be withdrawn within so many steps, variants may run settings that were never measured."""
+"""Where what runs can be withdrawn within this many steps, variants may run settings that were never measured."""
 
 
 class VariantCosts:

@@ -32,8 +32,8 @@ MOST_LOST: Final = 0.1
 MOST_SHARE: Final = 10.0
 """Where calls of a group take more of a step, what was recorded of them or of the step was no measurement."""
 UNPAID_SHARE: Final = 0.25
-"""While no gains pay for exploration, a plan must pay within so much of the steps that a trial of one key has: it runs
-longer before steps tell, and concerns all of its keys at once.
+"""While no gains pay for exploration, a plan must pay within this share of the steps that a trial of one key has: it
+runs longer before steps show its effect, and concerns all of its keys at once.
 """
 REFRESH_STEPS: Final = 20
 """How often it is worked out anew what plans save as calls say."""

@@ -22,19 +22,19 @@ from zerotune.tuner.modeling.features import Floats
 RISK_QUANTILE: Final = 1.3
 SURPRISE_QUANTILE: Final = 2.33
 MOST_SURPRISE: Final = 10.0
-"""One trial in a hundred is slower than predicted by so many standard deviations: that is reckoned with up to so many
-times the present duration.
+"""One trial in a hundred is slower than predicted by SURPRISE_QUANTILE standard deviations: that is expected, up to
+MOST_SURPRISE times the present duration.
 """
 CREDIT_STEPS: Final = 2000
-"""A trial that takes the most time that is reckoned with may overdraw the budget by what so many steps earn. Where
+"""A trial that takes the most time that is reckoned with may overdraw the budget by what this many steps earn. Where
 steps are short and a key is most of them, that is little beside what passes until a trial is withdrawn.
 """
 KIN_SURPRISE: Final = 1.5
-"""What this job has measured at the same size in another phase may surprise by so much, not by a catastrophe: it is the
-same kernel on the same links, and only what computes beside it differs.
+"""What this job has measured at the same size in another phase may surprise by this factor, not by a catastrophe: it is
+the same kernel on the same links, and only what computes beside it differs.
 """
 PAYS_WITHIN: Final = 3.0
-"""Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within so many times the
+"""Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within this many times the
 steps that the job has run.
 """
 UNPAID_PAYS_WITHIN: Final = 0.2
@@ -113,7 +113,7 @@ class Stakes(NamedTuple):
     charged_share: float
     """Share of a call's extra time that the budget pays for."""
     pays_within_steps: float
-    """A trial must be expected to pay within so many; infinite where it need not."""
+    """A trial must be expected to pay within these; infinite where it need not."""
     least_odds: Floats | float = 0.0
     """It must be as likely as that to be faster; of all options, or of each."""
 

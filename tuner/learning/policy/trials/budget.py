@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 PAID_WITHIN: Final = 20.0
-"""What so many more steps will save is as good as saved."""
+"""What this many more steps will save counts as saved."""
 ADVANCE_STEPS: Final = 200
-"""A new job may spend at once what so many steps earn: two steps' time at 1 %. Had it to be earned first, a job of one
-or two keys would begin its first trial after a hundred steps and more.
+"""A new job may spend at once what this many steps earn: two steps' time at 1 %. If that had to be earned first, a job
+of one or two keys would begin its first trial after a hundred steps and more.
 """
 
 
@@ -32,7 +32,7 @@ class Budget:
         self.n_steps += 1
 
     def earned_in_us(self, n_steps: float) -> float:
-        """What so many steps earn, as long as they have been so far."""
+        """What `n_steps` earn, at the mean duration so far."""
         return self.fraction * self.training_us * n_steps / max(1, self.n_steps)
 
     @property
@@ -45,7 +45,7 @@ class Budget:
         self.spent_us = max(0.0, self.spent_us + extra_us)
 
     def save(self, per_step_us: float) -> None:
-        """Steps since the last time were so much shorter than with NCCL's own choices, as calls say."""
+        """Steps since the last time were `per_step_us` shorter than with NCCL's own choices, according to calls."""
         self._saved_us += per_step_us * (self.n_steps - self._saved_until)
         self._saved_until, self._saves_us = self.n_steps, per_step_us
 

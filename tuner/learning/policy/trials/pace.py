@@ -19,7 +19,7 @@ N_IN_A_ROW: Final = 3
 """One or two slow steps are stragglers: a checkpoint, a slow data loader."""
 N_DIFFERENT: Final = 3
 MOST_IN_DOUBT: Final = 8
-"""After so many steps that nothing is comparable with, the guard decides."""
+"""After this many steps that nothing is comparable with, the guard decides."""
 LEAST_SHIFT: Final = 0.04
 """Less (log) may be drift, or what settings do: that is left to the guard."""
 NOISES: Final = 5.0

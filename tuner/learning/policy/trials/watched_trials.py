@@ -20,7 +20,7 @@ EXTRA_IS_OFF: Final = 0.5
 
 
 MOST_OVER_USUAL: Final = 3.0
-"""A step's own calls may say so many times as much as all of them."""
+"""A step's own calls may say this many times as much as all of them."""
 SURELY_EXTRA: Final = 0.05
 """Unless that is more of the step: no chance."""
 LEAST_LEFT: Final = 0.2
@@ -33,7 +33,7 @@ class WatchedTrials:
     Args:
         policy: whose trials and leads pause and are withdrawn.
         plans: what ran under which epoch.
-        rest_steps: a key whose trial slowed steps down tries nothing for so long, then for twice as long, and so on.
+        rest_steps: a key whose trial slowed steps down tries nothing for this long, then for twice as long, and so on.
     """
 
     def __init__(self, policy: Policy, plans: PlanBook, rest_steps: int) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 FORGOTTEN: Final = 0.5
 """A delay shorter than the last ones counts this much at each look: a longer one counts at once."""
 FIRST_LOOK_STEPS: Final = 2
-"""What was never measured runs so long, and then gives way by itself until its measurements are here."""
+"""Steps that a setting runs which was never measured; then it gives way by itself until its measurements are here."""
 UNSEEN_RESPONSE: Final = 2.0
 """How many reports' steps a plan is believed to be on its way before any plan was seen adopted."""
 
