@@ -63,8 +63,9 @@ class NcclSide:
         n_channels = ctypes.c_int(-1)
         assert self._ask(self._context, collective, message_bytes, 1, table, 7, 3, 0, n_channels) == 0
         untouched = 50.0 if legal else -1.0
-        assert all(cost in (0.0, untouched) for cost in table)
-        return [i for i, cost in enumerate(table) if cost == 0.0], n_channels.value
+        changed = [i for i, cost in enumerate(table) if cost != untouched]
+        assert all(0.0 < table[i] < untouched for i in changed)
+        return changed, n_channels.value
 
     def close(self) -> None:
         self._finalize(self._context)
