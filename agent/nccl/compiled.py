@@ -96,8 +96,8 @@ class SharedLibrary:
 
     def _source_hash(self) -> str:
         digest = hashlib.sha256()
-        for file in self._files(*self.sources, "plugin/*.h", _FLAGS):
-            digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        for file in self._files(*self.sources, "plugin/**/*.h", _FLAGS):
+            digest.update(file.relative_to(self.root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
         return digest.hexdigest()[:16]
 
     def _cached(self, source_hash: str) -> Path:
@@ -134,7 +134,7 @@ def _is_current(library: Path, source_hash: str) -> bool:
         return False
 
 
-PLUGIN: Final = SharedLibrary("the tuner plugin", "plugin/libnccl-tuner-zerotune.so", ("plugin/*.c",))
+PLUGIN: Final = SharedLibrary("the tuner plugin", "plugin/libnccl-tuner-zerotune.so", ("plugin/**/*.c",))
 EMULATED_NCCL: Final = SharedLibrary(
     "the emulated NCCL",
     "emulated/libzerotune-emulated.so",

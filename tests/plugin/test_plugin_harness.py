@@ -69,31 +69,32 @@ def test_no_allocation_lock_or_system_call_in_get_coll_info(tmp_path):
     """What getCollInfo can reach, by the symbols that its objects leave undefined."""
     forbidden = {"malloc", "calloc", "free", "pthread_mutex_lock", "write", "syscall", "clock_gettime"}
     flags = [f"@{PLUGIN / 'compile_flags.txt'}"]
-    for source in ("tuner.c", "records.c", "shared_state.c"):  # plan.c locks among loaders only
-        out = tmp_path / f"{source}.o"
+    for source in ("tuner/tuner.c", "records/records.c", "plan/shared_state.c"):  # plan.c locks among loaders only
+        out = tmp_path / "object.o"
         subprocess.run(["cc", *flags, "-c", str(PLUGIN / source), "-o", str(out)], check=True)
         undefined = subprocess.run(["nm", "-u", str(out)], capture_output=True, text=True, check=True).stdout
         assert not forbidden & set(undefined.split()), source
 
 
 POINTS = Path(__file__).parent / "points"
+RING, TABLES = "records/ring.h", "plan/plan.c"
 MUTANTS = {
-    "producer releases nothing": ("ring.h", "wanted + 1, memory_order_release", "wanted + 1, memory_order_relaxed"),
+    "producer releases nothing": (RING, "wanted + 1, memory_order_release", "wanted + 1, memory_order_relaxed"),
     "consumer acquires nothing": (
-        "ring.h",
+        RING,
         "atomic_load_explicit(sequence, memory_order_acquire) != filled",
         "atomic_load_explicit(sequence, memory_order_relaxed) != filled",
     ),
-    "consumer releases nothing": ("ring.h", "filled + 1, memory_order_release", "filled + 1, memory_order_relaxed"),
+    "consumer releases nothing": (RING, "filled + 1, memory_order_release", "filled + 1, memory_order_relaxed"),
     "producer acquires nothing": (
-        "ring.h",
+        RING,
         "(atomic_load_explicit(sequence, memory_order_acquire) - wanted)",
         "(atomic_load_explicit(sequence, memory_order_relaxed) - wanted)",
     ),
-    "no mark while rebuilt": ("plan.c", "PUT(table->version, version + 1);", "(void)version;"),
-    "reader ignores the mark": ("plan.c", "version % 2 == 0 && ", ""),
-    "reader looks at the version once": ("plan.c", " && GET(table->version) == version", ""),
-    "loaded while rebuilt": ("plan.c", "atomic_fetch_and(&plan_state, 1u) & 1u", "atomic_load(&plan_state) & 1u"),
+    "no mark while rebuilt": (TABLES, "PUT(table->version, version + 1);", "(void)version;"),
+    "reader ignores the mark": (TABLES, "version % 2 == 0 && ", ""),
+    "reader looks at the version once": (TABLES, " && GET(table->version) == version", ""),
+    "loaded while rebuilt": (TABLES, "atomic_fetch_and(&plan_state, 1u) & 1u", "atomic_load(&plan_state) & 1u"),
 }
 
 
@@ -103,11 +104,11 @@ def points(folder: Path, sources: Path) -> dict[str, subprocess.CompletedProcess
     ring, plan = folder / "ring_race", folder / "plan_points"
     # Unoptimised: where it folds copies, gcc leaves some of them out of TSan's sight.
     subprocess.run([*cc, "-O0", *MODES["tsan"], "-o", ring, POINTS / "ring_race.c"], check=True)
-    helpers = [sources / "classes.c", sources / "shared_state.c"]
+    helpers = [sources / "plan/classes.c", sources / "plan/shared_state.c"]
     subprocess.run([*cc, "-Wno-unused", "-o", plan, POINTS / "plan_points.c", *helpers], check=True)
     return {
-        "ring.h": subprocess.run([ring], capture_output=True, text=True, timeout=60, check=False),
-        "plan.c": subprocess.run([plan], capture_output=True, text=True, timeout=60, check=False),
+        RING: subprocess.run([ring], capture_output=True, text=True, timeout=60, check=False),
+        TABLES: subprocess.run([plan], capture_output=True, text=True, timeout=60, check=False),
     }
 
 

@@ -1,8 +1,8 @@
 /* Counting and forgetting across all parts. */
-#include "communicator.h"
-#include "events.h"
-#include "records.h"
-#include "shared_state.h"
+#include "plan/shared_state.h"
+#include "profiler/events.h"
+#include "records/records.h"
+#include "tuner/communicator.h"
 
 void zerotune_counters(zt_counters *out) {
   *out = (zt_counters){.n_dropped_records = zt_records_dropped(), .n_dropped_costs = zt_costs_dropped()};

@@ -18,7 +18,7 @@ static void at_load(void), at_store(void);
 #define pthread_mutex_lock(lock) ((void)(lock))
 #define pthread_mutex_unlock(lock) ((void)(lock))
 
-#include "plan.c"
+#include "plan/plan.c"
 
 #define BYTES 1005u
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ring.h"
+#include "records/ring.h"
 
 #define N_SLOTS 8u
 #define N_PRODUCERS 2u

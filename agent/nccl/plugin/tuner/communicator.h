@@ -13,8 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "classes.h"
-#include "zerotune_plugin.h"
+#include "../plan/classes.h"
+#include "../zerotune_plugin.h"
 
 #define ZT_N_COLLECTIVE_CODES 5u /* NCCL_N_COLLECTIVES */
 #define ZT_N_DECISIONS 64u

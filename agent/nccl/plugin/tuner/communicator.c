@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "plan.h"
+#include "../plan/plan.h"
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static zt_communicator *newest;

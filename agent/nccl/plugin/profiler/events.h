@@ -10,8 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "classes.h"
-#include "zerotune_plugin.h"
+#include "../plan/classes.h"
+#include "../zerotune_plugin.h"
 
 /* 0 = none. Handles whose low 16 bits are ZT_FOREIGN or more are never an event's. */
 typedef uint64_t zt_handle;

@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-#include "shared_state.h"
-#include "zerotune_plugin.h"
+#include "../plan/shared_state.h"
+#include "../zerotune_plugin.h"
 
 #define N_MASKS 64 /* one in practice: NCCL has a single mask, a stand-in may have one per communicator */
 

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../nccl_abi.h"
+#include "../zerotune_plugin.h"
 #include "classes.h"
-#include "nccl_abi.h"
 #include "shared_state.h"
-#include "zerotune_plugin.h"
 
 #define N_PHASES 5u
 

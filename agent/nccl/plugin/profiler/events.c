@@ -3,9 +3,9 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#include "nccl_abi.h"
-#include "records.h"
-#include "shared_state.h"
+#include "../nccl_abi.h"
+#include "../plan/shared_state.h"
+#include "../records/records.h"
 
 #define N_EVENTS 1024u
 #define N_CHANNELS 128u /* RCCL's; NCCL has 64 */

@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-#include "zerotune_plugin.h"
+#include "../zerotune_plugin.h"
 
 static zt_class classes[ZT_MAX_CLASSES];
 

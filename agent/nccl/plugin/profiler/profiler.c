@@ -4,13 +4,13 @@
  * collective's event only under a group event whose handle is not NULL, so every event that is not
  * followed still gets a handle, one that leads nowhere.
  */
-#include "communicator.h"
+#include "../nccl_abi.h"
+#include "../plan/plan.h"
+#include "../plan/shared_state.h"
+#include "../tuner/communicator.h"
 #include "events.h"
 #include "names.h"
-#include "nccl_abi.h"
 #include "observing.h"
-#include "plan.h"
-#include "shared_state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

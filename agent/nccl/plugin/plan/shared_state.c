@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "nccl_abi.h"
-#include "zerotune_plugin.h"
+#include "../nccl_abi.h"
+#include "../zerotune_plugin.h"
 
 enum { OTHER = 0, FORWARD_GATHER, BACKWARD_GATHER, GRADIENT_SCATTER, POST_STEP_GATHER };
 #define UNKNOWN_PRESSURE (-1.0f)

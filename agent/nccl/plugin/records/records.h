@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "zerotune_plugin.h"
+#include "../zerotune_plugin.h"
 
 bool zt_record_push(const zt_record *record);
 bool zt_cost_push(const zt_cost_record *record);

@@ -6,12 +6,12 @@
 #include <float.h>
 #include <stdlib.h>
 
+#include "../nccl_abi.h"
+#include "../plan/plan.h"
+#include "../plan/shared_state.h"
+#include "../records/records.h"
 #include "communicator.h"
-#include "nccl_abi.h"
-#include "plan.h"
-#include "records.h"
 #include "size_class.h"
-#include "shared_state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
