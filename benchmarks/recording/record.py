@@ -5,7 +5,7 @@
     python -m benchmarks record NAME ...     these
 
 A run that is there already and has met this very code is left out, so an interrupted command goes on where it was;
-`--again` runs it all the same. Commit first: what is recorded names the commit. docs/results.md is renewed at the end.
+`--again` runs it all the same. Commit first: what is recorded names the commit. docs/results.md is renewed after each.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.recording import results
 from benchmarks.recording.runs import ROOT, RUNS, Recorded, Run
 
 CODE = ("agent", "store", "tuner", "zero_runtime", "zerotune", "benchmarks", ":!benchmarks/results")
+QUIET_LOAD = 0.5
 
 
 def main() -> None:
@@ -36,6 +37,8 @@ def main() -> None:
         if name not in known:
             parser.error(f"no run is called {name!r}; there are {', '.join(known)}")
     chosen = [known[name] for name in arguments.names] or [run for run in RUNS if run.is_timed == arguments.timed]
+    if any(run.is_timed for run in chosen) and os.getloadavg()[0] > QUIET_LOAD:
+        print(f"load is {os.getloadavg()[0]:.1f}: other processes run here, and times will be longer", flush=True)
     failed = []
     for number, run in enumerate(chosen, start=1):
         place = f"{number} of {len(chosen)}: {run.name}"
@@ -49,10 +52,10 @@ def main() -> None:
             failed.append(run.name)
             print(f"{place}: failed: {error}", flush=True)
             continue
+        results.main()
         n_missed = sum(one.is_met is False for one in recorded.results)
         missed = f", {n_missed} miss their target" if n_missed else ""
         print(f"{place}: {len(recorded.results)} figures in {recorded.wall_s:.0f} s{missed}", flush=True)
-    results.main()
     if failed:
         raise SystemExit(f"not recorded: {', '.join(failed)}")
 

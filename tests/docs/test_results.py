@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.__main__ import programs
 from benchmarks.lib.reporting import Result
+from benchmarks.recording import record, runs
 from benchmarks.recording.results import PAGE, README, page, readme, worst
-from benchmarks.recording.runs import README_FIGURES, RESULTS, ROOT, RUNS, Recorded
+from benchmarks.recording.runs import README_FIGURES, RESULTS, ROOT, RUNS, Recorded, Run
 
 RECORDED = [run for run in RUNS if run.path.exists()]
 
@@ -80,6 +81,33 @@ def test_what_is_recorded_reads_back(tmp_path):
     recorded = Recorded((Result("figure", 1.5, "us", "<= 2", "peer", 0.5),), {"load": 0.1}, "command", "day", "abc", 3)
     recorded.save(tmp_path / "one.json")
     assert Recorded.load(tmp_path / "one.json") == recorded
+
+
+def test_what_met_this_code_is_not_run_again(tmp_path, monkeypatch):
+    def git(*words: str) -> None:
+        identity = ["-c", "user.name=n", "-c", "user.email=e"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    for folder in record.CODE[:-1]:
+        (tmp_path / folder).mkdir()
+    code, run = tmp_path / "agent" / "code.py", Run("one", "demo")
+    code.write_text("first")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "benchmarks" / "results")
+    (tmp_path / "benchmarks" / "results").mkdir()
+    assert not record.is_current(run)
+    command = f"python -m benchmarks {run.command}"
+    Recorded((Result("figure", 1, ""),), {}, command, "day", record.commit_now(), 1).save(run.path)
+    git("add", ".")
+    git("commit", "-m", "recorded")
+    assert record.is_current(run)
+    assert not record.is_current(Run("one", "demo --steps 9"))
+    code.write_text("second")
+    assert not record.is_current(run)
+    assert record.commit_now().endswith("+")
 
 
 def test_a_run_that_is_not_there():
