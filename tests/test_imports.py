@@ -3,6 +3,8 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
+from pathlib import PurePath
 
 import pytest
 
@@ -18,6 +20,9 @@ BANNED = {
     "tuner": {"torch"},
 }
 MAY_LOAD_TORCH = {"tuner/offline/sweep/worker.py"}
+MAX_FILES = 15
+"""Files of one folder at most: more than that nobody searches through; cut it by what people look for."""
+WRITTEN_BY_HAND = {".py", ".c", ".h", ".md", ".toml", ".csv", ".j2"}
 
 
 def imports_of(path, *, lazy):
@@ -109,3 +114,12 @@ def test_no_test_imports_a_conftest():
         if any(name.partition(".")[0] == "conftest" for name in imports_of(path, lazy=True))
     ]
     assert wrong == []
+
+
+def test_folders_are_small():
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=rooms.ROOT).stdout.splitlines()
+    files = {PurePath(name) for name in listed if (rooms.ROOT / name).is_file()}
+    sizes = Counter(str(file.parent) for file in files if file.suffix in WRITTEN_BY_HAND)
+    assert sizes["tuner"] > 0
+    assert {folder: size for folder, size in sizes.items() if size > MAX_FILES} == {}
