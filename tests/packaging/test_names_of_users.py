@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 
 import pytest
 from builds import Environment, run
@@ -21,11 +20,8 @@ for module in (zerotune.agent.settings, zerotune.store.errors, zerotune.tuner, z
     assert not module.__file__.startswith(here), module
 """
 TRAINING = """
-import os
-child = os.fork()
-if child == 0:
-    os.environ["RANK"] = "1"
 import torch, torch.distributed as dist
+
 dist.init_process_group()
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -35,8 +31,6 @@ for _ in range(6):
         dist.all_reduce(parameter.grad)
     optimizer.step()
 dist.destroy_process_group()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
 """
 
 
@@ -66,15 +60,6 @@ def environment(built, tmp_path_factory):
     return of
 
 
-def own_world(folder):
-    """Variables under which no daemon is found, and of rank 0 of a job of two."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    names = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return {**os.environ, **names, "ZEROTUNE_RUNTIME_DIR": str(folder / "r"), "OMP_NUM_THREADS": "1"}
-
-
 @pytest.mark.parametrize("packages", [True, False])
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_a_project_keeps_its_modules_after_the_install(environment, tmp_path, kind, packages):
@@ -92,11 +77,14 @@ def test_a_project_keeps_its_modules_after_the_install(environment, tmp_path, ki
 )
 def test_and_under_launch_which_refuses_none_for_its_name(environment, tmp_path, kind, packages):
     python, summary = environment(kind).python, tmp_path / "summary.json"
-    trained = project(tmp_path / "project", packages=packages, script=SCRIPT + TRAINING)
+    folder = project(tmp_path / "project", packages=packages, script=SCRIPT + TRAINING)
+    torchrun = (python, "-m", "torch.distributed.run", "--nproc-per-node", 2)
     run(
-        python.parent / "zerotune", "launch", "--fabric", "ethernet_boxes", "--summary", summary, "--",
-        python, "train.py", cwd=trained, env=own_world(tmp_path),
-    )  # fmt: skip
+        *(python.parent / "zerotune", "launch", "--fabric", "ethernet_boxes", "--summary", summary, "--"),
+        *(*torchrun, "train.py"),
+        cwd=folder,
+        env={**os.environ, "ZEROTUNE_RUNTIME_DIR": str(tmp_path / "r")},
+    )
     assert json.loads(summary.read_text())["steps"]  # the agent saw them
 
 
