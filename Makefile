@@ -58,4 +58,4 @@ setup: .venv/.test-ready
 	touch $@
 
 clean:
-	rm -rf .venv run build dist *.egg-info agent/nccl/plugin/*.so agent/nccl/emulated/*.so
+	rm -rf .venv run build dist src/*.egg-info agent/nccl/plugin/*.so agent/nccl/emulated/*.so

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: where the packages are, the libraries in C, and a README for other places.
+"""What pyproject.toml cannot say: the libraries in C, and a README for other places.
 
 Without a compiler the wheel brings the sources alone, and the libraries are compiled on first use. With
 ZEROTUNE_PURE_WHEEL=1 that is what is asked for, and the wheel is for any platform.
@@ -13,15 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Distribution, find_packages, setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-ROOMS = ("agent", "store", "tuner", "zero_runtime")
 PURE = os.environ.get("ZEROTUNE_PURE_WHEEL") == "1"
-PACKAGES = ["zerotune"] + [
-    f"zerotune.{name}" for room in ROOMS for name in (room, *(f"{room}.{below}" for below in find_packages(room)))
-]
 COMPILE = """
 from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
 
@@ -68,8 +64,6 @@ class WithLibraries(Distribution):
 
 
 setup(
-    packages=PACKAGES,
-    package_dir={"zerotune": "zerotune", **{f"zerotune.{room}": room for room in ROOMS}},
     long_description=readme_without_the_repository(),
     long_description_content_type="text/markdown",
     cmdclass={"build_py": BuildWithLibraries, "bdist_wheel": PlatformWheel},
