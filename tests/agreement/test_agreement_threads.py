@@ -152,7 +152,7 @@ def test_a_rank_that_cannot_follow_says_so_instead_of_diverging(job: Any) -> Non
     ranks = job(2, refuses={1: frozenset({1})})
     ranks.until_agreeing()
     ranks.ranks[0].offer(Plan(1))
-    with pytest.raises(RankDisagreement, match="rank 1 cannot load the plan of epoch 1"):
+    with pytest.raises(RankDisagreement, match=r"rank 1 .*epoch 1"):
         ranks.step(), ranks.step(), ranks.step()
 
 

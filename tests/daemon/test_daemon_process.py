@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import signal
@@ -34,6 +35,8 @@ from zerotune.tuner.service.daemon import run_daemon
 from zerotune.tuner.service.endpoint import make_keys
 from zerotune.tuner.service.service import RANK_TIMEOUT_S
 
+WAIT_S = 60
+"""Longer than anything takes on a busy machine."""
 SERVE = """
 import sys
 from zerotune.tuner.service import service
@@ -55,7 +58,7 @@ class Daemon:
             [sys.executable, "-c", SERVE, self.endpoint, str(self.path), str(idle_exit_s), str(rank_timeout_s)],
             stderr=subprocess.PIPE,
         )
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + WAIT_S
         while fetch_status(self.endpoint, 0.5) is None:
             assert self.process.poll() is None, self.process.stderr.read()
             assert time.monotonic() < deadline_s
@@ -64,7 +67,7 @@ class Daemon:
     def end(self, number=signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, self.words = self.process.communicate(timeout=30)
+        _, self.words = self.process.communicate(timeout=WAIT_S)
         return self.process.returncode
 
 
@@ -82,7 +85,7 @@ def test_a_daemon_that_is_told_to_end_while_it_begins_ends_in_good_order(private
             break
     process.send_signal(number)
     words = [line for line in process.stderr if not line.startswith("import time:")]
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=WAIT_S) == 0
     assert not words
     process.stderr.close()
     Store.open(private_path / "store.db").close()
@@ -113,7 +116,7 @@ def hello(rank=0, n_ranks=1, job="job") -> list:
 
 
 def receive(socket: zmq.Socket):
-    assert socket.poll(10_000), "no answer"
+    assert socket.poll(1000 * WAIT_S), "no answer"
     return wire.decode_daemon(socket.recv_multipart())
 
 
@@ -125,7 +128,7 @@ def test_a_rank_is_served_and_its_measurements_survive_sigterm(daemon, connect, 
     socket.send_multipart(wire.encode(wire.Observations("job", 0, 500), block.tobytes()))
     socket.send_multipart(wire.encode(wire.Steps("job", 0, (StepRecord(1, 0, 5000.0),))))
     assert isinstance(receive(socket), wire.Observe)
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + WAIT_S
     while fetch_status(daemon.endpoint).jobs[0].n_observations < 500:  # a status request may overtake them
         assert time.monotonic() < deadline_s
     assert daemon.end(signal.SIGTERM) == 0, daemon.words
@@ -164,7 +167,7 @@ def test_a_job_that_ends_while_the_daemon_stands_still_ends_once_and_not_by_sile
     socket.send_multipart(wire.encode(wire.Goodbye("job", 0)))
     time.sleep(2.0)
     daemon.process.send_signal(signal.SIGCONT)
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + WAIT_S
     while (reply := fetch_status(daemon.endpoint)) is None or reply.jobs:
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
@@ -233,14 +236,14 @@ def test_random_records_of_a_greeted_rank_are_survived(daemon, connect):
     socket.send_multipart(hello())
     while not isinstance(receive(socket), wire.Welcome):
         pass
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + WAIT_S
     while fetch_status(daemon.endpoint).jobs[0].n_observations < 2000:
         assert time.monotonic() < deadline_s
     assert daemon.end() == 0
 
 
 def test_a_second_daemon_is_refused_by_name_and_pid(daemon, private_path):
-    with pytest.raises(UserError, match=rf"daemon is running at .*pid {daemon.process.pid}\).*--endpoint"):
+    with pytest.raises(UserError, match=rf"pid {daemon.process.pid}\).*--endpoint"):
         run_daemon(daemon.endpoint, private_path / "another.db")
     with pytest.raises(StoreLockedError, match=rf"pid {daemon.process.pid}\).*--store"):
         run_daemon(f"ipc://{private_path}/another.sock", daemon.path)
@@ -256,7 +259,7 @@ def test_a_killed_daemons_socket_and_store_are_taken_over(daemon, private_path, 
     assert (private_path / "d.sock").exists()
     successor = Daemon(private_path)
     try:
-        deadline_s, greeted_by = time.monotonic() + 5, 0  # the same connection finds the successor
+        deadline_s, greeted_by = time.monotonic() + WAIT_S, 0  # the same connection finds the successor
         while greeted_by != successor.process.pid:
             assert time.monotonic() < deadline_s
             socket.send_multipart(hello())
@@ -273,7 +276,7 @@ def test_idle_exit_waits_for_the_last_rank(private_path, connect):
     time.sleep(0.8)
     assert daemon.process.poll() is None
     socket.send_multipart(wire.encode(wire.Goodbye("job", 0)))
-    assert daemon.process.wait(timeout=10) == 0
+    assert daemon.process.wait(timeout=WAIT_S) == 0
     daemon.end()
 
 
@@ -303,14 +306,12 @@ def test_status_says_where_and_who(daemon, capsys):
     assert (status.daemon_pid, status.endpoint, status.store_path) == (
         daemon.process.pid, daemon.endpoint, str(daemon.path),
     )  # fmt: skip
-    render_status(status, Console(width=200))
-    assert "no job" in capsys.readouterr().out
     fabric = "emulated-a_fabric_with_a_long_name-45020b92a6bb"
     job = wire.JobStatus("job", fabric, Stage.zero3, 4, 4, 1, 9, 0, 0, 0, 0.0, 0.0, 0.0)
     render_status(msgspec.structs.replace(status, n_refused=3, jobs=(job,)), Console(width=250))
     shown = capsys.readouterr().out
     assert fabric in shown
-    assert "0 failures of its own, 3 bad messages refused" in shown
+    assert re.search(r"\b0 .*\b3 .*", shown), "failures and refused messages"
 
 
 def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
@@ -321,7 +322,7 @@ def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
     socket.send_multipart(wire.encode(wire.Steps("job", 0, tuple(StepRecord(n, 0, 5000.0) for n in range(1, 100)))))
 
     def wait_for(health: str) -> wire.StatusReply:
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + WAIT_S
         while (status := fetch_status(daemon.endpoint)).health != health:
             assert time.monotonic() < deadline_s
         return status
@@ -343,20 +344,20 @@ def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_p
     monkeypatch.setattr("zerotune.tuner.cli.live.status.PATIENCE_S", 0.1)
     daemon.process.send_signal(signal.SIGSTOP)
     pid = daemon.process.pid
-    with pytest.raises(UserError, match=rf"\(pid {pid}\) is stopped, while training goes on; `kill -CONT {pid}`"):
+    with pytest.raises(UserError, match=rf"pid {pid}\).*`kill -CONT {pid}`"):
         status_command(daemon.endpoint)
-    with pytest.raises(UserError, match=rf"\(pid {pid}\) is stopped.*`kill -CONT {pid}`"):
+    with pytest.raises(UserError, match=rf"pid {pid}\).*`kill -CONT {pid}`"):
         launch_command(["true"], endpoint=daemon.endpoint, start_daemon=True)
     monkeypatch.setattr(os, "execvpe", lambda *_: None)
     launch_command(["true"], endpoint=daemon.endpoint)
     told = capsys.readouterr().err
-    assert f"(pid {pid}) is stopped" in told
-    assert "untuned until it answers: `kill -CONT" in told
-    assert "start one" not in told
+    assert f"`kill -CONT {pid}`" in told
+    assert "--start-daemon" not in told
     daemon.process.send_signal(signal.SIGCONT)
     daemon.end(signal.SIGKILL)
-    with pytest.raises(UserError, match="no daemon answers"):
+    with pytest.raises(UserError, match=r"d\.sock") as missing:
         status_command(daemon.endpoint)
+    assert "kill" not in str(missing.value)
     (private_path / "d.sock.lock").write_text('{"pid": 1, "command": "another process has this number by now"}')
     os.utime(private_path / "d.sock.lock", (0, 0))
     assert holder_of(daemon.endpoint) is None
@@ -371,21 +372,21 @@ def test_no_status_without_a_daemon(private_path):
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "words"),
+    ("endpoint", "named"),
     [
-        ("tcp://127.0.0.1:5555", "open to the network.*--curve-keys"),
-        ("udp://127.0.0.1:5555", "neither ipc:// nor tcp://"),
-        ("tcp://127.0.0.1:99999", "no possible port: '99999' is none of 0 to 65535; write tcp://HOST:PORT"),
-        ("tcp://127.0.0.1", "no possible port"),
-        ("tcp://127.0.0.1:x", "no possible port: 'x'"),
-        ("nonsense", "neither"),
-        ("ipc://", "neither"),
-        ("ipc:///proc/zerotune/d.sock", "cannot be written"),
-        ("ipc:///tmp/" + "x" * 120, "longer than 107"),
+        ("tcp://127.0.0.1:5555", "--curve-keys"),
+        ("udp://127.0.0.1:5555", "ipc:// .*tcp://"),
+        ("tcp://127.0.0.1:99999", "'99999'.* 65535.*tcp://HOST:PORT"),
+        ("tcp://127.0.0.1", "tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:x", "'x'.*tcp://HOST:PORT"),
+        ("nonsense", "'nonsense'.*ipc:// .*tcp://"),
+        ("ipc://", "ipc:// .*tcp://"),
+        ("ipc:///proc/zerotune/d.sock", "/proc/zerotune"),
+        ("ipc:///tmp/" + "x" * 120, " 107 "),
     ],
 )
-def test_unsafe_and_impossible_endpoints_are_refused(private_path, endpoint, words):
-    with pytest.raises(UserError, match=words):
+def test_unsafe_and_impossible_endpoints_are_refused(private_path, endpoint, named):
+    with pytest.raises(UserError, match=named):
         run_daemon(endpoint, private_path / "store.db")
     assert not (private_path / "store.db").exists()
 
@@ -394,7 +395,7 @@ def test_folders_that_others_can_enter_or_change_are_refused(private_path, monke
     shared = private_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    with pytest.raises(UserError, match="other users may write"):
+    with pytest.raises(UserError, match=str(shared)):
         run_daemon(f"ipc://{shared}/d.sock", private_path / "store.db")
     shared.chmod(0o755)
     monkeypatch.setenv("ZEROTUNE_RUNTIME_DIR", str(shared))
@@ -425,7 +426,7 @@ sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + WAIT_S
         while (status := fetch_status(endpoint, 0.5, curve_dir=curve_dir)) is None:
             assert time.monotonic() < deadline_s
         assert status.daemon_pid == process.pid
@@ -438,7 +439,7 @@ sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path
         assert fetch_status(endpoint, 0.3, curve_dir=curve_dir) is None
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=WAIT_S) == 0
 
 
 @pytest.mark.parametrize("spoiled", ["server.key_secret", "clients", "readable"])
@@ -454,5 +455,5 @@ def test_incomplete_or_exposed_keys_are_refused(curve_dir, private_path, spoiled
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         use_client_keys(socket, curve_dir)
         (curve_dir / "server.key").unlink()
-        with pytest.raises(UserError, match=r"server\.key cannot be read"):
+        with pytest.raises(UserError, match=r"server\.key"):
             use_client_keys(socket, curve_dir)

@@ -134,8 +134,8 @@ def test_a_cut_line_leaves_each_node_to_itself_until_it_is_mended(job, records):
     job.pass_time(max(RANK_TIMEOUT_S, UPLINK_TIMEOUT_S) + GREETED_S + 1)
     (status,) = job.first.jobs()
     assert (status.n_ranks_seen, status.heard_s_ago > RANK_TIMEOUT_S) == (2, True)
-    assert status.health == "the daemon of rank 2's node fell silent"
-    assert job.second.jobs()[0].health == f"{LEADER} is silent"
+    assert "rank 2's node" in status.health
+    assert LEADER in job.second.jobs()[0].health
     job.report(records, 90.0, 80.0, 50.0, 70.0)
     job.pass_time(3.0)
     assert (job.heard_at(0), job.heard_at(1)) == ([80.0] * 10, [50.0] * 10)

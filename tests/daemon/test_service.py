@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -25,6 +26,10 @@ def report(bench, records, ranks=range(4), **fields):
 
 def steps(*numbers, epoch=0):
     return wire.Steps("job", 0, tuple(StepRecord(n, epoch, 1000.0 * n) for n in numbers))
+
+
+def numbers(words):
+    return [int(one) for one in re.findall(r"\d+", words)]
 
 
 def kinds(replies):
@@ -311,12 +316,11 @@ def test_ranks_that_never_greet_are_told_of_unless_a_plan_shows_that_they_follow
         return bench.service.jobs()[0].health
 
     assert health_after(5) == "ok", "it may be on its way"
-    missing = "1 of 2 ranks report here: nothing can be tuned unless the agent runs on the others, too"
-    assert health_after(6) == missing
+    assert health_after(6).startswith("1 of 2 ranks ")
     bench.send(0, wire.Adopted("job", 1, 5))
     assert health_after(1) == "ok", "the other has its daemon on its own node"
     bench.send(0, wire.Adopted("job", 0, 50))
-    assert health_after(1) == missing
+    assert health_after(1).startswith("1 of 2 ranks ")
     bench.hello(1, n_ranks=2)
     assert health_after(1) == "ok"
 
@@ -328,11 +332,11 @@ def test_silence_is_told_before_a_rank_is_taken_as_gone(bench):
             bench.hello(rank)
         bench.tick(1.0)
     (status,) = bench.service.jobs()
-    assert (status.n_ranks_seen, status.health, status.heard_s_ago) == (4, "rank 1 is silent", 3.0)
+    assert (status.n_ranks_seen, numbers(status.health), status.heard_s_ago) == (4, [1], 3.0)
     bench.hello(1)
     assert bench.service.jobs()[0].health == "ok"
     bench.tick(2.5)
-    assert bench.service.jobs()[0].health == "4 ranks are silent"
+    assert bench.service.jobs()[0].health.startswith("4 ranks ")
 
 
 def test_ranks_taken_as_gone_are_told_of_until_they_are_back(bench):
@@ -348,8 +352,10 @@ def test_ranks_taken_as_gone_are_told_of_until_they_are_back(bench):
         status = bench.service.jobs()[0]
         return status.n_ranks_seen, status.health, status.heard_s_ago
 
-    assert after(15, 0, 2, 3) == (3, "rank 1 fell silent: stopped, or dead", 15.0)
-    assert after(11, 0, 2) == (2, "ranks 1, 3 fell silent: stopped, or dead", 26.0)
+    n_seen, health, heard_s_ago = after(15, 0, 2, 3)
+    assert (n_seen, numbers(health), heard_s_ago) == (3, [1], 15.0)
+    n_seen, health, heard_s_ago = after(11, 0, 2)
+    assert (n_seen, numbers(health), heard_s_ago) == (2, [1, 3], 26.0)
     assert after(1, 0, 1, 2, 3)[1] == "ok"
     bench.send(1, wire.Goodbye("job", 1))
     assert after(5, 0, 2, 3)[1] == "ok", "it has ended as it should"
@@ -394,7 +400,7 @@ def test_a_failing_brain_costs_its_job_the_tuning_and_others_nothing(bench, reco
     bench.brains["other"].plans = [Plan(1)]
     step = wire.Steps("other", 0, (StepRecord(1, 0, 1.0),))
     assert "PlanOffer" in [name for _, name in kinds(bench.send(0, step, job="other"))]
-    assert caplog.text.count("its brain failed") == 1
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
 
 
 def test_the_stage_is_recorded_when_it_becomes_known(bench):

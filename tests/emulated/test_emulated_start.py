@@ -58,7 +58,7 @@ def test_a_first_rank_that_cannot_be_seen_is_named(dead: str, monkeypatch: pytes
     start._n_started.clear()
     store = dist.HashStore()
     store.set(KEY, dead)
-    with pytest.raises(EmulatedNcclError, match="one machine and in one container"):
+    with pytest.raises(EmulatedNcclError, match="rank 0"):
         start.name_start(store, "g", 1, TIMEOUT)
 
 

@@ -1,6 +1,8 @@
 """What `zerotune launch` refuses before anything is started, in the daemon's own words."""
 
+import errno
 import os
+from functools import partial
 
 import pytest
 
@@ -45,10 +47,12 @@ def test_a_file_that_is_not_executable_is_not_called_missing(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.sh").write_text("echo trained")
     said = refusal(lambda: launch(["./train.sh"], agent=False))
-    assert "'./train.sh' is not executable" in said
+    assert "'./train.sh'" in said
     assert "chmod +x" in said
-    assert "is not found" in refusal(lambda: launch(["train.sh"], agent=False))
-    assert "is not found" in refusal(lambda: launch(["./other.sh"], agent=False))
+    for missing in ("train.sh", "./other.sh"):
+        said = refusal(partial(launch, [missing], agent=False))
+        assert f"'{missing}'" in said
+        assert "chmod" not in said
 
 
 @pytest.mark.usefixtures("real_exec")
@@ -57,7 +61,7 @@ def test_a_file_that_the_system_cannot_run(tmp_path):
     script.write_text("echo trained")
     script.chmod(0o755)
     said = refusal(lambda: launch([str(script)], agent=False))
-    assert "exec format error" in said
+    assert os.strerror(errno.ENOEXEC).lower() in said.lower()
     assert "interpreter" in said
 
 

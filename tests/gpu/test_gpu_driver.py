@@ -73,16 +73,16 @@ def test_a_dry_run_never_touches_a_gpu():
 
 def test_hung_ranks_are_killed_and_named(tmp_path):
     ranks = Ranks(Machine("x", 2), [sys.executable, "-S", "-c", "import time; time.sleep(100)"], tmp_path)
-    with pytest.raises(RanksFailed, match="hung or too slow: rank 0"):
+    with pytest.raises(RanksFailed, match=r"hung.*rank 0"):
         ranks.wait(0.3)
     assert not any(psutil.pid_exists(process.pid) for process in ranks.processes)
 
 
 def test_the_last_words_of_a_failed_rank_are_kept_and_the_others_ended(tmp_path):
-    program = "import os, sys, time; os.environ['RANK'] == '1' or time.sleep(100); print('no such device'); sys.exit(3)"
+    program = "import os, sys, time; os.environ['RANK'] == '1' or time.sleep(100); print('NODEVICE'); sys.exit(3)"
     ranks = Ranks(Machine("x", 2), [sys.executable, "-S", "-c", program], tmp_path)
     began_s = time.monotonic()
-    with pytest.raises(RanksFailed, match="rank 1 ended with 3: no such device"):
+    with pytest.raises(RanksFailed, match=r"rank 1 .*3: NODEVICE"):
         ranks.wait(60)
     assert time.monotonic() - began_s < 30
     assert not any(psutil.pid_exists(process.pid) for process in ranks.processes)
@@ -172,12 +172,12 @@ def test_each_step_has_its_own_time_and_none_begins_when_the_budget_is_spent(tmp
 def test_the_summary_says_what_it_is_worth(tmp_path):
     record = Record(tmp_path / "real", {**IDENTITY, "mps": True})
     record.add(Outcome("load", "ok", 1.0, 60.0, {"tuner_abi": 5}))
-    record.add(Outcome("soak", "error", 90.0, 90.0, {}, "hung: rank 0 | did not end"))
+    record.add(Outcome("soak", "error", 90.0, 90.0, {}, "hung | LATE"))
     said = record.summarise()
     for words in ("shared one GPU", "cannot show what is fast", "nccl: 2.28.9", "driver: 570", "MPS: True"):
         assert words in said
     assert "| load | ok | 1.0 | tuner_abi 5 |" in said
-    assert "| soak | error | 90.0 | hung: rank 0 / did not end |" in said
+    assert "| soak | error | 90.0 | hung / LATE |" in said
     document = json.loads((tmp_path / "real" / "summary.json").read_text())
     assert document["command"]
     assert document["date"].startswith("20")

@@ -71,7 +71,7 @@ def test_pin_outlives_the_next_fit_until_it_is_released(path: Path) -> None:
         store.flush()
         assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000005"
         assert Knowledge.from_store(store, FABRIC).model_id == "kriging-00000005"
-        assert states(store)["kriging-00000009"] == "newest, not in use"
+        assert states(store)["kriging-00000009"].startswith("newest")
         assert kept_models.release(store, None) == [FABRIC]
         assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000009"
 

@@ -48,7 +48,7 @@ def test_a_changed_source_is_built_anew(library):
 def test_without_a_compiler_the_remedy_is_named(library, tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PluginError, match="no C compiler found; install gcc"):
+    with pytest.raises(PluginError, match="gcc"):
         library.build()
     monkeypatch.setenv("CC", "no-such-cc -m64")
     with pytest.raises(PluginError, match="CC names no-such-cc"):

@@ -65,12 +65,12 @@ def test_neither_the_store_itself_nor_a_database_in_use_is_overwritten(filled, t
 
 
 def test_a_backup_that_cannot_be_written_leaves_what_was_there(filled, tmp_path):
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match=r"directory/copy\.db"):
         back_up(filled, tmp_path / "no" / "such" / "directory" / "copy.db")
     copy = tmp_path / "copy.db"
     copy.write_bytes(b"precious")
     (tmp_path / "copy.db.partial").mkdir()  # stands in the way
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match=r"copy\.db"):
         back_up(filled, copy, may_overwrite=True)
     assert copy.read_bytes() == b"precious"
 

@@ -97,9 +97,9 @@ def test_damaged_rows_are_counted_in_one_line(filled, caplog):
     damage(filled, "jobs", "stage", "'{nope'")
     damage(filled, "steps", "duration_us", "x'fffe'")
     Store.open(filled).close()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"store {filled} has rows with damaged cells, which are not used: 1 of jobs, 1 of steps"
-    ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert str(filled) in message
+    assert message.endswith(": 1 of jobs, 1 of steps")
 
 
 def test_what_the_writer_takes_the_reader_shows(path, block):

@@ -107,7 +107,7 @@ def test_a_corrupt_file_is_set_aside_and_never_overwritten(path, block, caplog, 
 def test_a_corrupt_file_is_reported_and_left_alone_when_reading(path):
     path.parent.mkdir()
     path.write_bytes(b"this is no database" * 1000)
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StoreError, match=path.name):
         Store.open(path, read_only=True)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
@@ -140,7 +140,7 @@ def test_another_applications_database_is_refused_untouched(path, read_only):
 
 
 def test_read_only_needs_a_store(path):
-    with pytest.raises(StoreError, match=r"no store at .*zerotune daemon"):
+    with pytest.raises(StoreError, match=r"store\.db.*`zerotune daemon`"):
         Store.open(path, read_only=True)
 
 
@@ -171,7 +171,7 @@ def test_an_unwritable_directory_is_named_with_a_remedy(tmp_path):
 
 def test_a_directory_in_place_of_the_file(path):
     path.mkdir(parents=True)
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match=str(path)):
         Store.open(path)
 
 
@@ -185,7 +185,7 @@ def test_closing_an_idle_store_is_quick(path):
 def test_a_file_that_never_was_a_store_is_left_alone(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("print('precious')")
-    with pytest.raises(StoreError, match="no zerotune store"):
+    with pytest.raises(StoreError, match=r"train\.py"):
         Store.open(script)
     assert script.read_text() == "print('precious')"
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

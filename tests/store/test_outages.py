@@ -14,6 +14,9 @@ from zerotune.store.records import Stage
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.importing.command import import_measurements
 
+FULL = "database or disk is full"
+"""SQLite's words."""
+
 
 def fill_disk(store: Store) -> None:
     """The file may not grow, and has no free page."""
@@ -31,7 +34,8 @@ def full_disk(store: Store) -> Iterator[None]:
 
 
 def said(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
+    """Levels of what is logged: an error when it begins, a warning when it is over."""
+    return [record.levelname for record in caplog.records]
 
 
 def test_what_is_recorded_while_the_disk_is_full_is_written_when_it_has_room(store, block, caplog):
@@ -42,7 +46,7 @@ def test_what_is_recorded_while_the_disk_is_full_is_written_when_it_has_room(sto
                 store.record_measurements("f", f"j{n_outages}", block(2000, step=number))
                 assert not store.flush(), "known at once"
             state = store.writing
-            assert (state.is_out, state.error, state.n_lost) == (True, "database or disk is full", 0)
+            assert (state.is_out, state.error, state.n_lost) == (True, FULL, 0)
             assert 2000 <= state.n_waiting <= 4001
         assert store.flush()
         assert len(store.measurements(job_id=f"j{n_outages}")) == 4000
@@ -50,10 +54,8 @@ def test_what_is_recorded_while_the_disk_is_full_is_written_when_it_has_room(sto
         assert (job.job_id, job.n_ranks, job.fabric_id) == (f"j{n_outages}", 2, "f")
         assert job.started_at_s > 0
         assert (store.writing.is_out, store.n_dropped) == (False, 0)
-        assert said(caplog) == n_outages * [
-            "the store cannot be written, what is recorded waits in memory: database or disk is full",
-            "the store is written again; nothing is lost",
-        ]
+        assert said(caplog) == n_outages * ["ERROR", "WARNING"]
+        assert FULL in caplog.records[0].getMessage()
 
 
 def test_an_import_that_finds_no_room_says_so_and_goes_on_later(tmp_path, monkeypatch):
@@ -72,7 +74,7 @@ def test_an_import_that_finds_no_room_says_so_and_goes_on_later(tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(Store, "open", on_a_full_disk)
-        with pytest.raises(StoreError, match=r"store\.db cannot be written: database or disk is full; make room"):
+        with pytest.raises(StoreError, match=rf"store\.db.*{FULL}"):
             import_it()
     assert import_it()[1] == 4000
     assert import_it()[1] == 0
@@ -92,11 +94,8 @@ def test_what_finds_no_room_in_memory_either_is_lost_but_for_what_is_written_onc
     assert store.flush()
     assert (len(store.measurements()), store.n_dropped, store.writing.is_out) == (3000, 4000, False)
     assert [(job.n_ranks, job.stage) for job in store.jobs()] == [(2, Stage.zero3)]
-    assert said(caplog) == [
-        "the store cannot be written, what is recorded waits in memory: database or disk is full",
-        "the store cannot be written, records are being lost: more was recorded than could be written",
-        "the store is written again; 4,000 records are lost",
-    ]
+    assert said(caplog) == ["ERROR", "ERROR", "WARNING"], "it waits, it is lost, it is written again"
+    assert " 4,000 " in caplog.messages[-1]
 
 
 def test_as_much_as_fits_is_written_in_order_while_a_disk_fills(store, block):
@@ -122,7 +121,8 @@ def test_what_still_waits_when_the_store_is_closed_is_said_to_be_lost(store, blo
     store.flush()
     store.close()
     assert store.n_dropped == 2000
-    assert said(caplog)[-1] == "the store cannot be written, records are being lost: database or disk is full"
+    assert said(caplog) == ["ERROR", "ERROR"]
+    assert FULL in caplog.messages[-1]
 
 
 def test_a_file_that_was_removed_or_replaced_is_noticed(store, block):

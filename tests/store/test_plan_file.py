@@ -40,12 +40,12 @@ GOOD = {
     ("change", "named"),
     [
         ({"algorithm": "rings"}, "'rings'"),
-        ({"protocol": None}, "set both or neither"),
+        ({"protocol": None}, "protocol"),
         ({"n_channels": 65}, "65"),
         ({"collective": "gather_all"}, "'gather_all'"),
         ({"colour": 1}, "colour"),
         ({"min_bytes": "1"}, "min_bytes"),
-        ({"min_bytes": 10}, "row 1: 10..9 bytes are no range"),
+        ({"min_bytes": 10}, "row 1: 10..9 "),
     ],
 )
 def test_refusals_name_the_value(tmp_path, change, named):

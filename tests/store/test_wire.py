@@ -159,11 +159,11 @@ def test_another_version_is_named(version):
 
 
 def test_oversized_frames_are_refused_before_they_are_decoded():
-    with pytest.raises(WireError, match="over the limit"):
+    with pytest.raises(WireError, match=str(wire.MAX_BODY_BYTES)):
         wire.decode_agent([wire.HEADER, bytes(wire.MAX_BODY_BYTES + 1)])
     n_records = wire.MAX_RECORDS_BYTES // wire.OBSERVATION_BYTES + 1
     frames = wire.encode(wire.Observations("j", 0, n_records), bytes(n_records * wire.OBSERVATION_BYTES))
-    with pytest.raises(WireError, match="over the limit"):
+    with pytest.raises(WireError, match=str(wire.MAX_RECORDS_BYTES)):
         wire.decode_agent(frames)
 
 
@@ -176,9 +176,9 @@ def test_a_records_frame_must_be_what_was_announced(n_records):
 def test_missing_and_unexpected_records_frames_are_refused():
     with pytest.raises(WireError, match="none"):
         wire.decode_agent(wire.encode(wire.Observations("j", 0, 1)))
-    with pytest.raises(WireError, match="no records frame"):
+    with pytest.raises(WireError, match="Goodbye"):
         wire.decode_agent(wire.encode(wire.Goodbye("j", 0), b""))
-    with pytest.raises(WireError, match="no records frame"):
+    with pytest.raises(WireError, match="Welcome"):
         wire.decode_daemon(wire.encode(wire.Welcome(1, "v"), b""))
 
 
