@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from zerotune.store.errors import UserError
+
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
@@ -26,3 +28,17 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+@contextlib.contextmanager
+def users_file(path: Path) -> Iterator[Path]:
+    """Like `atomic_write`, for a file that the user has named.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        with atomic_write(path) as partial:
+            yield partial
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}", "choose another path") from error

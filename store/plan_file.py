@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from zerotune.store.atomic_file import atomic_write
+from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import PlanError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
@@ -62,7 +62,7 @@ def write_plan(path: Path, file: PlanFile) -> None:
     """Write `file` to `path` in one piece.
 
     Raises:
-        PlanError: the path cannot be written.
+        UserError: the path cannot be written.
     """
     plan = file.plan
     rows = tuple(
@@ -81,11 +81,8 @@ def write_plan(path: Path, file: PlanFile) -> None:
         for row in plan.rows
     )
     document = _Document(PLAN_FILE_VERSION, rows, plan.gathers_after_step, file.fabric_id, file.job_id, file.emulated)
-    try:
-        with atomic_write(path) as partial:
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    except OSError as error:
-        raise PlanError(f"cannot write {path}: {error.strerror}", "choose another path") from error
+    with users_file(path) as partial:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 
 def read_plan(path: Path) -> PlanFile:

@@ -173,7 +173,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, text: bytes, told: str):
 def test_paths_that_cannot_be(tmp_path: Path, store_path: Path):
     with pytest.raises(PlanError, match="cannot read"):
         read_plan(tmp_path / "none")
-    with pytest.raises(PlanError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot write"):
         write_plan(tmp_path / "no" / "p.json", PlanFile(Plan(1)))
     with pytest.raises(UserError, match="no job 'x'"):
         export_plan(store_path, tmp_path / "p.json", "x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerotune.store.atomic_file import atomic_write
+from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
 
 
@@ -37,8 +37,5 @@ def endpoint_or_default(endpoint: str | None) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file; UserError when it cannot be written."""
-    try:
-        with atomic_write(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "choose another path") from error
+    with users_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

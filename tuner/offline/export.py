@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.agent.nccl import catalog
-from zerotune.store.atomic_file import atomic_write
+from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import PlanError, UserError
 from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import (
@@ -213,11 +213,8 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
     with Store.open(store_path, read_only=True) as store:
         file, told = learned_plan(store, job_id)
     rows, conflicts = without_phases(file.plan.rows)
-    try:
-        with atomic_write(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
-            write_nvidia_csv(rows, text)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    with users_file(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
+        write_nvidia_csv(rows, text)
     remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:-1], *told]
     if conflicts:
         remarks.append(
@@ -354,15 +351,12 @@ def _named(name: str, values: NDArray[Any]) -> list[Any]:
 
 def _write_csv(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
     n_rows = 0
-    try:
-        with atomic_write(out) as partial, partial.open("w", encoding="utf-8", newline="") as text:
-            writer = csv.writer(text)
-            writer.writerow([*(MEASUREMENT.names or ()), *_OF_JOB])
-            for columns in blocks:
-                writer.writerows(zip(*columns.values(), strict=True))
-                n_rows += len(columns["job_id"])
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    with users_file(out) as partial, partial.open("w", encoding="utf-8", newline="") as text:
+        writer = csv.writer(text)
+        writer.writerow([*(MEASUREMENT.names or ()), *_OF_JOB])
+        for columns in blocks:
+            writer.writerows(zip(*columns.values(), strict=True))
+            n_rows += len(columns["job_id"])
     return n_rows
 
 
@@ -380,13 +374,10 @@ def _write_parquet(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
     types = {one: name if one in _ENUMS else numbers[MEASUREMENT[one].kind] for one in MEASUREMENT.names or ()}
     schema = pyarrow.schema(types | dict.fromkeys(_OF_JOB, name))
     n_rows = 0
-    try:
-        with atomic_write(out) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
-            for columns in blocks:
-                writer.write_table(pyarrow.table(columns, schema))
-                n_rows += len(columns["job_id"])
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}", "choose another path") from error
+    with users_file(out) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+        for columns in blocks:
+            writer.write_table(pyarrow.table(columns, schema))
+            n_rows += len(columns["job_id"])
     return n_rows
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from zerotune.store.atomic_file import atomic_write
+from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
 
 if TYPE_CHECKING:
@@ -123,12 +123,9 @@ def save(figure: Figure, path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix not in (".png", ".svg"):
         raise UserError(f"cannot write a picture as {path.suffix or 'a file without suffix'}", "use .png or .svg")
-    try:
-        with matplotlib.rc_context(_STYLE), atomic_write(path) as partial:
-            metadata = {"Date": None} if suffix == ".svg" else None
-            figure.savefig(partial, format=suffix[1:], dpi=180, facecolor="white", metadata=metadata)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "choose another path") from error
+    with matplotlib.rc_context(_STYLE), users_file(path) as partial:
+        metadata = {"Date": None} if suffix == ".svg" else None
+        figure.savefig(partial, format=suffix[1:], dpi=180, facecolor="white", metadata=metadata)
 
 
 def step_times(

@@ -171,8 +171,7 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reco
     trace = read_trace(path)
     if trace.format_name == OWN_FORMAT:
         return _of_start(one_start(trace_files(path), job_id), rank, str(path))
-    if job_id is not None:
-        raise UserError(f"--job {job_id}: {trace.title} does not tell jobs apart", "leave it out")
+    trace.refuse_job(job_id)
     return _followed(_only(trace.blocks(), rank, path), trace=str(path))
 
 

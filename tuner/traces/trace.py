@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from zerotune.store.errors import TraceError
+from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Candidate, Collective, Observation
 from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
 from zerotune.tuner.traces.formats import Format, by_name, detect
@@ -76,6 +76,15 @@ class Trace:
     def is_measurements(self) -> bool:
         """True when the rows are measured settings (nccl-tests, tuner CSV) that `zerotune import` stores."""
         return self.format_name in MEASURING_FORMATS
+
+    def refuse_job(self, job_id: str | None) -> None:
+        """Check that nobody asks for one job of a trace whose format does not name jobs; only our own does.
+
+        Raises:
+            UserError: `job_id` is not None.
+        """
+        if job_id is not None:
+            raise UserError(f"--job {job_id}: {self.title} does not tell jobs apart", "leave it out")
 
     def blocks(self) -> Iterator[Block]:
         """The records in the files' order, in arrays of at most 64 Ki rows.

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
 from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, StorePath
 from zerotune.tuner.cli.paths import endpoint_or_default, output_file, store_path, write_text
 
@@ -53,10 +52,8 @@ def metrics(
             with contextlib.suppress(KeyboardInterrupt):  # how it is told to end
                 server.serve_forever()
         return
-    if store is not None and not path.exists():
-        raise UserError(f"there is no store at {path}", "name the one that the daemon writes")
     if store is not None:
-        Store.open(path, read_only=True).close()  # else a file that is none would look like a store without figures
+        Store.open(path, read_only=True).close()  # else a missing or wrong file would look like a store without figures
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
 from zerotune.tuner.cli.paths import store_path
@@ -116,7 +115,4 @@ def release(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson
 def _reading(store: StorePath) -> Store:
     from zerotune.store.sqlite.database import Store
 
-    path = store_path(store)
-    if not path.exists():
-        raise UserError(f"there is no store at {path}", "name one with --store or run a job first")
-    return Store.open(path, read_only=True)
+    return Store.open(store_path(store), read_only=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from zerotune.store.errors import UserError
 from zerotune.store.records import JobRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.client.holders import living_holder
@@ -77,11 +76,8 @@ def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLin
         One line per job.
 
     Raises:
-        UserError: there is no store.
-        StoreError: it cannot be read.
+        StoreError: there is no store, or it cannot be read.
     """
-    if not path.exists():
-        raise UserError(f"there is no store at {path}", "name one with --store or run a job first")
     with Store.open(path, read_only=True) as store:
         is_written = _is_written(path)
         jobs, last_steps = JobsRead(store), store.last_steps()

@@ -48,9 +48,8 @@ def load_table(
     trace = read_trace(path, format_name, collective=collective)
     if trace.format_name == OWN_FORMAT:
         table = _own(one_start(trace_files(path), job_id, likely_job_id))
-    elif job_id is not None:
-        raise UserError(f"--job {job_id}: {trace.title} does not tell jobs apart", "leave it out")
     else:
+        trace.refuse_job(job_id)
         table = from_trace(trace, fabric=described)
     if described is None:
         return table

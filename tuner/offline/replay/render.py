@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotune.store.records import CommunicatorClass
+from zerotune.tuner.offline.emulated_note import emulated_note
 from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict
 from zerotune.tuner.offline.replay.oracle_facts import OracleFacts
 from zerotune.tuner.offline.replay.result import ReplayResult
@@ -36,9 +37,7 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
         f" in {result.n_steps:,} steps of {result.n_files} rank file(s); {result.logged_us / 1e3:,.1f} ms as logged"
     )
     if result.emulated:
-        console.print(
-            f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."
-        )
+        console.print(emulated_note(result.emulated))
     if result.n_dropped:
         console.print(f"[yellow]{result.n_dropped:,} records were lost before they were logged.[/]")
     _render_shapes(result, console, max_rows)

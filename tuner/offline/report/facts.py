@@ -171,8 +171,6 @@ def gather(
         UserError: no such store or job, a summary is not one, or there are too many files.
         TraceError: a trace cannot be read.
     """
-    if not store_path.exists():
-        raise UserError(f"there is no store at {store_path}", "name it with --store, or run a job first")
     runs = [read_summary(path) for path in summaries]
     if len(runs) not in (0, 2):
         raise UserError(f"{len(runs)} run summaries", "give two: before and after")

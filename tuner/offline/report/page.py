@@ -15,8 +15,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from zerotune.store.atomic_file import atomic_write
-from zerotune.store.errors import UserError
+from zerotune.store.atomic_file import users_file
 from zerotune.store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
 from zerotune.tuner.client.status import workload
 from zerotune.tuner.offline import plots
@@ -50,11 +49,8 @@ def write_page(facts: Facts, out: Path) -> Path:
     if not facts.is_of_training:
         raise untrained(facts)
     text = page(facts)
-    try:
-        with atomic_write(out) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}", "choose another path") from error
+    with users_file(out) as partial:
+        partial.write_text(text, encoding="utf-8")
     return out
 
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from zerotune.store.records import CommunicatorClass
+from zerotune.tuner.offline.emulated_note import emulated_note
 from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
 from zerotune.tuner.offline.sweep.run import Progress as Callback
 
@@ -49,9 +50,7 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         max_per_place: settings shown of each collective and size at most.
     """
     if result.emulated:
-        console.print(
-            f"[yellow]Emulated fabric {result.emulated}[/]: times are a virtual clock's, they say nothing of real NCCL."
-        )
+        console.print(emulated_note(result.emulated))
     if result.rows:
         console.print(_table(result, max_per_place))
     words = f"{result.n_visited} of {result.n_cells} settings visited, {result.n_samples:,} samples"
