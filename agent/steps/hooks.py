@@ -3,7 +3,7 @@
 A *region* says where in the step the program is: forward, backward (inside
 `torch.autograd.backward`), after_backward (until the optimizer's step: DeepSpeed's ZeRO-1 reduces its
 gradients here; with gradient accumulation the next forward is here, too) or step (inside an optimizer's
-`step`). A *boundary* is the end of the first optimizer step after a backward pass, the same program point on
+`step`, unless a closure computes the gradients there). A *boundary* is the end of the first optimizer step after a backward pass, the same program point on
 all ranks; several optimizers that step after one backward make one boundary.
 """
 
@@ -87,9 +87,11 @@ class StepHooks:
             self._backward_ever = self._backward_since_boundary = True
             self._on_region(Region.after_backward)
 
-    def _before_step(self, *_: Any) -> None:
-        # An optimizer may step inside backward (optimizer-in-backward): the region stays backward.
-        if self._backward_depth == 0:
+    def _before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # An optimizer may step inside backward (optimizer-in-backward): the region stays backward. With a closure
+        # (Lightning's trainer always has one) forward and backward run inside the step, and it stays what it was.
+        has_closure = any(map(callable, (*args[1:], *kwargs.values())))
+        if self._backward_depth == 0 and not has_closure:
             self._on_region(Region.step)
 
     def _after_step(self, *_: Any) -> None:

@@ -1,5 +1,6 @@
 import contextlib
 
+import pytest
 import torch
 
 from zerotune.agent.steps.hooks import Region, StepHooks
@@ -29,6 +30,22 @@ def test_one_step_is_backward_forward_step_boundary_forward():
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
     assert seen.events == [Region.backward, Region.after_backward, Region.step, "boundary", Region.forward]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_runs_forward_and_backward_where_they_belong(by_name):
+    """Lightning's trainer steps so: what forward gathers is no gather of updated parameters."""
+    model, optimizer = model_and_optimizer()
+    with Recorder() as seen:
+
+        def closure():
+            seen.events.append("forward of the closure")
+            model(torch.ones(2, 3)).sum().backward()
+
+        for _ in range(2):
+            optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+    step = ["forward of the closure", Region.backward, Region.after_backward, "boundary", Region.forward]
+    assert seen.events == 2 * step
 
 
 def test_two_optimizers_after_one_backward_make_one_boundary():
