@@ -3,8 +3,9 @@
 A *region* says where in the step the program is: forward, backward (inside
 `torch.autograd.backward`), after_backward (until the optimizer's step: DeepSpeed's ZeRO-1 reduces its
 gradients here; with gradient accumulation the next forward is here, too) or step (inside an optimizer's
-`step`, unless a closure computes the gradients there). A *boundary* is the end of the first optimizer step after a backward pass, the same program point on
-all ranks; several optimizers that step after one backward make one boundary.
+`step`, unless a closure computes the gradients there). A *boundary* is the end of the first optimizer step
+after a backward pass, the same program point on all ranks; several optimizers that step after one backward
+make one boundary.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import psutil
 
 from zerotune.store.records import Collective, Phase
 from zerotune.tuner.client.background_daemon import start_in_background
+from zerotune.tuner.offline import stage_command
 from zerotune.tuner.traces.own.reader import OwnTrace, read_own, trace_files
 
 HERE = Path(__file__).parent
@@ -55,6 +56,12 @@ class Finished:
     testimonies: list[Testimony]
     traces: list[OwnTrace]
     output: str
+    trace: Path
+
+    @property
+    def stage(self) -> str:
+        """What the stage fingerprint makes of rank 0's collectives."""
+        return stage_command.read(self.trace).shown.stage.name
 
 
 class Job:
@@ -116,6 +123,7 @@ class Job:
             sorted(testimonies, key=lambda testimony: testimony.rank),
             [read_own(path) for path in trace_files(trace)] if trace.exists() else [],
             output,
+            trace,
         )
 
     def kill(self) -> None:

@@ -1,7 +1,7 @@
 """Scripts that never heard of zerotune, launched as a user would: what they compute stays, all they send is seen.
 
-The first test runs by default; the others are slow, and those of DeepSpeed and Accelerate need these installed
-(`pip install -e ".[dev,frameworks]"`): docs/use/index.md says what was checked.
+The first test runs by default; the others are slow, and most need their framework installed
+(`pip install -e ".[dev,frameworks]"`): docs/use/ says what was checked.
 """
 
 from __future__ import annotations
@@ -24,21 +24,38 @@ from framework_job import (
 )
 
 FSDP2 = {"all_gather forward_gather": 4, "all_gather backward_gather": 4, "reduce_scatter gradient_scatter": 4}
+ROOT_KEPT = {**FSDP2, "all_gather backward_gather": 3}  # fully_shard leaves the root whole after forward by default
 ZERO2_BY_FSDP = {"all_gather forward_gather": 4, "reduce_scatter gradient_scatter": 4}
 DDP = {"all_reduce gradient_scatter": 4}
+ONE_BUCKET = {"all_reduce gradient_scatter": 1}
 
 # The norm of all gradients is reduced together with them. By default DeepSpeed reduces whole gradients in stage 2, too.
 DEEPSPEED_1_2 = {"all_reduce gradient_scatter": 4, "all_gather post_step_gather": 1}
-DEEPSPEED_3 = {"all_gather forward_gather": 4, "reduce_scatter gradient_scatter": 3, "all_reduce gradient_scatter": 1}
+DEEPSPEED_3 = {
+    "all_gather forward_gather": 10,
+    "all_gather backward_gather": 10,
+    "reduce_scatter gradient_scatter": 3,
+    "all_reduce gradient_scatter": 1,
+}
+LIGHTNING = {"broadcast other": 1}  # whether a rank was asked to end
+TRAINER = {"all_gather forward_gather": 1}  # how many labels each rank has
+TORCHTITAN = {
+    "all_reduce other": 1,  # how many tokens all ranks have
+    "all_gather forward_gather": 8,
+    "all_gather backward_gather": 7,
+    "reduce_scatter gradient_scatter": 8,
+    "all_reduce gradient_scatter": 1,
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A script and what one of its steps sends, by collective and phase."""
+    """A script, what one of its steps sends by collective and phase, and the stage that this shows."""
 
     script: str
     words: str
     step: dict[str, int]
+    stage: str
     n_steps: int = 100
     needs: str = ""
 
@@ -46,24 +63,49 @@ class Case:
     def command(self) -> list[str]:
         return [str(SCRIPTS / self.script), *self.words.split(), "--steps", str(self.n_steps)]
 
+    def skip_if_not_installed(self) -> None:
+        for name in self.needs.split():
+            pytest.importorskip(name)
+
 
 CASES = {
-    "fsdp2": Case("fsdp2.py", "", FSDP2),
-    "fsdp2-keep": Case("fsdp2.py", "--keep", ZERO2_BY_FSDP),
-    "fsdp2-bf16": Case("fsdp2.py", "--bf16", FSDP2),
-    "fsdp2-compile": Case("fsdp2.py", "--compile", FSDP2),
-    "fsdp2-mesh": Case("fsdp2.py", "--mesh", FSDP2),
-    "fsdp2-keep-bf16-compile": Case("fsdp2.py", "--keep --bf16 --compile", ZERO2_BY_FSDP),
-    "fsdp1": Case("fsdp1.py", "", {**FSDP2, "all_gather backward_gather": 3}),
-    "fsdp1-keep": Case("fsdp1.py", "--keep", ZERO2_BY_FSDP),
-    "ddp": Case("ddp.py", "", DDP, n_steps=400),
-    "zero-redundancy-optimizer": Case("ddp.py", "--zero-optimizer", {**DDP, "broadcast other": 20}, n_steps=300),
-    "deepspeed-1": Case("deepspeed_zero.py", "--stage 1", DEEPSPEED_1_2, 300, "deepspeed"),
-    "deepspeed-2": Case("deepspeed_zero.py", "--stage 2", DEEPSPEED_1_2, 300, "deepspeed"),
-    "deepspeed-3": Case("deepspeed_zero.py", "--stage 3", DEEPSPEED_3, 150, "deepspeed"),
-    "deepspeed-3-bf16": Case("deepspeed_zero.py", "--stage 3 --bf16", DEEPSPEED_3, 150, "deepspeed"),
-    "accelerate": Case("accelerated.py", "", {"all_reduce gradient_scatter": 1}, 400, "accelerate"),
-}
+    "fsdp2": Case("fsdp2.py", "", FSDP2, "zero3"),
+    "fsdp2-keep": Case("fsdp2.py", "--keep", ZERO2_BY_FSDP, "zero1_or_2"),
+    "fsdp2-bf16": Case("fsdp2.py", "--bf16", FSDP2, "zero3"),
+    "fsdp2-compile": Case("fsdp2.py", "--compile", FSDP2, "zero3"),
+    "fsdp2-mesh": Case("fsdp2.py", "--mesh", FSDP2, "zero3"),
+    "fsdp2-keep-bf16-compile": Case("fsdp2.py", "--keep --bf16 --compile", ZERO2_BY_FSDP, "zero1_or_2"),
+    "fsdp2-checkpoint": Case("fsdp2_checkpoint.py", "", ROOT_KEPT, "zero3"),
+    "fsdp1": Case("fsdp1.py", "", ROOT_KEPT, "zero3"),
+    "fsdp1-keep": Case("fsdp1.py", "--keep", ZERO2_BY_FSDP, "zero1_or_2"),
+    "ddp": Case("ddp.py", "", DDP, "ddp", n_steps=400),
+    "zero-redundancy-optimizer": Case("ddp.py", "--zero-optimizer", {**DDP, "broadcast other": 20}, "zero1", 300),
+    "deepspeed-1": Case("deepspeed_zero.py", "--stage 1", DEEPSPEED_1_2, "zero1_or_2", 300, "deepspeed"),
+    "deepspeed-2": Case("deepspeed_zero.py", "--stage 2", DEEPSPEED_1_2, "zero1_or_2", 300, "deepspeed"),
+    "deepspeed-3": Case("deepspeed_zero.py", "--stage 3", DEEPSPEED_3, "zero3", 150, "deepspeed"),
+    "deepspeed-3-bf16": Case("deepspeed_zero.py", "--stage 3 --bf16", DEEPSPEED_3, "zero3", 150, "deepspeed"),
+    "accelerate": Case("accelerated.py", "", ONE_BUCKET, "unknown", 400, "accelerate"),
+    "accelerate-zero3": Case(
+        "accelerated.py", "--zero3", {**DEEPSPEED_3, "reduce_scatter gradient_scatter": 1}, "zero3", 150,
+        "accelerate deepspeed",
+    ),
+    "lightning": Case("lightning_trainer.py", "", {**DDP, **LIGHTNING}, "ddp", 400, "lightning"),
+    "lightning-sharded": Case(
+        "lightning_trainer.py", "--sharded", {**ROOT_KEPT, **LIGHTNING}, "zero3", 150, "lightning"
+    ),
+    "hf-trainer": Case("hf_trainer.py", "", {**ONE_BUCKET, **TRAINER}, "ddp", 200, "transformers accelerate"),
+    "hf-trainer-zero3": Case(
+        "hf_trainer.py", "--zero3",
+        {
+            "all_gather forward_gather": 23,
+            "all_gather backward_gather": 22,
+            "reduce_scatter gradient_scatter": 1,
+            "all_reduce gradient_scatter": 2,
+        },
+        "zero3", 100, "transformers accelerate deepspeed",
+    ),
+    "torchtitan": Case("torchtitan_llama.py", "", TORCHTITAN, "zero3", 100, "torchtitan triton"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +147,7 @@ def test_fsdp2_and_ddp_in_one_script(start):
     check_all_seen(job)
     assert check_agreed(job) > 0
     for trace in job.traces:
-        # fully_shard leaves the root whole after forward, unless told otherwise.
-        assert step_of(trace, 2) == {**FSDP2, "all_gather backward_gather": 3}
+        assert step_of(trace, 2) == ROOT_KEPT
         assert step_of(trace, -1) == DDP
 
 
@@ -115,8 +156,7 @@ def test_fsdp2_and_ddp_in_one_script(start):
 @pytest.mark.parametrize("name", CASES)
 def test_a_framework_trains_the_same_and_is_seen(start, name):
     case = CASES[name]
-    if case.needs:
-        pytest.importorskip(case.needs)
+    case.skip_if_not_installed()
     untuned = start("off", [*TORCHRUN, *case.command], agent=False).finish(500)
     job = start("on", [*TORCHRUN, *case.command]).finish(500)
     assert len(job.losses) == N_RANKS
@@ -126,6 +166,7 @@ def test_a_framework_trains_the_same_and_is_seen(start, name):
     assert check_agreed(job) > 0
     for trace in job.traces:
         assert blur(step_of(trace, -2)) == blur(case.step)
+    assert job.stage == case.stage
 
 
 @pytest.mark.slow
@@ -134,8 +175,7 @@ def test_a_framework_trains_the_same_and_is_seen(start, name):
 def test_gloo_without_us_gives_the_same_losses(start, name):
     """With two ranks a sum has one order only, so that even another backend must give the same bits."""
     case = CASES[name]
-    if case.needs:
-        pytest.importorskip(case.needs)
+    case.skip_if_not_installed()
     plain = start("gloo", [*TORCHRUN, *case.command], launch=None)
     job = start("on", [*TORCHRUN, *case.command])
     assert job.finish(500).losses == plain.finish(500).losses

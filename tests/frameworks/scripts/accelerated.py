@@ -1,11 +1,21 @@
-"""HF Accelerate: what `prepare` makes of a model on several processes is DDP."""
+"""Hugging Face's Accelerate: what `prepare` makes of a model on several CPUs is DDP; with --zero3 it is DeepSpeed's."""
 
 import torch
 import toy
-from accelerate import Accelerator
+from accelerate import Accelerator, DeepSpeedPlugin
 
-options = toy.parser().parse_args()
-accelerator = Accelerator(cpu=not torch.cuda.is_available())
+parser = toy.parser()
+parser.add_argument("--zero3", action="store_true")
+options = parser.parse_args()
+
+zero3 = {
+    "train_micro_batch_size_per_gpu": 8,
+    "zero_optimization": {"stage": 3, **toy.DEEPSPEED_3},
+}
+if options.zero3:
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero3))
+else:
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
 model = toy.model(options)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 model, optimizer = accelerator.prepare(model, optimizer)

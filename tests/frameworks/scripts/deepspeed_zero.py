@@ -13,7 +13,7 @@ deepspeed.init_distributed()
 model = toy.model(options)
 zero = {"stage": options.stage, "reduce_bucket_size": 40_000, "allgather_bucket_size": 40_000}
 if options.stage == 3:
-    zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 20_000}
+    zero |= toy.DEEPSPEED_3
 engine, *_ = deepspeed.initialize(
     model=model,
     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),

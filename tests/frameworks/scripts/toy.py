@@ -9,6 +9,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+DEEPSPEED_3 = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+}
+"""Has DeepSpeed 3 gather a toy's parameters twice, as it does those of a model that is larger than its defaults."""
+
 
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
