@@ -22,6 +22,10 @@ test: .venv/.test-ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(TWO_AT_A_TIME)
 
+test-releases: .venv/.test-ready
+	$(BIN)/python -m benchmarks.lib.nccl_releases --all
+	ZEROTUNE_NCCL_RELEASES=all $(BIN)/python -m pytest tests/real_nccl
+
 docs: .venv/.test-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
@@ -53,8 +57,9 @@ setup: .venv/.test-ready
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-.venv/.test-ready: .venv/.run-ready
+.venv/.test-ready: .venv/.run-ready benchmarks/lib/nccl_releases.py
 	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m benchmarks.lib.nccl_releases
 	touch $@
 
 clean:

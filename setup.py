@@ -19,9 +19,9 @@ from setuptools.command.build_py import build_py
 
 PURE = os.environ.get("ZEROTUNE_PURE_WHEEL") == "1"
 COMPILE = """
-from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
+from zerotune.agent.nccl.compiled import EMULATED_NCCL, MOCK_CUDA, PLUGIN
 
-for library in (PLUGIN, EMULATED_NCCL):
+for library in (PLUGIN, EMULATED_NCCL, MOCK_CUDA):
     library.compile_to(library.root / library.file)
 """
 

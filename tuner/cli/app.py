@@ -21,6 +21,7 @@ from zerotune.tuner.cli.offline.demo import demo
 from zerotune.tuner.cli.offline.export import export
 from zerotune.tuner.cli.offline.import_ import import_
 from zerotune.tuner.cli.offline.memory import memory
+from zerotune.tuner.cli.offline.nccl import nccl
 from zerotune.tuner.cli.offline.plot import plot
 from zerotune.tuner.cli.offline.replay import replay
 from zerotune.tuner.cli.offline.report import report
@@ -51,6 +52,7 @@ for _command in (
     plot,
     metrics,
     fabrics,
+    nccl,
     keys,
     doctor,
     demo,

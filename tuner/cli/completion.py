@@ -34,6 +34,12 @@ def _fabrics(ctx: typer.Context) -> Iterable[str]:
     return fabric.names()
 
 
+def _machines(ctx: typer.Context) -> Iterable[str]:
+    from zerotune.agent.nccl.twin.machines import MACHINES
+
+    return MACHINES
+
+
 def _collectives(ctx: typer.Context) -> Iterable[str]:
     from zerotune.store.records import Collective
 
@@ -103,6 +109,7 @@ def _models(ctx: typer.Context) -> Iterable[str]:
 
 
 fabrics, collectives, swept = of(_fabrics), of(_collectives), of(_swept)
+machines = of(_machines)
 phases, formats = of(_phases), of(_formats)
 optimizers, precisions, policies = of(_optimizers), of(_precisions), of(_policies)
 jobs, fabric_ids, model_ids = of(_jobs), of(_fabric_ids), of(_models)

@@ -1,0 +1,261 @@
+"""NCCL's own library, bound with ctypes: found, opened, its communicators and collectives."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from zerotune.store.errors import PluginError, UserError
+from zerotune.store.records import Collective
+
+LIBRARY_VARIABLE: Final = "NCCL_LIBRARY"
+UNIQUE_ID_BYTES: Final = 128
+INT8, FLOAT32, BFLOAT16 = 0, 7, 9
+"""ncclDataType_t"""
+DATATYPE_BYTES: Final = {INT8: 1, FLOAT32: 4, BFLOAT16: 2}
+SUM, AVERAGE = 0, 4
+"""ncclRedOp_t"""
+_SIM_INFO_MAGIC: Final = 0x74685283
+
+
+class NcclError(PluginError):
+    """NCCL answered with an error; `code` is its ncclResult_t."""
+
+    def __init__(self, function: str, code: int, text: str) -> None:
+        super().__init__(f"{function} failed: {text} (ncclResult_t {code})")
+        self.code = code
+
+
+class UniqueId(ctypes.Structure):
+    """What ranks share to find each other."""
+
+    _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]
+
+    @classmethod
+    def of(cls, content: bytes) -> UniqueId:
+        """The id with this content, UNIQUE_ID_BYTES long."""
+        made = cls()
+        ctypes.memmove(ctypes.byref(made), content, UNIQUE_ID_BYTES)
+        return made
+
+
+class _SimInfo(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("estimated_us", ctypes.c_float),
+    ]
+
+
+def find_libnccl() -> Path | None:
+    """The library that `NCCL_LIBRARY` names, else the one that a wheel brought; None: there is none.
+
+    Raises:
+        UserError: `NCCL_LIBRARY` names no file.
+    """
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named:
+        if not Path(named).is_file():
+            raise UserError(f"{LIBRARY_VARIABLE}={named!r} is no file", "name a libnccl.so.2")
+        return Path(named)
+    return next((path for path in _installed() if path.is_file()), None)
+
+
+def _installed() -> Iterator[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for folder in (*folders, str(Path(sysconfig.get_paths()["purelib"]) / "nvidia")):
+        yield Path(folder) / "nccl" / "lib" / "libnccl.so.2"
+
+
+class Libnccl:
+    """One libnccl in this process.
+
+    Raises:
+        UserError: the file is not NCCL's library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+        try:
+            self.library: Final = ctypes.CDLL(str(path))
+            code = ctypes.c_int()
+            self.library.ncclGetVersion(ctypes.byref(code))
+        except (OSError, AttributeError) as error:
+            raise UserError(f"{path} is not NCCL's library: {error}", "name a libnccl.so.2") from error
+        self.version: Final = (code.value // 10000, code.value // 100 % 100, code.value % 100)
+        pointer, number, count = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+        self._error_string = self.library.ncclGetErrorString
+        self._error_string.restype = ctypes.c_char_p
+        self._init_rank = self._bind("CommInitRank", ctypes.POINTER(pointer), number, UniqueId, number)
+        self._split = self._bind("CommSplit", pointer, number, number, ctypes.POINTER(pointer), pointer)
+        self._all_gather = self._bind("AllGather", pointer, pointer, count, number, pointer, pointer)
+        self._reduce_scatter = self._bind("ReduceScatter", pointer, pointer, count, number, number, pointer, pointer)
+        self._all_reduce = self._bind("AllReduce", pointer, pointer, count, number, number, pointer, pointer)
+        self._broadcast = self._bind("Broadcast", pointer, pointer, count, number, number, pointer, pointer)
+        self._reduce = self._bind("Reduce", pointer, pointer, count, number, number, number, pointer, pointer)
+
+    def _bind(self, name: str, *arguments: Any) -> Any:
+        function = getattr(self.library, f"nccl{name}")
+        function.argtypes = arguments
+        return function
+
+    def _check(self, function: str, code: int) -> None:
+        if code != 0:
+            raise NcclError(f"nccl{function}", code, (self._error_string(code) or b"?").decode())
+
+    def unique_id(self) -> bytes:
+        """A new id, for rank 0 to hand to the others.
+
+        Raises:
+            NcclError: NCCL cannot make one.
+        """
+        made = UniqueId()
+        self._check("GetUniqueId", self.library.ncclGetUniqueId(ctypes.byref(made)))
+        return bytes(made)
+
+    def init_rank(self, n_ranks: int, unique_id: bytes, rank: int) -> int:
+        """Make this rank's communicator; every rank must call it.
+
+        Args:
+            n_ranks: ranks of the communicator.
+            unique_id: what rank 0 got from `unique_id()`.
+            rank: this one, 0 to n_ranks - 1.
+
+        Returns:
+            The communicator's address.
+
+        Raises:
+            NcclError: NCCL cannot make it.
+        """
+        made = ctypes.c_void_p()
+        self._check("CommInitRank", self._init_rank(ctypes.byref(made), n_ranks, UniqueId.of(unique_id), rank))
+        return made.value or 0
+
+    def split(self, communicator: int, color: int, key: int) -> int:
+        """Make the communicator of all ranks that give the same color.
+
+        Args:
+            communicator: the one that is split; every rank of it must call this.
+            color: zero or above; -1: this rank takes no part.
+            key: orders the ranks of the new communicator.
+
+        Returns:
+            The new communicator's address, 0 for a rank that takes no part.
+
+        Raises:
+            NcclError: NCCL cannot make it.
+        """
+        made = ctypes.c_void_p()
+        self._check("CommSplit", self._split(communicator, color, key, ctypes.byref(made), None))
+        return made.value or 0
+
+    def destroy(self, communicator: int) -> None:
+        """Destroy a communicator.
+
+        Raises:
+            NcclError: NCCL cannot.
+        """
+        self._check("CommDestroy", self.library.ncclCommDestroy(ctypes.c_void_p(communicator)))
+
+    def abort(self, communicator: int) -> None:
+        """Free a communicator's resources without waiting for what it has in flight.
+
+        Raises:
+            NcclError: NCCL cannot.
+        """
+        self._check("CommAbort", self.library.ncclCommAbort(ctypes.c_void_p(communicator)))
+
+    def finalize(self, communicator: int) -> None:
+        """Wait for what a communicator has in flight; `destroy` must follow.
+
+        Raises:
+            NcclError: NCCL cannot.
+        """
+        self._check("CommFinalize", self.library.ncclCommFinalize(ctypes.c_void_p(communicator)))
+
+    def enqueue(
+        self,
+        collective: Collective,
+        communicator: int,
+        message_bytes: int,
+        n_ranks: int,
+        buffers: tuple[int, int],
+        *,
+        datatype: int = BFLOAT16,
+        operation: int = SUM,
+        stream: int = 0,
+    ) -> None:
+        """Call a collective.
+
+        Args:
+            collective: which one; root is rank 0 where there is one.
+            communicator: where.
+            message_bytes: NCCL's nBytes: the total over ranks for all_gather and reduce_scatter.
+            n_ranks: of the communicator.
+            buffers: addresses of what is sent and of what is received, in device memory.
+            datatype: one of DATATYPE_BYTES.
+            operation: SUM or AVERAGE, where there is one.
+            stream: address of a CUDA stream, 0 = the default one.
+
+        Raises:
+            NcclError: NCCL refuses the call.
+        """
+        element_bytes = DATATYPE_BYTES[datatype]
+        send, receive = buffers
+        shared = message_bytes // element_bytes
+        own = shared // n_ranks
+        if collective is Collective.all_gather:
+            code = self._all_gather(send, receive, own, datatype, communicator, stream)
+        elif collective is Collective.reduce_scatter:
+            code = self._reduce_scatter(send, receive, own, datatype, operation, communicator, stream)
+        elif collective is Collective.all_reduce:
+            code = self._all_reduce(send, receive, shared, datatype, operation, communicator, stream)
+        elif collective is Collective.broadcast:
+            code = self._broadcast(send, receive, shared, datatype, 0, communicator, stream)
+        else:
+            code = self._reduce(send, receive, shared, datatype, operation, 0, communicator, stream)
+        self._check(collective.name, code)
+
+    def group_start(self) -> None:
+        """Begin a group.
+
+        Raises:
+            NcclError: NCCL cannot.
+        """
+        self._check("GroupStart", self.library.ncclGroupStart())
+
+    def group_end(self) -> None:
+        """Launch what the group holds.
+
+        Raises:
+            NcclError: NCCL refuses one of its calls.
+        """
+        self._check("GroupEnd", self.library.ncclGroupEnd())
+
+    def simulate_group_end(self) -> float:
+        """End a group without launching it; returns NCCL's estimate of its time in us. From 2.22 on.
+
+        Raises:
+            NcclError: NCCL refuses one of its calls.
+        """
+        info = _SimInfo(ctypes.sizeof(_SimInfo), _SIM_INFO_MAGIC, self.version_code, -1.0)
+        self._check("GroupSimulateEnd", self.library.ncclGroupSimulateEnd(ctypes.byref(info)))
+        return float(info.estimated_us)
+
+    @property
+    def version_text(self) -> str:
+        """The release, as people write it."""
+        return ".".join(map(str, self.version))
+
+    @property
+    def version_code(self) -> int:
+        """NCCL_VERSION_CODE."""
+        major, minor, patch = self.version
+        return major * 10000 + minor * 100 + patch

@@ -1,0 +1,142 @@
+"""The machine that the mock lends, read from a topology file as NCCL_TOPO_DUMP_FILE writes it."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from zerotune.store.errors import UserError
+
+MAX_FILE_BYTES: Final = 4 << 20
+MAX_DEVICES: Final = 64
+_BUS_ID: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_SWITCH_CLASS: Final = "0x068000"
+"""PCI class of an NVSwitch, as an nvlink's target."""
+_MULTIPROCESSORS: Final = {70: 80, 75: 72, 80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 103: 148, 120: 170}
+"""By compute capability, of the largest GPU of its kind; NCCL reads them to bound channels."""
+_MEMORY_BYTES: Final = 80 << 30
+_REMEDY: Final = "give a file that NCCL_TOPO_DUMP_FILE wrote"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU."""
+
+    bus_id: str
+    capability: int
+    """90 = 9.0."""
+    n_nvlinks: int
+    behind_switch: bool
+
+    @property
+    def n_multiprocessors(self) -> int:
+        """Streaming multiprocessors."""
+        return _MULTIPROCESSORS.get(self.capability, 108)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory."""
+        return _MEMORY_BYTES
+
+
+@dataclass(frozen=True)
+class Nic:
+    """One network adapter's port."""
+
+    name: str
+    speed_mbps: int
+    port: int
+    latency_us: float
+    guid: int
+    reaches_gpu_memory: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One node."""
+
+    path: Path
+    gpus: tuple[Gpu, ...]
+    nics: tuple[Nic, ...]
+
+    @property
+    def multicast(self) -> bool:
+        """Whether NVLink switches multicast, so that NVLS exists: third generation, from Hopper on."""
+        return all(gpu.behind_switch and gpu.capability >= 90 for gpu in self.gpus)
+
+
+def read_machine(path: Path) -> Machine:
+    """Read a topology file.
+
+    Raises:
+        UserError: it cannot be read, is too large, no topology, or has no GPU or impossible ones.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{path} has {path.stat().st_size} bytes, a topology at most {MAX_FILE_BYTES}", _REMEDY)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the topology {path} cannot be read: {error}", _REMEDY) from error
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise UserError(f"{path} declares entities, which no topology does", _REMEDY)
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise UserError(f"{path} is no XML: {error}", _REMEDY) from error
+    if root.tag != "system":
+        raise UserError(f"{path} is no topology: it begins with <{root.tag}>, not with <system>", _REMEDY)
+    gpus = tuple(_gpu(path, pci, pci[0]) for pci in root.iter("pci") if len(pci) and pci[0].tag == "gpu")
+    nics = tuple(_nic(path, net) for net in root.iter("net"))
+    if not gpus:
+        raise UserError(f"{path} has no GPU", _REMEDY)
+    for what, found in (("GPUs", gpus), ("network adapters", nics)):
+        if len(found) > MAX_DEVICES:
+            raise UserError(f"{path} has {len(found)} {what}, a node at most {MAX_DEVICES}", _REMEDY)
+    if len({gpu.bus_id for gpu in gpus}) < len(gpus):
+        raise UserError(f"{path} has two GPUs of one bus id", _REMEDY)
+    return Machine(path, gpus, nics)
+
+
+def _gpu(path: Path, pci: ElementTree.Element, gpu: ElementTree.Element) -> Gpu:
+    bus_id = pci.get("busid", "").lower()
+    if not _BUS_ID.fullmatch(bus_id):
+        raise UserError(f"{path}: a GPU has the bus id {pci.get('busid')!r}", "bus ids look like 0000:0f:00.0")
+    links = gpu.findall("nvlink")
+    return Gpu(
+        bus_id=bus_id,
+        capability=_number(path, gpu, "sm", 50, 200),
+        n_nvlinks=sum(_number(path, link, "count", 1, 64) for link in links),
+        behind_switch=bool(links) and all(link.get("tclass") == _SWITCH_CLASS for link in links),
+    )
+
+
+def _nic(path: Path, net: ElementTree.Element) -> Nic:
+    name = net.get("name", "")
+    if not 0 < len(name.encode()) < 32:
+        raise UserError(f"{path}: a network adapter has the name {name!r}", _REMEDY)
+    try:
+        guid, latency_us = int(net.get("guid", "0"), 16), float(net.get("latency", "0"))
+    except ValueError as error:
+        raise UserError(f"{path}: adapter {name}: {error}", _REMEDY) from error
+    return Nic(
+        name=name,
+        speed_mbps=_number(path, net, "speed", 1, 10_000_000),
+        port=_number(path, net, "port", 0, 1 << 15, default=1),
+        latency_us=latency_us,
+        guid=guid % (1 << 64),
+        reaches_gpu_memory=net.get("gdr") == "1",
+    )
+
+
+def _number(
+    path: Path, element: ElementTree.Element, name: str, lowest: int, highest: int, *, default: int | None = None
+) -> int:
+    text = element.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isascii() or not text.isdigit() or not lowest <= int(text) <= highest:
+        raise UserError(f"{path}: <{element.tag}> has {name}={text!r}", f"{name} is {lowest} to {highest}")
+    return int(text)

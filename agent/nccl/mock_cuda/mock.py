@@ -1,0 +1,203 @@
+"""The mock as Python sees it: attached to a libnccl, told what machine to lend, asked what was launched."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.agent.nccl.compiled import MOCK_CUDA
+from zerotune.agent.nccl.mock_cuda.layouts import LayoutFields, layout_of
+from zerotune.agent.nccl.mock_cuda.machine import MAX_DEVICES, Machine
+from zerotune.agent.nccl.mock_cuda.symbols import functions
+from zerotune.store.errors import PluginError, UserError
+
+CUDA_VERSION: Final = 12090
+RING_WORKS: Final = 65536
+WORK: Final = np.dtype(
+    [("launch", "<u8"), ("communicator", "<u8"), ("stream", "<u8"), ("count", "<u8"), ("channel_mask", "<u8"),
+     ("function_id", "<u4"), ("device", "<u4")]
+)  # fmt: skip
+"""One collective of one launch: `mock_work` in mock_cuda.h."""
+FORCE: Final = "ZEROTUNE_MOCK_CUDA"
+_DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [
+        ("bus_id", ctypes.c_char * 16),
+        ("name", ctypes.c_char * 64),
+        ("capability", ctypes.c_int32),
+        ("n_multiprocessors", ctypes.c_int32),
+        ("memory_bytes", ctypes.c_uint64),
+    ]
+
+
+class _Nic(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char * 32),
+        ("guid", ctypes.c_uint64),
+        ("speed_mbps", ctypes.c_int32),
+        ("port", ctypes.c_int32),
+        ("reaches_gpu_memory", ctypes.c_int32),
+        ("latency_us", ctypes.c_float),
+    ]
+
+
+class _Machine(ctypes.Structure):
+    _fields_ = [
+        ("n_devices", ctypes.c_uint32),
+        ("n_nics", ctypes.c_uint32),
+        ("cuda_version", ctypes.c_int32),
+        ("multicast", ctypes.c_int32),
+        ("devices", _Device * MAX_DEVICES),
+        ("nics", _Nic * MAX_DEVICES),
+    ]
+
+
+class MockCuda:
+    """The mock in this process; make one before libnccl is opened, since it also stands in for NVML.
+
+    Raises:
+        PluginError: it cannot be built or loaded.
+        UserError: a CUDA driver is in use on this machine.
+    """
+
+    def __init__(self) -> None:
+        _refuse_beside_a_driver()
+        path = MOCK_CUDA.build()
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise PluginError(f"the mock CUDA cannot be loaded: {error}") from error
+        self.path: Final = path
+        pointer, u64, count = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
+        self._patch = self._bind("patch", ctypes.c_int, pointer, pointer, pointer, count, ctypes.POINTER(count))
+        self._set_machine = self._bind("set_machine", None, pointer)
+        self._set_layout = self._bind("set_layout", None, pointer)
+        self._set_device = self._bind("set_device", None, ctypes.c_int)
+        self._malloc = self._bind("malloc", ctypes.c_int, ctypes.POINTER(pointer), count)
+        self._free = self._bind("free", ctypes.c_int, pointer)
+        self._allocated_bytes = self._bind("allocated_bytes", u64, ctypes.c_int)
+        self._set_duration_us = self._bind("set_duration_us", None, ctypes.c_double)
+        self._set_recording = self._bind("set_recording", None, ctypes.c_int)
+        self._drain = self._bind("drain", count, pointer, count)
+        self._finish = self._bind("finish", ctypes.c_int, u64, u64, u64)
+        self._n_launches = self._bind("n_launches", u64)
+        self._n_dropped = self._bind("n_dropped", u64)
+        self._drained = np.empty(RING_WORKS, WORK)
+
+    def _bind(self, name: str, result: Any, *arguments: Any) -> Any:
+        function = getattr(self._library, f"mock_cuda_{name}")
+        function.restype = result
+        function.argtypes = arguments
+        return function
+
+    def lend(self, machine: Machine) -> None:
+        """Describe the node whose GPUs and network adapters this process sees."""
+        fields = _Machine(len(machine.gpus), len(machine.nics), CUDA_VERSION, int(machine.multicast))
+        for i, gpu in enumerate(machine.gpus):
+            name = f"mock sm{gpu.capability}".encode()
+            fields.devices[i] = (gpu.bus_id.encode(), name, gpu.capability, gpu.n_multiprocessors, gpu.memory_bytes)
+        for i, nic in enumerate(machine.nics):
+            fields.nics[i] = (
+                *(nic.name.encode(), nic.guid, nic.speed_mbps, nic.port),
+                *(int(nic.reaches_gpu_memory), nic.latency_us),
+            )
+        self._set_machine(ctypes.byref(fields))
+
+    def attach(self, path: Path, library: ctypes.CDLL, version: tuple[int, ...]) -> int:
+        """Put the mock in place of the CUDA runtime within a loaded libnccl.
+
+        Args:
+            path: the library's file.
+            library: the same, opened.
+            version: its release, (major, minor, patch).
+
+        Returns:
+            How many of its CUDA functions the mock has only a complaint for.
+
+        Raises:
+            UserError: the file is no such library, or its release is not known.
+            PluginError: the library's code cannot be replaced.
+        """
+        layout = layout_of(version)
+        found = functions(path)
+        origin = next((each.address for each in found if each.name == "ncclGetVersion"), None)
+        cuda = [each for each in found if each.name.startswith("cuda") and each.name[4:5].isupper()]
+        if origin is None or not cuda:
+            raise UserError(f"{path} does not hold NCCL and CUDA's runtime", "take the library of NVIDIA's wheel")
+        base = (ctypes.cast(library.ncclGetVersion, ctypes.c_void_p).value or 0) - origin
+        names = (ctypes.c_char_p * len(cuda))(*(each.name.encode() for each in cuda))
+        addresses = (ctypes.c_void_p * len(cuda))(*(base + each.address for each in cuda))
+        sizes = (ctypes.c_uint64 * len(cuda))(*(each.n_bytes for each in cuda))
+        n_unknown = ctypes.c_size_t()
+        fault = self._patch(names, addresses, sizes, len(cuda), ctypes.byref(n_unknown))
+        if fault != 0:
+            why = "its code cannot be written to" if fault == -1 else "one of its functions is too short"
+            raise PluginError(f"the mock CUDA cannot be put into {path}: {why}")
+        self._set_layout(ctypes.byref(LayoutFields(*layout)))
+        return int(n_unknown.value)
+
+    def set_device(self, device: int) -> None:
+        """Which GPU the calling thread uses."""
+        self._set_device(device)
+
+    def malloc(self, n_bytes: int) -> int:
+        """Address of new device memory of the calling thread's GPU.
+
+        Raises:
+            PluginError: the GPU has no room for it.
+        """
+        pointer = ctypes.c_void_p()
+        if self._malloc(ctypes.byref(pointer), n_bytes) != 0:
+            raise PluginError(f"the mock GPU has no room for {n_bytes} bytes")
+        return pointer.value or 0
+
+    def free(self, address: int) -> None:
+        """Give device memory back."""
+        self._free(address)
+
+    def allocated_bytes(self, device: int) -> int:
+        """Device memory in use."""
+        return int(self._allocated_bytes(device))
+
+    def set_duration_us(self, duration_us: float | None) -> None:
+        """How long kernels take; None: until `finish` ends each."""
+        self._set_duration_us(-1.0 if duration_us is None else duration_us)
+
+    def set_recording(self, on: bool) -> None:
+        """Turn on or off that launches are kept for `drain`."""
+        self._set_recording(int(on))
+
+    def drain(self) -> NDArray[np.void]:
+        """Collectives launched since, oldest first, as an array of WORK."""
+        n_works = self._drain(self._drained.ctypes.data, RING_WORKS)
+        return self._drained[:n_works].copy()
+
+    def finish(self, launch: int, start_ns: int, end_ns: int) -> bool:
+        """Tell NCCL when a kernel ran; False: no launch of this number waits for that."""
+        return bool(self._finish(launch, start_ns, end_ns) == 0)
+
+    def n_launches(self) -> int:
+        """Kernels launched so far."""
+        return int(self._n_launches())
+
+    def n_dropped(self) -> int:
+        """Collectives that `drain` came too late for."""
+        return int(self._n_dropped())
+
+
+def _refuse_beside_a_driver() -> None:
+    if os.environ.get(FORCE) == "force":
+        return
+    found = next((path for path in _DRIVER_FILES if os.path.exists(path)), None)
+    if found is not None:
+        raise UserError(
+            f"this machine has a CUDA driver ({found}): the mock CUDA is for machines without one",
+            f"{FORCE}=force uses it all the same",
+        )

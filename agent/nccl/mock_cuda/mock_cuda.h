@@ -1,0 +1,105 @@
+/* A machine with GPUs for an unmodified libnccl, on one without: what Python calls, and what the files share.
+ *
+ * Device memory is shared host memory, streams and events have always finished, and a kernel "runs" when its
+ * times are told to NCCL's profiler counters. Nothing is computed.
+ */
+#ifndef ZEROTUNE_MOCK_CUDA_H
+#define ZEROTUNE_MOCK_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+
+#define MOCK_MAX_DEVICES 64
+#define MOCK_MAX_NICS 64
+#define MOCK_MAX_CHANNELS 64
+#define MOCK_API __attribute__((visibility("default")))
+
+/* ---- what Python sets ---- */
+
+typedef struct {
+  char bus_id[16]; /* "0000:0f:00.0" */
+  char name[64];
+  int32_t capability; /* 90 = 9.0 */
+  int32_t n_multiprocessors;
+  uint64_t memory_bytes;
+} mock_device;
+
+typedef struct {
+  char name[32]; /* as the topology file has it */
+  uint64_t guid;
+  int32_t speed_mbps;
+  int32_t port;
+  int32_t reaches_gpu_memory; /* GPUDirect RDMA */
+  float latency_us;
+} mock_nic;
+
+typedef struct {
+  uint32_t n_devices, n_nics;
+  int32_t cuda_version; /* 12090 = 12.9 */
+  int32_t multicast;    /* NVLink switches that multicast: NVLS exists */
+  mock_device devices[MOCK_MAX_DEVICES];
+  mock_nic nics[MOCK_MAX_NICS];
+} mock_machine;
+
+/* Where a release of NCCL keeps what its kernels and the host share; offsets in bytes, -1 = not there. */
+typedef struct {
+  int32_t n_ranks, channels, work_started, work_completed; /* in the device communicator */
+  int32_t channel_bytes, work_counter;                     /* of one channel */
+  int32_t times;                                           /* counters come with times (2.27 and newer) */
+  int32_t work_counts;                                     /* first of three counts of a collective's work */
+  int32_t work_bytes;                                      /* size of a collective's work */
+  int32_t batches;                                         /* launches carry batches (2.22 and newer) */
+  int32_t function_mask;                                   /* of a batch's function, whose upper bits may mean more */
+} mock_layout;
+
+/* One collective of one kernel launch. */
+typedef struct {
+  uint64_t launch; /* running number; collectives of one launch share it */
+  uint64_t communicator, stream;
+  uint64_t count; /* elements over all channels; all_gather: bytes per rank */
+  uint64_t channel_mask;
+  uint32_t function_id;
+  uint32_t device;
+} mock_work;
+
+MOCK_API void mock_cuda_set_machine(const mock_machine *machine);
+MOCK_API void mock_cuda_set_layout(const mock_layout *layout);
+MOCK_API void mock_cuda_set_device(int device); /* the calling thread's */
+/* Overwrite the beginning of each function with a jump to ours. `n_unknown` counts those that only say that they are
+ * missing. Returns 0, -1 = the code cannot be written to, -2 = a function is too short. */
+MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes, size_t n_functions,
+                             size_t *n_unknown);
+MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);
+MOCK_API int mock_cuda_free(void *pointer);
+MOCK_API uint64_t mock_cuda_allocated_bytes(int device);
+
+/* How kernels end: with `duration_us` >= 0 at once, after so long; with a negative one when mock_cuda_finish says so. */
+MOCK_API void mock_cuda_set_duration_us(double duration_us);
+MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties */
+MOCK_API size_t mock_cuda_drain(mock_work *out, size_t max_works);
+MOCK_API int mock_cuda_finish(uint64_t launch, uint64_t start_ns, uint64_t end_ns); /* -1: no such launch is open */
+MOCK_API uint64_t mock_cuda_n_launches(void);
+MOCK_API uint64_t mock_cuda_n_dropped(void); /* works that found the ring full */
+
+/* ---- between the files ---- */
+
+extern mock_machine mock_the_machine;
+extern mock_layout mock_the_layout;
+int mock_current_device(void);
+void *mock_runtime_function(const char *name); /* NULL = the mock has none of this name */
+void *mock_driver_function(const char *name);
+cuda_error mock_allocate(void **pointer, size_t n_bytes);
+cuda_error mock_free(void *pointer);
+bool mock_find(const void *pointer, void **base, size_t *n_bytes);
+cuda_error mock_ipc_handle(cuda_ipc_handle *handle, void *pointer);
+cuda_error mock_ipc_open(void **pointer, cuda_ipc_handle handle);
+cuda_error mock_ipc_close(void *pointer);
+void *mock_memory_function(const char *name); /* cuMem and cuMulticast */
+void mock_on_launch(void **parameters, void **extra, void *stream);
+void mock_let_proxies_run(const char *communicator, uint64_t channel_mask);
+void mock_forget_proxies(const void *base, size_t n_bytes); /* memory that is about to go */
+
+#endif

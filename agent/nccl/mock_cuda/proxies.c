@@ -1,0 +1,100 @@
+/* NCCL's network proxies wait for kernels to fill and empty buffers. An infinitely fast GPU lets them go on: its
+ * tails and heads are far ahead, and a slot that a proxy took is ready at once, with nothing in it. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include "mock_cuda.h"
+
+#define FAR_AHEAD (UINT64_C(1) << 62)
+#define N_SLOTS 8        /* NCCL_STEPS */
+#define SLOT_BYTES 24    /* ncclConnFifo */
+#define SLOT_SIZE 8      /* its `size` */
+#define CONNECTION 152   /* ncclConnInfo, the same from 2.21 to 2.32 */
+#define N_CONNECTIONS 2  /* NCCL_MAX_CONNS, for sending; as many follow for receiving */
+#define TAIL 48
+#define HEAD 56
+#define FIFO 96
+#define POLL_US 20
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char **fifos;
+static size_t n_fifos, n_room;
+static bool draining;
+
+static void *pointer_at(const char *base, int64_t offset) {
+  void *value;
+  memcpy(&value, base + offset, sizeof value);
+  return value;
+}
+
+static void *drain(void *nothing) {
+  for (;;) {
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < n_fifos; i++)
+      for (int slot = 0; slot < N_SLOTS; slot++) {
+        _Atomic int64_t *size = (_Atomic int64_t *)(void *)(fifos[i] + SLOT_BYTES * slot + SLOT_SIZE);
+        int64_t taken = -1;
+        atomic_compare_exchange_strong(size, &taken, 0);
+      }
+    pthread_mutex_unlock(&lock);
+    const struct timespec pause = {0, POLL_US * 1000};
+    nanosleep(&pause, NULL);
+  }
+  return nothing;
+}
+
+static void add_fifo(char *fifo) {
+  pthread_mutex_lock(&lock);
+  if (n_fifos == n_room) {
+    const size_t room = n_room == 0 ? 256 : 2 * n_room;
+    char **const grown = realloc(fifos, room * sizeof *fifos);
+    if (grown != NULL) fifos = grown, n_room = room;
+  }
+  if (n_fifos < n_room) fifos[n_fifos++] = fifo;
+  if (!draining) {
+    pthread_t thread;
+    draining = pthread_create(&thread, NULL, drain, NULL) == 0 && pthread_detach(thread) == 0;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+void mock_forget_proxies(const void *base, size_t n_bytes) {
+  pthread_mutex_lock(&lock);
+  size_t n_kept = 0;
+  for (size_t i = 0; i < n_fifos; i++)
+    if (fifos[i] < (const char *)base || fifos[i] >= (const char *)base + n_bytes) fifos[n_kept++] = fifos[i];
+  n_fifos = n_kept;
+  pthread_mutex_unlock(&lock);
+}
+
+static bool move_ahead(_Atomic uint64_t *position) {
+  if (position == NULL || atomic_load(position) >= FAR_AHEAD / 2) return false;
+  atomic_store(position, FAR_AHEAD);
+  return true;
+}
+
+static void open_peer(const char *peer) {
+  for (int i = 0; i < N_CONNECTIONS; i++) {
+    const char *const sending = peer + CONNECTION * i, *const receiving = peer + CONNECTION * (N_CONNECTIONS + i);
+    char *const fifo = pointer_at(sending, FIFO);
+    if (fifo != NULL && move_ahead(pointer_at(sending, TAIL))) add_fifo(fifo);
+    (void)move_ahead(pointer_at(receiving, HEAD));
+  }
+}
+
+void mock_let_proxies_run(const char *communicator, uint64_t channel_mask) {
+  const mock_layout *layout = &mock_the_layout;
+  int32_t n_ranks;
+  memcpy(&n_ranks, communicator + layout->n_ranks, sizeof n_ranks);
+  const char *const channels = pointer_at(communicator, layout->channels);
+  for (int channel = 0; channel < MOCK_MAX_CHANNELS; channel++) {
+    if (!(channel_mask >> channel & 1)) continue;
+    char **const peers = pointer_at(channels + layout->channel_bytes * (int64_t)channel, 0);
+    for (int rank = 0; peers != NULL && rank < n_ranks; rank++)
+      if (peers[rank] != NULL) open_peer(peers[rank]);
+  }
+}

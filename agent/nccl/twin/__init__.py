@@ -1,0 +1,1 @@
+"""A twin of a cluster: the official libnccl decides for a described machine, without a GPU."""

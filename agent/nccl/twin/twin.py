@@ -1,0 +1,186 @@
+"""Asks NCCL's own library what it would do on a described cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.twin.machines import MACHINES
+from zerotune.agent.nccl.twin.protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
+from zerotune.store.errors import PluginError, UserError
+from zerotune.store.records import PlanRow
+
+MAX_RANKS: Final = 256
+TIMEOUT_S: Final = 300.0
+_POLL_S: Final = 0.2
+_STDERR_BYTES: Final = 2000
+_OURS: Final = ("NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_NET_PLUGIN")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal nodes."""
+
+    topology: Path
+    n_nodes: int
+    ranks_per_node: int
+
+    @property
+    def n_ranks(self) -> int:
+        """All of them."""
+        return self.n_nodes * self.ranks_per_node
+
+
+@contextlib.contextmanager
+def topology_file(name_or_path: str) -> Iterator[Path]:
+    """The topology file that a name of MACHINES, or a path, means.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if name_or_path in MACHINES:
+        with tempfile.TemporaryDirectory(prefix="zerotune-") as folder:
+            path = Path(folder) / f"{name_or_path}.xml"
+            path.write_text(MACHINES[name_or_path].topology())
+            yield path
+    elif Path(name_or_path).is_file():
+        yield Path(name_or_path)
+    else:
+        known = ", ".join(MACHINES)
+        raise UserError(f"{name_or_path!r} is no topology file and no machine", f"machines: {known}")
+
+
+def ask_nccl(
+    library: Path,
+    cluster: Cluster,
+    questions: Sequence[Question],
+    rows: Sequence[PlanRow] = (),
+    *,
+    observe: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> NodeAnswer:
+    """Make the cluster's communicator with the real library and ask it.
+
+    Args:
+        library: a libnccl.so.2.
+        cluster: where.
+        questions: calls, in order.
+        rows: a plan that is in force meanwhile.
+        observe: have NCCL's profiler tell of each kernel.
+        timeout_s: how long all of it may take.
+
+    Returns:
+        What rank 0's node found; a node's ranks decide alike, else this fails.
+
+    Raises:
+        UserError: the ranks do not fit the topology, or the library or the topology is none.
+        PluginError: a process failed or took too long.
+    """
+    n_gpus = len(read_machine(cluster.topology).gpus)
+    if not 1 <= cluster.ranks_per_node <= n_gpus:
+        raise UserError(
+            f"{cluster.ranks_per_node} ranks per node do not fit {cluster.topology.name}, which has {n_gpus} GPUs",
+            f"ask for 1 to {n_gpus}",
+        )
+    if not 2 <= cluster.n_ranks <= MAX_RANKS:
+        raise UserError(f"{cluster.n_ranks} ranks cannot be asked about", f"ask for 2 to {MAX_RANKS}")
+    requests = [
+        NodeRequest(
+            library=str(library.absolute()),
+            topology=str(cluster.topology.absolute()),
+            n_nodes=cluster.n_nodes,
+            ranks_per_node=cluster.ranks_per_node,
+            node=node,
+            questions=tuple(questions),
+            rows=tuple(rows),
+            observe=observe,
+        )
+        for node in range(cluster.n_nodes)
+    ]
+    with _Nodes(requests, time.monotonic() + timeout_s) as nodes:
+        return nodes.answer()
+
+
+class _Nodes:
+    """A process per node."""
+
+    def __init__(self, requests: Sequence[NodeRequest], deadline_s: float) -> None:
+        self._requests = requests
+        self._deadline_s = deadline_s
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stderr: list[int] = []
+
+    def __enter__(self) -> _Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        for stderr in self._stderr:
+            os.close(stderr)
+
+    def answer(self) -> NodeAnswer:
+        first = self._start(self._requests[0])
+        unique_id = self._line(first)
+        others = [self._start(msgspec.structs.replace(each, unique_id=unique_id)) for each in self._requests[1:]]
+        answer = msgspec.json.decode(self._line(first), type=NodeAnswer)
+        for process in others:
+            self._line(process)
+        return answer
+
+    def _start(self, request: NodeRequest) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if name not in _OURS}
+        stderr = os.memfd_create(f"node-{request.node}")
+        self._stderr.append(stderr)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "zerotune.agent.nccl.twin.worker"],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+        self._processes.append(process)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # then its end is told below
+            process.stdin.write(msgspec.json.encode(request) + b"\n")
+            process.stdin.flush()
+        return process
+
+    def _line(self, process: subprocess.Popen[bytes]) -> str:
+        """The next line that a process prints; fails as soon as any process has.
+
+        Raises:
+            UserError: a process told of a mistake.
+            PluginError: a process ended otherwise, or time is up.
+        """
+        assert process.stdout is not None
+        while not select.select([process.stdout], [], [], _POLL_S)[0]:
+            for place, other in enumerate(self._processes):
+                if other.poll() not in (None, 0):
+                    raise self._failure(place)
+            if time.monotonic() > self._deadline_s:
+                raise PluginError("NCCL did not answer in time: a process per node was at work")
+        line = process.stdout.readline().decode().strip()
+        if not line:
+            process.wait()
+            raise self._failure(self._processes.index(process))
+        return line
+
+    def _failure(self, place: int) -> UserError | PluginError:
+        process, stderr = self._processes[place], self._stderr[place]
+        n_bytes = os.fstat(stderr).st_size
+        said = os.pread(stderr, _STDERR_BYTES, max(0, n_bytes - _STDERR_BYTES)).decode(errors="replace").strip()
+        last = said.splitlines()[-1] if said else f"it ended with code {process.returncode}"
+        if process.returncode == USER_ERROR:
+            return UserError(last)
+        return PluginError(f"NCCL cannot be asked (node {place}): {last}")

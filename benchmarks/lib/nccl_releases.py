@@ -1,0 +1,67 @@
+"""Releases of the official libnccl, from their wheels; `python -m benchmarks.lib.nccl_releases [--all|VERSION ...]`.
+
+They lie below ZEROTUNE_NCCL_CACHE, else the user's cache folder; nothing of them is ever part of this project.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+TESTED: Final = ("2.27.7", "2.29.7", "2.32.3")
+"""Releases of `make test`: the three newest tuner interfaces."""
+ALL: Final = (
+    *("2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.5", "2.27.5", "2.27.7", "2.28.3", "2.28.9"),
+    *("2.29.3", "2.29.7", "2.30.3", "2.30.7", "2.31.2", "2.32.3"),
+)
+"""Releases of `make test-releases`: at least one of each minor version from the oldest that has a tuner we can use."""
+_MEMBER: Final = "nvidia/nccl/lib/libnccl.so.2"
+
+
+def cache() -> Path:
+    """Folder that keeps the libraries."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "nccl-releases"
+    return Path(os.environ.get("ZEROTUNE_NCCL_CACHE", default))
+
+
+def library_of(version: str) -> Path:
+    """Where a release's library is, or will be once it has been fetched."""
+    return cache() / version / "libnccl.so.2"
+
+
+def fetch(version: str) -> Path:
+    """The release's library, downloaded unless it is there.
+
+    Raises:
+        RuntimeError: the wheel cannot be had.
+    """
+    library = library_of(version)
+    if library.exists():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+        done = subprocess.run([*command, f"nvidia-nccl-cu12=={version}"], capture_output=True, text=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if done.returncode != 0 or not wheels:
+            raise RuntimeError(f"nvidia-nccl-cu12=={version} cannot be downloaded: {done.stderr.strip()[-300:]}")
+        with zipfile.ZipFile(wheels[0]) as archive:
+            archive.extract(_MEMBER, folder)
+        (Path(folder) / _MEMBER).replace(library)
+    return library
+
+
+def main() -> None:
+    """Fetch the releases that the command line names, else those of `make test`."""
+    versions = ALL if sys.argv[1:] == ["--all"] else sys.argv[1:] or TESTED
+    for version in versions:
+        print(f"NCCL {version}: {fetch(version)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

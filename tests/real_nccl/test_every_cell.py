@@ -1,0 +1,154 @@
+"""What a plan asks for is what NCCL launches, in its own library: cell by cell, told by three witnesses.
+
+The decision (our tuner), the launched device function and channels (the mock's, which knows nothing of plans), and what
+NCCL's own profiler reports, with times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from zerotune.agent.nccl import catalog
+from zerotune.agent.nccl.twin.protocol import Question, duration_us
+from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file
+from zerotune.store.records import (
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    PlanRow,
+    Protocol,
+    TimingSource,
+)
+
+COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
+SIZES = (1 << 16, 1 << 20, 1 << 25)
+CHANNELS = (0, 2, 16)
+STEP_BYTES = 1024
+"""Between the message sizes of two settings, so that each has a row, and a size, of its own."""
+ON_EVERY_MACHINE = {
+    (algorithm, protocol)
+    for algorithm in (Algorithm.ring, Algorithm.tree)
+    for protocol in (Protocol.ll, Protocol.simple)
+}
+CLUSTERS = {"one node": ("dgx_h100", 1, 2), "two nodes": ("dgx_h100", 2, 1), "pcie": ("pcie_l40s", 1, 2)}
+
+
+def forced(version, cluster):
+    """A row per setting, and the question that it answers."""
+    shape = CommunicatorClass(cluster.n_ranks, cluster.n_nodes)
+    rows = []
+    for collective in COLLECTIVES:
+        cells = catalog.legal_cells(
+            collective, n_nodes=cluster.n_nodes, n_ranks=cluster.n_ranks, nccl_version=version, nvls=True
+        )
+        settings = [(cell, n_channels, size) for size in SIZES for cell in cells for n_channels in CHANNELS]
+        for (algorithm, protocol), n_channels, size in settings:
+            message_bytes = size + STEP_BYTES * len(rows)
+            candidate = Candidate(algorithm, protocol, n_channels)
+            rows.append(PlanRow(shape, collective, Phase.other, message_bytes, message_bytes, candidate))
+    return rows, [Question(row.collective, row.min_bytes) for row in rows]
+
+
+@pytest.fixture(scope="module", params=list(CLUSTERS))
+def asked(request, release):
+    """(version, rows, NCCL's answers) on one cluster."""
+    version, library = release
+    machine, n_nodes, ranks_per_node = CLUSTERS[request.param]
+    if version < (2, 22) and n_nodes > 1:
+        pytest.skip("2.21 cannot be asked about several nodes")
+    with topology_file(machine) as topology:
+        cluster = Cluster(topology, n_nodes, ranks_per_node)
+        rows, questions = forced(version, cluster)
+        answer = ask_nccl(library, cluster, questions, rows, observe=True, timeout_s=100)
+    assert answer.version == version
+    return version, cluster, rows, answer.answers
+
+
+def offered(version, answers):
+    """Cells that NCCL has here, by collective: its tables say so; 2.21 shows none, and gets what every machine has."""
+    cells = defaultdict(set)
+    for answer in answers:
+        cells[answer.question.collective] |= {(cell.algorithm, cell.protocol) for cell in answer.cells}
+        if version < (2, 22):
+            cells[answer.question.collective] |= ON_EVERY_MACHINE
+    return cells
+
+
+def test_each_collective_is_decided_once(asked):
+    _, _, _, answers = asked
+    assert {answer.n_decisions for answer in answers} == {1}
+
+
+def test_cells_that_nccl_offers_are_honoured_and_no_others(asked):
+    version, _, rows, answers = asked
+    n_honoured = 0
+    cells = offered(version, answers)
+    for row, answer in zip(rows, answers, strict=True):
+        cell = (row.candidate.algorithm, row.candidate.protocol)
+        is_offered = cell in cells[row.collective]
+        assert (answer.matched, answer.ignored) == (is_offered, not is_offered), (row, answer)
+        if is_offered:
+            assert (answer.algorithm, answer.protocol) == (row.candidate.algorithm, row.candidate.protocol)
+            n_honoured += 1
+    assert n_honoured >= len(rows) / 3
+
+
+def test_each_cell_launches_a_function_of_its_own(asked):
+    version, _, rows, answers = asked
+    if version < (2, 22):
+        pytest.skip("launches of 2.21 are not read")
+    functions = defaultdict(set)
+    for row, answer in zip(rows, answers, strict=True):
+        if answer.matched:
+            functions[row.collective, row.candidate.algorithm, row.candidate.protocol].add(answer.function_id)
+    assert all(len(ids) == 1 for ids in functions.values()), dict(functions)
+    assert len({next(iter(ids)) for ids in functions.values()}) == len(functions)
+
+
+def test_no_more_channels_run_than_were_asked_for(asked):
+    version, _, rows, answers = asked
+    if version < (2, 22):
+        pytest.skip("launches of 2.21 are not read")
+    for row, answer in zip(rows, answers, strict=True):
+        assert answer.n_channels > 0
+        if answer.matched and row.candidate.n_channels:
+            assert answer.n_channels <= row.candidate.n_channels
+    largest = [
+        (row, answer)
+        for row, answer in zip(rows, answers, strict=True)
+        if row.min_bytes >= SIZES[-1] and answer.matched and row.candidate.n_channels == CHANNELS[1]
+    ]
+    assert largest
+    assert all(answer.n_channels == row.candidate.n_channels for row, answer in largest)
+
+
+def test_the_profiler_tells_what_ran_and_how_long(asked):
+    version, cluster, rows, answers = asked
+    if version < (2, 26):
+        pytest.skip("kernels tell no profiler of their ends")
+    told = defaultdict(list)
+    for ran in (ran for answer in answers for ran in answer.ran):
+        told[ran.message_bytes].append(ran)
+    n_late = 1 if version < (2, 27) else 0  # 2.26 tells of a kernel's end when the next one begins
+    assert len(told) >= len(rows) - n_late
+    for place, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+        assert len(told[row.min_bytes]) == cluster.ranks_per_node or (n_late and place == len(rows) - 1)
+        for ran in told[row.min_bytes]:
+            assert (ran.algorithm, ran.protocol) == (answer.algorithm, answer.protocol)
+            assert ran.n_channels == answer.n_channels
+            if version >= (2, 27):
+                assert ran.timing_source == TimingSource.gpu_kernel
+                assert ran.duration_us == pytest.approx(duration_us(place), abs=0.01)
+            else:
+                assert ran.timing_source == TimingSource.cpu_kernel
+
+
+def test_times_of_hosts_do_not_pass_for_kernels(asked):
+    version, _, _, answers = asked
+    if version >= (2, 26):
+        pytest.skip("kernels tell their times")
+    assert {ran.timing_source for answer in answers for ran in answer.ran} <= {TimingSource.cpu_collective}

@@ -1,0 +1,107 @@
+"""`zerotune nccl` as a user calls it, over the real library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from zerotune.store.plan_file import PlanFile, write_plan
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+
+HERE = CommunicatorClass(2, 1)
+
+
+def nccl(*arguments):
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "nccl", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+
+
+def row(algorithm, protocol, n_channels=0, *, communicator=HERE, max_bytes=1 << 24):
+    candidate = Candidate(algorithm, protocol, n_channels)
+    return PlanRow(communicator, Collective.all_gather, Phase.forward_gather, 1 << 20, max_bytes, candidate)
+
+
+def judged(folder, library, *rows):
+    path = folder / "plan.json"
+    write_plan(path, PlanFile(Plan(epoch=1, rows=rows)))
+    done = nccl("dgx_h100", "--ranks-per-node", 2, "--library", library, "--plan", path, "--json")
+    return done.returncode, {one["row"]: one for one in json.loads(done.stdout)}
+
+
+def test_choices_and_a_picture(newest, tmp_path):
+    version, library = newest
+    options = ("--ranks-per-node", 2, "--library", library, "--min-bytes", "64K", "--max-bytes", "64M")
+    done = nccl("dgx_h100", *options, "--picture", tmp_path / "choices.png", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["nccl"] == ".".join(map(str, version))
+    assert (tmp_path / "choices.png").read_bytes().startswith(b"\x89PNG")
+    gathers = [choice for choice in found["choices"] if choice["collective"] == "all_gather"]
+    assert [choice["message_bytes"] for choice in gathers] == [1 << shift for shift in range(16, 27)]
+    for choice in gathers:
+        cheapest = min(choice["offers"], key=lambda offer: offer["estimate_us"])
+        assert (choice["algorithm"], choice["protocol"]) == (cheapest["algorithm"], cheapest["protocol"])
+        assert choice["estimate_us"] == cheapest["estimate_us"]
+    assert all(before["estimate_us"] < after["estimate_us"] for before, after in pairwise(gathers))
+    assert all(1 <= choice["n_channels"] <= found["max_channels"] for choice in gathers)
+
+
+def test_rows_of_a_plan_that_do_nothing_are_told(newest, tmp_path):
+    _, library = newest
+    elsewhere = row(Algorithm.ring, Protocol.ll, communicator=CommunicatorClass(16, 2))
+    code, rows = judged(tmp_path, library, row(Algorithm.ring, Protocol.ll128, 4), elsewhere)
+    assert code == 1
+    assert {number: one["effect"] for number, one in rows.items()} == {1: "applies", 2: "never_matches"}
+
+
+def test_a_plan_whose_rows_all_apply_is_a_success(newest, tmp_path):
+    _, library = newest
+    code, rows = judged(tmp_path, library, row(Algorithm.ring, Protocol.ll128, 4))
+    assert (code, rows[1]["effect"], rows[1]["ran"]) == (0, "applies", "ring/ll128/4ch")
+
+
+def test_what_nccl_does_not_offer_is_ignored(newest, tmp_path):
+    _, library = newest
+    code, rows = judged(tmp_path, library, row(Algorithm.pat, Protocol.simple))
+    assert (code, rows[1]["effect"]) == (1, "ignored")
+
+
+def test_another_release_against_itself_changes_nothing(newest):
+    _, library = newest
+    options = ("--ranks-per-node", 2, "--library", library, "--min-bytes", "1M", "--max-bytes", "1M")
+    done = nccl("dgx_h100", *options, "--against", library, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["before"], found["changes"]) == (found["after"], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("nowhere",), "nowhere"),
+        (("dgx_h100", "--ranks-per-node", 9), "9"),
+        (("dgx_h100", "--ranks-per-node", 1), "1"),
+        (("dgx_h100", "--collective", "all_to_all"), "all_to_all"),
+        (("dgx_h100", "--min-bytes", "2M", "--max-bytes", "1M"), "2097152"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(options, named, tmp_path):
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(b"not a library")
+    done = nccl(*options, "--library", library)
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path):
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(b"not a library")
+    done = nccl("dgx_h100", "--ranks-per-node", 2, "--library", library)
+    assert done.returncode == 2
+    assert str(library) in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,118 @@
+"""`zerotune nccl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.options import AsJson, console, print_json
+from zerotune.tuner.cli.paths import output_file
+from zerotune.tuner.cli.sizes import a_size
+
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
+_TUNED = _COLLECTIVES[:3]
+_MAX_SIZES = 64
+
+
+def nccl(
+    topology: Annotated[
+        str,
+        typer.Argument(
+            help="A file that NCCL_TOPO_DUMP_FILE wrote, or a machine that zerotune ships; `list` names them.",
+            autocompletion=completion.machines,
+        ),
+    ],
+    nodes: Annotated[int, typer.Option(help="Nodes.", min=1)] = 1,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks of each node; default: all of its GPUs.", min=1)
+    ] = None,
+    collective: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Of {', '.join(_COLLECTIVES)}; repeat it.", autocompletion=completion.one_of(*_COLLECTIVES)),
+    ] = None,
+    min_bytes: Annotated[int, typer.Option(help="Smallest message, e.g. 64K.", parser=a_size)] = 1 << 10,
+    max_bytes: Annotated[int, typer.Option(help="Largest message, e.g. 1GiB.", parser=a_size)] = 1 << 30,
+    library: Annotated[
+        Path | None, typer.Option(help="A libnccl.so.2; default: NCCL_LIBRARY, else the one that torch brings.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another libnccl.so.2: show what it would choose differently.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan file to judge, or NVIDIA's tuner CSV.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture of the choices, .png or .svg.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What NCCL's own library would choose on a described cluster. Needs no GPU.
+
+    With --plan: exit code 1 when a row of the plan does nothing there.
+
+    Example: zerotune nccl dgx_h100 --nodes 2
+    """
+    from zerotune.agent.nccl.mock_cuda.machine import read_machine
+    from zerotune.agent.nccl.twin.machines import MACHINES
+    from zerotune.agent.nccl.twin.twin import Cluster, topology_file
+    from zerotune.store.records import Collective
+    from zerotune.tuner.offline.nccl_choices import choices, plan_check, render
+    from zerotune.tuner.offline.plots import save
+    from zerotune.tuner.offline.replay.plans import plan_rows
+
+    if topology == "list":
+        titles = {name: machine.title for name, machine in MACHINES.items()}
+        print_json(titles) if as_json else print("\n".join(f"{name:14s} {title}" for name, title in titles.items()))
+        return
+    found_library = _library(library)
+    with topology_file(topology) as path:
+        gpus = len(read_machine(path).gpus)
+        cluster = Cluster(path, nodes, ranks_per_node or gpus)
+        if plan is not None:
+            rows = plan_check.without_phases(plan_rows(plan)) if plan.suffix != ".json" else plan_rows(plan)
+            judged = plan_check.judge(found_library, cluster, rows)
+            print_json(judged) if as_json else render.show([render.plan_table(judged)], console())
+            raise typer.Exit(0 if all(row.effect.does_something for row in judged) else 1)
+        wanted = [Collective[_known(name)] for name in collective or _TUNED]
+        sizes = _sizes(min_bytes, max_bytes)
+        before = choices.ask(found_library, cluster, wanted, sizes)
+        after = choices.ask(_library(against), cluster, wanted, sizes) if against is not None else None
+    if picture is not None:
+        save(render.picture(before), output_file(picture))
+    changed = list(choices.changes(before, after)) if after is not None else []
+    if as_json:
+        print_json(before if after is None else {"before": before, "after": after, "changes": changed})
+    elif after is not None:
+        render.show([render.changes_table(before, after, changed)], console())
+    else:
+        render.show([render.choices_table(before)], console())
+
+
+def _library(named: Path | None) -> Path:
+    from zerotune.agent.nccl.libnccl import LIBRARY_VARIABLE, find_libnccl
+
+    if named is not None:
+        if not named.is_file():
+            raise UserError(f"{named} is no file", "name a libnccl.so.2")
+        return named
+    found = find_libnccl()
+    if found is None:
+        raise UserError(
+            "there is no libnccl.so.2 here",
+            f"pip install 'zerotune[nccl]', or set {LIBRARY_VARIABLE}, or use --library",
+        )
+    return found
+
+
+def _known(name: str) -> str:
+    if name not in _COLLECTIVES:
+        raise UserError(f"{name!r} is no collective that NCCL tunes", f"use {', '.join(_COLLECTIVES)}")
+    return name
+
+
+def _sizes(min_bytes: int, max_bytes: int) -> list[int]:
+    """Doubling from the smallest on."""
+    if min_bytes > max_bytes:
+        raise UserError(f"--min-bytes {min_bytes} is above --max-bytes {max_bytes}", "exchange them")
+    sizes = [min_bytes << place for place in range(_MAX_SIZES) if min_bytes << place <= max_bytes]
+    return sizes if sizes[-1] == max_bytes else [*sizes, max_bytes]

@@ -1,0 +1,1 @@
+"""What NCCL would do on a cluster, by its own library: choices, plans judged, releases compared."""

@@ -1,0 +1,126 @@
+"""Choices by collective and size, of one release or of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from zerotune.agent.nccl.twin.protocol import Answer, Question
+from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
+from zerotune.store.records import Collective
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A cell that NCCL could take, with its own estimate."""
+
+    algorithm: str
+    protocol: str
+    estimate_us: float
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What NCCL does with one call."""
+
+    collective: str
+    message_bytes: int
+    algorithm: str | None
+    """None: the release does not show it (2.21)."""
+    protocol: str | None
+    n_channels: int | None
+    estimate_us: float | None
+    offers: tuple[Offer, ...]
+    """Every cell that NCCL has here, the cheapest first."""
+
+    def setting(self) -> str:
+        """In words."""
+        if self.algorithm is None:
+            return "not shown"
+        channels = f"/{self.n_channels}ch" if self.n_channels else ""
+        return f"{self.algorithm}/{self.protocol}{channels}"
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """What one release does on one cluster."""
+
+    nccl: str
+    library: str
+    topology: str
+    n_nodes: int
+    ranks_per_node: int
+    tuner_abi: int
+    max_channels: int | None
+    """Most channels that any of the calls got."""
+    choices: tuple[Choice, ...]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A call that another release treats otherwise."""
+
+    before: Choice
+    after: Choice
+
+
+def ask(library: Path, cluster: Cluster, collectives: Sequence[Collective], sizes_bytes: Sequence[int]) -> Choices:
+    """NCCL's own choices.
+
+    Args:
+        library: a libnccl.so.2.
+        cluster: where.
+        collectives: which.
+        sizes_bytes: NCCL's nBytes; rounded up to what its ranks can share.
+
+    Returns:
+        One choice per collective and size.
+
+    Raises:
+        UserError: the ranks do not fit the topology, or a file is not what it should be.
+        PluginError: the library failed.
+    """
+    sizes = dict.fromkeys(shareable(size, cluster.n_ranks) for size in sizes_bytes)
+    questions = [Question(collective, size) for collective in collectives for size in sizes]
+    found = ask_nccl(library, cluster, questions)
+    choices = tuple(_choice(answer) for answer in found.answers)
+    return Choices(
+        nccl=".".join(map(str, found.version)),
+        library=str(library),
+        topology=cluster.topology.stem,
+        n_nodes=cluster.n_nodes,
+        ranks_per_node=cluster.ranks_per_node,
+        tuner_abi=found.tuner_abi,
+        max_channels=max((choice.n_channels or 0 for choice in choices), default=0) or None,
+        choices=choices,
+    )
+
+
+def shareable(message_bytes: int, n_ranks: int) -> int:
+    """The least size from `message_bytes` on whose share of each rank is whole and aligned to 16 bytes."""
+    unit = 16 * n_ranks
+    return -(-message_bytes // unit) * unit
+
+
+def _choice(answer: Answer) -> Choice:
+    offers = sorted(
+        (Offer(cell.algorithm.name, cell.protocol.name, cell.cost_us) for cell in answer.cells),
+        key=lambda offer: offer.estimate_us,
+    )
+    algorithm = None if answer.algorithm is None else answer.algorithm.name
+    protocol = None if answer.protocol is None else answer.protocol.name
+    estimates = (offer.estimate_us for offer in offers if (offer.algorithm, offer.protocol) == (algorithm, protocol))
+    return Choice(
+        collective=answer.question.collective.name,
+        message_bytes=answer.question.message_bytes,
+        algorithm=algorithm,
+        protocol=protocol,
+        n_channels=answer.n_channels or None,
+        estimate_us=next(estimates, None),
+        offers=tuple(offers),
+    )
+
+
+def changes(before: Choices, after: Choices) -> Iterator[Change]:
+    """Calls that two releases treat differently."""
+    for one, other in zip(before.choices, after.choices, strict=True):
+        if one.setting() != other.setting():
+            yield Change(one, other)

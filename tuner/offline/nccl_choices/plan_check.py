@@ -1,0 +1,123 @@
+"""A plan judged by NCCL's own library before it goes to a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from zerotune.agent.nccl.twin.protocol import Answer, Question
+from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
+from zerotune.store.records import CommunicatorClass, Phase, PlanRow
+from zerotune.tuner.offline.nccl_choices.choices import shareable
+
+_MOST_BYTES: Final = 1 << 30
+
+
+class RowEffect(str, Enum):
+    """What comes of a row."""
+
+    applies = "applies"
+    fewer_channels = "fewer_channels"
+    """NCCL runs it on fewer channels than the row asks for."""
+    ignored = "ignored"
+    """NCCL does not offer this algorithm and protocol here."""
+    never_matches = "never_matches"
+    """No call on this cluster can be of this row: another communicator, or sizes that ranks cannot share."""
+
+    @property
+    def does_something(self) -> bool:
+        """Whether the row does anything."""
+        return self in (RowEffect.applies, RowEffect.fewer_channels)
+
+
+class JudgedRow(msgspec.Struct, frozen=True):
+    """One row with what came of it."""
+
+    row: int
+    """Its number in the plan, from 1 on."""
+    collective: str
+    phase: str
+    min_bytes: int
+    max_bytes: int
+    asked: str
+    effect: RowEffect
+    message_bytes: int | None
+    """The size that was tried: the largest of the row's range, where a count of channels can show."""
+    ran: str | None
+
+
+def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[JudgedRow]:
+    """Have NCCL carry each row out.
+
+    Args:
+        library: a libnccl.so.2.
+        cluster: where.
+        rows: the plan; those for other communicators never match.
+
+    Returns:
+        One effect per row.
+
+    Raises:
+        UserError: the ranks do not fit the topology, or a file is not what it should be.
+        PluginError: the library failed, or a row is none that NCCL knows.
+    """
+    here = CommunicatorClass(cluster.n_ranks, cluster.n_nodes)
+    tried = {
+        number: size
+        for number, row in enumerate(rows)
+        if row.communicator == here and (size := _largest(row, cluster.n_ranks)) is not None
+    }
+    questions = [Question(rows[number].collective, size, phase=rows[number].phase) for number, size in tried.items()]
+    own = [row for row in rows if row.communicator == here]
+    answers = dict(zip(tried, ask_nccl(library, cluster, questions, own).answers, strict=True)) if tried else {}
+    return [_judged(number, row, answers.get(number)) for number, row in enumerate(rows)]
+
+
+def _largest(row: PlanRow, n_ranks: int) -> int | None:
+    """The largest size within the row's range that ranks can share, up to a limit; None: there is none."""
+    lowest = shareable(max(row.min_bytes, 1), n_ranks)
+    unit = 16 * n_ranks
+    highest = min(row.max_bytes, max(_MOST_BYTES, lowest)) // unit * unit
+    return highest if highest >= lowest else None
+
+
+def _judged(number: int, row: PlanRow, answer: Answer | None) -> JudgedRow:
+    return JudgedRow(
+        row=number + 1,
+        collective=row.collective.name,
+        phase=row.phase.name,
+        min_bytes=row.min_bytes,
+        max_bytes=row.max_bytes,
+        asked=str(row.candidate),
+        effect=_effect(row, answer),
+        message_bytes=None if answer is None else answer.question.message_bytes,
+        ran=None if answer is None else _ran(answer),
+    )
+
+
+def _effect(row: PlanRow, answer: Answer | None) -> RowEffect:
+    if answer is None or not (answer.matched or answer.ignored):
+        return RowEffect.never_matches
+    if answer.ignored:
+        return RowEffect.ignored
+    is_clamped = 0 < answer.n_channels < row.candidate.n_channels
+    return RowEffect.fewer_channels if is_clamped else RowEffect.applies
+
+
+def _ran(answer: Answer) -> str | None:
+    if answer.algorithm is None or answer.protocol is None:
+        return None
+    channels = f"/{answer.n_channels}ch" if answer.n_channels else ""
+    return f"{answer.algorithm.name}/{answer.protocol.name}{channels}"
+
+
+def without_phases(rows: Sequence[PlanRow]) -> list[PlanRow]:
+    """One row of each that is repeated for every phase, as tables that know no phases are read."""
+    seen: dict[PlanRow, None] = {}
+    for row in rows:
+        seen[msgspec.structs.replace(row, phase=Phase.other)] = None
+    return list(seen)
