@@ -121,6 +121,13 @@ MISTAKES = {
         ["--dashboard", "/proc/d.json"],
     ],
     "fabrics": [["--bogus"]],
+    "nccl": [
+        ["dgx_h100", "--library", "{junk}"],
+        ["dgx_h100", "--library", "/nowhere/libnccl.so.2"],
+        ["nowhere", "--library", "{junk}"],
+        ["{junk}", "--library", "{junk}"],
+        ["dgx_h100", "--library", "{junk}", "--ranks-per-node", "9"],
+    ],
     "doctor": [["--endpoint", "nonsense"], ["--curve-keys", "{none}"], ["--store", "{folder}"]],
     "keys": [["{junk}"], ["/proc/keys"], [""], []],
     "demo": [
@@ -159,6 +166,7 @@ AS_JSON = {
     "plot": ["list", "--store", "{store}"],
     "metrics": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
     "fabrics": [],
+    "nccl": ["list"],
     "doctor": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
     "keys": ["{keys}"],
     "memory": ["--model", "7.5B"],

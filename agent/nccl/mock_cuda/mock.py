@@ -180,7 +180,16 @@ class MockCuda:
         return self._drained[:n_works].copy()
 
     def finish(self, launch: int, start_ns: int, end_ns: int) -> bool:
-        """Tell NCCL when a kernel ran; False: no launch of this number waits for that."""
+        """Tell NCCL when a kernel ran.
+
+        Args:
+            launch: its number in WORK.
+            start_ns: when it began, on any clock.
+            end_ns: when it ended, on the same.
+
+        Returns:
+            False: no launch of this number waits for that.
+        """
         return bool(self._finish(launch, start_ns, end_ns) == 0)
 
     def n_launches(self) -> int:

@@ -34,8 +34,10 @@ def nccl(
         list[str] | None,
         typer.Option(help=f"Of {', '.join(_COLLECTIVES)}; repeat it.", autocompletion=completion.one_of(*_COLLECTIVES)),
     ] = None,
-    min_bytes: Annotated[int, typer.Option(help="Smallest message, e.g. 64K.", parser=a_size)] = 1 << 10,
-    max_bytes: Annotated[int, typer.Option(help="Largest message, e.g. 1GiB.", parser=a_size)] = 1 << 30,
+    min_bytes: Annotated[int, typer.Option(help="Smallest message, e.g. 64K.", parser=a_size, metavar="SIZE")] = 1
+    << 10,
+    max_bytes: Annotated[int, typer.Option(help="Largest message, e.g. 1GiB.", parser=a_size, metavar="SIZE")] = 1
+    << 30,
     library: Annotated[
         Path | None, typer.Option(help="A libnccl.so.2; default: NCCL_LIBRARY, else the one that torch brings.")
     ] = None,

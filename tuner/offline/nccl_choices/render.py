@@ -53,7 +53,16 @@ def choices_table(found: Choices) -> Table:
 
 
 def changes_table(before: Choices, after: Choices, changed: Sequence[Change]) -> Table:
-    """What an upgrade changes."""
+    """What an upgrade changes.
+
+    Args:
+        before: choices of one release.
+        after: choices of the other.
+        changed: where they differ.
+
+    Returns:
+        One line per call that is treated otherwise.
+    """
     title = f"{len(changed)} of {len(before.choices)} calls change from NCCL {before.nccl} to {after.nccl}"
     table = Table("collective", "size", f"NCCL {before.nccl}", f"NCCL {after.nccl}", title=title)
     for change in changed:
