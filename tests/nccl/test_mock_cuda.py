@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerotune.agent.nccl.compiled import MOCK_CUDA, PLUGIN
@@ -78,6 +78,7 @@ def test_functions_of_a_library_are_found():
     assert found["zerotune_plan_load"].n_bytes > 12
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 64), st.integers(0, 2**64 - 1))
 def test_damaged_libraries_are_refused(tmp_path_factory, noise, at, number):
     content = bytearray(MOCK_CUDA.build().read_bytes()[:4096] + noise)
