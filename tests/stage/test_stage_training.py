@@ -157,9 +157,9 @@ def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> No
     from zerotune.tuner.offline.stage_command import train
 
     (tmp_path / "file").write_bytes(b"no database, and no folder" * 300)
-    with pytest.raises(UserError, match="cannot write to"):
+    with pytest.raises(UserError, match=str(tmp_path / "file")):
         train(tmp_path / "file", None, 10**9, 1, 1, 0)
-    with pytest.raises(UserError, match="give another path with --store"):
+    with pytest.raises(UserError, match="--store"):
         train(tmp_path / "out", tmp_path / "file", 10**9, 1, 1, 0)
 
 

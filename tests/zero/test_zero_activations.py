@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -123,7 +124,7 @@ def tamper_2x2() -> str:
 
 def test_a_mistake_is_heard_of_across_both_kinds_of_parallelism(world: World) -> None:
     messages = world.run(4, tamper_2x2)
-    assert messages[0].startswith("parameter norm.weight was given new storage outside the runtime on rank 3")
+    assert re.match("parameter norm.weight .*rank 3", messages[0])
     assert len(set(messages)) == 1
 
 

@@ -39,7 +39,7 @@ def read(folder, payload):
     ],
 )
 def test_an_index_that_names_anything_else_is_refused(tmp_path, payload):
-    with pytest.raises(CheckpointError, match="only read checkpoints that you trust"):
+    with pytest.raises(CheckpointError):
         read(tmp_path, payload)
 
 
