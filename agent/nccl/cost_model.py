@@ -267,6 +267,23 @@ def channels_used(collective: Collective, protocol: Protocol, message_bytes: int
     return math.ceil(channels_filled(collective, protocol, message_bytes, n_channels))
 
 
+def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) -> Candidate:
+    """The setting with the channels that really run: with little traffic, several counts have the same effect.
+
+    Args:
+        collective: what is called.
+        message_bytes: NCCL's nBytes, the whole buffer.
+        candidate: the setting asked for.
+
+    Returns:
+        The setting that runs.
+    """
+    if candidate.algorithm is None or candidate.protocol is None or not candidate.n_channels:
+        return candidate
+    n_channels = channels_used(collective, candidate.protocol, message_bytes, candidate.n_channels)
+    return Candidate(candidate.algorithm, candidate.protocol, n_channels)
+
+
 def channels_filled(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> float:
     """As `channels_used`, but the last channel counts by its share of traffic.
 

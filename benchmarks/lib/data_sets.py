@@ -263,19 +263,11 @@ def _pooled(
     for (key, nbytes), known in groups.items():
         names: dict[Candidate, Candidate] = {}
         for one in asked[key.communicator, key.collective]:
-            names.setdefault(_effect(one, key.collective, nbytes), one)
+            names.setdefault(cost_model.in_effect(key.collective, nbytes, one), one)
         here = pooled.setdefault((key, nbytes), {})
         for one, times in known.items():
-            here.setdefault(names[_effect(one, key.collective, nbytes)], []).extend(times)
+            here.setdefault(names[cost_model.in_effect(key.collective, nbytes, one)], []).extend(times)
     return pooled
-
-
-def _effect(asked: Candidate, collective: Collective, nbytes: int) -> Candidate:
-    """What NCCL makes of a setting at one size."""
-    if asked.protocol is None or not asked.n_channels:
-        return asked
-    used = cost_model.channels_used(collective, asked.protocol, nbytes, asked.n_channels)
-    return Candidate(asked.algorithm, asked.protocol, used)
 
 
 def sweep_block(problems: Sequence[Problem], seed: int = 3, n_each: int = 3) -> np.ndarray:

@@ -12,6 +12,7 @@ from test_replay import FABRIC, RING_LL_4, records, table_of, verdict_of
 
 from zerotune.agent.nccl import cost_model
 from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -29,7 +30,7 @@ from zerotune.tuner.learning.knowledge import Knowledge, Prior
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay import replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
-from zerotune.tuner.offline.replay.legality import SUMS_ONLY, in_effect, without_refused
+from zerotune.tuner.offline.replay.legality import SUMS_ONLY, without_refused
 from zerotune.tuner.offline.replay.policies import PolicyContext, model
 from zerotune.tuner.offline.replay.table import Shape
 

@@ -6,17 +6,17 @@ one place, volumes that belong together, or a step that comes again.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from zerotune.store.records import Collective
-from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Speed, Timeline
+from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Calls, play_rounds
 from zerotune.tuner.fingerprint.steps.anatomy import Ints
 
 KINDS: Final = ("unreduced", "sizes", "to_one", "activations", "unbalanced", "mixed", "never_again")
 _ALL: Final = (AG, RS, AR, BROADCAST, REDUCE)
-Calls = list[tuple[Collective, int]]
 
 
 def play(kind: str, n_steps: int, rng: np.random.Generator) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
@@ -31,15 +31,8 @@ def play(kind: str, n_steps: int, rng: np.random.Generator) -> tuple[tuple[Ints,
         (collective, message_bytes, start in us) of all calls, and the index of each round's first call.
     """
     calls = _round(kind, rng)
-    timeline, starts = Timeline(Speed.draw(rng), rng), []
-    for _ in range(n_steps):
-        starts.append(len(timeline.collectives))
-        if kind == "never_again":
-            calls = _round(kind, rng)
-        for collective, n_bytes in calls:
-            timeline.compute(float(rng.integers(1, 1000)) * 1000.0)
-            timeline.call(collective, n_bytes)
-    return timeline.columns(), starts
+    redraw = partial(_round, kind, rng) if kind == "never_again" else None
+    return play_rounds(calls, n_steps, rng, redraw)
 
 
 def _round(kind: str, rng: np.random.Generator) -> Calls:

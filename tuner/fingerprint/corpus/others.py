@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import Collective
-from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Speed, Timeline
+from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Calls, play_rounds
 from zerotune.tuner.fingerprint.steps.anatomy import Ints
 
 OTHERS: Final = ("sweep", "one_size", "gathers", "broadcasts", "server", "random", "inference", "checkpoint", "scalars")
@@ -26,18 +26,11 @@ def other(kind: str, rng: np.random.Generator, n_steps: int) -> tuple[tuple[Ints
         (collective, message_bytes, start in us) of all calls, and the index of each round's first call.
     """
     calls = _round(kind, rng)
-    timeline, starts = Timeline(Speed.draw(rng), rng), []
-    for _ in range(n_steps):
-        starts.append(len(timeline.collectives))
-        if kind == "random":
-            calls = _round(kind, rng)
-        for collective, n_bytes in calls:
-            timeline.compute(float(rng.integers(1, 1000)) * 1000.0)
-            timeline.call(collective, n_bytes)
-    return timeline.columns(), starts
+    redraw = partial(_round, kind, rng) if kind == "random" else None
+    return play_rounds(calls, n_steps, rng, redraw)
 
 
-def _round(kind: str, rng: np.random.Generator) -> list[tuple[Collective, int]]:
+def _round(kind: str, rng: np.random.Generator) -> Calls:
     unit = 1 << int(rng.integers(12, 28))
     n = int(rng.integers(3, 80))
     if kind == "sweep":  # nccl-tests: sizes that double, several times each

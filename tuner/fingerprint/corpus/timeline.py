@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from zerotune.tuner.fingerprint.steps.anatomy import Ints
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 BROADCAST, REDUCE = Collective.broadcast, Collective.reduce
+Calls = list[tuple[Collective, int]]
+"""(collective, message bytes) in order."""
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,26 @@ class Timeline:
             np.array(self.collectives, np.int64), np.array(self.message_bytes, np.int64),
             np.array(self.start_us, np.float64).astype(np.int64),
         )  # fmt: skip
+
+
+def play_rounds(
+    calls: Calls, n_rounds: int, rng: np.random.Generator, redraw: Callable[[], Calls] | None = None
+) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
+    """Play a workload of rounds, with some computation before each call.
+
+    Args:
+        calls: of each round.
+        n_rounds: how many.
+        rng: draws the speed and the computation.
+        redraw: draws other calls for each round; None: all rounds are equal.
+
+    Returns:
+        (collective, message_bytes, start in us) of all calls, and the index of each round's first call.
+    """
+    timeline, starts = Timeline(Speed.draw(rng), rng), []
+    for _ in range(n_rounds):
+        starts.append(len(timeline.collectives))
+        for collective, n_bytes in calls if redraw is None else redraw():
+            timeline.compute(float(rng.integers(1, 1000)) * 1000.0)
+            timeline.call(collective, n_bytes)
+    return timeline.columns(), starts

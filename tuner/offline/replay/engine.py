@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from zerotune.agent.nccl import cost_model
+from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.offline.replay.estimates import NORMAL_95, Estimate, Grade
 from zerotune.tuner.offline.replay.online import Mixture
@@ -193,9 +193,7 @@ def _verdict(
 def _channels(shape: Shape, candidate: Candidate | Mixture) -> int:
     if isinstance(candidate, Mixture):
         return round(sum(share * _channels(shape, one) for one, share in candidate.shares))
-    if not candidate.n_channels or candidate.protocol is None:
-        return candidate.n_channels
-    return cost_model.channels_used(shape.collective, candidate.protocol, shape.message_bytes, candidate.n_channels)
+    return in_effect(shape.collective, shape.message_bytes, candidate).n_channels
 
 
 def _total(

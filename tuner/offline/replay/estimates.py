@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
@@ -32,7 +33,7 @@ from zerotune.store.records import (
     Protocol,
     size_class_floor,
 )
-from zerotune.tuner.offline.replay.legality import in_effect, in_effect_at, is_known_to_sum, may_run
+from zerotune.tuner.offline.replay.legality import in_effect_at, is_known_to_sum, may_run
 from zerotune.tuner.offline.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
 
 Array = NDArray[Any]

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from zerotune.agent.nccl import catalog, cost_model
+from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import Candidate, Collective, CommunicatorClass, size_class_floor
@@ -52,23 +53,6 @@ def may_run(collective: Collective, n_nodes: int, candidate: Candidate, sums: bo
     if not can_run(collective, candidate.algorithm, candidate.protocol, n_nodes):
         return False
     return sums or collective is not _SCATTER or candidate.algorithm not in SUMS_ONLY
-
-
-def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) -> Candidate:
-    """The setting with the channels that really run: with little traffic, several counts have the same effect.
-
-    Args:
-        collective: what is called.
-        message_bytes: total bytes.
-        candidate: the setting asked for.
-
-    Returns:
-        The setting that runs.
-    """
-    if candidate.algorithm is None or candidate.protocol is None or not candidate.n_channels:
-        return candidate
-    n_channels = cost_model.channels_used(collective, candidate.protocol, message_bytes, candidate.n_channels)
-    return Candidate(candidate.algorithm, candidate.protocol, n_channels)
 
 
 def in_effect_at(collective: Collective, size_class: int, candidate: Candidate) -> Candidate:

@@ -14,13 +14,14 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.errors import UserError
 from zerotune.store.records import BASELINE, Candidate, PlanRow
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Estimate, Grade
-from zerotune.tuner.offline.replay.legality import fits, in_effect
+from zerotune.tuner.offline.replay.legality import fits
 from zerotune.tuner.offline.replay.online import Mixture, Thompson, Ucb, play_bandit, play_tuner
 from zerotune.tuner.offline.replay.table import Shape
 

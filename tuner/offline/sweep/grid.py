@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.agent.nccl import catalog
-from zerotune.agent.nccl.cost_model import channels_used
+from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
 from zerotune.store.sqlite.database import UNKNOWN
 from zerotune.tuner.offline.sweep.protocol import whole_bytes
@@ -155,10 +155,7 @@ def make_grid(
         for message_bytes in sizes_bytes:
             seen = set()
             for candidate in candidates:
-                effective = candidate
-                if candidate.algorithm is not None and candidate.protocol is not None:
-                    n_channels = channels_used(collective, candidate.protocol, message_bytes, candidate.n_channels)
-                    effective = Candidate(candidate.algorithm, candidate.protocol, n_channels)
+                effective = in_effect(collective, message_bytes, candidate)
                 if effective not in seen:
                     seen.add(effective)
                     points.append(GridPoint(Place(collective, message_bytes), effective))
