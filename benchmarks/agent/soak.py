@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
+
+from benchmarks.lib.free_port import free_port
 
 CALLS_PER_BOUNDARY = 20
 SIZES_BYTES = (4096, 16384, 65536)
@@ -88,12 +89,6 @@ def rank_main(n_collectives: int) -> None:
     # One write, so that ranks' lines do not mix.
     os.write(1, (json.dumps(document) + "\n").encode())
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def soak(n_collectives: int, n_ranks: int, fabric: str) -> list[dict[str, float]]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.lib.free_port import free_port
 
 SHARED_GPU = {
     "NCCL_NET": "Socket",
@@ -74,7 +75,7 @@ class Ranks:
         extra: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
-        n_ranks, port = n_ranks or machine.n_ranks, _free_port()
+        n_ranks, port = n_ranks or machine.n_ranks, free_port()
         self._logs = [folder / f"rank{rank}.log" for rank in range(n_ranks)]
         self.processes: list[subprocess.Popen[bytes]] = []
         for rank, path in enumerate(self._logs):
@@ -117,9 +118,3 @@ class Ranks:
     def _tail(self, rank: int) -> str:
         text = self._logs[rank].read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
         return text.splitlines()[-1] if text else "it said nothing"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

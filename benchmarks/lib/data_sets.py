@@ -11,10 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from benchmarks.lib.argument_types import natural
 from benchmarks.lib.generated_fabrics import Surface, generate
 from benchmarks.lib.recorded_grids import load as load_grids
 from benchmarks.lib.reporting import say
@@ -149,6 +150,22 @@ def of_store(path: Path) -> Iterator[DataSet]:
             else:
                 why = "no size has both NCCL's own choice (import it with --default) and a forced setting"
                 say(f"{fabric_id}: left out, {why}")
+
+
+SOURCES: Final[dict[str, dict[str, Any]]] = {
+    "store": {"type": Path, "help": "judge on the sweeps of this store, too"},
+    "data": {"type": Path, "help": "judge on everything measured below this folder, too"},
+    "generated": {"type": natural, "default": 0, "metavar": "N", "help": "judge on N random fabrics, too"},
+    "only": {"default": "", "metavar": "TEXT", "help": "data sets whose name holds this"},
+    "undescribed": {"action": "store_true", "help": "as if nobody had described any of these machines"},
+}
+"""Options of several benchmarks that choose their data sets."""
+
+
+def add_sources(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add these options of SOURCES."""
+    for name in names:
+        parser.add_argument(f"--{name}", **SOURCES[name])
 
 
 def check_sources(parser: argparse.ArgumentParser, store: Path | None, folder: Path | None) -> None:

@@ -40,7 +40,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +47,7 @@ import numpy.typing as npt
 from benchmarks.lib.argument_types import natural
 from benchmarks.lib.data_sets import (
     DataSet,
+    add_sources,
     as_undescribed,
     check_sources,
     generated,
@@ -310,17 +310,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, the winner only; a minute, own sets apart")
-    parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
-    parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
-    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="judge on N random fabrics, too")
+    add_sources(parser, "store", "data", "generated", "only", "undescribed")
     parser.add_argument(
         "--grids", type=natural, default=0, metavar="N", help="judge on N small random grids of each kind"
     )
     parser.add_argument("--seed", type=natural, default=1000, help="first seed of what is generated")
-    parser.add_argument("--undescribed", action="store_true", help="as if nobody had described any of these machines")
     parser.add_argument("--by", nargs="+", choices=WAYS)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
-    parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
 

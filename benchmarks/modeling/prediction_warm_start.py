@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.lib.argument_types import natural, whole
-from benchmarks.lib.data_sets import DataSet, check_sources, of_folder, sweep_block
+from benchmarks.lib.data_sets import DataSet, add_sources, check_sources, of_folder, sweep_block
 from benchmarks.lib.reporting import Result, report
 from benchmarks.modeling.prediction_elsewhere import TooFew, many_rank_counts, rank_counts, with_rank_counts
 from benchmarks.policy.policy_regret import Ours, judge, play
@@ -47,10 +46,8 @@ def played(data: DataSet, n_calls: int) -> Iterator[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
-    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="judge on N random fabrics, too")
+    add_sources(parser, "data", "generated", "only")
     parser.add_argument("--seed", type=natural, default=1000, help="of the first of these fabrics")
-    parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
     parser.add_argument("--calls", type=whole(1, MOST_CALLS), default=100, metavar="N", help="per key")
     arguments = parser.parse_args()
     check_sources(parser, None, arguments.data)

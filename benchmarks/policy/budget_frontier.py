@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from rich.progress import track
 
 from benchmarks.lib.argument_types import percent, positive
-from benchmarks.lib.data_sets import DataSet, check_sources
+from benchmarks.lib.data_sets import DataSet, add_sources, check_sources
 from benchmarks.lib.reporting import Result, report
 from benchmarks.policy.policy_regret import Ours, all_data_sets, check_only, judge, play, where_nccl_is_best
 from zerotune.tuner.learning.brain import BrainSettings
@@ -68,8 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="two budgets, one draw, half the calls")
-    parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
-    parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
+    add_sources(parser, "data", "only")
     parser.add_argument("--percent", type=percent, nargs="+", metavar="P", help="budgets in percent of step time")
     parser.add_argument("--draws", type=positive, metavar="N", help="of noise (3)")
     arguments = parser.parse_args()

@@ -42,6 +42,7 @@ from benchmarks.lib.data_sets import (
     DataSet,
     Facts,
     Measured,
+    add_sources,
     as_undescribed,
     check_sources,
     generated,
@@ -393,12 +394,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and calls; ends within 60 s")
-    parser.add_argument("--store", type=Path, help="judge on the sweeps of this store, too")
-    parser.add_argument("--data", type=Path, help="judge on everything measured below this folder, too")
-    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="judge on N random fabrics, too")
+    add_sources(parser, "store", "data", "generated", "only", "undescribed")
     parser.add_argument("--seed", type=natural, default=FIRST_GENERATED_SEED, help="of the first of these fabrics")
-    parser.add_argument("--only", default="", metavar="TEXT", help="data sets whose name holds this")
-    parser.add_argument("--undescribed", action="store_true", help="as if nobody had described any of these machines")
     parser.add_argument(
         "--draws", type=natural, default=0, metavar="N", help="ours under so many other draws of noise, too"
     )

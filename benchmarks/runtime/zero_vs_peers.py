@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.argument_types import a_file_to_write
+from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report
 from zerotune.zero_runtime import analysis
 
@@ -359,12 +360,8 @@ def spawn(target: Callable[..., None], n_ranks: int, *args: Any) -> Any:
     Returns:
         What was put into the queue first.
     """
-    import socket
-
     context = multiprocessing.get_context("spawn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     queue = context.Queue()
     processes = [context.Process(target=target, args=(r, n_ranks, port, *args, queue)) for r in range(n_ranks)]
     for process in processes:

@@ -22,6 +22,7 @@ import pytest
 import zmq
 import zmq.auth
 
+from benchmarks.lib.free_port import free_port
 from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.store import wire
 from zerotune.store.errors import StoreLockedError, UserError
@@ -417,9 +418,7 @@ def curve_dir(private_path):
 
 
 def test_tcp_serves_known_keys_only(curve_dir, private_path, connect):
-    with sockets.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     code = f"""
 import sys; from pathlib import Path; from zerotune.tuner.service.daemon import run_daemon
 sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path({str(curve_dir)!r})))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.lib.free_port import free_port
 from zerotune.tuner.client.status import fetch_status
 
 ZEROTUNE = [sys.executable, "-m", "zerotune.tuner.cli"]
@@ -112,12 +112,6 @@ class World:
             process.kill()
         for process in self.processes:
             process.wait(timeout=10)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environment_of(process):

@@ -6,7 +6,6 @@ The first test runs by default; the others are slow, and most need their framewo
 
 from __future__ import annotations
 
-import socket
 import sys
 from dataclasses import dataclass
 
@@ -22,6 +21,8 @@ from framework_job import (
     check_all_seen,
     step_of,
 )
+
+from benchmarks.lib.free_port import free_port
 
 FSDP2 = {"all_gather forward_gather": 4, "all_gather backward_gather": 4, "reduce_scatter gradient_scatter": 4}
 ROOT_KEPT = {**FSDP2, "all_gather backward_gather": 3}  # fully_shard leaves the root whole after forward by default
@@ -193,11 +194,8 @@ def test_other_ways_to_start_ranks(start, way):
     if way == "spawn":
         command[1] = str(SCRIPTS / "spawned.py")
     else:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
         # One launch for each rank, as batch systems start them.
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ZEROTUNE_JOB_ID": "by-hand"}
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ZEROTUNE_JOB_ID": "by-hand"}
         ranks = tuple(range(N_RANKS))
     job = start("on", command, ranks=ranks, **environment).finish(300)
     assert job.losses == reference.losses

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from benchmarks.lib.free_port import free_port
 from zerotune.store.records import Collective, Phase, Stage
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import JobStatus, StatusReply
@@ -35,11 +35,6 @@ scrape_configs:
   - job_name: zerotune
     static_configs: [{{targets: ['127.0.0.1:{port}']}}]
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def measured() -> np.ndarray:

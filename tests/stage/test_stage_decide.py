@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from given_steps import step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.encoding.encoders import decide
 from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
-from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
+from zerotune.tuner.fingerprint.steps.anatomy import Step
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 SCORES = st.lists(st.floats(-50, 50), min_size=N_OUTPUTS, max_size=N_OUTPUTS).map(np.array)
-
-
-def step_of(*calls: tuple[Collective, int]) -> Step:
-    kinds, n_bytes = (np.array(column, np.int64) for column in zip(*calls, strict=True))
-    return Step(encode(kinds, n_bytes), np.zeros(len(calls)))
 
 
 def partitioned(n_micro_steps: int) -> Step:

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from given_steps import step_of
 
 from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
 from zerotune.tuner.fingerprint.encoding.encoders import decide
 from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
-from zerotune.tuner.fingerprint.steps.anatomy import TINY, Step, encode
+from zerotune.tuner.fingerprint.steps.anatomy import TINY, Step
 from zerotune.tuner.fingerprint.steps.volumes import Proven, proven
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
@@ -21,11 +22,6 @@ SMALL = (AG, 3 << 10)
 """A tensor that stays whole, gathered once after the step."""
 UNITS = [(AG, 7 << 20), (AG, 5 << 20), (AG, 3 << 20), (AG, 2 << 20)]
 MODEL = (17 << 20) + (3 << 10)
-
-
-def step_of(*calls: tuple[Collective, int]) -> Step:
-    kinds, n_bytes = (np.array(column, np.int64) for column in zip(*calls, strict=True))
-    return Step(encode(kinds, n_bytes), np.zeros(len(calls)))
 
 
 def guess(stage: Stage, accumulation: bool | None) -> np.ndarray:

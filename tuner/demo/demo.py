@@ -31,14 +31,13 @@ from zerotune.tuner.client.background_daemon import start_in_background
 from zerotune.tuner.demo.progress import Progress
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import Comparison, compare
+from zerotune.tuner.offline.jobs.before_after import settled_of
 from zerotune.tuner.offline.scratch import ScratchFolder
 from zerotune.tuner.offline.size_ranges import rounded_range
 
 FABRIC = "ethernet_boxes"
 N_RANKS = 2
 N_STEPS = 500
-SETTLED_SHARE = 0.25
-"""The last quarter of the steps is compared: by then the tuner has decided."""
 RUN_TIMEOUT_S = 170
 """For N_STEPS; more may take longer."""
 ENDING_TIMEOUT_S = 15
@@ -60,8 +59,7 @@ class DemoRun:
 
     def settled_us(self, field: str) -> float:
         """Median of `field` over the last quarter of the steps."""
-        tail = self.steps[-max(1, int(len(self.steps) * SETTLED_SHARE)) :]
-        return float(median(step[field] for step in tail))
+        return float(median(step[field] for step in settled_of(self.steps)))
 
 
 def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_STEPS) -> None:
