@@ -107,10 +107,8 @@ def tried(python: Path, torch: str, wheel: Path, folder: Path) -> tuple[str, str
     return subprocess.run([own, "-c", version], capture_output=True, text=True, check=True).stdout.strip(), "passed"
 
 
-def run(python: Path, version: str, torch: str, wheel: Path) -> Outcome:
+def run(python: Path, version: str, torch: str, wheel: Path, commit: str) -> Outcome:
     """One combination, in a folder that is gone afterwards."""
-    commit = ["git", "-C", CHECKOUT, "rev-parse", "--short", "HEAD"]
-    name = subprocess.run(commit, capture_output=True, text=True, check=False).stdout.strip()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="zerotune-versions-") as folder:
         if shutil.disk_usage(folder).free < DISK_GB * 10**9:
@@ -118,7 +116,7 @@ def run(python: Path, version: str, torch: str, wheel: Path) -> Outcome:
         else:
             installed, outcome = tried(python, torch, wheel.resolve(), Path(folder))
     took_s = round(time.monotonic() - started)
-    return Outcome(version, installed, outcome, time.strftime("%Y-%m-%d"), name, took_s)
+    return Outcome(version, installed, outcome, time.strftime("%Y-%m-%d"), commit, took_s)
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -135,7 +133,8 @@ def main() -> int:
     """The exit code: 1 when a combination that was tried has failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--torch", nargs="*", help="only these releases (2.6 2.9 ...); without any, only the page")
+    which = "only these releases (2.6 2.9 ...), in this order; without any, only the page"
+    parser.add_argument("--torch", nargs="*", help=which)
     parser.add_argument("--json", type=Path, default=CHECKOUT / "build" / "versions.json")
     parser.add_argument("--page", type=Path, default=CHECKOUT / "docs" / "reference" / "versions.md")
     options = parser.parse_args()
@@ -145,13 +144,15 @@ def main() -> int:
         if version not in found:
             print(f"no Python {version} here: not tried")
     releases = torch_releases(found[next(reversed(found))], oldest_torch)
+    if unknown := {*(options.torch or ())}.difference(releases):
+        parser.error(f"no torch {', '.join(unknown)} on the registry; there is {', '.join(releases)}")
     kept = [Outcome(**one) for one in json.loads(options.json.read_text())] if options.json.exists() else []
+    described = ["git", "-C", CHECKOUT, "describe", "--always", "--dirty"]
+    commit = subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip()
     n_failed = 0
-    for place, torch in enumerate(releases):
-        if options.torch is not None and torch not in options.torch:
-            continue
-        version = list(found)[place * len(found) // len(releases)]
-        outcome = run(found[version], version, torch, options.wheel)
+    for torch in releases if options.torch is None else options.torch:
+        version = list(found)[releases.index(torch) * len(found) // len(releases)]
+        outcome = run(found[version], version, torch, options.wheel, commit)
         print(f"Python {version}, torch {outcome.torch}: {outcome.outcome}, {outcome.duration_s} s", flush=True)
         n_failed += outcome.outcome != "passed"
         kept = sorted([outcome, *(one for one in kept if release(one) != release(outcome))], key=release)
