@@ -72,8 +72,8 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         n_steps: optimizer steps of each run.
 
     Raises:
-        UserError: `out` cannot be written, a run failed (the last line of its log is in the message), or the two runs
-            have different losses.
+        UserError: `out` cannot be written, a run failed (the last line of its log is in the message), its ranks did
+            not reach the daemon, or the two runs have different losses.
     """
     fabrics.load(fabric)  # a wrong name is told before anything is written
     make_writable(out)
@@ -96,9 +96,13 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
             daemon.wait(timeout=20)
         console.print(f"agent on:  {n_steps} steps in {on.wall_s:.1f} s of wall time")
     with Store.open(store_path, read_only=True) as store:
-        job_id = store.jobs()[-1].job_id
+        job_id = on.job_id
+        fabric_id = next((job.fabric_id for job in store.jobs() if job.job_id == job_id), None)
+        if fabric_id is None:
+            logs = f"see {out / 'daemon.log'} and {out / 'on.log'}"
+            raise UserError("the ranks did not reach the daemon, so nothing was tuned", f"{logs}, and try again")
         decisions, n_explored = store.decisions(job_id=job_id), _n_explored(store, job_id)
-        here, everywhere = (medians(store.statistics(store.jobs()[-1].fabric_id, of)) for of in (job_id, None))
+        here, everywhere = (medians(store.statistics(fabric_id, of)) for of in (job_id, None))
     _print_comparison(console, off, on)
     _print_decisions(console, decisions, here, everywhere)
     _print_checks(console, off, on, n_explored, earlier)
