@@ -109,7 +109,7 @@ def draw(off_us: NDArray[np.float64], on_us: NDArray[np.float64], path: Path) ->
             f"{label}: {middle_ms:.2f} ms{change}", (len(us), middle_ms), (0, offset),
             textcoords="offset points", ha="right", color=colour, fontweight="bold",
         )  # fmt: skip
-    axes.set_ylim(0, 1.05 * max(off_us.max(), on_us.max()) / 1e3)
+    axes.set_ylim(0, 1.15 * max(off_us.max(), on_us.max()) / 1e3)
     axes.set_xlim(0, len(off_us) + 1)
     axes.set_xlabel("training step")
     axes.set_ylabel("ms per step")
