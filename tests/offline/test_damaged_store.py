@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import sys
 from contextlib import closing
@@ -57,6 +58,6 @@ def test_reading_ends_with_a_line_and_no_traceback(tmp_path: Path, table: str, m
         assert len(said.err.splitlines()) <= 1, said.err
         assert left.value.code == 0 or said.err.startswith("zerotune: ")
     if table not in ("measurements", "models"):
-        assert "rows with damaged cells, which are not used" in caplog.text
+        assert re.search(rf"\b[1-9]\d* of {table}\b", caplog.text)
     with Store.open(path) as store:  # the daemon begins
         assert store.set_aside is None

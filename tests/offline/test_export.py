@@ -106,9 +106,7 @@ OTHER = Candidate(Algorithm.ring, Protocol.simple, 2)
 def test_what_only_leads_is_left_out_and_told(tmp_path: Path, words, proven, n_leads):
     rows, said = exported(tmp_path, *(decision(80, candidate, kind) for kind, candidate in words))
     assert [row.candidate for row in rows] == proven
-    left_out = "Left out: 1 setting that ran in most steps of job j, but is not proven to be faster"
-    assert (left_out in said) == bool(n_leads)
-    assert ("There is no row in it" in said) == (not proven)
+    assert ("`zerotune explain`" in said) == bool(n_leads)
 
 
 def test_plan_file_round_trip(store_path: Path, tmp_path: Path):
@@ -117,14 +115,14 @@ def test_plan_file_round_trip(store_path: Path, tmp_path: Path):
     assert len(file.plan.rows) == 6
     assert {row.candidate for row in file.plan.rows} == {FAST}
     assert file.emulated == "ethernet_boxes"
-    assert any("says nothing about real hardware" in remark for remark in remarks)
+    assert any("real hardware" in remark for remark in remarks)
 
 
 def test_what_no_step_ran_under_is_left_out_and_told(store_path: Path, tmp_path: Path):
     path = make_store(tmp_path / "s.db", "short", n_untuned=N_STEPS)
     remarks = export_plan(path, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json").plan.rows == ()
-    assert "Left out: 6 decisions of job short, since no step is recorded under a plan with them." in remarks
+    assert any(remark.startswith("Left out: 6 ") and " short" in remark for remark in remarks)
     assert any("Left out" in remark for remark in export_nvidia_csv(path, tmp_path / "t.conf"))
     assert not any("Left out" in remark for remark in export_plan(store_path, tmp_path / "plan.json"))
 
@@ -135,33 +133,33 @@ def test_without_a_name_the_newest_job_that_adopted_a_plan_is_exported(tmp_path:
     export_plan(tmp_path / "s.db", tmp_path / "plan.json")
     file = read_plan(tmp_path / "plan.json")
     assert (file.job_id, len(file.plan.rows)) == ("tuned", 6)
-    passed_over = "Passed over: 1 newer job, since no step of it is recorded under a plan; --job names another."
-    assert passed_over in export_plan(tmp_path / "s.db", tmp_path / "plan.json")
-    assert passed_over in export_nvidia_csv(tmp_path / "s.db", tmp_path / "t.conf")
-    assert not any("Passed over" in one for one in export_plan(tmp_path / "s.db", tmp_path / "plan.json", "tuned"))
+    for export, name in ((export_plan, "plan.json"), (export_nvidia_csv, "t.conf")):
+        remarks = export(tmp_path / "s.db", tmp_path / name)
+        assert any(": 1 newer job" in one and "--job" in one for one in remarks)
+    assert not any("--job" in one for one in export_plan(tmp_path / "s.db", tmp_path / "plan.json", "tuned"))
 
 
 def test_a_job_that_leaves_nothing_is_refused_by_its_name(store_path: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="job j leaves nothing to export: what it put on trial has no verdict"):
+    with pytest.raises(UserError, match="job j "):
         exported(tmp_path, decision(80, FAST, "explore"))
-    with pytest.raises(UserError, match="no step is recorded under a plan with what it decided"):
+    with pytest.raises(UserError, match="job j "):
         exported(tmp_path, decision(80, FAST, "promote"), highest_epoch=0)
     make_store(tmp_path / "s.db", "tuned")
     with Store.open(tmp_path / "s.db") as store:
         store.record_job("idle", "f", {}, 2)
         store.flush()
-    with pytest.raises(UserError, match="nothing was decided in job idle; name a job that was tuned, as tuned"):
+    with pytest.raises(UserError, match=r"job idle;.* tuned"):
         export_plan(tmp_path / "s.db", tmp_path / "plan.json", "idle")
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (b"", "is empty; name one that `zerotune export` wrote"),
-        (b"{}", "not a plan file"),
-        (b'{"plan": {"epoch": 1, "rows": [{"candidate": {"algorithm": 99}}]}}', "not a plan file"),
+        (b"", "`zerotune export`"),
+        (b"{}", "p\\.json"),
+        (b'{"plan": {"epoch": 1, "rows": [{"candidate": {"algorithm": 99}}]}}', "p\\.json"),
         (b'{"zerotune_plan": 9, "rows": []}', "version 9"),
-        (b"[" * 100_000, "not a plan file"),
+        (b"[" * 100_000, "p\\.json"),
     ],
 )
 def test_what_is_no_plan_is_refused(tmp_path: Path, text: bytes, told: str):
@@ -313,7 +311,7 @@ def test_measurements_of_several_jobs_name_theirs(tmp_path: Path):
     with (tmp_path / "one.csv").open(newline="") as text:
         assert [row["job_id"] for row in csv.DictReader(text)] == [job for job in jobs if job == "second"]
     assert jobs.count("first") == jobs.count("second") > 0
-    with pytest.raises(UserError, match=r"no job 'third' .*use one of second, first"):
+    with pytest.raises(UserError, match=r"'third' .* second, first"):
         export_measurements(path, tmp_path / "x.csv", "third")
     assert not (tmp_path / "x.csv").exists()
 
@@ -330,7 +328,7 @@ def test_measurements_of_several_jobs_name_theirs(tmp_path: Path):
     ],
 )
 def test_a_name_that_promises_another_format_is_refused(to: str, name: str, remedy: str):
-    with pytest.raises(UserError, match=f"is not written as .*ends in {remedy}"):
+    with pytest.raises(UserError, match=rf"\{Path(name).suffix};.* {remedy}"):
         check_suffix(Path(name), to)
 
 
@@ -347,7 +345,7 @@ def test_nothing_to_export_is_no_success(tmp_path: Path, store_path: Path):
     with Store.open(tmp_path / "s.db") as store:
         store.record_job("idle", "f", {}, 2)
         store.flush()
-    for job_id, told in (("idle", "no measurements of job 'idle'"), (None, "no measurements are")):
+    for job_id, told in (("idle", "'idle'"), (None, "no measurements")):
         with pytest.raises(UserError, match=told):
             export_measurements(tmp_path / "s.db", tmp_path / "m.csv", job_id)
     assert not (tmp_path / "m.csv").exists()
@@ -362,8 +360,8 @@ def test_a_reversed_range_names_its_file_and_row(tmp_path: Path):
         "rows": [row | {"min_bytes": 1, "max_bytes": 2}, row | {"min_bytes": 9, "max_bytes": 8}],
     }
     (tmp_path / "p.json").write_text(json.dumps(text))
-    with pytest.raises(PlanError, match=r"p.json, row 2: 9..8 bytes are no range"):
+    with pytest.raises(PlanError, match=r"p\.json, row 2: 9\.\.8 "):
         read_plan(tmp_path / "p.json")
     (tmp_path / "t.conf").write_text("# head\nallgather,9,8,ring,ll,4,2,2\n")
-    with pytest.raises(PlanError, match=r"t.conf, line 2: 9..8 bytes are no range"):
+    with pytest.raises(PlanError, match=r"t\.conf, line 2: 9\.\.8 "):
         read_nvidia_csv(tmp_path / "t.conf")

