@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--steps", type=positive, default=500, metavar="N", help="of each run")
     parser.add_argument("--picture", type=a_file_to_write, metavar="FILE", help="draw the step times as SVG or PNG")
     arguments = parser.parse_args()
+    if arguments.picture is not None and arguments.picture.suffix not in (".svg", ".png"):
+        parser.error(f"--picture {arguments.picture}: pictures are .svg or .png files; name one")
     off, on = run(arguments.steps)
     if arguments.picture is not None:
         draw(step_times_us(off), step_times_us(on), arguments.picture)
