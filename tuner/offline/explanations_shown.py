@@ -113,7 +113,7 @@ def render_none(known: Sequence[Explanation], console: Console, head: Head | Non
         return
     if head is not None:
         console.print(describe(head), markup=False, highlight=False, soft_wrap=True)
-    console.print("No decision fits. NCCL's own choice runs where none is. This job has run:")
+    console.print("No decision fits what was asked for, so NCCL's own choice runs there. This job has run:")
     sizes: dict[str, list[str]] = {}
     for one in known:
         place = f"{one.key.collective.name} {one.key.phase.name}"

@@ -34,7 +34,7 @@ class Recognition:
     trace: str
     """The file or folder that was read."""
     job_id: str
-    """Whose trace it is; empty where the format does not tell."""
+    """Job that the trace is of; empty where the format does not name it."""
     changes: tuple[tuple[int, Shown], ...]
     n_calls: int
     period: int

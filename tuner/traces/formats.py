@@ -112,7 +112,7 @@ def detect(path: Path) -> Format:
         raise TraceError(f"{path} {almost.what}", almost.remedy)
     raise TraceError(
         f"{path} is no trace of a known format",
-        f"use one of {', '.join(one.name for one in FORMATS)}; where its beginning does not tell it, `import` and "
+        f"use one of {', '.join(one.name for one in FORMATS)}; where its beginning does not show it, `import` and "
         "`replay` take --format",
     )
 

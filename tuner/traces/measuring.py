@@ -69,7 +69,7 @@ def measured(block: Block, user_facts: UserFacts, summary: Summary) -> Block:
         MEASUREMENT, shape (m,), m <= n.
 
     Raises:
-        UserError: NCCL cannot run the user's setting for these records, or they cannot be on so many nodes.
+        UserError: NCCL cannot run the user's setting for these records, or they cannot be on that number of nodes.
     """
     rows = np.zeros(len(block), MEASUREMENT)
     for name in _SAME_FIELDS:

@@ -84,7 +84,7 @@ class Trace:
             UserError: `job_id` is not None.
         """
         if job_id is not None:
-            raise UserError(f"--job {job_id}: {self.title} does not tell jobs apart", "leave it out")
+            raise UserError(f"--job {job_id}: {self.title} does not name jobs", "leave it out")
 
     def blocks(self) -> Iterator[Block]:
         """The records in the files' order, in arrays of at most 64 Ki rows.

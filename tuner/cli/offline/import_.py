@@ -18,7 +18,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Format by its name in docs/reference/traces.md, where the file's beginning does not tell.",
+        help="Format by its name in docs/reference/traces.md, where the file's beginning does not show it.",
         autocompletion=completion.formats,
     ),
 ]

@@ -166,12 +166,12 @@ _COMPARED_ROWS: Final = 10_000
 
 def _recorded_otherwise(store: Store, owner: Owner, known: Block, here: Block, *, is_import: bool) -> UserError:
     job_id, fabric = owner
-    words = f"{store.path} has job {job_id} on {fabric} already, recorded otherwise: it would be counted twice"
+    words = f"{store.path} has other measurements of job {job_id} on {fabric}: these would be counted beside them"
     if is_import:
         said = ((_as_said(then), _as_said(now)) for then, now in zip(known, here, strict=False))
-        differs = next((f"said to be otherwise: then {then}, now {now}" for then, now in said if then != now), "")
-        how = differs or "when others of them could be used"
-        words = f"{store.path} has the same measurements, imported before, {how}; they would be counted twice"
+        differs = next((f"as {then}, now as {now}" for then, now in said if then != now), "")
+        how = differs or "when another part of them could be used"
+        words = f"{store.path} has the same measurements, imported before {how}: they would be counted twice"
     return UserError(words, "name another store with --store")
 
 

@@ -80,7 +80,7 @@ def oracle_text(facts: OracleFacts | None) -> Iterator[str]:
     if facts.n_alone:
         yield (
             f"The oracle can only leave {facts.n_alone:,} of {facts.n_collectives:,} calls to NCCL: no other setting"
-            " was measured there, by this job or by another one, and none is predicted to be surely faster."
+            " was measured there, by this job or by another one, and no prediction is surely faster."
         )
 
 

@@ -144,7 +144,7 @@ def missing_timeline(facts: Facts) -> str:
     if not facts.traced or _timeline_picture(facts) is not None:
         return ""
     if not all(len(table.steps) for table in facts.traced):
-        return "the trace has no steps (measurements, or a format that does not tell them)"
+        return "the trace has no steps (measurements, or a format without steps)"
     return "the trace does not say when the collectives of a step began"
 
 

@@ -138,7 +138,7 @@ def _how_far(result: SweepResult) -> str:
     n_begun = len({(row.collective, row.message_bytes) for row in result.rows})
     words = f": {n_begun} of {result.n_places} sizes have measurements"
     if result.n_compared < n_begun:
-        words += f", {result.n_compared} of them enough; elsewhere none is called the best"
+        words += f", {result.n_compared} of them enough to name a best setting"
     return f"{words}. All of it is kept. {goes_on}"
 
 

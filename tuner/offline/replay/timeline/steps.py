@@ -1,7 +1,7 @@
 """From communication time to step time: what a policy's gain is worth when computation hides part of it.
 
 The step's program (tuner/offline/replay/timeline/schedule.py) is run with each policy's costs in place of the logged
-durations: compute gaps and waits stay, streams queue as before. Where a trace does not tell a program, the
+durations: compute gaps and waits stay, streams queue as before. Where no program follows from a trace, the
 answer is first order: the exposed share of communication is taken to stay what it was.
 """
 

@@ -134,7 +134,7 @@ def with_buckets(program: Program, bucket_bytes: int) -> Program:
     Where the gathers after the step move what the gradients' buckets do, they are those buckets, and change alike.
 
     Raises:
-        UserError: the step has no gradient collectives, or a single one, which does not tell when they were ready.
+        UserError: the step has no gradient collectives, or a single one, which does not show when they were ready.
     """
     step = _Step.of(program)
     sizes = [event.call.shape.message_bytes for event in step.issues(_is_gradient)]
