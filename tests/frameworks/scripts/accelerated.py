@@ -1,8 +1,8 @@
-"""Hugging Face's Accelerate: what `prepare` makes of a model on several CPUs is DDP; with --zero3 it is DeepSpeed's."""
+"""Hugging Face's Accelerate: `prepare` makes DDP of the model, and with --zero3 DeepSpeed's ZeRO-3."""
 
 import torch
 import toy
-from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate import Accelerator, DeepSpeedPlugin, PartialState
 
 parser = toy.parser()
 parser.add_argument("--zero3", action="store_true")
@@ -12,10 +12,8 @@ zero3 = {
     "train_micro_batch_size_per_gpu": 8,
     "zero_optimization": {"stage": 3, **toy.DEEPSPEED_3},
 }
-if options.zero3:
-    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero3))
-else:
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+PartialState(cpu=not torch.cuda.is_available())
+accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero3) if options.zero3 else None)
 model = toy.model(options)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 model, optimizer = accelerator.prepare(model, optimizer)
