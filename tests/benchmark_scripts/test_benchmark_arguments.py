@@ -147,7 +147,7 @@ def test_a_newer_store_gets_one_remedy(tmp_path: Path, capsys: pytest.CaptureFix
     with closing(sqlite3.connect(path)) as connection, connection:
         columns = "migration_set, name, applied_at"
         connection.execute(f"INSERT INTO _sqlite_migrations ({columns}) VALUES ('zerotune', 'm999_later', '')")
-    for store, remedy in ((path, "install that version"), (tmp_path / "none.db", "make one with `zerotune import")):
+    for store, remedy in ((path, "version"), (tmp_path / "none.db", "`zerotune import")):
         with pytest.raises(SystemExit):
             check_sources(argparse.ArgumentParser(), store, None)
         said = capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The command line as a user meets it: tables, mistakes, exit codes."""
 
+import json
 import subprocess
 import sys
 import time
@@ -69,10 +70,11 @@ def test_import_records_what_the_dry_run_announces(tmp_path):
     file, store = tmp_path / "cluster" / "tuner.csv", tmp_path / "s.db"
     file.parent.mkdir()
     file.write_text(CSV)
-    announced = zerotune("import", file, "--store", store, "--dry-run")
-    assert "usable as measurements: 2" in announced.stdout, announced.stderr
+    announced = json.loads(zerotune("import", file, "--store", store, "--dry-run", "--json").stdout)
+    assert (announced["n_measurements"], announced["recorded"]) == (2, False)
     assert not store.exists()
-    assert "recorded as measurements: 2" in zerotune("import", file, "--store", store).stdout
+    recorded = json.loads(zerotune("import", file, "--store", store, "--json").stdout)
+    assert recorded == announced | {"recorded": True}
     with Store.open(store, read_only=True) as opened:
         statistics = opened.statistics("cluster")
     assert [(s.is_default, s.median_us) for s in sorted(statistics, key=lambda s: s.median_us)] == [

@@ -62,13 +62,11 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_replay_without_store_names_the_one_beside_the_trace(run: Path, monkeypatch, capsys):
-    hint = f"there is one at {run / 'store.db'}: --store"
+    hint = f"{run / 'store.db'}: --store"
     assert hint in unwrapped(said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "none.db"))
     Store.open(run / "other.db").close()
-    other = f"(there is another at {run / 'store.db'}: --store)"
-    assert other in unwrapped(said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "other.db"))
-    text = said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "store.db")
-    assert "The store has no measurements of this fabric by other runs: nothing is measured elsewhere" in text
+    assert hint in unwrapped(said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "other.db"))
+    assert hint not in unwrapped(said(monkeypatch, capsys, "replay", run / "traces", "--store", run / "store.db"))
 
 
 def test_replay_of_a_trace_without_fabric_does_not_blame_the_store(tmp_path: Path, monkeypatch, capsys):
@@ -77,19 +75,18 @@ def test_replay_of_a_trace_without_fabric_does_not_blame_the_store(tmp_path: Pat
     (tmp_path / "t.csv").write_text(f"{columns},bandwidth_gbps,latency_us\n{row}\n")
     Store.open(tmp_path / "empty.db").close()
     text = said(monkeypatch, capsys, "replay", tmp_path / "t.csv", "--store", tmp_path / "empty.db")
-    assert "The trace does not name its fabric: nothing is measured elsewhere, and nothing is learned." in unwrapped(
-        text
-    )
+    (note,) = [line for line in unwrapped(text).split(".") if "measured elsewhere" in line]
+    assert "store" not in note
 
 
 def test_an_endpoint_that_can_be_none_is_named_as_such(monkeypatch, capsys):
     for command in (["status"], ["metrics"]):
         text = said(monkeypatch, capsys, *command, "--endpoint", "nonsense")
-        assert "endpoint 'nonsense' is neither ipc:// nor tcp://" in text
+        assert "endpoint 'nonsense' " in text
 
 
 def test_a_folder_is_no_command(tmp_path: Path, monkeypatch, capsys):
-    assert "is a folder; name the program" in said(monkeypatch, capsys, "launch", "--no-agent", "--", tmp_path)
+    assert str(tmp_path) in said(monkeypatch, capsys, "launch", "--no-agent", "--", tmp_path)
 
 
 def test_the_list_of_pictures_says_what_is_missing(run: Path, monkeypatch, capsys):
@@ -97,8 +94,9 @@ def test_the_list_of_pictures_says_what_is_missing(run: Path, monkeypatch, capsy
         store.record_job("job", "f", {}, 2)
         store.flush()
     lines = said(monkeypatch, capsys, "plot", "list", "--store", run / "store.db").splitlines()
-    assert "timeline  (needs a folder of `launch --log-trace`: --trace)" in lines
-    assert "steps  (nothing recorded in this job)" in lines
+    missing = {line.split()[0]: line for line in lines if "(" in line}
+    assert "`launch --log-trace`: --trace" in missing["timeline"]
+    assert "steps" in missing
 
 
 def test_a_temporary_folder_that_is_not_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -106,7 +104,7 @@ def test_a_temporary_folder_that_is_not_used_is_told(tmp_path: Path, monkeypatch
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    assert f"TMPDIR {tmp_path / 'none'} cannot be written" in temporary_folder_note()
+    assert f"TMPDIR {tmp_path / 'none'} " in temporary_folder_note()
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
     assert temporary_folder_note() == "", "TMPDIR has no part in it"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
@@ -122,16 +120,16 @@ def test_the_demo_tells_how_far_a_run_is_while_it_lasts(is_terminal: bool, tmp_p
     losses.write_text("of a run before\n" * 10)
     console = Console(file=out, width=120, force_terminal=is_terminal)
     write = "import sys, time\nfor _ in range(10): print(file=open(sys.argv[1], 'a')); time.sleep(0.2)"
-    with demo_progress.Progress(console, "training with the agent off", losses, 10) as progress:
-        assert is_terminal or "training with the agent off ..." in out.getvalue(), "at once, not at the end"
-        assert "step 10 of 10" not in out.getvalue()
+    with demo_progress.Progress(console, "agent off", losses, 10) as progress:
+        assert is_terminal or "agent off ..." in out.getvalue(), "at once, not at the end"
+        assert "10 of 10" not in out.getvalue()
         with subprocess.Popen([sys.executable, "-c", write, str(losses)]) as process:
             assert progress.wait(process, 60) == 0
         with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
             with pytest.raises(TimeoutError):
                 progress.wait(process, 0.2)
             process.kill()
-    told = re.findall(r"training with the agent off: step (\d+) of 10", out.getvalue())
+    told = re.findall(r"agent off: step (\d+) of 10", out.getvalue())
     assert told
     assert is_terminal or len(told) <= 5, "in a file a line each fifth of the steps"
 
@@ -143,11 +141,10 @@ def test_the_demo_shows_what_was_not_decided(capsys):
     own = MeasuredSetting(66.0, 10, Candidate(Algorithm.ring, Protocol.ll, 1))
 
     here = {settled: {BASELINE: own}, other: {BASELINE: own}}
-    demo._print_decisions(console, [Decision("j", "f", settled, BASELINE, 1, "keep", "")], here, {})
-    text = capsys.readouterr().out
-    assert "the same: nothing better found" in text
-    assert "all_reduce" in text
-    assert "the same: nothing decided in this run" in text
+    demo.print_decisions(console, [Decision("j", "f", settled, BASELINE, 1, "keep", "")], here, {})
+    lines = [line for line in capsys.readouterr().out.splitlines() if "the same: " in line]
+    assert ["all_reduce" in line for line in lines] == [False, True]
+    assert len({line.partition("the same: ")[2] for line in lines}) == 2, "nothing better, and nothing decided"
 
 
 def test_a_trace_without_steps_is_told_where_its_timeline_is_missing(run: Path, monkeypatch, capsys):
@@ -160,17 +157,17 @@ def test_a_trace_without_steps_is_told_where_its_timeline_is_missing(run: Path, 
         store.record_job("job", "f", {}, 2)
         store.flush()
     words = ("--store", run / "store.db", "--trace", measurements)
-    text = said(monkeypatch, capsys, "report", run / "r.html", *words)
-    assert "no timeline is shown: the trace has no steps" in text
-    assert "the trace has no steps" in (run / "r.html").read_text()
-    text = said(monkeypatch, capsys, "plot", "timeline", run / "t.png", *words)
-    assert "there is no timeline: the trace has no steps" in text
+    told = said(monkeypatch, capsys, "report", run / "r.html", *words)
+    why = "the trace has no steps"
+    picture = said(monkeypatch, capsys, "plot", "timeline", run / "t.png", *words)
+    for text in (told, (run / "r.html").read_text(), picture):
+        assert why in text, "the same reason everywhere"
     assert not (run / "t.png").exists()
 
 
 def test_metrics_of_a_store_that_is_not_there_is_a_mistake(tmp_path: Path, monkeypatch, capsys):
     told = said(monkeypatch, capsys, "metrics", "--store", tmp_path / "none.db", "--endpoint", f"ipc://{tmp_path}/d")
-    assert f"there is no store at {tmp_path / 'none.db'}" in unwrapped(told)
+    assert str(tmp_path / "none.db") in unwrapped(told)
 
 
 def test_metrics_without_a_daemon_says_that_they_are_the_stores(run: Path, monkeypatch, capsys):
@@ -182,18 +179,18 @@ def test_metrics_without_a_daemon_says_that_they_are_the_stores(run: Path, monke
     captured = capsys.readouterr()
     assert ended.value.code in (0, None)
     assert "zerotune_up 0.0" in captured.out
-    assert "no daemon answers" in captured.err
+    assert f"ipc://{run}/d" in captured.err
 
 
 def test_comparing_sweeps_takes_no_options_of_measuring(tmp_path: Path, monkeypatch, capsys):
     words = ("sweep", "--compare", "a", "b", "--fabric", "ethernet_boxes", "--store", tmp_path / "s.db")
-    assert "--compare measures nothing" in unwrapped(said(monkeypatch, capsys, *words))
+    assert "--compare" in unwrapped(said(monkeypatch, capsys, *words))
 
 
 @pytest.mark.parametrize("command", [("stage", "test"), ("replay",), ("import",)])
 def test_a_store_in_place_of_a_trace_gets_a_remedy_that_the_command_has(command, run: Path, monkeypatch, capsys):
     told = unwrapped(said(monkeypatch, capsys, *command, run / "store.db"))
-    assert "is a SQLite database, perhaps our store or one of Nsight's, and no trace" in told
+    assert "SQLite" in told
     assert "zerotune export FILE --to measurements" in told
     assert "--store" not in told
 

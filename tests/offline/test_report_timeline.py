@@ -81,7 +81,7 @@ def test_a_trace_without_any_plan_has_no_after():
     steps = whole.steps.copy()
     steps["epoch"] = 0
     (own,) = timelines([replace(whole, steps=steps)])
-    assert own.label.endswith("NCCL's own choice")
+    assert "NCCL" in own.label
 
 
 def test_a_trace_that_does_not_tell_gives_the_reason():

@@ -104,7 +104,7 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         decisions, n_explored = store.decisions(job_id=job_id), _n_explored(store, job_id)
         here, everywhere = (medians(store.statistics(fabric_id, of)) for of in (job_id, None))
     _print_comparison(console, off, on)
-    _print_decisions(console, decisions, here, everywhere)
+    print_decisions(console, decisions, here, everywhere)
     _print_checks(console, off, on, n_explored, earlier)
     write_summaries(out, fabric, off, on)
     from zerotune.tuner.offline.report import write_report
@@ -220,7 +220,15 @@ def _print_comparison(console: Console, off: DemoRun, on: DemoRun) -> None:
     console.print(table)
 
 
-def _print_decisions(console: Console, decisions: list[Decision], here: Medians, everywhere: Medians) -> None:
+def print_decisions(console: Console, decisions: list[Decision], here: Medians, everywhere: Medians) -> None:
+    """Print what was decided for each key, beside what was measured.
+
+    Args:
+        console: to print to.
+        decisions: of the job.
+        here: medians that the job measured.
+        everywhere: medians of all that the store has of the fabric.
+    """
     table = Table("collective, phase", "message", "NCCL's own", "zerotune", title="Decisions, measured medians")
     settled = settled_decisions(decisions)
     if not settled:
