@@ -166,7 +166,7 @@ _COMPARED_ROWS: Final = 10_000
 
 def _recorded_otherwise(store: Store, owner: Owner, known: Block, here: Block, *, is_import: bool) -> UserError:
     job_id, fabric = owner
-    words = f"{store.path} has other measurements of job {job_id} on {fabric}: these would be counted beside them"
+    words = f"{store.path} has job {job_id} on {fabric} already, with other measurements: both would be counted"
     if is_import:
         said = ((_as_said(then), _as_said(now)) for then, now in zip(known, here, strict=False))
         differs = next((f"as {then}, now as {now}" for then, now in said if then != now), "")
