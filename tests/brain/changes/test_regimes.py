@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.brain_world import Call, Unsteady, World, make_brain, play
+from benchmarks.lib.brain_world import Call, Unsteady, World, make_brain, play, zero3_step
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.tuner.learning.policy.choice import MAX_REGIMES
@@ -200,6 +200,18 @@ def test_what_led_before_congestion_leads_again_after_it() -> None:
     for label in range(3, 30):
         policy.reopen(states, label - 1, label)
     assert len(policy._leads_of) <= MAX_REGIMES
+
+
+def test_a_job_that_has_known_many_networks_comes_back_to_its_first() -> None:
+    """The oldest regime is forgotten first, also where it is the one that ends."""
+    world = World("ethernet_boxes", fabric.load("ethernet_boxes").communicator(range(2)), zero3_step(n_ranks=2))
+    brain = make_brain(world)
+    play(world, brain, 20)
+    states, policy = brain._states, brain._policy
+    for label in range(1, MAX_REGIMES + 1):
+        policy.reopen(states, label, 0)
+    policy.reopen(states, 0, 1)
+    assert play(world, brain, 20) is not None
 
 
 @pytest.mark.parametrize("per_step", [1.3 ** (1 / 1000), 1.3 ** (-1 / 1000)])

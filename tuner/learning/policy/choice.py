@@ -293,7 +293,7 @@ class Policy:
             leaving: label of the regime before.
             entering: label of the regime from now on.
         """
-        self._leads_of[leaving] = {
+        ended = self._leads_of[leaving] = {
             index: (state.lead, state.lead_hope) for index, state in self.leads.items() if state.lead is not None
         }
         if len(self._leads_of) > MAX_REGIMES:
@@ -305,7 +305,6 @@ class Policy:
                 self.end_lead(state)
             state.reopen()
         self.options.reopen()
-        ended = self._leads_of[leaving]
         for index, (candidate, hope) in self._leads_of.pop(entering, {}).items():
             if self.options.may_try(states[index], candidate):
                 self.begin_lead(states[index], candidate, hope)
