@@ -14,9 +14,11 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from benchmarks.lib.reporting import Result
 from benchmarks.recording import results
@@ -24,6 +26,8 @@ from benchmarks.recording.runs import ROOT, RUNS, Recorded, Run
 
 CODE = ("agent", "store", "tuner", "zero_runtime", "zerotune", "benchmarks", ":!benchmarks/results")
 QUIET_LOAD = 0.5
+TIMEOUT_S = 1800.0
+"""A benchmark that hangs must not hold the others up."""
 
 
 def main() -> None:
@@ -64,15 +68,23 @@ def record(run: Run) -> Recorded:
     """Run a benchmark and write its figures to its file.
 
     Raises:
-        RuntimeError: it printed no figures.
+        RuntimeError: it printed no figures, or did not end in time.
     """
     commit, load, began_s = commit_now(), os.getloadavg()[0], time.monotonic()
     command = [sys.executable, "-m", "benchmarks", *run.words]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        document = json.loads(done.stdout.strip().splitlines()[-1])
+        printed, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"it did not end in {TIMEOUT_S:.0f} s") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its processes, too, also when this one is interrupted
+        process.wait()
+    try:
+        document = json.loads(printed.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        raise RuntimeError(f"exit code {done.returncode}, and no line of JSON at the end of what it printed") from None
+        raise RuntimeError(f"exit code {process.returncode}, and no line of JSON at the end of its output") from None
     recorded = Recorded(
         results=tuple(Result(**one) for one in document["results"]),
         environment=document["environment"] | {"load": round(load, 2)},  # what others did, not what it did itself

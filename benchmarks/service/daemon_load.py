@@ -38,7 +38,7 @@ import zmq
 
 from benchmarks.lib.reporting import Result, report
 from zerotune.store import wire
-from zerotune.store.records import Plan, Stage, StepRecord
+from zerotune.store.records import MissingEvidence, Plan, Stage, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.client.status import fetch_status
@@ -57,6 +57,7 @@ class EagerBrain:
 
     knowledge: object = None
     stage = Stage.unknown
+    missing_evidence = MissingEvidence.nothing
     n_explored = 0
     spent_percent = 0.0
 
@@ -93,7 +94,7 @@ def serve(endpoint: str, store_path: str) -> int:
             return EagerBrain()
         return Brain(job_id, fabric_id, fabric, Knowledge.empty(), BrainSettings(), time.time)
 
-    return run_daemon(endpoint, store_path, brains=brains, load_knowledge=lambda *_: object())
+    return run_daemon(endpoint, store_path, brains=brains, load_knowledge=lambda *_: Knowledge.empty())
 
 
 def serve_raw(endpoint: str) -> int:
