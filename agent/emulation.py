@@ -46,9 +46,9 @@ def _on_emulated(original: Any, *, asks_default: bool) -> Any:
 
         positional = list(args)
         if len(positional) > position:
-            positional[position] = _backend(positional[position], asks_default)
+            positional[position] = emulated_backend(positional[position], asks_default)
         else:
-            kwargs["backend"] = _backend(kwargs.get("backend"), asks_default)
+            kwargs["backend"] = emulated_backend(kwargs.get("backend"), asks_default)
         return original(*positional, **kwargs)
 
     # A mark on the function, so that a second install does not wrap it again.
@@ -56,7 +56,8 @@ def _on_emulated(original: Any, *, asks_default: bool) -> Any:
     return make_group
 
 
-def _backend(asked: str | None, asks_default: bool) -> str | None:
+def emulated_backend(asked: str | None, asks_default: bool) -> str | None:
+    """The backend that a process group gets in place of `asked`; None: the default group's."""
     if asked is None:
         # A new group without a backend takes the default group's, which is emulated already.
         return BACKEND if asks_default else None

@@ -20,7 +20,7 @@ def pressure_source() -> Callable[[], float | None]:
     """A function that samples the pressure of this process's device; None where unknown."""
     if torch.cuda.is_available():
         return _gpu_source(torch.cuda.current_device())
-    return _cpu_source(CGROUP_ROOT)
+    return cpu_source(CGROUP_ROOT)
 
 
 def _gpu_source(device: int) -> Callable[[], float | None]:
@@ -47,7 +47,8 @@ def _gpu_source(device: int) -> Callable[[], float | None]:
         return sample
 
 
-def _cpu_source(cgroup: Path) -> Callable[[], float | None]:
+def cpu_source(cgroup: Path) -> Callable[[], float | None]:
+    """Memory pressure where there is no GPU: of the control group below `cgroup`, else of the machine."""
     for used_file, limit_file in (
         (cgroup / "memory.current", cgroup / "memory.max"),
         (cgroup / "memory/memory.usage_in_bytes", cgroup / "memory/memory.limit_in_bytes"),

@@ -40,7 +40,7 @@ def emulated_ranks() -> list[Communicator]:
     """Both ranks of one communicator."""
     store, emulation, made = dist.HashStore(), Emulation(fabric.load("ethernet_boxes"), seed=0), []
     for rank in (0, 1):
-        communicator._incarnations.clear()
+        communicator.incarnations.clear()
         made.append(Communicator(emulation, store, "cost", rank, [0, 1], TIMEOUT))
     return made
 

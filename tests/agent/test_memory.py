@@ -1,12 +1,12 @@
 import pytest
 
-from zerotune.agent.observing.memory import _cpu_source, pressure_source
+from zerotune.agent.observing.memory import cpu_source, pressure_source
 
 
 def test_cgroup_v2_limit(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("250\n")
-    sample = _cpu_source(tmp_path)
+    sample = cpu_source(tmp_path)
     assert sample() == 0.25
     (tmp_path / "memory.current").write_text("2000\n")
     assert sample() == 1.0
@@ -18,7 +18,7 @@ def test_cgroup_v2_limit(tmp_path):
 def test_no_limit_falls_back_to_resident_memory(tmp_path, limit):
     (tmp_path / "memory.max").write_text(limit)
     (tmp_path / "memory.current").write_text("250")
-    assert 0 < _cpu_source(tmp_path)() < 1
+    assert 0 < cpu_source(tmp_path)() < 1
 
 
 def test_this_machine_has_a_pressure():

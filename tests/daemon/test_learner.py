@@ -74,7 +74,7 @@ def test_a_store_that_breaks_meanwhile_does_not_end_the_learner(made, monkeypatc
 
 def test_a_fitted_model_is_saved_before_knowledge_is_read_again(made, monkeypatch, store):
     learner, ready = made
-    monkeypatch.setattr(Learner, "_fit", lambda *_: MODEL)
+    monkeypatch.setattr(Learner, "fit", lambda *_: MODEL)
     learner.ask(Request(RequestKind.train, "f"))
     assert ready.get(timeout=10) == ("f", ["correction"])
     assert store.load_model("correction", "f") == MODEL
@@ -128,10 +128,10 @@ def test_a_damaged_model_is_fitted_anew(made, store):
     store.record_measurements("f", "j", block)
     store.save_model(MODEL)
     store.flush()
-    assert not learner._never_fitted("f")
+    assert not learner.never_fitted("f")
     with contextlib.closing(sqlite3.connect(store.path)) as connection, connection:
         connection.execute("UPDATE models SET versions = 'x'")
-    assert learner._never_fitted("f")
+    assert learner.never_fitted("f")
 
 
 def test_a_failing_fit_leaves_the_old_knowledge(made, monkeypatch, caplog):
@@ -152,7 +152,7 @@ def test_the_real_training_process_has_nothing_to_say_of_an_empty_store(made, st
 
 def test_a_fit_that_was_cut_short_is_made_up_for(made, monkeypatch, store):
     learner, ready = made
-    monkeypatch.setattr(Learner, "_fit", lambda *_: MODEL)
+    monkeypatch.setattr(Learner, "fit", lambda *_: MODEL)
     block = np.zeros(1, MEASUREMENT)
     block["n_ranks"] = block["message_bytes"] = block["duration_us"] = 1
     store.record_measurements("f", "job", block)

@@ -44,12 +44,12 @@ class TwoNodes:
         self.line = Line(self)
         self.told: list[tuple[str, wire.DaemonMessage]] = []
         self._sequence = 0
-        self.first = self._service(0, None)
-        self.second = self._service(1, self.line)
+        self.first = self.make_service(0, None)
+        self.second = self.make_service(1, self.line)
         self.greet()
         self.first.model_ready("fabric", "knowledge")
 
-    def _service(self, node, uplinks):
+    def make_service(self, node, uplinks):
         welcome = wire.Welcome(node, "test", LEADER if node == 0 else "tcp://second:5577")
         return Service(self.stores[node], lambda *_: self.brain, lambda: self.now_s, welcome, uplinks)
 
@@ -149,7 +149,7 @@ def test_a_cut_line_leaves_each_node_to_itself_until_it_is_mended(job, records):
 
 
 def test_a_leading_daemon_that_was_restarted_collects_again(job, records):
-    job.first = job._service(0, None)
+    job.first = job.make_service(0, None)
     job.pass_time(2.0)
     job.first.model_ready("fabric", "knowledge")
     job.report(records, 90.0, 80.0, 50.0, 70.0)

@@ -47,7 +47,7 @@ class Pair:
         """One more pair in the same process."""
         store, emulation = dist.HashStore(), Emulation(fabrics.load(fabric), seed=0)
         for rank in (0, 1):
-            communicator._incarnations.clear()
+            communicator.incarnations.clear()
             self._made.append(Communicator(emulation, store, name, rank, [0, 1], timedelta(seconds=5)))
         return self._made[-2:]
 
@@ -73,9 +73,9 @@ def group(
     if finish:
         for work in works:
             work.wait()
-        for first, second in zip(works[0]._calls, works[1]._calls, strict=True):
+        for first, second in zip(works[0].calls, works[1].calls, strict=True):
             assert (first.candidate, first.end_us) == (second.candidate, second.end_us)
-    return list(works[0]._calls)
+    return list(works[0].calls)
 
 
 def deferred(collective: Collective, n_bytes: int, op: Operator, rank: int) -> grouping.Deferred:

@@ -183,7 +183,7 @@ def test_memory_is_taken_at_an_algorithms_first_use(connects: str, tmp_path: Pat
     path.write_text(text.replace("[memory]", f'[memory]\nconnects = "{connects}"'))
     fabric = fabrics.load(path)
     memory = CommunicatorMemory(fabric, SHAPE, 8)
-    before = device()._nccl_mb
+    before = device().nccl_mb
     all_at_once = connects == "all_channels"
     steps = [
         (Algorithm.ring, 2, {Algorithm.ring: 8 if all_at_once else 2}),
@@ -193,7 +193,7 @@ def test_memory_is_taken_at_an_algorithms_first_use(connects: str, tmp_path: Pat
     ]
     for algorithm, n_channels, connected in steps:
         memory.connect(algorithm, n_channels)
-        assert device()._nccl_mb - before == pytest.approx(fabric.memory_mb(SHAPE, connected))
+        assert device().nccl_mb - before == pytest.approx(fabric.memory_mb(SHAPE, connected))
     assert 0 < device().pressure() < 1
     device().reserve_mb = fabric.memory.device_mb
     try:
@@ -203,7 +203,7 @@ def test_memory_is_taken_at_an_algorithms_first_use(connects: str, tmp_path: Pat
     finally:
         device().reserve_mb = 0.0
     memory.release()
-    assert device()._nccl_mb == pytest.approx(before)
+    assert device().nccl_mb == pytest.approx(before)
 
 
 def test_the_journal_counts_what_ran(pair: Pair) -> None:

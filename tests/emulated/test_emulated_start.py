@@ -31,16 +31,16 @@ def test_a_dead_ranks_name_is_not_taken(dead: str, monkeypatch: pytest.MonkeyPat
     store.set(KEY, dead)
     asked = []
 
-    def lives(*who: object, check=start._lives) -> bool:
+    def lives(*who: object, check=start.lives) -> bool:
         asked.append(who)
         if len(asked) == 3:  # only now the new first rank begins
-            start._n_started.clear()
+            start.n_started.clear()
             new.append(start.name_start(store, "g", 0, TIMEOUT))
         return check(*who)
 
     new: list[str] = []
-    monkeypatch.setattr(start, "_lives", lives)
-    start._n_started.clear()
+    monkeypatch.setattr(start, "lives", lives)
+    start.n_started.clear()
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(start.name_start, store, "g", 1, TIMEOUT).result(20)
     assert taken == new[0] != "old"
@@ -49,13 +49,13 @@ def test_a_dead_ranks_name_is_not_taken(dead: str, monkeypatch: pytest.MonkeyPat
 
 def test_another_process_under_the_number_of_a_dead_one_is_not_taken_for_it() -> None:
     began_s = psutil.Process().create_time()
-    assert start._lives(os.getpid(), began_s)
-    assert not start._lives(os.getpid(), began_s - 100.0)
+    assert start.lives(os.getpid(), began_s)
+    assert not start.lives(os.getpid(), began_s - 100.0)
 
 
 def test_a_first_rank_that_cannot_be_seen_is_named(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "STALE_NAME_S", 0.0)
-    start._n_started.clear()
+    start.n_started.clear()
     store = dist.HashStore()
     store.set(KEY, dead)
     with pytest.raises(EmulatedNcclError, match="rank 0"):
@@ -65,4 +65,4 @@ def test_a_first_rank_that_cannot_be_seen_is_named(dead: str, monkeypatch: pytes
 def test_a_group_made_again_by_the_same_processes_has_another_name() -> None:
     store = dist.HashStore()
     assert start.name_start(store, "again", 0, TIMEOUT) != start.name_start(store, "again", 0, TIMEOUT)
-    assert start._n_started["again"] == 2
+    assert start.n_started["again"] == 2

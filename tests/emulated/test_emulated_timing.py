@@ -37,7 +37,7 @@ def _begin(rank: int, fabric: str, seed: int, folder: str, name: str) -> fabrics
     dist.destroy_process_group()
     os.environ.update(ZEROTUNE_FABRIC=fabric, ZEROTUNE_SEED=str(seed))
     settings.emulation.cache_clear()
-    communicator._incarnations.clear()
+    communicator.incarnations.clear()
     clock.reset()
     journal().clear()
     journal().keep_calls = True

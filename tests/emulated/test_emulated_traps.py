@@ -79,7 +79,7 @@ def _symmetric(ranks, collective: Collective, n_bytes: int, registered_ranks=(0,
         works.append(grouping.launch(each, [member]))
     for work in works:
         work.wait()
-    return works[0]._calls[0]
+    return works[0].calls[0]
 
 
 @pytest.mark.parametrize("version", ["2.27.7", "2.28.9", "2.30.7"])
@@ -366,7 +366,7 @@ def _between(ranks, graphs):
 
 def _interleaved(rank, sizes, between):
     for n_bytes in sizes:
-        yield grouping._fuse_group(rank, [deferred(GATHER, n_bytes, SUM, rank.rank)])[0]
+        yield grouping.fuse_group(rank, [deferred(GATHER, n_bytes, SUM, rank.rank)])[0]
         between()
 
 

@@ -48,13 +48,13 @@ def test_device_meshes_use_the_replacements_too():
     ],
 )
 def test_which_backends_are_replaced(asked, made):
-    assert emulation._backend(asked, asks_default=True) == made
-    assert emulation._backend(asked, asks_default=False) == made
+    assert emulation.emulated_backend(asked, asks_default=True) == made
+    assert emulation.emulated_backend(asked, asks_default=False) == made
 
 
 def test_no_backend_means_the_default_groups():
-    assert emulation._backend(None, asks_default=True) == emulation.BACKEND
-    assert emulation._backend(None, asks_default=False) is None
+    assert emulation.emulated_backend(None, asks_default=True) == emulation.BACKEND
+    assert emulation.emulated_backend(None, asks_default=False) is None
 
 
 @pytest.mark.parametrize(

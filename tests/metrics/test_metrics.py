@@ -156,7 +156,7 @@ def test_the_dashboard_asks_for_what_there_is(store):
 
 def test_slow_scrapers_are_hung_up_on_and_others_served(store, monkeypatch):
     monkeypatch.setattr(server, "CONNECTION_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(server._Handler, "timeout", 0.5)
+    monkeypatch.setattr(server.Handler, "timeout", 0.5)
     with server.make_server(Collector("ipc://x", store.path), ("127.0.0.1", 0)) as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.02,))
         thread.start()

@@ -99,7 +99,7 @@ def test_the_size_of_pieces_changes_nothing(
     n_waiting: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     imported(folder, tmp_path / "whole.db")
-    monkeypatch.setattr(joined, "_WAITING_RECORDS", n_waiting)
+    monkeypatch.setattr(joined, "WAITING_RECORDS", n_waiting)
     imported(folder, tmp_path / "pieces.db")
     whole, pieces = rows_in(tmp_path / "whole.db"), rows_in(tmp_path / "pieces.db")
     assert sorted(map(repr, whole.tolist())) == sorted(map(repr, pieces.tolist()))

@@ -7,7 +7,7 @@ import pytest
 
 from zerotune.store.records import Collective
 from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, generated, recorded
-from zerotune.tuner.fingerprint.encoding.features import _same_pieces, _Sizes, micro_steps_shown, summary
+from zerotune.tuner.fingerprint.encoding.features import Sizes, micro_steps_shown, same_pieces, summary
 from zerotune.tuner.fingerprint.steps.anatomy import GATHER, REDUCE, Step, encode
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
@@ -75,7 +75,7 @@ def test_pieces_gathered_more_often_than_sent_are_seen(octave: int) -> None:
     """Two of three pieces once, the third twice, whatever the types of elements."""
     gathers, sends = np.array([512, 1024, 4096, 4096]), np.array([512, 1024, 4096])
     scale = 2.0**octave
-    share, kind, fewest, most, _, often = _same_pieces(_Sizes(gathers), _Sizes((sends * scale).astype(np.int64)))
+    share, kind, fewest, most, _, often = same_pieces(Sizes(gathers), Sizes((sends * scale).astype(np.int64)))
     assert (share, kind, 4 * fewest, 4 * most) == (1.0, octave / 2, 0.0, 1.0)
     assert often == pytest.approx(4096 / 5632)
 

@@ -19,7 +19,7 @@ from zerotune.store.records import Algorithm, Candidate, Collective, Outcome, Pr
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.sweep import SweepRequest, SweepResult, render, run_sweep
 from zerotune.tuner.offline.sweep.protocol import Measure
-from zerotune.tuner.offline.sweep.run import _emulated
+from zerotune.tuner.offline.sweep.run import ready_emulated
 from zerotune.tuner.offline.sweep.workers import WorkerGroup
 
 REQUEST = SweepRequest(
@@ -106,7 +106,7 @@ def test_workers_report_what_the_fabric_file_says():
     """Three ranks: no power of two divides evenly."""
     with WorkerGroup(3, "ethernet_boxes", (Collective.all_gather, Collective.all_reduce)) as group:
         request = SweepRequest(fabric="ethernet_boxes", n_ranks=3)
-        assert group.ready == _emulated(request, (Collective.all_gather, Collective.all_reduce))
+        assert group.ready == ready_emulated(request, (Collective.all_gather, Collective.all_reduce))
         for collective in (Collective.all_gather, Collective.all_reduce):
             command = Measure(1, collective, 65544, Candidate(Algorithm.ring, Protocol.ll, 2), 1, 3, check=True)
             ranks = group.measure(command, 10)

@@ -279,7 +279,7 @@ def test_chakra(tmp_path: Path) -> None:
 
 def test_chakra_without_protobuf_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
-    chakra._message_classes.cache_clear()
+    chakra.message_classes.cache_clear()
     with pytest.raises(TraceError, match=r"pip install 'zerotune\[chakra\]'"):
         observed(samples.written(tmp_path, "chakra"))
 

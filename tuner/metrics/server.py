@@ -19,7 +19,8 @@ MAX_CONNECTIONS: Final = 8
 CONNECTION_TIMEOUT_S: Final = 5.0
 
 
-class _Handler(WSGIRequestHandler):
+class Handler(WSGIRequestHandler):
+    """One request for the metrics."""
     timeout = CONNECTION_TIMEOUT_S
     """Timeout of one read or write: a silent scraper is disconnected."""
 
@@ -80,7 +81,7 @@ def make_server(collector: Collector, address: tuple[str, int]) -> WSGIServer:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     try:
-        server = _Server(address, _Handler)
+        server = _Server(address, Handler)
     except OSError as error:
         where = f"{address[0]}:{address[1]}"
         raise UserError(f"metrics cannot be served at {where}: {error.strerror}", "choose another HOST:PORT") from error

@@ -78,7 +78,7 @@ class Learner:
                 if request.kind is RequestKind.train:
                     self._train(request.fabric_id)
                 knowledge = self._load(self._store, request.fabric_id)
-                if request.kind is RequestKind.load and self._never_fitted(request.fabric_id):
+                if request.kind is RequestKind.load and self.never_fitted(request.fabric_id):
                     self.ask(Request(RequestKind.train, request.fabric_id))
             except Exception:
                 if self._store.writing.is_gone:  # no fault of ours: `zerotune status` has the remedy
@@ -91,7 +91,7 @@ class Learner:
                 knowledge = self._empty
             self._on_ready(request.fabric_id, knowledge)
 
-    def _never_fitted(self, fabric_id: str) -> bool:
+    def never_fitted(self, fabric_id: str) -> bool:
         """True when a fit was cut short, say by the end of the daemon: its measurements are there."""
         if any(model.fabric_id == fabric_id and not model.is_damaged for model in self._store.models()):
             return False
@@ -101,12 +101,13 @@ class Learner:
         self._store.flush()
         if self._store.writing.is_gone:
             raise StoreError(f"{self._store.path} was removed")  # the training process would only fail as well
-        model = self._fit(self._store.path, fabric_id)
+        model = self.fit(self._store.path, fabric_id)
         if model is not None:
             keep(self._store, model)
             self._store.flush()
 
-    def _fit(self, store_path: Path, fabric_id: str) -> ModelRecord | None:
+    def fit(self, store_path: Path, fabric_id: str) -> ModelRecord | None:
+        """A model fitted in a process of its own; None: there is nothing to fit, or the learner closes."""
         command = [sys.executable, "-m", "zerotune.tuner.modeling.training_process", str(store_path), fabric_id]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with self._child_lock:

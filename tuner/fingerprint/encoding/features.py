@@ -76,14 +76,14 @@ def _summary(step: Step, left_over: int) -> Floats:
     large = max(1.0, n - counts[TINY])
     fewest = int(np.unique(n_bytes * N_ROLES + roles, return_counts=True)[1].min())
     moved = max(1.0, float(volume[:TINY].sum()))
-    gathers, scatters, reduces = (_Sizes(n_bytes[roles == role]) for role in (GATHER, SCATTER, REDUCE))
+    gathers, scatters, reduces = (Sizes(n_bytes[roles == role]) for role in (GATHER, SCATTER, REDUCE))
     sent = volume[SCATTER] + volume[REDUCE]
     sends = np.flatnonzero((roles == SCATTER) | (roles == REDUCE))
     is_gather = roles == GATHER
     # Gathers between the first and the last reduction of the rotated step belong to its backward part.
     bytes_between = float(n_bytes[sends[0] : sends[-1]][is_gather[sends[0] : sends[-1]]].sum()) if len(sends) else 0.0
     before = int(np.count_nonzero(is_gather[: sends[0]])) if len(sends) else 0
-    sizes_sent = _Sizes(n_bytes[sends])
+    sizes_sent = Sizes(n_bytes[sends])
     ahead, *passes = _gathered_between(roles, n_bytes, sends)
     gaps = np.sort(step.gaps)[::-1]
     reach = float(step.gaps[sends[0] + 1 : sends[-1] + 1].sum()) if len(sends) else 0.0
@@ -123,7 +123,7 @@ def _summary(step: Step, left_over: int) -> Floats:
             _log_ratio(volume[ROOTED], sent),
             _log_ratio(sizes_sent.largest_bytes, gathers.largest_bytes),
             *passes,
-            *_same_pieces(gathers, sizes_sent),
+            *same_pieces(gathers, sizes_sent),
             *_balance(float(volume[GATHER] + volume[ROOTED]), float(sent), gathers.n_rounds, sizes_sent.n_rounds),
             *_once_or_twice(n_bytes[is_gather], float(sent), left_over, before),
             *_modal(roles, n_bytes, reduces),
@@ -166,7 +166,7 @@ def _frames(step: Step, part: float) -> Floats:
     return table
 
 
-class _Sizes:
+class Sizes:
     """The message sizes of one role within a step."""
 
     def __init__(self, n_bytes: Ints) -> None:
@@ -215,13 +215,14 @@ class _Sizes:
             float((weights * np.log2(self.counts)).sum()) / 4.0,
         )
 
-    def share_in(self, other: _Sizes) -> float:
+    def share_in(self, other: Sizes) -> float:
         """Share of calls whose size the other role has too."""
         if not self.n or not other.n:
             return 0.0
         return float(self.counts[np.isin(self.values, other.values)].sum()) / self.n
 
     def modal_share_of(self, largest_bytes: float) -> float:
+        """The most frequent size as a share of `largest_bytes`."""
         return self.modal_bytes / max(1.0, largest_bytes)
 
 
@@ -240,7 +241,7 @@ def _gathered_between(roles: Ints, n_bytes: Ints, sends: Ints) -> tuple[float, f
     return most, by_bytes, by_calls, np.count_nonzero(gathered) / len(sends)
 
 
-def _same_pieces(gathers: _Sizes, sends: _Sizes) -> tuple[float, float, float, float, float, float]:
+def same_pieces(gathers: Sizes, sends: Sizes) -> tuple[float, float, float, float, float, float]:
     """How often pieces are gathered for each time that they are sent, where they are the same pieces.
 
     Elements have as many bytes, half or twice as many. Share of bytes gathered that have a counterpart, the type's
@@ -322,7 +323,7 @@ def _nearness(error: float) -> float:
     return float(np.clip(-np.log10(error + FINEST), 0.0, 5.0)) / 5.0
 
 
-def _modal(roles: Ints, n_bytes: Ints, reduces: _Sizes) -> tuple[float, ...]:
+def _modal(roles: Ints, n_bytes: Ints, reduces: Sizes) -> tuple[float, ...]:
     """The commonest all-reduce among the other reductions: activations are summed in forward too, gradients not.
 
     Share of them without another reduction between, and in one row; their size beside the others'; their number

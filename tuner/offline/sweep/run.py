@@ -166,7 +166,7 @@ class _Sweep:
         interrupted = gave_up = False
         n_restored = 0
         strategy: Strategy | None = None
-        ready = _emulated(request, self._collectives) if request.fabric is not None else self._start()
+        ready = ready_emulated(request, self._collectives) if request.fabric is not None else self._start()
         try:
             communicator = CommunicatorClass(request.n_ranks, ready.n_nodes)
             sizes_bytes = message_sizes(request.min_bytes, request.max_bytes, request.n_ranks)
@@ -317,7 +317,7 @@ def _free_name(name: str, taken: set[str]) -> str:
     return next(one for one in names if one not in taken)
 
 
-def _emulated(request: SweepRequest, collectives: Sequence[Collective]) -> Ready:
+def ready_emulated(request: SweepRequest, collectives: Sequence[Collective]) -> Ready:
     """What the workers would report: an emulated fabric is known without starting any."""
     fabric = fabrics.load(request.fabric or "")
     communicator = fabric.communicator(range(request.n_ranks))

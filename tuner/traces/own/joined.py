@@ -19,7 +19,7 @@ from zerotune.tuner.traces.measuring import Portion, UserFacts, placed
 from zerotune.tuner.traces.own.jobs import RankFile, copy_note, read_header, starts_of_jobs
 from zerotune.tuner.traces.records import Block, Summary
 
-_WAITING_RECORDS: Final = 100_000
+WAITING_RECORDS: Final = 100_000
 """Records read ahead, of all ranks together: well below the number at which the joiner gives up."""
 
 ReadBlocks = Callable[[Path], Iterator[Block]]
@@ -132,7 +132,7 @@ def _header(path: Path, read: ReadBlocks) -> TraceHeader:
 
 def _joined(streams: list[_Stream], damage: _Damage, summary: Summary) -> Iterator[Block]:
     joiner, n_reporters = Joiner(), len(streams)
-    n_records = max(1, _WAITING_RECORDS // n_reporters)
+    n_records = max(1, WAITING_RECORDS // n_reporters)
     open_streams = list(streams)
     n_rounds = 0
     while open_streams:

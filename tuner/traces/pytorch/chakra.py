@@ -79,7 +79,7 @@ def matches(begin: bytes) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _message_classes() -> tuple[Any, ...]:
+def message_classes() -> tuple[Any, ...]:
     """Classes of _MESSAGES, in their order.
 
     Raises:
@@ -105,7 +105,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
-    metadata_class, node_class, attribute_class = _message_classes()
+    metadata_class, node_class, attribute_class = message_classes()
     from google.protobuf.message import DecodeError
 
     counters = SequenceNumbers()

@@ -16,13 +16,14 @@ class DeviceMemory:
         self.reserve_mb = 0.0
         self.limit_mb: float | None = None
         """Memory of the device, 10^6 bytes, in place of the fabric's figure; None: the fabric's."""
-        self._nccl_mb = 0.0
+        self.nccl_mb = 0.0
+        """What NCCL has of it, 10^6 bytes."""
         self._device_mb = float("inf")
         self._lock = threading.Lock()
 
     def pressure(self) -> float:
         """Share of the memory that is in use, 0 to 1."""
-        return min(1.0, (self.reserve_mb + self._nccl_mb) / self._device_mb)
+        return min(1.0, (self.reserve_mb + self.nccl_mb) / self._device_mb)
 
     def take(self, wanted_mb: float, purpose: str, device_mb: float) -> None:
         """Reserve memory for NCCL.
@@ -39,18 +40,18 @@ class DeviceMemory:
             if self.limit_mb is not None:
                 device_mb = self.limit_mb
             self._device_mb = device_mb
-            used_mb = self.reserve_mb + self._nccl_mb
+            used_mb = self.reserve_mb + self.nccl_mb
             if used_mb + wanted_mb > device_mb:
                 raise DeviceOutOfMemory(
                     f"emulated device out of memory: {purpose} needs {wanted_mb:.0f} MB, "
                     f"{device_mb - used_mb:.0f} of {device_mb:.0f} MB are free"
                 )
-            self._nccl_mb += wanted_mb
+            self.nccl_mb += wanted_mb
 
     def give_back(self, freed_mb: float) -> None:
         """A communicator is gone."""
         with self._lock:
-            self._nccl_mb = max(0.0, self._nccl_mb - freed_mb)
+            self.nccl_mb = max(0.0, self.nccl_mb - freed_mb)
 
 
 _device = DeviceMemory()

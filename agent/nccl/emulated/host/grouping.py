@@ -48,7 +48,7 @@ class _Bin:
 
 def launch(communicator: Communicator, group: Sequence[Deferred]) -> Work:
     """Issue all collectives of one group, or add them to the graph that is being captured."""
-    fused_groups = _fuse_group(communicator, group)
+    fused_groups = fuse_group(communicator, group)
     outputs = [output for deferred in group for output in deferred.outputs]
     n_tasks = sum(len(deferred.tasks) for deferred in group)
     graph = capture.current()
@@ -59,7 +59,8 @@ def launch(communicator: Communicator, group: Sequence[Deferred]) -> Work:
     return EmulatedWork(calls, outputs)
 
 
-def _fuse_group(communicator: Communicator, group: Sequence[Deferred]) -> list[FusedTasks]:
+def fuse_group(communicator: Communicator, group: Sequence[Deferred]) -> list[FusedTasks]:
+    """The tasks of a group, those under one decision together."""
     if len(group) == 1 and len(group[0].tasks) == 1:
         only = group[0]
         return [

@@ -25,7 +25,7 @@ class EmulatedWork(Work):
 
     def __init__(self, calls: Sequence[IssuedCall], outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        self._calls = calls
+        self.calls = calls
         self._outputs = outputs
         self._future: torch.futures.Future[Any] | None = None
 
@@ -43,7 +43,7 @@ class EmulatedWork(Work):
 
     def is_completed(self) -> bool:
         """Whether all ranks have issued the calls; what is ready is finished, the clock does not move."""
-        if not all(call.communicator.is_ready(call) for call in self._calls):
+        if not all(call.communicator.is_ready(call) for call in self.calls):
             return False
         try:
             self._complete(_NO_TIMEOUT)
@@ -53,11 +53,11 @@ class EmulatedWork(Work):
 
     def is_success(self) -> bool:
         """Whether the calls are finished without error."""
-        return all(call.end_us is not None and call.error is None for call in self._calls)
+        return all(call.end_us is not None and call.error is None for call in self.calls)
 
     def exception(self) -> BaseException | None:
         """What went wrong, if anything."""
-        return next((call.error for call in self._calls if call.error is not None), None)
+        return next((call.error for call in self.calls if call.error is not None), None)
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that the calls fill."""
@@ -76,13 +76,13 @@ class EmulatedWork(Work):
 
     def abort(self) -> None:
         """Wakes whoever waits for the calls, with an error."""
-        for call in self._calls:
+        for call in self.calls:
             call.communicator.rendezvous.abort()
 
     def _complete(self, timeout: timedelta) -> float:
         timeout_us = int(timeout.total_seconds() * 1e6)
         end_us = 0.0
-        for call in self._calls:
+        for call in self.calls:
             end_us = max(end_us, call.communicator.complete(call, timeout_us or None))
         return end_us
 

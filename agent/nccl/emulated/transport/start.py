@@ -24,7 +24,7 @@ STALE_NAME_S: Final = 30.0
 """How long the first rank of a restarted group may take to replace the name of its dead predecessor."""
 POLL_S: Final = 0.01
 
-_n_started: Counter[str] = Counter()
+n_started: Counter[str] = Counter()
 
 
 def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> str:
@@ -43,8 +43,8 @@ def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> 
         EmulatedNcclError: the first rank's process cannot be seen from here.
     """
     # A process may destroy a group and make it again: then its first rank lives, and has said something before.
-    key = f"emulated_nccl/start/{_n_started[group]}"
-    _n_started[group] += 1
+    key = f"emulated_nccl/start/{n_started[group]}"
+    n_started[group] += 1
     if rank == 0:
         name = secrets.token_hex(8)
         store.set(key, f"{name} {os.getpid()} {psutil.Process().create_time()}")
@@ -53,7 +53,7 @@ def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> 
     deadline_s = time.monotonic() + STALE_NAME_S
     while True:
         name, pid, began_s = store.get(key).decode().split()
-        if _lives(int(pid), float(began_s)):
+        if lives(int(pid), float(began_s)):
             return name
         if time.monotonic() > deadline_s:
             raise EmulatedNcclError(
@@ -63,7 +63,8 @@ def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> 
         time.sleep(POLL_S)
 
 
-def _lives(pid: int, began_s: float) -> bool:
+def lives(pid: int, began_s: float) -> bool:
+    """Whether the process that had this number at that time (seconds since 1970) still runs."""
     try:
         process = psutil.Process(pid)
         # Another process may have got the pid since; the system clock behind these times may be set back by less than
