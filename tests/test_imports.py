@@ -1,10 +1,9 @@
 """The import table of docs/architecture.md, checked on the sources; and what must stay light."""
 
 import ast
+import re
 import subprocess
 import sys
-from collections import Counter
-from pathlib import PurePath
 
 import pytest
 
@@ -106,20 +105,21 @@ def test_command_line_loads_no_torch():
     assert not loaded & {"torch", "sklearn", "scipy", "sqlite_utils", "matplotlib", "google"}
 
 
-def test_no_test_imports_a_conftest():
-    """There are several of that name, and pytest keeps the one that it has loaded last."""
+def test_helpers_are_in_modules_of_their_own():
+    """Not in a test's module; not in a conftest, of which pytest keeps the one that it has loaded last. What several
+    folders share is in benchmarks/lib, which imports nothing from tests, and nobody changes sys.path for it.
+    """
     wrong = [
-        path
-        for path in (rooms.ROOT / "tests").rglob("*.py")
-        if any(name.partition(".")[0] == "conftest" for name in imports_of(path, lazy=True))
+        f"{path}: {name}"
+        for folder in ("tests", "benchmarks")
+        for path in (rooms.ROOT / folder).rglob("*.py")
+        for name in imports_of(path, lazy=True)
+        if re.match(r"(conftest|test_\w+|tests)(\.|$)", name)
+    ]
+    wrong += [
+        f"{path}: sys.path"
+        for folder in ("tests", "benchmarks")
+        for path in (rooms.ROOT / folder).rglob("*.py")
+        if re.search(r"sys\.path\.(insert|append)", path.read_text()) and path.name != "test_imports.py"
     ]
     assert wrong == []
-
-
-def test_folders_are_small():
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=rooms.ROOT).stdout.splitlines()
-    files = {PurePath(name) for name in listed if (rooms.ROOT / name).is_file()}
-    sizes = Counter(str(file.parent) for file in files if file.suffix in WRITTEN_BY_HAND)
-    assert sizes["tuner"] > 0
-    assert {folder: size for folder, size in sizes.items() if size > MAX_FILES} == {}

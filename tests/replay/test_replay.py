@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_traces import FABRIC, MIB, RING_LL_4, RING_SIMPLE_8, records, table_of, verdict_of, write_trace
 from rich.console import Console
 
 from zerotune.agent.nccl import fabric as fabrics
@@ -27,7 +28,6 @@ from zerotune.store.records import (
     StepRecord,
     size_class,
 )
-from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.offline.replay import policies, render, replay, replay_table
 from zerotune.tuner.offline.replay.engine import judge
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
@@ -38,60 +38,6 @@ from zerotune.tuner.offline.replay.render import oracle_text
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape, from_own
 from zerotune.tuner.traces.own.reader import read_own
 
-FABRIC = "ethernet_boxes"
-RING_SIMPLE_8 = Candidate(Algorithm.ring, Protocol.simple, 8)
-RING_LL_4 = Candidate(Algorithm.ring, Protocol.ll, 4)
-MIB = 1 << 20
-
-
-def records(
-    n_records: int,
-    duration_us: object,
-    *,
-    candidate: Candidate = RING_SIMPLE_8,
-    collective: Collective = Collective.all_gather,
-    phase: Phase = Phase.forward_gather,
-    message_bytes: int = MIB,
-    is_default: bool = True,
-    first: int = 0,
-) -> np.ndarray:
-    block = np.zeros(n_records, OBSERVATION_FIELDS)
-    block["message_bytes"] = message_bytes
-    block["duration_us"] = duration_us
-    block["sequence"] = first + np.arange(n_records)
-    block["start_ns"] = (first + np.arange(n_records)) * 10_000_000
-    block["step"] = (first + np.arange(n_records)) // 4
-    block["n_ranks"], block["n_nodes"] = 2, 2
-    block["comm_id"] = 5
-    block["collective"], block["phase"] = collective, phase
-    block["algorithm"], block["protocol"] = candidate.algorithm, candidate.protocol
-    block["n_channels"] = candidate.n_channels
-    block["flags"] = 2 if is_default else 3
-    block["timing_source"] = 4
-    return block
-
-
-def write_trace(directory: Path, *ranks: np.ndarray, fabric: str = FABRIC, job_id: str = "job") -> Path:
-    described = fabrics.load(fabric)
-    for rank, block in enumerate(ranks):
-        log = TraceLog(
-            directory,
-            job_id=job_id,
-            rank=rank,
-            n_ranks=len(ranks),
-            fabric_id=described.fabric_id,
-            fabric=described.describe(),
-            version="0",
-        )
-        log.record(block)
-        log.steps([StepRecord(1, 0, 5000.0, 100.0)])
-        log.close()
-    return directory
-
-
-def table_of(tmp_path: Path, *blocks: np.ndarray) -> CollectiveTable:
-    return load_table(write_trace(tmp_path / "trace", np.concatenate(blocks)))
-
 
 def statistics(candidate: Candidate, median_us: float, *, is_default: bool = False, **changes: object):
     shape = {"phase": Phase.forward_gather, "message_bytes": MIB, "count": 50} | changes
@@ -101,11 +47,6 @@ def statistics(candidate: Candidate, median_us: float, *, is_default: bool = Fal
     return CandidateStatistics(
         key, candidate, is_default, shape["count"], median_us, median_us, 0.03 * median_us, median_us, 0.0
     )
-
-
-def verdict_of(result, policy: str):
-    (found,) = [one for one in result.verdicts if one.policy == policy]
-    return found
 
 
 def test_baseline_is_the_sum_of_medians(tmp_path: Path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_replay import FABRIC, RING_LL_4, records, table_of, verdict_of
+from replay_traces import FABRIC, RING_LL_4, records, table_of, verdict_of
 
 from zerotune.agent.nccl import cost_model
 from zerotune.agent.nccl import fabric as fabrics

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_replay import records, write_trace
-from test_replay_steps import GATHER, MIB, SCATTER, call, compute, ddp, issue, log_of, wait, zero3
+from replay_programs import GATHER, SCATTER, call, compute, ddp, issue, log_of, wait, zero3
+from replay_traces import MIB, records, write_trace
 
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import UserError

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trace_samples as samples
-from test_import_command import HEADER, ROWS, command
-from test_import_impossible import old_store
+from import_runs import HEADER, ROWS, command, old_store
 
 from zerotune.store.errors import TraceError
 from zerotune.tuner.offline.export import export_measurements

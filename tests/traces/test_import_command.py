@@ -6,50 +6,22 @@ import gzip
 import json
 import pickle
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trace_samples as samples
+from import_runs import command, stored, table
 
 from zerotune.store.errors import TraceError
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.cli import main
 from zerotune.tuner.offline.importing import command as importing
 from zerotune.tuner.traces import trace as trace_module
-
-ROWS = "allgather,{},ring,ll128,8,2,16,1,0,0.5,10.2,{}.5\n"
-HEADER = (
-    "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,bandwidth_gbps,"
-    "latency_us\n"
-)
-
-
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["zerotune", "import", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr()
-    return int(ended.value.code or 0), told.out, told.err
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return tmp_path / "store" / "zerotune.db"
-
-
-def stored(path: Path) -> list[tuple[int, float]]:
-    with Store.open(path) as opened:
-        rows = opened.measurements()
-    return [(int(row["message_bytes"]), float(row["duration_us"])) for row in rows]
-
-
-def table(path: Path, n_rows: int) -> Path:
-    path.write_text(HEADER + "".join(ROWS.format(1024 * (1 + index), 20 + index) for index in range(n_rows)))
-    return path
 
 
 def test_a_dry_run_tells_and_writes_nothing(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from import_runs import OLD_NCCL_TESTS
 from trace_samples import INSPECTOR, TUNER_CSV
 
 from zerotune.agent.observing.trace_log import TraceLog
@@ -23,15 +24,6 @@ from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.offline.export import export_measurements, write_nvidia_csv
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.traces import read_trace
-
-OLD_NCCL_TESTS = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 536870912 step: 2(factor) warmup iters: 5 iters: 20
-#   Rank  0 Pid  14830 on       gpu9 device  0 [0x3d] GeForce RTX 2080 Ti
-#   Rank  1 Pid   8349 on      gpu10 device  0 [0x3d] GeForce RTX 2080 Ti
-#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
-#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-     1048576        262144   float     sum    734.4    1.43    2.77  1e-06    725.1    1.45    2.80  1e-06
-    33554432       8388608   float     sum    11855    2.83    5.48  1e-06    11876    2.83    5.47  1e-06
-"""
 
 
 def records_of(path: Path, **options: object) -> tuple[np.ndarray, list[str]]:

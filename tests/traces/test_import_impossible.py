@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_import_command import command
+from import_runs import command, old_store
 
 from benchmarks.lib.data_sets import of_folder, of_store
 from benchmarks.lib.recorded_grids import Grid
 from zerotune.agent.nccl.catalog import legal_cells
-from zerotune.store.records import Algorithm, Collective, Protocol, Source
+from zerotune.store.records import Algorithm, Collective, Protocol
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.store.sqlite.runnable import RUNNABLE_SQL, can_run, runnable
@@ -36,23 +36,6 @@ def mixed(tmp_path: Path) -> Path:
     path.parent.mkdir()
     rows = (POSSIBLE | IMPOSSIBLE).items()
     path.write_text(HEADER + "".join(f"allgather,{size},{what},2,16,{us}\n" for size in SIZES for what, us in rows))
-    return path
-
-
-def old_store(path: Path) -> Path:
-    """A store from before these were left out."""
-    rows = np.zeros(6, MEASUREMENT)
-    rows["n_ranks"], rows["n_nodes"], rows["message_bytes"], rows["memory_pressure"] = 16, 2, 65536, np.nan
-    rows["collective"], rows["source"] = Collective.all_gather, Source.imported
-    rows["algorithm"] = [255, 255, Algorithm.ring, Algorithm.ring, Algorithm.tree, Algorithm.tree]
-    rows["protocol"] = [255, 255, *[Protocol.simple] * 2, *[Protocol.ll] * 2]
-    rows["is_default"], rows["duration_us"] = [1, 1, 0, 0, 0, 0], [50, 51, 40, 41, 5, 6]
-    with Store.open(path) as store:
-        store.record_job("j", "f", {}, 16)
-        store.record_measurements("f", "j", rows)
-        rows["source"], rows["message_bytes"] = Source.live, 4096
-        store.record_measurements("f", "j", rows)
-        store.flush()
     return path
 
 

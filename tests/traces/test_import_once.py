@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trace_samples as samples
-from test_import_command import HEADER, ROWS, command, stored, table
+from import_runs import HEADER, ROWS, command, stored, table
 
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.sqlite.database import Store

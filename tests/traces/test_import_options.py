@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trace_samples as samples
-from test_import_command import HEADER, ROWS, command
-from test_import_edges import OLD_NCCL_TESTS
+from import_runs import HEADER, OLD_NCCL_TESTS, ROWS, command
 
 from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
 from zerotune.store.sqlite.database import Store
