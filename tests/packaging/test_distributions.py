@@ -11,6 +11,7 @@ from builds import CHECKOUT, build
 LIBRARIES = {
     "zerotune/agent/nccl/plugin/libnccl-tuner-zerotune.so",
     "zerotune/agent/nccl/emulated/libzerotune-emulated.so",
+    "zerotune/agent/nccl/mock_cuda/libzerotune-mock-cuda.so",
 }
 
 
@@ -33,6 +34,14 @@ def test_the_platforms_wheel_brings_both_libraries_and_the_pure_one_none(built):
     assert names(built("pure")) == names(built("wheel")) - LIBRARIES
     assert built("pure").name.endswith("-py3-none-any.whl")
     assert re.search(r"-py3-none-(?!any)\w+\.whl$", built("wheel").name)
+
+
+def test_the_libraries_load_on_old_linux(built):
+    """`make wheel` promises manylinux_2_17; auditwheel says the same there."""
+    with zipfile.ZipFile(built("wheel")) as archive:
+        for name in LIBRARIES:
+            needed = {int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", archive.read(name))}
+            assert max(needed) <= 17, name
 
 
 def test_nothing_but_the_package_is_in_a_wheel(built):

@@ -20,7 +20,7 @@ def test_one_wheel_for_old_linux_one_for_any_platform_and_the_sources(sources, t
         ".tar.gz",
     ]
     with zipfile.ZipFile(sources / "dist" / files[1]) as wheel:
-        assert len([name for name in wheel.namelist() if name.endswith(".so")]) == 2
+        assert len([name for name in wheel.namelist() if name.endswith(".so")]) == 3
     environment = Environment(tmp_path / "e")
     environment.install(sources / "dist" / files[1])
     environment.lend_packages()

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "mock_cuda.h"
@@ -66,10 +66,13 @@ static bool has_room(int device, uint64_t n_bytes) {
   return mock_cuda_allocated_bytes(device) + n_bytes <= mock_the_machine.devices[device].memory_bytes;
 }
 
+/* Not memfd_create(): glibc has it from 2.27 on, a wheel is for 2.17 and newer. */
+static int memory_file(void) { return (int)syscall(SYS_memfd_create, "zerotune-mock-cuda", MFD_CLOEXEC); }
+
 /* A forked child shares the file but must not hand out the same slices. */
 static bool prepare_arena(void) {
   if (arena != NULL && arena_owner == getpid()) return true;
-  const int file = memfd_create("zerotune-mock-cuda", MFD_CLOEXEC);
+  const int file = memory_file();
   if (file < 0 || ftruncate(file, (off_t)ARENA_BYTES) != 0) return false;
   char *const base = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   if (base == MAP_FAILED) {
@@ -227,7 +230,7 @@ static cuda_error create(uint64_t *out, size_t n_bytes, const cu_allocation_prop
   (void)flags;
   const int device = properties != NULL ? properties->location_id : -1;
   if (device >= 0 && !has_room(device, n_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  const int file = memfd_create("zerotune-mock-cumem", MFD_CLOEXEC);
+  const int file = memory_file();
   if (file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   handle *const made = ftruncate(file, (off_t)n_bytes) == 0 ? new_handle(file, n_bytes) : NULL;
   if (made == NULL) {
@@ -262,8 +265,8 @@ static cuda_error export_handle(void *out, uint64_t value, int type, unsigned lo
 static cuda_error import_handle(uint64_t *out, void *os_handle, int type) {
   if (type != HANDLE_TYPE_POSIX_FILE) return CUDA_ERROR_NOT_SUPPORTED;
   const int file = fcntl((int)(intptr_t)os_handle, F_DUPFD_CLOEXEC, 0);
-  struct stat found;
-  handle *const made = file >= 0 && fstat(file, &found) == 0 ? new_handle(file, (size_t)found.st_size) : NULL;
+  const off_t n_bytes = file >= 0 ? lseek(file, 0, SEEK_END) : -1; /* fstat() would need glibc 2.33 */
+  handle *const made = n_bytes >= 0 ? new_handle(file, (size_t)n_bytes) : NULL;
   if (made == NULL) {
     if (file >= 0) close(file);
     return CUDA_ERROR_INVALID_VALUE;

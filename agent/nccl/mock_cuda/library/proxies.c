@@ -9,6 +9,12 @@
 
 #include "mock_cuda.h"
 
+#if defined(__x86_64__) && defined(__GLIBC__)
+/* Newer glibc has both names; a wheel is for 2.17 and newer. */
+__asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
+__asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
+#endif
+
 #define FAR_AHEAD (UINT64_C(1) << 62)
 #define N_SLOTS 8        /* NCCL_STEPS */
 #define SLOT_BYTES 24    /* ncclConnFifo */
