@@ -23,6 +23,7 @@ CHECKOUT = Path(__file__).parents[2]
 SMOKE = Path(__file__).with_name("smoke.py")
 DISK_GB = 15
 """What a CUDA build of torch takes, packed and unpacked."""
+NOT_TRIED = "not tried"
 PAGE = """# Python and torch versions
 
 Made by `make test-versions`: the wheel in a fresh environment of each, with no compiler on `PATH`. Each runs
@@ -100,6 +101,8 @@ def tried(python: Path, torch: str, wheel: Path, folder: Path) -> tuple[str, str
         ("smoke", [own, SMOKE]),
     ):
         done = subprocess.run(command, capture_output=True, text=True, cwd=work, env=environment, check=False)
+        if done.returncode < 0:
+            return torch, f"{NOT_TRIED}: {step} was ended by signal {-done.returncode}"
         if done.returncode != 0:
             print(done.stdout[-4000:], done.stderr[-8000:], sep="\n", file=sys.stderr, flush=True)
             return torch, f"{step} failed"
@@ -110,9 +113,9 @@ def tried(python: Path, torch: str, wheel: Path, folder: Path) -> tuple[str, str
 def run(python: Path, version: str, torch: str, wheel: Path, commit: str) -> Outcome:
     """One combination, in a folder that is gone afterwards."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="zerotune-versions-") as folder:
+    with tempfile.TemporaryDirectory(prefix="zerotune-versions-", ignore_cleanup_errors=True) as folder:
         if shutil.disk_usage(folder).free < DISK_GB * 10**9:
-            installed, outcome = torch, f"not run: less than {DISK_GB} GB free"
+            installed, outcome = torch, f"{NOT_TRIED}: less than {DISK_GB} GB free"
         else:
             installed, outcome = tried(python, torch, wheel.resolve(), Path(folder))
     took_s = round(time.monotonic() - started)
@@ -146,20 +149,25 @@ def main() -> int:
     releases = torch_releases(found[next(reversed(found))], oldest_torch)
     if unknown := {*(options.torch or ())}.difference(releases):
         parser.error(f"no torch {', '.join(unknown)} on the registry; there is {', '.join(releases)}")
+    python_of = {torch: list(found)[place * len(found) // len(releases)] for place, torch in enumerate(releases)}
     kept = [Outcome(**one) for one in json.loads(options.json.read_text())] if options.json.exists() else []
     described = ["git", "-C", CHECKOUT, "describe", "--always", "--dirty"]
     commit = subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip()
     n_failed = 0
     for torch in releases if options.torch is None else options.torch:
-        version = list(found)[releases.index(torch) * len(found) // len(releases)]
+        version = python_of[torch]
         outcome = run(found[version], version, torch, options.wheel, commit)
         print(f"Python {version}, torch {outcome.torch}: {outcome.outcome}, {outcome.duration_s} s", flush=True)
         n_failed += outcome.outcome != "passed"
         kept = sorted([outcome, *(one for one in kept if release(one) != release(outcome))], key=release)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps([asdict(one) for one in kept], indent=1) + "\n")
-    options.page.write_text(PAGE + table(kept))
-    print("\n" + table(kept), end="")
+    known = [release(one) for one in kept]
+    missing = [Outcome(python_of[torch], torch, NOT_TRIED, "", "", 0) for torch in releases]
+    missing = [one for one in missing if release(one) not in known]
+    rows = table(sorted([*kept, *missing], key=release))
+    options.page.write_text(PAGE + rows)
+    print("\n" + rows, end="")
     return 1 if n_failed else 0
 
 
