@@ -15,12 +15,10 @@ from zerotune.store.records import Collective
 
 LIBRARY_VARIABLE: Final = "NCCL_LIBRARY"
 UNIQUE_ID_BYTES: Final = 128
-INT8, FLOAT32, BFLOAT16 = 0, 7, 9
-"""ncclDataType_t"""
-DATATYPE_BYTES: Final = {INT8: 1, FLOAT32: 4, BFLOAT16: 2}
+BFLOAT16, BFLOAT16_BYTES = 9, 2
+"""ncclDataType_t of what is sent, and its size."""
 SUM, AVERAGE = 0, 4
 """ncclRedOp_t"""
-_SIM_INFO_MAGIC: Final = 0x74685283
 
 
 class NcclError(PluginError):
@@ -42,15 +40,6 @@ class UniqueId(ctypes.Structure):
         made = cls()
         ctypes.memmove(ctypes.byref(made), content, UNIQUE_ID_BYTES)
         return made
-
-
-class _SimInfo(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("estimated_us", ctypes.c_float),
-    ]
 
 
 def find_libnccl() -> Path | None:
@@ -94,7 +83,6 @@ class Libnccl:
         self._error_string = self.library.ncclGetErrorString
         self._error_string.restype = ctypes.c_char_p
         self._init_rank = self._bind("CommInitRank", ctypes.POINTER(pointer), number, UniqueId, number)
-        self._split = self._bind("CommSplit", pointer, number, number, ctypes.POINTER(pointer), pointer)
         self._all_gather = self._bind("AllGather", pointer, pointer, count, number, pointer, pointer)
         self._reduce_scatter = self._bind("ReduceScatter", pointer, pointer, count, number, number, pointer, pointer)
         self._all_reduce = self._bind("AllReduce", pointer, pointer, count, number, number, pointer, pointer)
@@ -138,48 +126,6 @@ class Libnccl:
         self._check("CommInitRank", self._init_rank(ctypes.byref(made), n_ranks, UniqueId.of(unique_id), rank))
         return made.value or 0
 
-    def split(self, communicator: int, color: int, key: int) -> int:
-        """Make the communicator of all ranks that give the same color.
-
-        Args:
-            communicator: the one that is split; every rank of it must call this.
-            color: zero or above; -1: this rank takes no part.
-            key: orders the ranks of the new communicator.
-
-        Returns:
-            The new communicator's address, 0 for a rank that takes no part.
-
-        Raises:
-            NcclError: NCCL cannot make it.
-        """
-        made = ctypes.c_void_p()
-        self._check("CommSplit", self._split(communicator, color, key, ctypes.byref(made), None))
-        return made.value or 0
-
-    def destroy(self, communicator: int) -> None:
-        """Destroy a communicator.
-
-        Raises:
-            NcclError: NCCL cannot.
-        """
-        self._check("CommDestroy", self.library.ncclCommDestroy(ctypes.c_void_p(communicator)))
-
-    def abort(self, communicator: int) -> None:
-        """Free a communicator's resources without waiting for what it has in flight.
-
-        Raises:
-            NcclError: NCCL cannot.
-        """
-        self._check("CommAbort", self.library.ncclCommAbort(ctypes.c_void_p(communicator)))
-
-    def finalize(self, communicator: int) -> None:
-        """Wait for what a communicator has in flight; `destroy` must follow.
-
-        Raises:
-            NcclError: NCCL cannot.
-        """
-        self._check("CommFinalize", self.library.ncclCommFinalize(ctypes.c_void_p(communicator)))
-
     def enqueue(
         self,
         collective: Collective,
@@ -188,11 +134,9 @@ class Libnccl:
         n_ranks: int,
         buffers: tuple[int, int],
         *,
-        datatype: int = BFLOAT16,
         operation: int = SUM,
-        stream: int = 0,
     ) -> None:
-        """Call a collective.
+        """Call a collective on bfloat16 numbers and the default stream.
 
         Args:
             collective: which one; root is rank 0 where there is one.
@@ -200,62 +144,27 @@ class Libnccl:
             message_bytes: NCCL's nBytes: the total over ranks for all_gather and reduce_scatter.
             n_ranks: of the communicator.
             buffers: addresses of what is sent and of what is received, in device memory.
-            datatype: one of DATATYPE_BYTES.
             operation: SUM or AVERAGE, where there is one.
-            stream: address of a CUDA stream, 0 = the default one.
 
         Raises:
             NcclError: NCCL refuses the call.
         """
-        element_bytes = DATATYPE_BYTES[datatype]
         send, receive = buffers
-        shared = message_bytes // element_bytes
+        shared = message_bytes // BFLOAT16_BYTES
         own = shared // n_ranks
         if collective is Collective.all_gather:
-            code = self._all_gather(send, receive, own, datatype, communicator, stream)
+            code = self._all_gather(send, receive, own, BFLOAT16, communicator, None)
         elif collective is Collective.reduce_scatter:
-            code = self._reduce_scatter(send, receive, own, datatype, operation, communicator, stream)
+            code = self._reduce_scatter(send, receive, own, BFLOAT16, operation, communicator, None)
         elif collective is Collective.all_reduce:
-            code = self._all_reduce(send, receive, shared, datatype, operation, communicator, stream)
+            code = self._all_reduce(send, receive, shared, BFLOAT16, operation, communicator, None)
         elif collective is Collective.broadcast:
-            code = self._broadcast(send, receive, shared, datatype, 0, communicator, stream)
+            code = self._broadcast(send, receive, shared, BFLOAT16, 0, communicator, None)
         else:
-            code = self._reduce(send, receive, shared, datatype, operation, 0, communicator, stream)
+            code = self._reduce(send, receive, shared, BFLOAT16, operation, 0, communicator, None)
         self._check(collective.name, code)
-
-    def group_start(self) -> None:
-        """Begin a group.
-
-        Raises:
-            NcclError: NCCL cannot.
-        """
-        self._check("GroupStart", self.library.ncclGroupStart())
-
-    def group_end(self) -> None:
-        """Launch what the group holds.
-
-        Raises:
-            NcclError: NCCL refuses one of its calls.
-        """
-        self._check("GroupEnd", self.library.ncclGroupEnd())
-
-    def simulate_group_end(self) -> float:
-        """End a group without launching it; returns NCCL's estimate of its time in us. From 2.22 on.
-
-        Raises:
-            NcclError: NCCL refuses one of its calls.
-        """
-        info = _SimInfo(ctypes.sizeof(_SimInfo), _SIM_INFO_MAGIC, self.version_code, -1.0)
-        self._check("GroupSimulateEnd", self.library.ncclGroupSimulateEnd(ctypes.byref(info)))
-        return float(info.estimated_us)
 
     @property
     def version_text(self) -> str:
         """The release, as people write it."""
         return ".".join(map(str, self.version))
-
-    @property
-    def version_code(self) -> int:
-        """NCCL_VERSION_CODE."""
-        major, minor, patch = self.version
-        return major * 10000 + minor * 100 + patch

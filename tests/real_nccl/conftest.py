@@ -19,7 +19,7 @@ def _releases() -> tuple[str, ...]:
 
 def _fetched(version):
     library = nccl_releases.library_of(version)
-    if not library.exists():
+    if not library.exists():  # a quarter of a gigabyte each: `make` fetches them, pytest alone does not
         pytest.skip(f"NCCL {version} was not fetched: python -m benchmarks.lib.nccl_releases {version}")
     return tuple(int(part) for part in version.split(".")), library
 

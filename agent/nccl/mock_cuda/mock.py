@@ -75,20 +75,15 @@ class MockCuda:
         except OSError as error:
             raise PluginError(f"the mock CUDA cannot be loaded: {error}") from error
         self.path: Final = path
-        pointer, u64, count = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
-        self._patch = self._bind("patch", ctypes.c_int, pointer, pointer, pointer, count, ctypes.POINTER(count))
+        pointer, count = ctypes.c_void_p, ctypes.c_size_t
+        self._patch = self._bind("patch", ctypes.c_int, pointer, pointer, pointer, count)
         self._set_machine = self._bind("set_machine", None, pointer)
         self._set_layout = self._bind("set_layout", None, pointer)
         self._set_device = self._bind("set_device", None, ctypes.c_int)
         self._malloc = self._bind("malloc", ctypes.c_int, ctypes.POINTER(pointer), count)
-        self._free = self._bind("free", ctypes.c_int, pointer)
-        self._allocated_bytes = self._bind("allocated_bytes", u64, ctypes.c_int)
         self._set_duration_us = self._bind("set_duration_us", None, ctypes.c_double)
         self._set_recording = self._bind("set_recording", None, ctypes.c_int)
         self._drain = self._bind("drain", count, pointer, count)
-        self._finish = self._bind("finish", ctypes.c_int, u64, u64, u64)
-        self._n_launches = self._bind("n_launches", u64)
-        self._n_dropped = self._bind("n_dropped", u64)
         self._drained = np.empty(RING_WORKS, WORK)
 
     def _bind(self, name: str, result: Any, *arguments: Any) -> Any:
@@ -110,16 +105,13 @@ class MockCuda:
             )
         self._set_machine(ctypes.byref(fields))
 
-    def attach(self, path: Path, library: ctypes.CDLL, version: tuple[int, ...]) -> int:
+    def attach(self, path: Path, library: ctypes.CDLL, version: tuple[int, ...]) -> None:
         """Put the mock in place of the CUDA runtime within a loaded libnccl.
 
         Args:
             path: the library's file.
             library: the same, opened.
             version: its release, (major, minor, patch).
-
-        Returns:
-            How many of its CUDA functions the mock has only a complaint for.
 
         Raises:
             UserError: the file is no such library, or its release is not known.
@@ -135,13 +127,11 @@ class MockCuda:
         names = (ctypes.c_char_p * len(cuda))(*(each.name.encode() for each in cuda))
         addresses = (ctypes.c_void_p * len(cuda))(*(base + each.address for each in cuda))
         sizes = (ctypes.c_uint64 * len(cuda))(*(each.n_bytes for each in cuda))
-        n_unknown = ctypes.c_size_t()
-        fault = self._patch(names, addresses, sizes, len(cuda), ctypes.byref(n_unknown))
+        fault = self._patch(names, addresses, sizes, len(cuda))
         if fault != 0:
             why = "its code cannot be written to" if fault == -1 else "one of its functions is too short"
             raise PluginError(f"the mock CUDA cannot be put into {path}: {why}")
         self._set_layout(ctypes.byref(LayoutFields(*layout)))
-        return int(n_unknown.value)
 
     def set_device(self, device: int) -> None:
         """Which GPU the calling thread uses."""
@@ -158,17 +148,9 @@ class MockCuda:
             raise PluginError(f"the mock GPU has no room for {n_bytes} bytes")
         return pointer.value or 0
 
-    def free(self, address: int) -> None:
-        """Give device memory back."""
-        self._free(address)
-
-    def allocated_bytes(self, device: int) -> int:
-        """Device memory in use."""
-        return int(self._allocated_bytes(device))
-
-    def set_duration_us(self, duration_us: float | None) -> None:
-        """How long kernels take; None: until `finish` ends each."""
-        self._set_duration_us(-1.0 if duration_us is None else duration_us)
+    def set_duration_us(self, duration_us: float) -> None:
+        """How long kernels take."""
+        self._set_duration_us(duration_us)
 
     def set_recording(self, on: bool) -> None:
         """Turn on or off that launches are kept for `drain`."""
@@ -178,27 +160,6 @@ class MockCuda:
         """Collectives launched since, oldest first, as an array of WORK."""
         n_works = self._drain(self._drained.ctypes.data, RING_WORKS)
         return self._drained[:n_works].copy()
-
-    def finish(self, launch: int, start_ns: int, end_ns: int) -> bool:
-        """Tell NCCL when a kernel ran.
-
-        Args:
-            launch: its number in WORK.
-            start_ns: when it began, on any clock.
-            end_ns: when it ended, on the same.
-
-        Returns:
-            False: no launch of this number waits for that.
-        """
-        return bool(self._finish(launch, start_ns, end_ns) == 0)
-
-    def n_launches(self) -> int:
-        """Kernels launched so far."""
-        return int(self._n_launches())
-
-    def n_dropped(self) -> int:
-        """Collectives that `drain` came too late for."""
-        return int(self._n_dropped())
 
 
 def _refuse_beside_a_driver() -> None:

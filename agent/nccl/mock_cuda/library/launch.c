@@ -5,7 +5,6 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -27,18 +26,15 @@ typedef struct {
   uint32_t n_works;
 } channel_works;
 
-typedef struct open_launch {
-  uint64_t number;
+typedef struct {
   char *communicator;
   uint32_t n_channels;
   channel_works works[MAX_CHANNELS];
-  struct open_launch *next;
-} open_launch;
+} kernel;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static mock_work ring[RING_WORKS];
-static uint64_t n_written, n_read, n_dropped, n_launches;
-static open_launch *oldest, **end = &oldest;
+static uint64_t n_written, n_read, n_launches;
 static bool recording;
 static double duration_us = 10.0;
 
@@ -58,20 +54,6 @@ size_t mock_cuda_drain(mock_work *out, size_t max_works) {
   pthread_mutex_lock(&lock);
   size_t n = 0;
   while (n < max_works && n_read < n_written) out[n++] = ring[n_read++ % RING_WORKS];
-  pthread_mutex_unlock(&lock);
-  return n;
-}
-
-uint64_t mock_cuda_n_launches(void) {
-  pthread_mutex_lock(&lock);
-  const uint64_t n = n_launches;
-  pthread_mutex_unlock(&lock);
-  return n;
-}
-
-uint64_t mock_cuda_n_dropped(void) {
-  pthread_mutex_lock(&lock);
-  const uint64_t n = n_dropped;
   pthread_mutex_unlock(&lock);
   return n;
 }
@@ -107,10 +89,7 @@ static batch batch_at(const char *args, uint32_t index) {
 /* ---- what was launched ---- */
 
 static void record(const mock_work *work) {
-  if (n_written - n_read == RING_WORKS) {
-    n_dropped++;
-    return;
-  }
+  if (n_written - n_read == RING_WORKS) return;
   ring[n_written++ % RING_WORKS] = *work;
 }
 
@@ -160,7 +139,7 @@ static void tell(char *counters, uint32_t channel, uint64_t number, uint64_t tim
   atomic_store(&slot[0], number);
 }
 
-static void finish(const open_launch *launch, uint64_t start_ns, uint64_t end_ns) {
+static void finish(const kernel *launch, uint64_t start_ns, uint64_t end_ns) {
   const mock_layout *layout = &mock_the_layout;
   if (layout->work_started < 0) return;
   char *const channels = pointer_at(launch->communicator, layout->channels);
@@ -179,21 +158,6 @@ static void finish(const open_launch *launch, uint64_t start_ns, uint64_t end_ns
   }
 }
 
-int mock_cuda_finish(uint64_t number, uint64_t start_ns, uint64_t end_ns) {
-  pthread_mutex_lock(&lock);
-  open_launch **at = &oldest;
-  while (*at != NULL && (*at)->number != number) at = &(*at)->next;
-  open_launch *const found = *at;
-  if (found != NULL) {
-    *at = found->next;
-    if (found->next == NULL) end = at;
-    finish(found, start_ns, end_ns);
-    free(found);
-  }
-  pthread_mutex_unlock(&lock);
-  return found != NULL ? 0 : -1;
-}
-
 /* ---- a launch ---- */
 
 static char *arguments_of(void **parameters, void **extra) {
@@ -202,7 +166,7 @@ static char *arguments_of(void **parameters, void **extra) {
   return parameters != NULL ? parameters[0] : NULL;
 }
 
-static void read_launch(const char *args, open_launch *launch, mock_work *work) {
+static void read_launch(const char *args, kernel *launch, mock_work *work) {
   const uint64_t mask = u64_at(args, ARGS_MASK);
   uint32_t first_batch = 0; /* a channel's first batch is its rank among the mask's bits */
   for (uint32_t channel = 0; channel < MAX_CHANNELS; channel++) {
@@ -226,23 +190,15 @@ void mock_on_launch(void **parameters, void **extra, void *stream) {
   const uint64_t number = ++n_launches;
   if (!mock_the_layout.batches && parameters != NULL) /* 2.21: {&communicator, &channelMask, &works} */
     mock_let_proxies_run(pointer_at(parameters[0], 0), u64_at(parameters[1], 0));
-  open_launch *const launch = args != NULL && mock_the_layout.batches ? calloc(1, sizeof *launch) : NULL;
-  if (launch != NULL) {
-    launch->number = number;
-    launch->communicator = pointer_at(args, 0);
+  if (args != NULL && mock_the_layout.batches) {
+    kernel launch = {.communicator = pointer_at(args, 0)};
     mock_work work = {.launch = number,
-                      .communicator = (uint64_t)(uintptr_t)launch->communicator,
+                      .communicator = (uint64_t)(uintptr_t)launch.communicator,
                       .stream = (uint64_t)(uintptr_t)stream,
                       .device = (uint32_t)mock_current_device()};
-    read_launch(args, launch, &work);
-    if (duration_us >= 0.0) {
-      const uint64_t start_ns = now_ns();
-      finish(launch, start_ns, start_ns + (uint64_t)(duration_us * 1000.0));
-      free(launch);
-    } else {
-      *end = launch;
-      end = &launch->next;
-    }
+    read_launch(args, &launch, &work);
+    const uint64_t start_ns = now_ns();
+    finish(&launch, start_ns, start_ns + (uint64_t)(duration_us * 1000.0));
   }
   pthread_mutex_unlock(&lock);
 }

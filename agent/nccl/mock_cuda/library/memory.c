@@ -57,13 +57,13 @@ static void count(int device, int64_t n_bytes) {
     atomic_fetch_add_explicit(&allocated_bytes[device], (uint64_t)n_bytes, memory_order_relaxed);
 }
 
-uint64_t mock_cuda_allocated_bytes(int device) {
+uint64_t mock_allocated_bytes(int device) {
   return device >= 0 && device < MOCK_MAX_DEVICES ? atomic_load(&allocated_bytes[device]) : 0;
 }
 
 static bool has_room(int device, uint64_t n_bytes) {
   if (device < 0 || device >= (int)mock_the_machine.n_devices) return true;
-  return mock_cuda_allocated_bytes(device) + n_bytes <= mock_the_machine.devices[device].memory_bytes;
+  return mock_allocated_bytes(device) + n_bytes <= mock_the_machine.devices[device].memory_bytes;
 }
 
 /* Not memfd_create(): glibc has it from 2.27 on, a wheel is for 2.17 and newer. */
@@ -167,8 +167,6 @@ bool mock_find(const void *pointer, void **base, size_t *n_bytes) {
 }
 
 int mock_cuda_malloc(void **pointer, size_t n_bytes) { return mock_allocate(pointer, n_bytes); }
-
-int mock_cuda_free(void *pointer) { return mock_free(pointer); }
 
 /* ---- slices of other processes ---- */
 

@@ -68,27 +68,21 @@ typedef struct {
 MOCK_API void mock_cuda_set_machine(const mock_machine *machine);
 MOCK_API void mock_cuda_set_layout(const mock_layout *layout);
 MOCK_API void mock_cuda_set_device(int device); /* the calling thread's */
-/* Overwrite the beginning of each function with a jump to ours. `n_unknown` counts those that only say that they are
- * missing. Returns 0, -1 = the code cannot be written to, -2 = a function is too short. */
-MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes, size_t n_functions,
-                             size_t *n_unknown);
+/* Overwrite the beginning of each function with a jump to ours; those that the mock lacks say so when they are called.
+ * Returns 0, -1 = the code cannot be written to, -2 = a function is too short. */
+MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes,
+                             size_t n_functions);
 MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);
-MOCK_API int mock_cuda_free(void *pointer);
-MOCK_API uint64_t mock_cuda_allocated_bytes(int device);
-
-/* How kernels end: with `duration_us` >= 0 at once, after so long; with a negative one when mock_cuda_finish says so. */
-MOCK_API void mock_cuda_set_duration_us(double duration_us);
-MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties */
+MOCK_API void mock_cuda_set_duration_us(double duration_us); /* kernels end at once, and say that they took so long */
+MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties; a full one drops */
 MOCK_API size_t mock_cuda_drain(mock_work *out, size_t max_works);
-MOCK_API int mock_cuda_finish(uint64_t launch, uint64_t start_ns, uint64_t end_ns); /* -1: no such launch is open */
-MOCK_API uint64_t mock_cuda_n_launches(void);
-MOCK_API uint64_t mock_cuda_n_dropped(void); /* works that found the ring full */
 
 /* ---- between the files ---- */
 
 extern mock_machine mock_the_machine;
 extern mock_layout mock_the_layout;
 int mock_current_device(void);
+uint64_t mock_allocated_bytes(int device);
 void *mock_runtime_function(const char *name); /* NULL = the mock has none of this name */
 void *mock_driver_function(const char *name);
 cuda_error mock_allocate(void **pointer, size_t n_bytes);

@@ -69,7 +69,7 @@ NVML nvmlDeviceGetName(const mock_device *device, char *name, unsigned n_bytes) 
 NVML nvmlDeviceGetMemoryInfo(const mock_device *device, nvml_memory *memory);
 NVML nvmlDeviceGetMemoryInfo(const mock_device *device, nvml_memory *memory) {
   memory->total_bytes = device->memory_bytes;
-  memory->used_bytes = mock_cuda_allocated_bytes(index_of(device));
+  memory->used_bytes = mock_allocated_bytes(index_of(device));
   memory->free_bytes = memory->total_bytes - memory->used_bytes;
   return NVML_SUCCESS;
 }

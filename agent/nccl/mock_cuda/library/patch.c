@@ -63,12 +63,10 @@ static void *function_for(const char *name) {
   return mock_runtime_function(base);
 }
 
-int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes, size_t n_functions,
-                    size_t *n_unknown) {
+int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes, size_t n_functions) {
   unsigned char *stubs = mmap(NULL, n_functions * STUB_BYTES + 1, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (stubs == MAP_FAILED) return -1;
-  *n_unknown = 0;
   for (size_t i = 0; i < n_functions; i++)
     if (sizes[i] < JUMP_BYTES) return -2;
   for (size_t i = 0; i < n_functions; i++) {
@@ -76,7 +74,6 @@ int mock_cuda_patch(const char *const *names, void *const *addresses, const uint
     if (target == NULL) {
       target = stubs + i * STUB_BYTES;
       write_stub(target, strdup(names[i]), (const void *)say_missing);
-      ++*n_unknown;
     }
     if (protect(addresses[i], JUMP_BYTES, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) return -1;
     write_jump(addresses[i], target);

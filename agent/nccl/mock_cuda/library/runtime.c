@@ -58,7 +58,7 @@ static cuda_error cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   const int device = mock_current_device();
   if (device < 0 || device >= (int)mock_the_machine.n_devices) return CUDA_ERROR_INVALID_DEVICE;
   *total_bytes = mock_the_machine.devices[device].memory_bytes;
-  *free_bytes = *total_bytes - mock_cuda_allocated_bytes(device);
+  *free_bytes = *total_bytes - mock_allocated_bytes(device);
   return CUDA_SUCCESS;
 }
 
