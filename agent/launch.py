@@ -19,12 +19,12 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl import library, memory, pinning
 from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
 from zerotune.agent.nccl.emulation_settings import EmulationSettings
+from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
 from zerotune.store.errors import PlanError, PluginError, UserError
 from zerotune.store.plan_file import read_plan
 
 SITE_DIR = Path(__file__).parent / "site"
 OLDEST_NCCL = (2, 21)
-NCCL_DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 PLUGINS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
 
 
@@ -271,7 +271,7 @@ def _pinning_problems(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def _nccl_problems() -> list[Finding]:
-    for distribution in NCCL_DISTRIBUTIONS:
+    for distribution in DISTRIBUTIONS:
         try:
             version = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import importlib.metadata
 import os
-import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from zerotune.store.errors import PluginError, UserError
 from zerotune.store.records import Collective
 
+LIBRARY: Final = "libnccl.so.2"
 LIBRARY_VARIABLE: Final = "NCCL_LIBRARY"
+DISTRIBUTIONS: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+"""Packages that bring the library, the newest CUDA first."""
 UNIQUE_ID_BYTES: Final = 128
 BFLOAT16, BFLOAT16_BYTES = 9, 2
 """ncclDataType_t of what is sent, and its size."""
@@ -49,18 +51,21 @@ def find_libnccl() -> Path | None:
         UserError: `NCCL_LIBRARY` names no file.
     """
     named = os.environ.get(LIBRARY_VARIABLE)
-    if named:
-        if not Path(named).is_file():
-            raise UserError(f"{LIBRARY_VARIABLE}={named!r} is no file", "name a libnccl.so.2")
-        return Path(named)
-    return next((path for path in _installed() if path.is_file()), None)
+    if named and not Path(named).is_file():
+        raise UserError(f"{LIBRARY_VARIABLE}={named!r} is no file", f"name a {LIBRARY}")
+    return next((Path(path) for _, path in candidates(os.environ) if Path(path).is_file()), None)
 
 
-def _installed() -> Iterator[Path]:
-    spec = importlib.util.find_spec("nvidia")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    for folder in (*folders, str(Path(sysconfig.get_paths()["purelib"]) / "nvidia")):
-        yield Path(folder) / "nccl" / "lib" / "libnccl.so.2"
+def candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Libraries that training may load, the likeliest first: where each comes from, and its path."""
+    if named := environment.get(LIBRARY_VARIABLE):
+        yield f"{LIBRARY_VARIABLE}={named}", named
+    for name in DISTRIBUTIONS:
+        try:
+            path = importlib.metadata.distribution(name).locate_file(f"nvidia/nccl/lib/{LIBRARY}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        yield f"package {name}", str(path)
 
 
 class Libnccl:

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from zerotune.agent.launch import NCCL_DISTRIBUTIONS
 from zerotune.agent.nccl.compiled import PLUGIN
+from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import StatusReply
 from zerotune.tuner import cli
@@ -125,7 +125,7 @@ def test_the_nccl_of_the_system(machine, tmp_path, monkeypatch) -> None:
     def no_package(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(nccl.importlib.metadata, "distribution", no_package)
+    monkeypatch.setattr(importlib.metadata, "distribution", no_package)
     fake_nccl(tmp_path, 22809)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert nccl.nccl(machine).status is Status.ok
@@ -134,9 +134,9 @@ def test_the_nccl_of_the_system(machine, tmp_path, monkeypatch) -> None:
     inner = fake_nccl(tmp_path / "package/nvidia/nccl/lib", 22502)
     package = SimpleNamespace(locate_file=lambda path: tmp_path / "package" / path)
     monkeypatch.setattr(
-        nccl.importlib.metadata,
+        importlib.metadata,
         "distribution",
-        lambda name: package if name == NCCL_DISTRIBUTIONS[0] else no_package(name),
+        lambda name: package if name == DISTRIBUTIONS[0] else no_package(name),
     )
     assert str(inner) in nccl.nccl(machine).found
 

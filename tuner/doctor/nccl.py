@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Iterator
 from typing import Final
 
-from zerotune.agent.launch import NCCL_DISTRIBUTIONS, OLDEST_NCCL, PLUGINS
+from zerotune.agent.launch import OLDEST_NCCL, PLUGINS
 from zerotune.agent.nccl import pinning
 from zerotune.agent.nccl.compiled import PLUGIN
+from zerotune.agent.nccl.libnccl import LIBRARY, candidates
 from zerotune.agent.nccl.release import Release
 from zerotune.store.errors import PluginError, UserError
 from zerotune.tuner.doctor.findings import Finding, Machine, of_error, ok, problem, warning
@@ -16,8 +15,6 @@ from zerotune.tuner.doctor.probing import Probed, probe
 
 OLDEST_TIMED: Final = (2, 26)
 """Older releases time the host's enqueue only, or nothing."""
-LIBRARY: Final = "libnccl.so.2"
-_IN_PACKAGE: Final = "nvidia/nccl/lib/" + LIBRARY
 _LAYOUT: Final = "zerotune_layout_version"
 
 
@@ -40,7 +37,8 @@ def plugin(machine: Machine) -> Finding:
 def nccl(machine: Machine) -> Finding:
     """The NCCL that training would load, and the newest plugin interfaces that it and our plugin have in common."""
     failures = []
-    for origin, library in _candidates(machine):
+    # the dynamic loader's own is the last
+    for origin, library in (*candidates(machine.environment), ("the system's", LIBRARY)):
         loaded = probe(library)
         if loaded.nccl_version:
             return _of_release(origin, loaded)
@@ -52,19 +50,6 @@ def nccl(machine: Machine) -> Finding:
         "none found: no package of torch's, none named in NCCL_LIBRARY, none that the dynamic loader knows",
         "without a GPU train on the emulated NCCL: `zerotune launch --fabric NAME`; with one install torch for CUDA",
     )
-
-
-def _candidates(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Where it comes from, and its path; the dynamic loader's own is the last."""
-    if named := machine.environment.get("NCCL_LIBRARY"):
-        yield f"NCCL_LIBRARY={named}", named
-    for name in NCCL_DISTRIBUTIONS:
-        try:
-            path = importlib.metadata.distribution(name).locate_file(_IN_PACKAGE)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        yield f"package {name}", str(path)
-    yield "the system's", LIBRARY
 
 
 def _of_release(origin: str, loaded: Probed) -> Finding:
