@@ -41,19 +41,33 @@ def fetch(version: str) -> Path:
         RuntimeError: the wheel cannot be had.
     """
     library = library_of(version)
-    if library.exists():
-        return library
+    if not library.exists():
+        download("cu12", version, library)
+    return library
+
+
+def download(cuda: str, version: str, library: Path) -> None:
+    """Take a library out of its wheel.
+
+    Args:
+        cuda: the wheel's CUDA, "cu12" or "cu13".
+        version: of NCCL.
+        library: where to put it, in one piece.
+
+    Raises:
+        RuntimeError: the wheel cannot be had.
+    """
+    name = f"nvidia-nccl-{cuda}=={version}"
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-        done = subprocess.run([*command, f"nvidia-nccl-cu12=={version}"], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        done = subprocess.run([*command, "--dest", folder, name], capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode != 0 or not wheels:
-            raise RuntimeError(f"nvidia-nccl-cu12=={version} cannot be downloaded: {done.stderr.strip()[-300:]}")
+            raise RuntimeError(f"{name} cannot be downloaded: {done.stderr.strip()[-300:]}")
         with zipfile.ZipFile(wheels[0]) as archive:
             archive.extract(_MEMBER, folder)
         (Path(folder) / _MEMBER).replace(library)
-    return library
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Our ABI table against NCCL's own releases, which need no GPU to be opened and read.
 
 Opt-in (`pytest -m slow`): downloads a wheel of 150 to 400 MB per release and keeps only what it found.
-ZEROTUNE_NCCL_RELEASES names other releases, e.g. "cu12:2.21.5 cu13:2.32.3"; ZEROTUNE_NCCL_CACHE the folder.
+ZEROTUNE_NCCL_WHEELS names other releases, e.g. "cu12:2.21.5 cu13:2.32.3"; ZEROTUNE_NCCL_CACHE the folder.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
-from pathlib import Path
 
 import pytest
 
+from benchmarks.lib import nccl_releases
 from zerotune.agent.nccl import library
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -25,7 +24,7 @@ CU12 = """2.21.5 2.22.3 2.23.4 2.24.3 2.25.1 2.25.1.post1 2.26.2 2.26.2.post1 2.
 CU13 = "2.27.7 2.28.3 2.28.7 2.28.9 2.29.2 2.29.3 2.29.7 2.30.3 2.30.4 2.30.7 2.31.2 2.32.3"
 DEFAULT_RELEASES = " ".join([*(f"cu12:{each}" for each in CU12.split()), *(f"cu13:{each}" for each in CU13.split())])
 """All that the registry had from 2.21 on when this was written."""
-RELEASES = os.environ.get("ZEROTUNE_NCCL_RELEASES", DEFAULT_RELEASES).split()
+RELEASES = os.environ.get("ZEROTUNE_NCCL_WHEELS", DEFAULT_RELEASES).split()
 
 TUNERS = {22: range(2, 4), 24: range(2, 5), 28: range(2, 6), 30: range(2, 7)}
 PROFILERS = {
@@ -47,11 +46,6 @@ print(version.value)
 """
 
 
-def cache_folder() -> Path:
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "nccl-releases"
-    return Path(os.environ.get("ZEROTUNE_NCCL_CACHE", default))
-
-
 def versions_named(binary: bytes, symbol: str) -> list[int]:
     return sorted({int(n) for n in re.findall(symbol.encode() + rb"_v(\d+)\0", binary)})
 
@@ -59,23 +53,14 @@ def versions_named(binary: bytes, symbol: str) -> list[int]:
 def facts(release: str) -> dict:
     """What the release's libnccl.so.2 says of itself; downloaded once."""
     cuda, version = release.split(":")
-    known = cache_folder() / f"{cuda}-{version}.json"
+    known = nccl_releases.cache() / f"{cuda}-{version}.json"
     if known.exists():
         return json.loads(known.read_text())
-    known.parent.mkdir(parents=True, exist_ok=True)
-    wheels = known.parent / "wheels"
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
-    done = subprocess.run(
-        [*command, "--dest", str(wheels), f"nvidia-nccl-{cuda}=={version}"], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"{release} cannot be downloaded: {done.stderr.strip()[-300:]}")
-    (wheel,) = wheels.glob(f"nvidia_nccl_{cuda}-{version}-*.whl")
-    shared = wheels / f"libnccl-{cuda}-{version}.so.2"
-    with zipfile.ZipFile(wheel) as archive:
-        (member,) = [name for name in archive.namelist() if name.endswith("libnccl.so.2")]
-        shared.write_bytes(archive.read(member))
-    wheel.unlink()
+    shared = known.with_name(f"libnccl-{cuda}-{version}.so.2")
+    try:
+        nccl_releases.download(cuda, version, shared)
+    except RuntimeError as error:
+        pytest.skip(str(error))
     binary = shared.read_bytes()
     probe = subprocess.run([sys.executable, "-c", PROBE, str(shared)], capture_output=True, text=True, check=True)
     found = {
