@@ -17,6 +17,7 @@ LIBRARY_VARIABLE: Final = "NCCL_LIBRARY"
 DISTRIBUTIONS: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 """Packages that bring the library, the newest CUDA first."""
 UNIQUE_ID_BYTES: Final = 128
+"""NCCL_UNIQUE_ID_BYTES"""
 BFLOAT16, BFLOAT16_BYTES = 9, 2
 """ncclDataType_t of what is sent, and its size."""
 SUM, AVERAGE = 0, 4

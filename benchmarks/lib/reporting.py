@@ -28,6 +28,7 @@ COMPARISONS: Final[dict[str | None, Callable[[float, float], bool]]] = {
 }
 NUMBER: Final = r"-?\d+(?:\.\d+)?"
 TARGET: Final = re.compile(rf"(?:(<=|>=|<|>) )?({NUMBER})(?: to ({NUMBER}))?")
+"""`<= 5`, `> 0`, `19`, or `88 to 92`."""
 
 
 @dataclass(frozen=True)

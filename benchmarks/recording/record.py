@@ -25,7 +25,9 @@ from benchmarks.recording import results
 from benchmarks.recording.runs import ROOT, RUNS, Recorded, Run
 
 CODE = ("agent", "store", "tuner", "zero_runtime", "zerotune", "benchmarks", ":!benchmarks/results")
+"""What a figure may depend on: a run is recorded anew when any of it has changed."""
 QUIET_LOAD = 0.5
+"""Processes (1-minute load average) besides a timed run that are told of: more take part of a core from it."""
 TIMEOUT_S = 1800.0
 """A benchmark that hangs must not hold the others up."""
 

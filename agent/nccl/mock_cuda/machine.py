@@ -11,7 +11,9 @@ from typing import Final
 from zerotune.store.errors import UserError
 
 MAX_FILE_BYTES: Final = 4 << 20
+"""A dump of an eight-GPU node has some ten thousand bytes."""
 MAX_DEVICES: Final = 64
+"""MOCK_MAX_DEVICES and MOCK_MAX_NICS of mock_cuda.h."""
 _BUS_ID: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _SWITCH_CLASS: Final = "0x068000"
 """PCI class of an NVSwitch, as an nvlink's target."""

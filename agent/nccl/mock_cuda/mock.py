@@ -17,13 +17,16 @@ from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.store.errors import PluginError, UserError
 
 CUDA_VERSION: Final = 12090
+"""CUDA 12.9, which every release from 2.21 on takes for new enough."""
 RING_WORKS: Final = 65536
+"""As in launch.c: far more collectives than all ranks of a node launch between two drains."""
 WORK: Final = np.dtype(
     [("launch", "<u8"), ("communicator", "<u8"), ("stream", "<u8"), ("count", "<u8"), ("channel_mask", "<u8"),
      ("function_id", "<u4"), ("device", "<u4")]
 )  # fmt: skip
 """One collective of one launch: `mock_work` in mock_cuda.h."""
 FORCE: Final = "ZEROTUNE_MOCK_CUDA"
+"""Variable that lets the mock load beside a CUDA driver, by the value `force`."""
 _DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")
 
 

@@ -23,7 +23,9 @@ from zerotune.store.errors import PluginError, UserError
 from zerotune.store.records import PlanRow
 
 MAX_RANKS: Final = 256
+"""Ranks that one machine is asked to be: each takes a thread and NCCL's own threads."""
 TIMEOUT_S: Final = 300.0
+"""Until NCCL must have answered: several times what the largest cluster takes on two cores."""
 _POLL_S: Final = 0.2
 _STDERR_BYTES: Final = 2000
 _OURS: Final = ("NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_NET_PLUGIN")
