@@ -30,7 +30,7 @@ def _world(name: str = "ethernet_boxes", n_ranks: int = 16, **changes: object) -
 
 def test_promotes_nothing_where_nothing_is_to_be_gained() -> None:
     n_keys = n_promoted = 0
-    for seed in range(5):
+    for seed in range(3):
         world = _world(seed=100 + seed, flat=True, noise=0.03)
         brain = make_brain(world)
         play(world, brain, 150)
@@ -153,7 +153,7 @@ def test_windows_of_its_trials_that_become_known_late_count_as_well() -> None:
 def test_what_slows_steps_of_a_young_job_down_is_withdrawn_soon_though_other_trials_at_its_key_were_as_slow() -> None:
     """Whatever NCCL does not choose itself slows steps: windows of other trials are no yardstick."""
     n_slow, ends_well, was_withdrawn = [], [], []
-    for seed in range(12):
+    for seed in range(10):
         world = _world(seed=200 + seed, step_noise=0.01)
         world.calls = [call for call in world.calls if call.message_bytes == 1 << 17]
         brain = make_brain(world)

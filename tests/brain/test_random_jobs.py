@@ -240,7 +240,7 @@ class Job:
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("seed", [*range(16), 118, 162])
+@pytest.mark.parametrize("seed", [*range(10), 118, 162])
 def test_whatever_happens_nothing_fails_and_nothing_runs_that_may_not(seed: int) -> None:
     job = Job(seed)
     job.play(200)

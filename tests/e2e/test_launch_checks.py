@@ -98,18 +98,17 @@ def test_a_plan_without_rows_is_told(world):
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("n_ranks", [2, 8])
-def test_a_plan_of_which_no_row_ever_applied_is_told_at_the_end(world, n_ranks):
+def test_a_plan_of_which_no_row_ever_applied_is_told_at_the_end(world):
     plan = world.folder / "plan.json"
-    plan.write_text((PLAN % "pat").replace('"n_ranks": 2', f'"n_ranks": {n_ranks}'))
+    plan.write_text((PLAN % "pat").replace('"n_ranks": 2', '"n_ranks": 8'))
     training, _ = world.train("--steps", "25", launch=("--plan", plan))
     returncode, output = world.finish(training)
     assert returncode == 0, output
-    assert output.count(str(plan)) == (n_ranks == 8)
+    assert output.count(str(plan)) == 1
 
 
 @pytest.mark.timeout(90)
-def test_a_plan_file_heeds_no_daemon(world):
+def test_a_plan_file_that_applies_heeds_no_daemon(world):
     world.start_daemon()
     plan = world.folder / "plan.json"
     plan.write_text(PLAN % "pat")
@@ -118,6 +117,7 @@ def test_a_plan_file_heeds_no_daemon(world):
     returncode, output = world.finish(training)
     assert returncode == 0, output
     assert "no daemon" not in output
+    assert str(plan) not in output
     steps = json.loads(summary.read_text())["steps"]
     assert steps[0]["epoch"] == 0
     assert steps[-1]["epoch"] == 1

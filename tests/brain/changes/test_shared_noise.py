@@ -148,10 +148,10 @@ def test_congestion_that_comes_and_goes_promotes_nothing() -> None:
     for seed in range(3):
         world = Unsteady("h100_node", NODE, zero3_step(n_ranks=8), seed=seed, flat=True, kind="congestion")
         brain = make_brain(world)
-        play(world, brain, 500)
+        play(world, brain, 300)
         n_promoted += sum(one.kind == "promote" for one in brain.decisions())
         n_explored += brain.n_explored
-    assert n_explored > 100
+    assert n_explored > 60
     assert n_promoted == 0
 
 
@@ -163,11 +163,11 @@ def test_what_is_measured_as_bursts_begin_and_end_promotes_nothing() -> None:
     )
     calls = [Call(*kind, 1 << exponent) for exponent in (18, 21, 24) for kind in kinds for _ in range(2)]
     n_changes = n_promoted = 0
-    for seed in range(503, 508):
+    for seed in range(503, 506):
         world = Unsteady("h100_node", NODE, calls, seed=seed, flat=True, kind="bursts")
         brain = make_brain(world)
         play(world, brain, 320)
         n_changes += brain._regimes.n_changes
         n_promoted += sum(one.kind == "promote" for one in brain.decisions())
-    assert n_changes >= 5
+    assert n_changes >= 3
     assert n_promoted == 0

@@ -82,7 +82,7 @@ def test_batches_of_several_sizes_make_no_setting_guilty(seed: int) -> None:
     """What is tried at large messages alone runs in the longest steps."""
     world = _world("ethernet_boxes", seed, "batches")
     brain = make_brain(world)
-    play(world, brain, 600)
+    play(world, brain, 400)
     assert brain.spent_percent < 1.0
     reasons = [one.reason for one in brain.decisions() if one.kind in ("promote", "rollback")]
     assert not [one for one in reasons if "steps are" in one or "steps were" in one or "steps became" in one]

@@ -113,7 +113,7 @@ def test_it_is_known_what_settings_in_force_save() -> None:
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        *((name, 3) for name in ("ethernet_boxes", "few_sms_node", "h100_ib_2", "h100_node")),
+        *((name, 3) for name in ("ethernet_boxes", "few_sms_node", "h100_node")),
         ("h100_ib_2", 11),
         ("rtx5090_loopback", 15),
     ],
