@@ -98,7 +98,7 @@ def test_a_surprise_costs_a_few_steps_however_late_reports_are(ends_looks: bool)
     world.surprise = 8.0
     brain = make_brain(world)
     most_overdrawn_steps = 0.0
-    for _ in range(120):
+    for _ in range(80):
         _play(world, brain, 5, 8, ends_looks=ends_looks)
         step_us = brain.budget.training_us / brain.budget.n_steps
         most_overdrawn_steps = max(most_overdrawn_steps, -brain.budget.remaining_us / step_us)

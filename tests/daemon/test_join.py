@@ -160,7 +160,7 @@ def test_communicators_are_bounded(records, monkeypatch):
     assert joiner.n_pending == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_order_and_any_split_of_arrivals_joins_the_same(data):
     """Against dictionaries: every call that all ranks report is joined once, to its minimum."""
@@ -195,7 +195,7 @@ def test_any_order_and_any_split_of_arrivals_joins_the_same(data):
     assert (joiner.n_pending, joiner.n_late, joiner.n_partial) == (0, 0, 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(1, 200))
 def test_random_bytes_never_break_it(seed, n):
     joiner = Joiner()

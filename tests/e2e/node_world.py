@@ -14,6 +14,7 @@ from zerotune.tuner.client.status import fetch_status
 
 ZEROTUNE = [sys.executable, "-m", "zerotune.tuner.cli"]
 FABRIC = "ethernet_boxes"
+RANKS = Path(__file__).with_name("ranks.py")
 MARK = "ZEROTUNE_TEST_WORLD"
 SMALL = ("--batch", 1, "--layers", 2, "--width", 32)
 """What is asked here does not depend on how much a step computes."""
@@ -71,14 +72,17 @@ class World:
         status = self.status()
         return status.jobs if status else ()
 
-    def train(self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), torchrun=()):
-        """Start our ZeRO example; returns the process and the path of its loss log."""
+    def train(self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), torchrun=None):
+        """Start our ZeRO example, under torchrun where that is given options; the process and its loss log's path."""
         path = self.folder / losses
+        ranks = [RANKS, n_ranks]
+        if torchrun is not None:
+            ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}", *torchrun]
         process = self.start(
             *ZEROTUNE, "launch", "--fabric", fabric, "--endpoint", self.endpoint,
             "--agent" if agent else "--no-agent", *launch, "--",
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}",
-            *torchrun, "-m", "zerotune.zero_runtime.examples.train", "--stage", "3", *SMALL, "--losses", path, *words,
+            sys.executable, *ranks, "-m", "zerotune.zero_runtime.examples.train", "--stage", "3", *SMALL,
+            "--losses", path, *words,
         )  # fmt: skip
         return process, path
 

@@ -5,7 +5,7 @@ import sqlite3
 import sys
 
 import pytest
-from node_world import FABRIC, ZEROTUNE
+from node_world import FABRIC, RANKS, ZEROTUNE
 
 from zerotune.tuner.traces.own.reader import read_own, trace_files
 
@@ -72,7 +72,7 @@ def test_a_trace_that_is_missing_is_one_line(world, n_ranks, steps, why):
     script.write_text(ALONE.format(steps=steps))
     job = world.start(
         *ZEROTUNE, "launch", "--fabric", FABRIC, "--endpoint", world.endpoint, "--log-trace", folder, "--",
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}", script,
+        sys.executable, RANKS, n_ranks, script,
     )  # fmt: skip
     returncode, output = world.finish(job)
     assert returncode == 0, output

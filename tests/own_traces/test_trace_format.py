@@ -62,7 +62,7 @@ def typical_records(n_records: int) -> np.ndarray:
     return records
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(blocks=st.lists(st.tuples(st.integers(0, 2**32), st.integers(0, 300)), max_size=5), data=st.data())
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[int, int]], data: st.DataObject):
     steps = data.draw(
@@ -140,7 +140,7 @@ def test_every_flipped_byte_is_caught_or_harmless(tmp_path: Path):
         assert len(records) == 0 or records.tobytes() == written.tobytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(body=st.binary(max_size=200), as_gzip=st.booleans(), after_header=st.booleans())
 def test_hostile_bytes_raise_trace_error_only(
     tmp_path_factory: pytest.TempPathFactory, body: bytes, as_gzip: bool, after_header: bool

@@ -133,7 +133,7 @@ def reference_lookup(rows, shape, collective, phase, message_bytes) -> Candidate
     return None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rows=plans(), gathers_after_step=st.booleans(), data=st.data())
 def test_lookup_equals_a_naive_scan(rows, gathers_after_step, data):
     plugin = library.load()

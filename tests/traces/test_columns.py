@@ -24,7 +24,7 @@ WORDS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(WORDS, min_size=3, max_size=3), min_size=1, max_size=6), st.booleans())
 def test_columns_read_as_python_does(rows: list[list[str]], squeeze: bool) -> None:
     if squeeze:
@@ -126,7 +126,7 @@ def logs(draw: st.DrawFn, usual: list[str], odd: list[str]) -> bytes:
         (nccl_debug_lines.choices, b"-> ", nccl_debug_lines._CHOICE),
     ],
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_log_lines_as_columns_or_one_by_one(
     read: Callable[[bytes], Lines], mark: bytes, pattern: object, data: st.DataObject
@@ -167,7 +167,7 @@ TIMES = st.sampled_from(["20.25", "7", "1234567", "0.50", "1e+06", "12345.678", 
 WRONG = st.sampled_from(["0", "0", "0", "N/A", "1e-06", "4", "x"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_tables_at_once_or_line_by_line(tmp_path: Path, data: st.DataObject) -> None:
     usual = data.draw(st.booleans())
@@ -191,7 +191,7 @@ def test_tables_at_once_or_line_by_line(tmp_path: Path, data: st.DataObject) -> 
 CELLS = st.sampled_from(["8", "-1", "", " 4 ", "x", "1e3", "nan", "100.5", "0.000001", "123456789012345678", "9" * 300])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_csv_rows_at_once_or_one_by_one(tmp_path: Path, data: st.DataObject) -> None:
     names = st.sampled_from(["ring", "default", "-1", "", "tree", "nonsense", "é"])

@@ -46,7 +46,7 @@ def rows_of(blocks: list[Block]) -> list[tuple[object, ...]]:
     ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 @pytest.mark.parametrize("name", NAMES)
 def test_any_truncation_is_an_error_or_a_valid_beginning(name: str, tmp_path: Path, data: st.DataObject) -> None:
@@ -65,7 +65,7 @@ def test_any_truncation_is_an_error_or_a_valid_beginning(name: str, tmp_path: Pa
         assert set(found) <= expected | unknown_ranks | ({*found} if name.startswith("param_comms") else set())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 @pytest.mark.parametrize("name", NAMES)
 def test_any_damage_is_an_error_or_records(name: str, tmp_path: Path, data: st.DataObject) -> None:
@@ -103,7 +103,7 @@ def test_any_damage_is_an_error_or_records(name: str, tmp_path: Path, data: st.D
         assert not np.isnan(block["duration_us"]).any()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=400))
 def test_random_bytes_are_never_a_crash(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "noise"

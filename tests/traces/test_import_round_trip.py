@@ -74,7 +74,7 @@ def test_a_round_trip_loses_nothing(tmp_path: Path):
     assert exported(tmp_path / "second.db", tmp_path / "again.csv").read_bytes() == table.read_bytes()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.sampled_from(OWNERS), min_size=1, max_size=12))
 def test_rows_go_to_their_owner_in_any_order(tmp_path_factory: pytest.TempPathFactory, owners: list[tuple[str, str]]):
     folder = tmp_path_factory.mktemp("mixed")

@@ -119,7 +119,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=plans,
     stage=st.sampled_from([1, 2, 3]),

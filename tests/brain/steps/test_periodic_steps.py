@@ -44,7 +44,7 @@ def test_longer_steps_that_come_again_are_no_variants_doing(place: str, n_ranks:
     world = Periodic(place, fabric.load(place).communicator(range(n_ranks)), calls, seed=seed)
     world.compute_us = 2.3 * sum(world.truth(call, BASELINE)[0] for call in calls)
     brain = make_brain(world)
-    play(world, brain, 600)
+    play(world, brain, 400)
     baseline_us, _, ours_us = map(sum, zip(*gain_share(world, brain).values(), strict=True))
     assert any(one.kind == "variant" for one in brain.decisions())
     assert ours_us <= baseline_us
