@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed
 
@@ -150,7 +151,9 @@ def _public(tree: ast.AST, class_: ast.ClassDef | None) -> Iterator[tuple[Functi
             yield node, class_
 
 
-PRODUCT = Product()
+@pytest.fixture(scope="module")
+def product() -> Product:
+    return Product()
 
 
 def _faults(place: Place, errors: set[str]) -> Iterator[str]:
@@ -178,16 +181,16 @@ def _name_of(raised: ast.expr) -> str:
     return ast.unparse(raised.func if isinstance(raised, ast.Call) else raised).split(".")[-1]
 
 
-def test_functions_describe_their_parameters():
-    errors = PRODUCT.errors()
-    wrong = [f"{place}: {fault}" for place in PRODUCT.functions() for fault in _faults(place, errors)]
+def test_functions_describe_their_parameters(product: Product):
+    errors = product.errors()
+    wrong = [f"{place}: {fault}" for place in product.functions() for fault in _faults(place, errors)]
     assert not wrong, "\n".join([f"{len(wrong)} faults:", *wrong])
 
 
-def test_attributes_say_their_own_thing():
+def test_attributes_say_their_own_thing(product: Product):
     wrong = [
         f"{path.relative_to(ROOT)}:{doc.lineno}: {doc.value.value.splitlines()[0]}"
-        for path, tree in PRODUCT.modules.items()
+        for path, tree in product.modules.items()
         for doc in _attribute_docs(tree)
         if str(doc.value.value).startswith(("The same", "...", "…"))
     ]

@@ -145,23 +145,24 @@ class World:
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
         block = np.zeros(len(self.calls), MEASUREMENT)
         of_step = math.exp(self.rng.normal(0.0, self.step_noise))
-        total_us, channels = 0.0, 0
-        for row, call in zip(block, self.calls, strict=True):
-            candidate = self.chosen(call)
-            us, ran = self.truth(call, candidate)
-            us *= of_step * math.exp(self.rng.normal(0.0, self.noise))
-            total_us += us
-            channels = max(channels, ran.n_channels)
-            row["n_ranks"], row["n_nodes"] = self.communicator.n_ranks, self.communicator.n_nodes
-            row["message_bytes"], row["duration_us"] = call.message_bytes, us
-            row["epoch"], row["step"] = self.plan.epoch, self.step
-            row["memory_pressure"] = self.memory_pressure
-            row["collective"], row["phase"] = call.collective, call.phase
-            assert ran.algorithm is not None
-            assert ran.protocol is not None
-            row["algorithm"], row["protocol"], row["n_channels"] = ran.algorithm, ran.protocol, ran.n_channels
-            row["is_default"] = candidate.is_baseline
-            row["timing_source"] = TimingSource.emulated
+        noises = self.rng.normal(0.0, self.noise, len(self.calls)).tolist()
+        chosen = [self.chosen(call) for call in self.calls]
+        truths = [self.truth(call, candidate) for call, candidate in zip(self.calls, chosen, strict=True)]
+        ran = [setting for _, setting in truths]
+        durations_us = [us * (of_step * math.exp(noise)) for (us, _), noise in zip(truths, noises, strict=True)]
+        total_us, channels = sum(durations_us), max((setting.n_channels for setting in ran), default=0)
+        block["n_ranks"], block["n_nodes"] = self.communicator.n_ranks, self.communicator.n_nodes
+        block["message_bytes"] = [call.message_bytes for call in self.calls]
+        block["duration_us"] = durations_us
+        block["epoch"], block["step"] = self.plan.epoch, self.step
+        block["memory_pressure"] = self.memory_pressure
+        block["collective"] = [call.collective for call in self.calls]
+        block["phase"] = [call.phase for call in self.calls]
+        block["algorithm"] = [setting.algorithm for setting in ran]
+        block["protocol"] = [setting.protocol for setting in ran]
+        block["n_channels"] = [setting.n_channels for setting in ran]
+        block["is_default"] = [candidate.is_baseline for candidate in chosen]
+        block["timing_source"] = TimingSource.emulated
         self.n_calls += len(self.calls)
         compute_us = self.compute_us * (1.0 + self.contention * channels)
         duration = compute_us * math.exp(self.rng.normal(0.0, self.step_noise)) + total_us

@@ -115,11 +115,11 @@ def test_a_temporary_folder_that_is_not_used_is_told(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_the_demo_tells_how_far_a_run_is_while_it_lasts(is_terminal: bool, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(demo_progress, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(demo_progress, "LOOK_EVERY_S", 0.02)
     losses, out = tmp_path / "losses.jsonl", io.StringIO()
     losses.write_text("of a run before\n" * 10)
     console = Console(file=out, width=120, force_terminal=is_terminal)
-    write = "import sys, time\nfor _ in range(10): print(file=open(sys.argv[1], 'a')); time.sleep(0.2)"
+    write = "import sys, time\nfor _ in range(10): print(file=open(sys.argv[1], 'a')); time.sleep(0.1)"
     with demo_progress.Progress(console, "agent off", losses, 10) as progress:
         assert is_terminal or "agent off ..." in out.getvalue(), "at once, not at the end"
         assert "10 of 10" not in out.getvalue()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -167,17 +167,24 @@ class _Fit(NamedTuple):
 
 
 def _fit(units: Units, noise: SharedNoise) -> _Fit:
+    return next(_fits(units, (noise,)))
+
+
+def _fits(units: Units, noises: Iterable[SharedNoise]) -> Iterator[_Fit]:
     slots, of = np.unique(units.slots, return_inverse=True)
-    whiten, log_determinant = _whitening(noise, (units.steps - units.steps[0]).tobytes())
     design = np.zeros((len(of), 1 + len(slots)))
     design[:, 0] = units.values
     design[np.arange(len(of)), 1 + of] = 1.0
-    white = whiten @ design
-    inverse = np.asarray(np.linalg.inv(white[:, 1:].T @ white[:, 1:]), np.float64)
-    means = inverse @ (white[:, 1:].T @ white[:, 0])
-    rest = white[:, 0] - white[:, 1:] @ means
-    log_determinant -= float(np.linalg.slogdet(inverse)[1])
-    return _Fit(slots, means, inverse, float(rest @ rest), len(of) - len(slots), log_determinant)
+    steps = (units.steps - units.steps[0]).tobytes()
+    for noise in noises:
+        whiten, log_determinant = _whitening(noise, steps)
+        white = whiten @ design
+        values, members = white[:, 0], white[:, 1:]
+        inverse = np.asarray(np.linalg.inv(members.T @ members), np.float64)
+        means = inverse @ (members.T @ values)
+        rest = values - members @ means
+        log_determinant -= float(np.linalg.slogdet(inverse)[1])
+        yield _Fit(slots, means, inverse, float(rest @ rest), len(of) - len(slots), log_determinant)
 
 
 UNKNOWN: Final = Contrast(0.0, 0.0, 1.0)
@@ -224,7 +231,7 @@ class NoiseModel:
                 return
 
     def _score(self, key: int, n_units: float, units: Units) -> None:
-        fits = [_fit(units, noise) for noise in CHOICES]
+        fits = [*_fits(units, CHOICES)]
         n_free = fits[0].n_free + PRIOR_UNITS
         variances = (np.array([one.residual for one in fits]) + PRIOR_UNITS * PRIOR_SIGMA**2) / n_free
         likelihood = -0.5 * (n_free * np.log(variances) + np.array([one.log_determinant for one in fits]))
