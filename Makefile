@@ -52,7 +52,7 @@ setup: .venv/.test-ready
 
 .venv/.run-ready: pyproject.toml setup.py
 	@echo "Setting .venv up, once. If torch is not there it is downloaded: that may be gigabytes, and minutes."
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv  # pip comes last: one that was interrupted is completed
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install "$(TORCH)"
 	$(BIN)/pip install --quiet --editable .
 	touch $@
