@@ -3,12 +3,14 @@
 # make docs  the documentation as a site: build/site/index.html, opens without a server
 # make wheel into dist/: the sources, a wheel for Linux on x86-64 with the libraries in C, and one for any platform
 # make test-versions  does the wheel work with each Python found here and each torch release? Gigabytes and an hour.
-# make setup only the environment
+# make setup only the environment; `make clean` leaves what it downloads into ~/.cache/zerotune
 
 PYTHON ?= python3
 # Any torch from 2.6 on will do; this one is tested. `make TORCH=torch` takes the newest.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+# Not bin/pip, which comes last: an environment whose making was interrupted has pip without it.
+PIP := $(BIN)/python -m pip
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -52,13 +54,14 @@ setup: .venv/.test-ready
 
 .venv/.run-ready: pyproject.toml setup.py
 	@echo "Setting .venv up, once. If torch is not there it is downloaded: that may be gigabytes, and minutes."
-	test -x $(BIN)/pip || $(PYTHON) -m venv .venv  # pip comes last: one that was interrupted is completed
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install "$(TORCH)"
-	$(BIN)/pip install --quiet --editable .
+	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install "$(TORCH)"
+	$(PIP) install --quiet --editable .
 	touch $@
 
 .venv/.test-ready: .venv/.run-ready benchmarks/lib/nccl_releases.py
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(PIP) install --quiet --editable ".[dev]"
+	@echo "Now, once, three releases of NCCL's library for the tests, about 1.3 GB; without them those tests are skipped."
 	-$(BIN)/python -m benchmarks.lib.nccl_releases
 	touch $@
 

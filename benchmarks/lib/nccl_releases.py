@@ -60,8 +60,9 @@ def download(cuda: str, version: str, library: Path) -> None:
     name = f"nvidia-nccl-{cuda}=={version}"
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        done = subprocess.run([*command, "--dest", folder, name], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", folder, name]
+        # pip's progress goes to stderr, as these are hundreds of megabytes.
+        done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode != 0 or not wheels:
             raise RuntimeError(f"{name} cannot be downloaded: {done.stderr.strip()[-300:]}")
@@ -74,6 +75,8 @@ def main() -> None:
     """Fetch the releases that the command line names, else those of `make test`."""
     versions = ALL if sys.argv[1:] == ["--all"] else sys.argv[1:] or TESTED
     failed = False
+    if missing := [version for version in versions if not library_of(version).exists()]:
+        print(f"NCCL {', '.join(missing)}: downloading into {cache()}, about 400 MB each", flush=True)
     for version in versions:
         try:
             print(f"NCCL {version}: {fetch(version)}", flush=True)

@@ -71,9 +71,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         StoreVersionError: a newer zerotune wrote it.
     """
     if not path.is_file():
-        raise StoreError(f"there is no store at {path}", "start `zerotune daemon` once, or " + _BY_FLAG)
+        raise StoreError(f"there is no store at {path}", "run a job first, or " + _BY_FLAG)
     if not path.stat().st_size and not path.with_name(path.name + "-wal").exists():
-        raise StoreError(f"store {path} is empty", "start `zerotune daemon` once, or " + _BY_FLAG)
+        raise StoreError(f"store {path} is empty", "run a job first, or " + _BY_FLAG)
     try:
         with contextlib.closing(_read_only(path)) as connection:
             connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()

@@ -26,6 +26,7 @@ from benchmarks.lib.free_port import free_port
 from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.store import wire
 from zerotune.store.errors import StoreLockedError, UserError
+from zerotune.store.lockfile import named_holder
 from zerotune.store.records import Stage, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.cli.live.launch import launch as launch_command
@@ -241,6 +242,24 @@ def test_random_records_of_a_greeted_rank_are_survived(daemon, connect):
     while fetch_status(daemon.endpoint).jobs[0].n_observations < 2000:
         assert time.monotonic() < deadline_s
     assert daemon.end() == 0
+
+
+def test_its_first_line_names_all_addresses_and_its_lock_the_command_that_people_type(private_path):
+    make_keys(private_path / "keys")
+    endpoint, metrics = f"ipc://{private_path}/d.sock", f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint, "--metrics", metrics]
+    command += ["--listen", "tcp://127.0.0.1:*", "--curve-keys", str(private_path / "keys")]
+    command += ["--store", str(private_path / "store.db")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stderr.readline()
+            assert endpoint in line
+            assert f"http://{metrics}/metrics" in line
+            listening = re.search(r"tcp://127\.0\.0\.1:\d+", line)[0]
+            assert fetch_status(listening, curve_dir=private_path / "keys").daemon_pid == process.pid
+            assert named_holder(private_path / "store.db.lock")[1].startswith("zerotune daemon --endpoint")
+        finally:
+            process.terminate()
 
 
 def test_a_second_daemon_is_refused_by_name_and_pid(daemon, private_path):

@@ -197,9 +197,10 @@ def test_the_child_serves_and_ends(store):
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/metrics"
     with (
-        metrics_process(f"127.0.0.1:{port}", "ipc:///nowhere/d.sock", store.path, None),
+        metrics_process(f"127.0.0.1:{port}", "ipc:///nowhere/d.sock", store.path, None) as served,
         urllib.request.urlopen(url, timeout=5) as answer,
     ):
+        assert served == url
         assert "zerotune_up 0.0" in answer.read().decode()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=1)

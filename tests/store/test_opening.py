@@ -140,7 +140,7 @@ def test_another_applications_database_is_refused_untouched(path, read_only):
 
 
 def test_read_only_needs_a_store(path):
-    with pytest.raises(StoreError, match=r"store\.db.*`zerotune daemon`"):
+    with pytest.raises(StoreError, match=r"store\.db.*--store"):
         Store.open(path, read_only=True)
 
 

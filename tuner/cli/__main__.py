@@ -1,5 +1,8 @@
 """`python -m zerotune.tuner.cli`."""
 
+import sys
+
 from zerotune.tuner.cli import main
 
+sys.argv[0] = "zerotune"  # a lock names its holder so, and it is what people type
 main()

@@ -35,7 +35,10 @@ def parse_bytes(text: str, *, plain_unit: int = 1) -> int:
         unit = 1 if found[0].lower().endswith("b") else plain_unit
     else:
         unit = (1000 if (suffix or "").lower() == "b" else 1024) ** (1 + _PREFIXES.index(prefix.lower()))
-    n_bytes = round(Decimal(number + (exponent or "")) * unit)
+    exact = Decimal(number + (exponent or "")) * unit
+    n_bytes = int(exact)
+    if n_bytes != exact and exact > 1:
+        raise ValueError(f"{text!r} is {exact.normalize():f} bytes, which is no whole number; {HOW_WRITTEN}")
     if not 1 <= n_bytes <= MAX_BYTES:
         raise ValueError(
             f"{text!r} is {'less than one byte' if n_bytes < 1 else 'more than any message has'}; {HOW_WRITTEN}"

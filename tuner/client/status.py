@@ -177,8 +177,8 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
             f" fabric {job.fabric_id}\n"
             f"  step {job.step:,} ({job.step_us / 1000:.2f} ms), epoch {job.epoch},"
             f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"
-            f"  {job.n_explored:,} calls ran what nothing has proven yet,"
-            f" for {job.exploration_spent_percent:.2f} % of the step time"
+            f"  {job.n_explored:,} calls ran settings still on trial,"
+            f" which cost {job.exploration_spent_percent:.2f} % of step time"
         )
         for line in job.last_decisions:
             show(f"  {line}", "dim")

@@ -40,6 +40,11 @@ N_RANKS = 2
 N_STEPS = 500
 RUN_TIMEOUT_S = 170
 """For N_STEPS; more may take longer."""
+_OUTPUTS = (
+    "report.html",
+    *(f"{name}.{kind}" for name in ("off", "on") for kind in ("json", "summary.json", "losses.jsonl", "log")),
+)
+"""What a run leaves beside traces and the store, which the next run starts from."""
 ENDING_TIMEOUT_S = 15
 """torchrun gives its ranks time to leave."""
 
@@ -77,12 +82,15 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     """
     fabrics.load(fabric)  # a wrong name is told before anything is written
     make_writable(out)
+    for old in _OUTPUTS:
+        (out / old).unlink(missing_ok=True)
+    shutil.rmtree(_traces(out), ignore_errors=True)
     store_path = out / "store.db"
     earlier = _explored_so_far(store_path)
     console.print(
         f"[bold]Emulated fabric [cyan]{fabric}[/][/]: real training, real collectives, and a virtual clock in place "
         "of a GPU cluster. These figures show the loop at work; they say nothing about a real NCCL. "
-        "Two runs follow; with 500 steps each they take one to three minutes."
+        "Two runs follow; with 500 steps each they take two to four minutes."
     )
     with ScratchFolder("zerotune-demo-") as runtime:
         endpoint = f"ipc://{runtime}/daemon.sock"
@@ -136,7 +144,6 @@ def _train(
     command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", fabric, "--summary", str(summary)]
     command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent"]
     if agent_on:
-        shutil.rmtree(_traces(out), ignore_errors=True)
         command += ["--log-trace", str(_traces(out))]
     command.append("--")
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]

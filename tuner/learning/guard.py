@@ -8,6 +8,8 @@ With 1 % noise and a 2 % slowdown it fires after about four steps. Collectives t
 slow computation down show up here and nowhere else. An alarm says since when steps have been slower, so that only
 the plan adopted then answers for it; and if steps do not recover once it is withdrawn, it was not the plan, and it
 is reinstated.
+
+The guard only detects: what it finds guilty is rolled back in tuner/learning/policy/oversight.py.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ READY: Final = "metrics at "
 
 
 @contextlib.contextmanager
-def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Path | None) -> Iterator[None]:
+def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Path | None) -> Iterator[str]:
     """Run `zerotune metrics --serve` as a child, which ends with this process, however that ends.
 
     Args:
@@ -29,7 +29,7 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
         curve_dir: folder with the keys for a daemon at `tcp://`; None: no keys.
 
     Yields:
-        Once, when it serves.
+        Its URL, when it serves.
 
     Raises:
         UserError: the address is not HOST:PORT, or cannot be bound.
@@ -43,11 +43,11 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
     try:
         assert process.stdout is not None
         assert process.stderr is not None
-        if not process.stdout.readline().startswith(READY):
+        if not (line := process.stdout.readline()).startswith(READY):
             words = process.stderr.read().strip().splitlines() or [f"metrics cannot be served at {address}"]
             problem = words[-1].removeprefix("zerotune: ").partition(";")[0]
             raise UserError(problem, "choose another --metrics HOST:PORT")
-        yield
+        yield line.removeprefix(READY).strip()
     finally:
         process.terminate()
         with process:

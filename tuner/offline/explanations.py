@@ -123,8 +123,8 @@ def explain(
         One explanation per key.
 
     Raises:
-        UserError: no store, no such job, an unknown collective or phase, or a size below 1.
-        StoreError: the store cannot be read.
+        UserError: no such job, an unknown collective or phase, or a size below 1.
+        StoreError: there is no store, or it cannot be read.
     """
     wanted_collective = None if collective is None else parse_collective(collective)
     if phase is not None and phase not in Phase.__members__:
@@ -139,7 +139,7 @@ def explain(
             and (message_bytes is None or key.size_class == size_class(message_bytes))
         )
 
-    with _opened(store_path) as store:
+    with Store.open(store_path, read_only=True) as store:
         job = job_of(store, job_id)
         decisions = store.decisions(job_id=job.job_id)
         fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
@@ -192,10 +192,10 @@ def head_of(store_path: Path, job_id: str | None) -> Head:
     """The job that `explain` explains.
 
     Raises:
-        UserError: no store, or no such job.
-        StoreError: the store cannot be read.
+        UserError: no such job.
+        StoreError: there is no store, or it cannot be read.
     """
-    with _opened(store_path) as store:
+    with Store.open(store_path, read_only=True) as store:
         job = job_of(store, job_id)
         here = medians(store.statistics(job.fabric_id, job.job_id))
         return _head(store, job, store.decisions(job_id=job.job_id), here)
@@ -221,12 +221,6 @@ def why_unknown(job: JobRecord, here: Medians) -> MissingEvidence:
     if job.stage is not Stage.unknown:
         return MissingEvidence.nothing
     return missing_of_keys({key: sum(one.n_calls for one in known.values()) for key, known in here.items()})
-
-
-def _opened(store_path: Path) -> Store:
-    if not store_path.exists():
-        raise UserError(f"there is no store at {store_path}", "name one with --store or run a job first")
-    return Store.open(store_path, read_only=True)
 
 
 def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:

@@ -203,7 +203,7 @@ def run_daemon(
     settings: BrainSettings | None = None,
     brains: BrainFactory | None = None,
     load_knowledge: Loader | None = None,
-    on_ready: Callable[[Path], None] = lambda store_path: None,
+    on_ready: Callable[[Path, list[str]], None] = lambda store_path, addresses: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then join and write what has arrived.
 
@@ -217,7 +217,7 @@ def run_daemon(
         settings: what brains may try; None: the defaults of `BrainSettings`.
         brains: makes a job's brain; None: `tuner.learning`'s. For tests.
         load_knowledge: loads what a fabric's brains start from; None: `tuner.learning`'s. For tests.
-        on_ready: called with the store's path once ranks are served.
+        on_ready: called with the store's path and all addresses once ranks are served.
 
     Returns:
         Exit code 0.
@@ -256,7 +256,7 @@ def run_daemon(
             service.learning.on_request = learner.ask
             try:
                 with _signals(daemon.stop, daemon.wake_fd):
-                    on_ready(store.path)
+                    on_ready(store.path, [one.address for one in bound])
                     daemon.run(idle_exit_s)
                     daemon.drain()  # a second signal does not interrupt this
             finally:

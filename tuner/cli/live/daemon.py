@@ -61,24 +61,26 @@ def daemon(
     where, path = endpoint_or_default(endpoint), store_path(store)
     settings = brain_settings(budget_percent, memory_threshold, no_explore)
 
-    def announce(opened: Path) -> None:
+    def announce(opened: Path, addresses: list[str]) -> None:
         note = temporary_folder_note()
         if note and where == default_endpoint():
             print(f"zerotune: {note}", file=sys.stderr)
         there = "" if where == default_endpoint() else f" --endpoint {where}"
         print(
-            f"zerotune: daemon {os.getpid()} listens at {where}, store {opened}; train with"
-            f" `zerotune launch{there} -- COMMAND`, look with `zerotune status{there}`, end it with Ctrl-C or SIGTERM",
+            f"zerotune: daemon {os.getpid()} listens at {' and '.join(addresses)}{metrics_at}, store {opened};"
+            f" train with `zerotune launch{there} -- COMMAND`, look with `zerotune status{there}`,"
+            " end it with Ctrl-C or SIGTERM",
             file=sys.stderr,
             flush=True,
         )
 
     retention = Retention(max_rows_per_fabric=retention_rows, max_age_s=86400.0 * retention_days)
+    metrics_at = ""
     with contextlib.ExitStack() as stack:
         if metrics is not None:
             from zerotune.tuner.metrics.child import metrics_process
 
-            stack.enter_context(metrics_process(metrics, where, path, curve_keys))
+            metrics_at = f", metrics at {stack.enter_context(metrics_process(metrics, where, path, curve_keys))}"
         code = run_daemon(
             where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention,
             settings=settings, on_ready=announce,

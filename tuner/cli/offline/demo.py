@@ -22,6 +22,10 @@ def demo(
     from zerotune.tuner.demo import demo as demonstration
 
     with sigterm_like_ctrl_c():
-        demonstration.demo(
-            out, console(), fabric=fabric or demonstration.FABRIC, n_steps=steps or demonstration.N_STEPS
-        )
+        try:
+            demonstration.demo(
+                out, console(), fabric=fabric or demonstration.FABRIC, n_steps=steps or demonstration.N_STEPS
+            )
+        except KeyboardInterrupt:
+            typer.echo(f"zerotune: interrupted; {out}/ is incomplete", err=True)
+            raise
