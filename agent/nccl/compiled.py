@@ -139,7 +139,7 @@ PLUGIN: Final = SharedLibrary("the tuner plugin", "plugin/libnccl-tuner-zerotune
 EMULATED_NCCL: Final = SharedLibrary(
     "the emulated NCCL",
     "emulated/libzerotune-emulated.so",
-    ("emulated/*/*.c", "plugin/version.c"),
+    ("emulated/**/*.c", "plugin/version.c"),
     flags=("-fvisibility=default",),
 )
 MOCK_CUDA: Final = SharedLibrary(

@@ -23,6 +23,7 @@ from zerotune.agent.nccl import catalog, cost_model, memory
 from zerotune.agent.nccl.cost_model import IGNORE, Topology
 from zerotune.agent.nccl.fabric_file import BelievedSpan, FabricFile, Truth
 from zerotune.agent.nccl.truth import CurveKey, RecordedCurve, Span, channel_factor, line, read_points, wire_share
+from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.store.errors import FabricError
 from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
@@ -51,6 +52,7 @@ class Fabric:
         self.contention = file.contention
         self.memory = file.memory
         self.noise = file.noise
+        self.machine = file.machine
         self._recorded = recorded
         self._cells = {
             (Collective[collective], Algorithm[cell.algorithm], Protocol[cell.protocol], span): cell
@@ -337,6 +339,12 @@ def _check(path: Path, fabric: Fabric) -> None:
         return FabricError(f"fabric file {path}: {key} = {value!r} {problem}", remedy)
 
     truth, belief = fabric.truth, fabric.belief
+    if fabric.machine is not None:
+        machine = MACHINES.get(fabric.machine)
+        if machine is None:
+            raise refuse("machine", fabric.machine, "is not described", f"machines: {', '.join(sorted(MACHINES))}")
+        if machine.n_gpus < fabric.ranks_per_node:
+            raise refuse("machine", fabric.machine, f"has {machine.n_gpus} GPUs", "name a larger one")
     if fabric.ranks_per_node > 1 and belief.one_node is None:
         raise refuse("ranks_per_node", fabric.ranks_per_node, "needs belief.one_node", "add that table")
     if fabric.max_nodes > 1 and belief.many_nodes is None:

@@ -131,6 +131,8 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contention: Contention
     memory: Memory
     noise: Noise
+    machine: str | None = None
+    """Described machine that stands for a node when NCCL's own library decides (`zerotune nccl` lists them)."""
 
 
 def _uniform(*key: int) -> float:

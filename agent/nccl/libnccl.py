@@ -6,6 +6,7 @@ import ctypes
 import importlib.metadata
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ BFLOAT16, BFLOAT16_BYTES = 9, 2
 """ncclDataType_t of what is sent, and its size."""
 SUM, AVERAGE = 0, 4
 """ncclRedOp_t"""
+_HOST_IMMEDIATE: Final = 1
+"""ncclScalarHostImmediate: the factor is read at once."""
 
 
 class NcclError(PluginError):
@@ -94,6 +97,11 @@ class Libnccl:
         self._all_reduce = self._bind("AllReduce", pointer, pointer, count, number, number, pointer, pointer)
         self._broadcast = self._bind("Broadcast", pointer, pointer, count, number, number, pointer, pointer)
         self._reduce = self._bind("Reduce", pointer, pointer, count, number, number, number, pointer, pointer)
+        self._new_sum = self._bind("RedOpCreatePreMulSum", ctypes.POINTER(number), pointer, number, number, pointer)
+        self._group_start = self._bind("GroupStart")
+        self._group_end = self._bind("GroupEnd")
+        self._destroy = self._bind("CommDestroy", pointer)
+        self._abort = self._bind("CommAbort", pointer)
 
     def _bind(self, name: str, *arguments: Any) -> Any:
         function = getattr(self.library, f"nccl{name}")
@@ -155,20 +163,84 @@ class Libnccl:
         Raises:
             NcclError: NCCL refuses the call.
         """
-        send, receive = buffers
         shared = message_bytes // BFLOAT16_BYTES
-        own = shared // n_ranks
+        is_sharded = collective in (Collective.all_gather, Collective.reduce_scatter)
+        count = shared // n_ranks if is_sharded else shared
+        self.call(collective, communicator, buffers, count, BFLOAT16, operation=operation)
+
+    def call(
+        self,
+        collective: Collective,
+        communicator: int,
+        buffers: tuple[int, int],
+        count: int,
+        datatype: int,
+        *,
+        operation: int = SUM,
+        root: int = 0,
+    ) -> None:
+        """Call a collective on the default stream.
+
+        Args:
+            collective: which one; one that has a setting.
+            communicator: where.
+            buffers: addresses of what is sent and of what is received.
+            count: NCCL's count argument, in elements.
+            datatype: ncclDataType_t of the elements.
+            operation: ncclRedOp_t, where there is one.
+            root: rank, where there is one.
+
+        Raises:
+            NcclError: NCCL refuses the call.
+        """
+        where = (communicator, None)
         if collective is Collective.all_gather:
-            code = self._all_gather(send, receive, own, BFLOAT16, communicator, None)
+            code = self._all_gather(*buffers, count, datatype, *where)
         elif collective is Collective.reduce_scatter:
-            code = self._reduce_scatter(send, receive, own, BFLOAT16, operation, communicator, None)
+            code = self._reduce_scatter(*buffers, count, datatype, operation, *where)
         elif collective is Collective.all_reduce:
-            code = self._all_reduce(send, receive, shared, BFLOAT16, operation, communicator, None)
+            code = self._all_reduce(*buffers, count, datatype, operation, *where)
         elif collective is Collective.broadcast:
-            code = self._broadcast(send, receive, shared, BFLOAT16, 0, communicator, None)
+            code = self._broadcast(*buffers, count, datatype, root, *where)
         else:
-            code = self._reduce(send, receive, shared, BFLOAT16, operation, 0, communicator, None)
+            code = self._reduce(*buffers, count, datatype, operation, root, *where)
         self._check(collective.name, code)
+
+    def premultiplied_sum(self, datatype: int, communicator: int) -> int:
+        """A reduction that multiplies by zero before it sums: what it computes does not matter here.
+
+        Args:
+            datatype: ncclDataType_t.
+            communicator: that it is for.
+
+        Returns:
+            Its ncclRedOp_t.
+
+        Raises:
+            NcclError: NCCL refuses it.
+        """
+        made, factor = ctypes.c_int(), ctypes.c_uint64(0)
+        code = self._new_sum(ctypes.byref(made), ctypes.addressof(factor), datatype, _HOST_IMMEDIATE, communicator)
+        self._check("RedOpCreatePreMulSum", code)
+        return made.value
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Calls made inside run as one group; NcclError at its end."""
+        self._check("GroupStart", self._group_start())
+        try:
+            yield
+        finally:
+            code = self._group_end()
+        self._check("GroupEnd", code)
+
+    def destroy(self, communicator: int) -> None:
+        """Give a communicator up; NcclError."""
+        self._check("CommDestroy", self._destroy(communicator))
+
+    def abort(self, communicator: int) -> None:
+        """Give a communicator up without waiting for what is under way; NcclError."""
+        self._check("CommAbort", self._abort(communicator))
 
     @property
     def version_text(self) -> str:

@@ -82,10 +82,11 @@ def _train(rank: int, run: Run) -> tuple[list[Any], list[int]]:
     calls: list[Any] = []
     issue = communicator.Communicator.issue
 
-    def noting(self: Any, run: Any, **named: Any) -> Any:
-        if run.collective in emulated_calls.TUNED and run.message_bytes > 0 and self.n_ranks > 1:
-            calls.append((int(run.collective), int(run.message_bytes), int(clock.current().arrival_us())))
-        return issue(self, run, **named)
+    def noting(self: Any, fused_groups: Any, n_tasks: int) -> Any:
+        for fused in fused_groups:
+            if fused.collective in emulated_calls.TUNED and fused.message_bytes > 0 and self.n_ranks > 1:
+                calls.append((int(fused.collective), int(fused.message_bytes), int(clock.current().arrival_us())))
+        return issue(self, fused_groups, n_tasks)
 
     step_starts: list[int] = []
     with patch.object(communicator.Communicator, "issue", noting):

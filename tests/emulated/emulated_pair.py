@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl import library
-from zerotune.agent.nccl.emulated.host import communicator, grouping, plugin_host
+from zerotune.agent.nccl.emulated.host import communicator, grouping
 from zerotune.agent.nccl.emulated.host.calls import IssuedCall, Task
 from zerotune.agent.nccl.emulated.host.communicator import Communicator
+from zerotune.agent.nccl.emulated.host.model import plugin_host
 from zerotune.agent.nccl.emulated.settings import Emulation
 from zerotune.agent.nccl.emulated.torch_backend import tasks
 from zerotune.agent.nccl.emulated.torch_backend.reduction import AVERAGE, SUM, Operator

@@ -19,8 +19,8 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated import EmulatedNcclError, journal
 from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory, device
 from zerotune.agent.nccl.emulated.errors import DeviceOutOfMemory
-from zerotune.agent.nccl.emulated.host import plugin_host
 from zerotune.agent.nccl.emulated.host.communicator import Communicator
+from zerotune.agent.nccl.emulated.host.model import plugin_host
 from zerotune.agent.nccl.emulated.settings import Emulation
 from zerotune.agent.nccl.emulated.torch_backend import tasks
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM

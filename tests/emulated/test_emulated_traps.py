@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -352,22 +353,26 @@ def _complete(calls) -> None:
 
 
 def _between(ranks, graphs):
-    """Each rank decides a group of two; a replay's events come between its decisions."""
+    """Each rank decides a group of two; a replay comes before its events, as another thread's may."""
     calls = []
     for each, graph in zip(ranks, graphs, strict=True):
-        small, large = (
-            each.issue(run) for run in _interleaved(each, [MIB, 8 * MIB], lambda graph=graph: _issued([graph]))
-        )
-        each.events.enqueued([small, large])
-        calls.append(small)
+        groups = [grouping.fuse_group(each, [deferred(GATHER, n, SUM, each.rank)])[0] for n in (MIB, 8 * MIB)]
+        with patch.object(each.host, "enqueued", _after(lambda graph=graph: _issued([graph]), each.host.enqueued)):
+            calls.append(each.issue(groups)[0])
     _complete([each._pending[-1] for each in ranks])
     return calls
 
 
-def _interleaved(rank, sizes, between):
-    for n_bytes in sizes:
-        yield grouping.fuse_group(rank, [deferred(GATHER, n_bytes, SUM, rank.rank)])[0]
-        between()
+def _after(first, then):
+    """`then`, but `first` comes before its first call."""
+    pending = [first]
+
+    def both(*arguments):
+        if pending:
+            pending.pop()()
+        return then(*arguments)
+
+    return both
 
 
 def test_a_graph_captured_unobserved_is_never_timed_one_captured_in_a_window_always(pair: Pair) -> None:

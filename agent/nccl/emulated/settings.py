@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -14,6 +15,7 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.compute import ComputeModel
 from zerotune.agent.nccl.emulated.device.memory import device
+from zerotune.agent.nccl.emulated.host.host_choice import choose_host
 from zerotune.agent.nccl.emulation_settings import EmulationSettings
 from zerotune.agent.nccl.fabric import Fabric
 
@@ -28,6 +30,8 @@ class Emulation:
 
     fabric: Fabric
     seed: int
+    library: Path | None = None
+    """The libnccl that decides; None: our model of it."""
 
 
 @lru_cache(maxsize=1)
@@ -50,7 +54,7 @@ def emulation() -> Emulation:
         ComputeModel(fabric.compute).install()
     else:  # whoever holds a future of a collective has waited for it by now
         register_optimizer_step_pre_hook(lambda *_: clock.current().settle())
-    return Emulation(fabric, said.seed)
+    return Emulation(fabric, said.seed, choose_host(os.environ, fabric).library)
 
 
 @lru_cache(maxsize=1)
@@ -61,3 +65,8 @@ def announce() -> None:
         "emulated NCCL: collectives run on fabric %s (%s); all times are those of a virtual clock, seed %d",
         settings.fabric.name, settings.fabric.title, settings.seed,
     )  # fmt: skip
+    host = choose_host(os.environ, settings.fabric)
+    if host.library is not None:
+        _log.warning("emulated NCCL: settings are chosen by NCCL %s itself (%s)", host.release, host.library)
+    else:
+        _log.warning("emulated NCCL: settings are chosen by a model of NCCL %s: %s", host.release, host.obstacle)

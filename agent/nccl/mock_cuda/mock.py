@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +21,11 @@ CUDA_VERSION: Final = 12090
 """CUDA 12.9, which every release from 2.21 on takes for new enough."""
 RING_WORKS: Final = 65536
 """As in launch.c: far more collectives than all ranks of a node launch between two drains."""
+MAX_OWN_WORKS: Final = 4096
+"""As in launch.c: works of one group."""
 WORK: Final = np.dtype(
     [("launch", "<u8"), ("communicator", "<u8"), ("stream", "<u8"), ("count", "<u8"), ("channel_mask", "<u8"),
-     ("function_id", "<u4"), ("device", "<u4")]
+     ("function_id", "<u4"), ("device", "<u4"), ("number", "<u4"), ("reserved", "<u4")]
 )  # fmt: skip
 """One collective of one launch: `mock_work` in mock_cuda.h."""
 FORCE: Final = "ZEROTUNE_MOCK_CUDA"
@@ -88,6 +91,9 @@ class MockCuda:
         self._set_recording = self._bind("set_recording", None, ctypes.c_int)
         self._drain = self._bind("drain", count, pointer, count)
         self._drained = np.empty(RING_WORKS, WORK)
+        self._set_waiting = self._bind("set_waiting", None, ctypes.c_int)
+        self._take = self._bind("take", count, pointer, count)
+        self._finish = self._bind("finish", ctypes.c_int, ctypes.c_uint64, pointer, pointer, count)
 
     def _bind(self, name: str, result: Any, *arguments: Any) -> Any:
         function = getattr(self._library, f"mock_cuda_{name}")
@@ -108,13 +114,16 @@ class MockCuda:
             )
         self._set_machine(ctypes.byref(fields))
 
-    def attach(self, path: Path, library: ctypes.CDLL, version: tuple[int, ...]) -> None:
+    def attach(self, path: Path, library: ctypes.CDLL, version: tuple[int, ...]) -> int:
         """Put the mock in place of the CUDA runtime within a loaded libnccl.
 
         Args:
             path: the library's file.
             library: the same, opened.
             version: its release, (major, minor, patch).
+
+        Returns:
+            Where it is loaded.
 
         Raises:
             UserError: the file is no such library, or its release is not known.
@@ -135,6 +144,7 @@ class MockCuda:
             why = "its code cannot be written to" if fault == -1 else "one of its functions is too short"
             raise PluginError(f"the mock CUDA cannot be put into {path}: {why}")
         self._set_layout(ctypes.byref(LayoutFields(*layout)))
+        return base
 
     def set_device(self, device: int) -> None:
         """Which GPU the calling thread uses."""
@@ -163,6 +173,30 @@ class MockCuda:
         """Collectives launched since, oldest first, as an array of WORK."""
         n_works = self._drain(self._drained.ctypes.data, RING_WORKS)
         return self._drained[:n_works].copy()
+
+    def set_waiting(self, on: bool) -> None:
+        """Turn on or off that kernels wait for `finish`, and that `take` gives what they carry."""
+        self._set_waiting(int(on))
+
+    def take(self) -> NDArray[np.void]:
+        """Collectives that the calling thread launched since, as an array of WORK."""
+        works = np.empty(MAX_OWN_WORKS, WORK)
+        return works[: self._take(works.ctypes.data, MAX_OWN_WORKS)]
+
+    def finish(self, launch: int, start_ns: Sequence[int], end_ns: Sequence[int]) -> None:
+        """End a kernel that waits.
+
+        Args:
+            launch: its number.
+            start_ns: when each of its works began, by their numbers within the launch.
+            end_ns: when each ended.
+
+        Raises:
+            PluginError: no such kernel waits, or it has more works.
+        """
+        times = (ctypes.c_uint64 * len(start_ns))
+        if self._finish(launch, times(*start_ns), times(*end_ns), len(start_ns)) != 0:
+            raise PluginError(f"no kernel of the mock GPU waits as launch {launch} with {len(start_ns)} works")
 
 
 def _refuse_beside_a_driver() -> None:

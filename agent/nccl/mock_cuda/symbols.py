@@ -1,4 +1,4 @@
-"""Functions of a shared library by its ELF symbol table.
+"""Functions and variables of a shared library by its ELF symbol table.
 
 cudart is linked into libnccl statically, so that its functions can be found by `.symtab` alone.
 """
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from zerotune.store.errors import UserError
 
 _SYMTAB: Final = 2
+_VARIABLE: Final = 1
 _FUNCTION: Final = 2
 _HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION: Final = np.dtype(
@@ -27,8 +28,8 @@ _SYMBOL: Final = np.dtype(
 )
 
 
-class Function(NamedTuple):
-    """A function as the file has it."""
+class Symbol(NamedTuple):
+    """A function or a variable as the file has it."""
 
     name: str
     address: int
@@ -36,20 +37,29 @@ class Function(NamedTuple):
     n_bytes: int
 
 
-def functions(path: Path) -> list[Function]:
+def functions(path: Path) -> list[Symbol]:
     """Every function of the library's symbol table.
 
     Raises:
         UserError: the file cannot be read, is no 64-bit ELF library, or is stripped.
     """
+    return _symbols(path, _FUNCTION)
+
+
+def variables(path: Path) -> list[Symbol]:
+    """Every variable of the library's symbol table; raises as `functions`."""
+    return _symbols(path, _VARIABLE)
+
+
+def _symbols(path: Path, kind: int) -> list[Symbol]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _read(path, content)
+            return _read(path, content, kind)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", "name a libnccl.so.2") from error
 
 
-def _read(path: Path, content: mmap.mmap) -> list[Function]:
+def _read(path: Path, content: mmap.mmap, kind: int) -> list[Symbol]:
     if len(content) < _HEADER.size or content[:6] != b"\x7fELF\x02\x01":
         raise UserError(f"{path} is no 64-bit shared library", "name a libnccl.so.2")
     header = _HEADER.unpack_from(content)
@@ -63,9 +73,9 @@ def _read(path: Path, content: mmap.mmap) -> list[Function]:
     symbols = _array(path, content, int(table["offset"]), int(table["bytes"]) // _SYMBOL.itemsize, _SYMBOL)
     names = sections[table["link"]]
     first, end = int(names["offset"]), int(names["offset"]) + int(names["bytes"])
-    found = symbols[(symbols["info"] & 15 == _FUNCTION) & (symbols["value"] != 0)]
+    found = symbols[(symbols["info"] & 15 == kind) & (symbols["value"] != 0)]
     return [
-        Function(_name(content, first + int(symbol["name"]), end), int(symbol["value"]), int(symbol["bytes"]))
+        Symbol(_name(content, first + int(symbol["name"]), end), int(symbol["value"]), int(symbol["bytes"]))
         for symbol in found
     ]
 

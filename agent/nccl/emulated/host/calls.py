@@ -45,6 +45,8 @@ class Task:
     """Called with the call and this task's piece number once every rank's data is there."""
     output: torch.Tensor | None = None
     """The tensor that the caller sees filled."""
+    root: int = 0
+    """Rank, where there is one."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,20 @@ class FusedTasks:
     def message_bytes(self) -> int:
         """Of all tasks together, as the tuner is told."""
         return sum(task.message_bytes for task in self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What NCCL settled for fused tasks."""
+
+    candidate: Candidate
+    wants_events: bool = False
+    """Whether the profiler asked for collectives then."""
+    kernels: tuple[tuple[int, int], ...] = ()
+    """Launches of the mock GPU that wait for their end, each with the number of a work within it."""
+
+
+NO_DECISION: Final = Decision(BASELINE)
 
 
 class Completing(Protocol):
@@ -86,17 +102,20 @@ class IssuedCall:
     fused: FusedTasks
     message_bytes: int
     own_arrival_us: float
-    candidate: Candidate = BASELINE
+    decision: Decision = NO_DECISION
     duration_us: float = 0.0
     """Alone on the links, with noise; alike on all ranks."""
     n_channels: int = 0
     """Channels of the device that the kernel holds."""
-    wants_events: bool = False
-    """Whether the profiler asked for it when it was called."""
     events: list[int] = field(default_factory=list)
     """The profiler's handles of events that wait for the kernel."""
     end_us: float | None = None
     error: BaseException | None = None
+
+    @property
+    def candidate(self) -> Candidate:
+        """The setting that it runs with."""
+        return self.decision.candidate
 
     @property
     def rendezvous(self) -> Rendezvous:

@@ -12,8 +12,9 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,10 +24,12 @@ from zerotune.agent.nccl.emulated import faults
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory
 from zerotune.agent.nccl.emulated.errors import CallMismatch, EmulatedNcclError, SettingDisagreement
-from zerotune.agent.nccl.emulated.host.calls import TUNED, FusedTasks, IssuedCall, Path
-from zerotune.agent.nccl.emulated.host.chooser import Chooser
-from zerotune.agent.nccl.emulated.host.events import BYTES, DATATYPES, NO_SETTING, ProfilerEvents
-from zerotune.agent.nccl.emulated.host.plugin_host import CommunicatorPlugins, plugin_host
+from zerotune.agent.nccl.emulated.host.calls import NO_DECISION, Decision, FusedTasks, IssuedCall, Path
+from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
+from zerotune.agent.nccl.emulated.host.library.library_host import LibraryHost
+from zerotune.agent.nccl.emulated.host.library.process import library_process
+from zerotune.agent.nccl.emulated.host.model.model_host import ModelHost
+from zerotune.agent.nccl.emulated.host.nccl_host import NcclHost
 from zerotune.agent.nccl.emulated.host.registered_buffers import RegisteredBuffers
 from zerotune.agent.nccl.emulated.journal import JournalCall, journal
 from zerotune.agent.nccl.emulated.settings import Emulation
@@ -47,7 +50,7 @@ class Communicator:
         fabric = emulation.fabric
         self.rank, self.n_ranks = rank, len(ranks)
         self._global_rank = ranks[rank]
-        self.timeout_us = int(timeout.total_seconds() * 1e6)
+        self._timeout, self.timeout_us = timeout, int(timeout.total_seconds() * 1e6)
         self._emulation = emulation
         self._fabric = fabric
         self._shape = fabric.communicator(ranks)
@@ -56,13 +59,11 @@ class Communicator:
         label = f"{name}/{incarnation}/{','.join(map(str, ranks))}"
         self.comm_id = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little") or 1
         self.rendezvous = Rendezvous(store, f"emulated_nccl/{incarnation}", rank, self.n_ranks, timeout)
-        self._plugins = CommunicatorPlugins(self.comm_id, rank, self.n_ranks, self._shape.n_nodes, name)
+        self.host = self._new_host(store, f"libnccl/{incarnation}", name)
         self._n_channels = channel_limit(os.environ, fabric.max_channels(self._shape))
-        self._chooser = Chooser(fabric, self._shape, self._plugins, self._n_channels) if self.n_ranks > 1 else None
         self._memory = CommunicatorMemory(fabric, self._shape, self._n_channels)
         self._header = Header()
-        self.events = ProfilerEvents(self._plugins, self.comm_id, rank)
-        self.registered_buffers = RegisteredBuffers(plugin_host().release, self._shape)
+        self.registered_buffers = RegisteredBuffers(self.host.release, self._shape, windows=self.host.has_windows)
         self._pending: deque[IssuedCall] = deque()
         self._issuing, self._completing = threading.RLock(), threading.RLock()
         self._stream_end_us = 0.0
@@ -70,80 +71,113 @@ class Communicator:
         self._n_issued = 0
         self._truths: dict[tuple[Collective, int, Candidate], float] = {}
         self._failure: BaseException | None = None
-        if self.n_ranks > 1 and not plugin_host().release.connects_at_first_use:
+        if self.n_ranks > 1 and not self.host.release.connects_at_first_use:
             for algorithm in (Algorithm.ring, Algorithm.tree):
                 self._memory.connect(algorithm, self._n_channels)
         _communicators.append(self)
 
-    def issue(self, fused: FusedTasks, *, n_tasks: int = 1, decided: Candidate | None = None) -> IssuedCall:
-        """Publish one collective, or several of a kind fused into one; does not wait for other ranks.
+    def _new_host(self, store: dist.Store, key: str, name: str) -> NcclHost:
+        if self._emulation.library is None:
+            return ModelHost(self._fabric, self._shape, self.rank, self.comm_id, name)
+        process = library_process(self._emulation.library, self._fabric, self._global_rank)
+        announced = Rendezvous(store, f"{key}/announced", self.rank, self.n_ranks, self._timeout)
+        return LibraryHost(process, store, key, announced, self.timeout_us)
+
+    def issue(self, fused_groups: Sequence[FusedTasks], n_tasks: int = 1) -> list[IssuedCall]:
+        """Publish one group of collectives; does not wait for other ranks.
 
         Args:
-            fused: the collective, or several of a kind fused into one.
-            n_tasks: collectives of the group that it is part of.
-            decided: the setting that a captured graph was given; None: decide now.
+            fused_groups: tasks by decision: those in one entry share a setting.
+            n_tasks: collectives of the group.
 
         Returns:
-            The call on its way.
+            The calls on their way, one for each entry.
 
         Raises:
-            EmulatedNcclError: the communicator has failed, the plugin failed the call, or it cannot be run.
+            EmulatedNcclError: the communicator has failed, the plugin failed a call, or one cannot be run.
         """
         with self._issuing:
-            if self._failure is not None:
-                raise EmulatedNcclError(f"this communicator has failed: {self._failure}") from self._failure
-            current = clock.current()
-            index = self._n_issued
-            self._n_issued += 1
-            arrival_us = current.arrival_us() + self._fabric.noise.skew_us(
-                self._emulation.seed, self.comm_id, index, self.rank
-            )
-            call = IssuedCall(self, index, fused, fused.message_bytes, arrival_us)
-            call.wants_events = self._chooser is not None and self.events.are_wanted
-            error: Exception | None = None
+            self._refuse_after_failure()
+            arrival_us = clock.current().arrival_us()
             try:
-                call.candidate = self.decide(fused, n_tasks, captured=False) if decided is None else decided
+                decisions = self.decide(fused_groups, n_tasks, captured=False)
             except (EmulatedNcclError, RuntimeError) as failure:
-                error = failure
-            call.n_channels = self._n_channels if fused.path is Path.symmetric else call.candidate.n_channels
-            call.duration_us = self._duration_us(call)
-            self._publish(call, error is not None)
-            if error is not None:
-                self._failure = error
-                raise error
-            self._pending.append(call)
-            current.skip_cpu()
-            return call
+                disagree = isinstance(failure, (CallMismatch, SettingDisagreement))  # which the others find out, too
+                self._publish(self._new_call(fused_groups[0], arrival_us, NO_DECISION), failed=not disagree)
+                self._failure = failure
+                raise
+            calls = [
+                self._issue(fused, arrival_us, decision)
+                for fused, decision in zip(fused_groups, decisions, strict=True)
+            ]
+            self.host.enqueued(calls)
+            clock.current().skip_cpu()
+            return calls
 
-    def decide(self, fused: FusedTasks, n_tasks: int, *, captured: bool) -> Candidate:
-        """The setting that fused tasks get now; its algorithm is connected.
+    def replay(self, decided: Sequence[tuple[FusedTasks, Candidate]], captured: Any | None) -> list[IssuedCall]:
+        """Publish one group of a captured graph, with the settings that it was given then.
 
         Args:
-            fused: the collective, or several of a kind fused into one.
-            n_tasks: collectives of the group that it is part of.
-            captured: it becomes part of a CUDA graph; the plugin is told.
+            decided: tasks by decision, and their settings.
+            captured: what the host's `begin_capture` made of them; None: the profiler does not hear of it.
 
         Returns:
-            The baseline where NCCL has no choice.
+            The calls on their way, one for each entry.
 
         Raises:
-            EmulatedNcclError: the plugin failed the call, or the device has no memory left.
+            EmulatedNcclError: the communicator has failed.
         """
-        if self._chooser is None or fused.message_bytes == 0:
-            return BASELINE
-        if fused.collective not in TUNED:
-            if fused.collective is Collective.all_to_all:
-                self._chooser.mention_all_to_all(fused.message_bytes)
-            return BASELINE
-        asked = fused.collective, fused.message_bytes, fused.op.is_scaled, -(-n_tasks // self._n_channels), captured
-        if fused.path is not Path.kernel:
-            if fused.path is Path.symmetric:
-                self._chooser.mention_symmetric(*asked)
-            return BASELINE
-        candidate = faults.forced(self._chooser.choose(*asked), self._global_rank)
-        faults.check(candidate)
-        self._memory.connect(candidate.algorithm, candidate.n_channels)
-        return candidate
+        with self._issuing:
+            self._refuse_after_failure()
+            arrival_us = clock.current().arrival_us()
+            calls = [self._issue(fused, arrival_us, Decision(candidate)) for fused, candidate in decided]
+            if captured is not None:
+                self.host.enqueued(calls, captured)
+            clock.current().skip_cpu()
+            return calls
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise EmulatedNcclError(f"this communicator has failed: {self._failure}") from self._failure
+
+    def _issue(self, fused: FusedTasks, arrival_us: float, decision: Decision) -> IssuedCall:
+        call = self._new_call(fused, arrival_us, decision)
+        self._publish(call, failed=False)
+        self._pending.append(call)
+        return call
+
+    def _new_call(self, fused: FusedTasks, arrival_us: float, decision: Decision) -> IssuedCall:
+        index = self._n_issued
+        self._n_issued += 1
+        skew_us = self._fabric.noise.skew_us(self._emulation.seed, self.comm_id, index, self.rank)
+        call = IssuedCall(self, index, fused, fused.message_bytes, arrival_us + skew_us, decision)
+        call.n_channels = self._n_channels if fused.path is Path.symmetric else call.candidate.n_channels
+        call.duration_us = self._duration_us(call)
+        return call
+
+    def decide(self, fused_groups: Sequence[FusedTasks], n_tasks: int, *, captured: bool) -> list[Decision]:
+        """The settings that a group's tasks get now; their algorithms are connected.
+
+        Args:
+            fused_groups: tasks by decision: those in one entry share a setting.
+            n_tasks: collectives of the group.
+            captured: they become part of a CUDA graph; the plugin is told.
+
+        Returns:
+            One decision for each; the baseline where NCCL has no choice.
+
+        Raises:
+            EmulatedNcclError: the plugin failed a call, or the device has no memory left.
+        """
+        decisions = []
+        for decision in self.host.decide(fused_groups, n_tasks, captured=captured):
+            if decision.candidate is not BASELINE:
+                forced = faults.forced(decision.candidate, self._global_rank)
+                faults.check(forced)
+                self._memory.connect(forced.algorithm, forced.n_channels)
+                decision = replace(decision, candidate=forced)
+            decisions.append(decision)
+        return decisions
 
     def _duration_us(self, call: IssuedCall) -> float:
         candidate, collective = call.candidate, call.fused.collective
@@ -151,8 +185,8 @@ class Communicator:
         truth_us = self._truths.get(key)
         if truth_us is None:
             truth_us = self._truths[key] = self._fabric.truth_us(
-                self._shape, collective, candidate.algorithm, candidate.protocol, max(1, candidate.n_channels),
-                call.message_bytes,
+                self._shape, collective, candidate.algorithm, candidate.protocol,
+                min(max(1, candidate.n_channels), self._fabric.max_channels(self._shape)), call.message_bytes,
             )  # fmt: skip
         algorithm, protocol = candidate.algorithm, candidate.protocol
         return truth_us * self._fabric.noise.factor(
@@ -161,7 +195,7 @@ class Communicator:
             candidate.n_channels,
         )  # fmt: skip
 
-    def _publish(self, call: IssuedCall, failed: bool) -> None:
+    def _publish(self, call: IssuedCall, *, failed: bool) -> None:
         candidate, header, fused = call.candidate, self._header, call.fused
         start_us = max(call.own_arrival_us, self._own_end_us)
         overlap_us = max(
@@ -219,8 +253,7 @@ class Communicator:
 
     def _complete_oldest(self, call: IssuedCall, timeout_us: int) -> None:
         try:
-            if self._failure is not None:
-                raise EmulatedNcclError(f"this communicator has failed: {self._failure}") from self._failure
+            self._refuse_after_failure()
             self.rendezvous.wait(call.index, timeout_us)
             joined = self.rendezvous.join(call.index)
             if joined.failed_rank >= 0 or joined.call_rank >= 0 or joined.setting_rank >= 0:
@@ -238,7 +271,7 @@ class Communicator:
                     task.finish(call, piece)
             self.rendezvous.consume(call.index)
             began_us = max(call.own_arrival_us, previous_end_us)
-            self.events.ran(call, began_us, end_us)
+            self.host.ran(call, began_us, end_us)
             self._record(call, start_us, end_us)
             call.end_us = end_us
         except BaseException as error:
@@ -278,7 +311,7 @@ class Communicator:
         """Destroy the communicator."""
         if self in _communicators:
             _communicators.remove(self)
-            self._plugins.finalize()
+            self.host.close()
             self._memory.release()
             self.rendezvous.abort()
             with self._issuing, self._completing:  # whoever waits is woken by the abort
@@ -301,6 +334,7 @@ def _describe_setting(header: Header) -> str:
     return str(Candidate(Algorithm(header.algorithm), Protocol(header.protocol), header.n_channels))
 
 
+NO_SETTING: Final = 255
 _EMPTY: Final = torch.empty(0, dtype=torch.uint8)
 _communicators: list[Communicator] = []
 incarnations: Counter[str] = Counter()

@@ -54,9 +54,7 @@ def launch(communicator: Communicator, group: Sequence[Deferred]) -> Work:
     graph = capture.current()
     if graph is not None:
         return graph.add(communicator, fused_groups, n_tasks, outputs)
-    calls = [communicator.issue(fused, n_tasks=n_tasks) for fused in fused_groups]
-    communicator.events.enqueued(calls)
-    return EmulatedWork(calls, outputs)
+    return EmulatedWork(communicator.issue(fused_groups, n_tasks), outputs)
 
 
 def fuse_group(communicator: Communicator, group: Sequence[Deferred]) -> list[FusedTasks]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from zerotune.agent.nccl.emulated.host.calls import FusedTasks, IssuedCall
     from zerotune.agent.nccl.emulated.host.communicator import Communicator
-    from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup
     from zerotune.store.records import Candidate
 
 _capturing: Graph | None = None
@@ -48,13 +47,10 @@ def forbid(what: str) -> None:
 class _Group:
     communicator: Communicator
     fused_groups: list[tuple[FusedTasks, Candidate]]
-    events: CapturedGroup | None
+    events: Any | None
 
     def issue(self) -> list[IssuedCall]:
-        calls = [self.communicator.issue(fused, decided=candidate) for fused, candidate in self.fused_groups]
-        if self.events is not None:
-            self.communicator.events.enqueued(calls, self.events)
-        return calls
+        return self.communicator.replay(self.fused_groups, self.events)
 
 
 class Graph:
@@ -98,8 +94,9 @@ class Graph:
         Raises:
             EmulatedNcclError: as `Communicator.decide`.
         """
-        decided = [(fused, communicator.decide(fused, n_tasks, captured=True)) for fused in fused_groups]
-        self._nodes.append(_Group(communicator, decided, communicator.events.begin_capture(decided)))
+        decisions = communicator.decide(fused_groups, n_tasks, captured=True)
+        decided = [(fused, each.candidate) for fused, each in zip(fused_groups, decisions, strict=True)]
+        self._nodes.append(_Group(communicator, decided, communicator.host.begin_capture(decided)))
         self._n_groups += 1
         return CapturedWork(self, self._n_groups - 1, outputs)
 

@@ -47,7 +47,7 @@ def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor |
             _fill(call, root, piece, output)
 
     # As for all_gather, NCCL counts bytes here, whatever the datatype.
-    return Task(sent, _bytes(output), _bytes(output), finish, output)
+    return Task(sent, _bytes(output), _bytes(output), finish, output, root)
 
 
 def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: torch.Tensor | None = None) -> Task:
@@ -69,7 +69,7 @@ def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: tor
         if rank == root:
             reduce_into(target, call.rendezvous, call.index, piece, op)
 
-    return Task(_contiguous(source), _bytes(source), source.numel(), finish, target)
+    return Task(_contiguous(source), _bytes(source), source.numel(), finish, target, root)
 
 
 def all_gather(output: torch.Tensor, source: torch.Tensor, n_ranks: int) -> Task:

@@ -5,12 +5,15 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "mock_cuda.h"
 
 #define RING_WORKS 65536u
+#define OWN_WORKS 4096u /* of one group */
+#define NO_WORK UINT32_MAX
 #define PROFILER_SLOTS 64u
 #define MAX_CHANNELS 64
 
@@ -21,22 +24,29 @@ enum { WORK_COLLECTIVE = 1 };
 /* ncclDevWorkColl begins with its channels, one byte each */
 enum { WORK_FIRST_CHANNEL = 0, WORK_LAST_CHANNEL = 1 };
 
+/* One work on one channel: the unit in which NCCL's profiler counts. */
 typedef struct {
   uint8_t channel;
-  uint32_t n_works;
-} channel_works;
+  uint32_t work; /* number within the launch, NO_WORK for what is no collective */
+} step;
 
-typedef struct {
+typedef struct kernel {
+  uint64_t launch;
   char *communicator;
-  uint32_t n_channels;
-  channel_works works[MAX_CHANNELS];
+  uint32_t n_works, n_steps, room;
+  step *steps; /* of each channel in the order in which it runs them */
+  struct kernel *next;
 } kernel;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static mock_work ring[RING_WORKS];
 static uint64_t n_written, n_read, n_launches;
-static bool recording;
+static bool recording, waiting;
 static double duration_us = 10.0;
+static kernel *kernels; /* that wait for their end, the newest first */
+/* Works that this thread launched, while kernels wait. */
+static _Thread_local mock_work own[OWN_WORKS];
+static _Thread_local size_t n_own;
 
 void mock_cuda_set_duration_us(double us) {
   pthread_mutex_lock(&lock);
@@ -50,11 +60,24 @@ void mock_cuda_set_recording(int on) {
   pthread_mutex_unlock(&lock);
 }
 
+void mock_cuda_set_waiting(int on) {
+  pthread_mutex_lock(&lock);
+  waiting = on != 0;
+  pthread_mutex_unlock(&lock);
+}
+
 size_t mock_cuda_drain(mock_work *out, size_t max_works) {
   pthread_mutex_lock(&lock);
   size_t n = 0;
   while (n < max_works && n_read < n_written) out[n++] = ring[n_read++ % RING_WORKS];
   pthread_mutex_unlock(&lock);
+  return n;
+}
+
+size_t mock_cuda_take(mock_work *out, size_t max_works) {
+  const size_t n = n_own < max_works ? n_own : max_works;
+  memcpy(out, own, n * sizeof *out);
+  n_own = 0;
   return n;
 }
 
@@ -89,8 +112,23 @@ static batch batch_at(const char *args, uint32_t index) {
 /* ---- what was launched ---- */
 
 static void record(const mock_work *work) {
-  if (n_written - n_read == RING_WORKS) return;
+  if (waiting) {
+    if (n_own < OWN_WORKS) own[n_own++] = *work;
+    return;
+  }
+  if (!recording || n_written - n_read == RING_WORKS) return;
   ring[n_written++ % RING_WORKS] = *work;
+}
+
+static void add_step(kernel *launch, uint32_t channel, uint32_t work) {
+  if (launch->n_steps == launch->room) {
+    const uint32_t room = launch->room == 0 ? MAX_CHANNELS : 2 * launch->room;
+    step *const grown = realloc(launch->steps, room * sizeof *grown);
+    if (grown == NULL) return;
+    launch->steps = grown;
+    launch->room = room;
+  }
+  launch->steps[launch->n_steps++] = (step){(uint8_t)channel, work};
 }
 
 /* Elements over all of a collective's channels: the first and the last have a share of their own. */
@@ -102,21 +140,47 @@ static uint64_t count_of(const char *work, uint32_t n_channels) {
   return lowest + middle * (n_channels - 2) + highest;
 }
 
-static void record_batch(const char *args, const batch *one, uint32_t channel, mock_work *work) {
+/* A work is known by its place in the buffer; the channels of one follow each other, so it is mostly the one sought last. */
+static uint32_t number_of(const uint64_t *places, uint32_t n, uint64_t place, uint32_t guess) {
+  for (uint32_t i = 0; i < n; i++) {
+    const uint32_t at = (guess + i) % n;
+    if (places[at] == place) return at;
+  }
+  return NO_WORK;
+}
+
+typedef struct {
+  uint64_t places[OWN_WORKS];
+  uint32_t latest;
+} known_works;
+
+static void read_batch(const char *args, const batch *one, uint32_t channel, kernel *launch, known_works *known,
+                       mock_work *work) {
   const bool within_args = (uint8_t)args[ARGS_STORAGE] == STORAGE_ARGS;
   const char *const buffer = within_args ? args : pointer_at(args, ARGS_WORK_BUFFER);
   const uint32_t mask = within_args ? UINT32_MAX : u32_at(args, ARGS_WORK_MASK);
   uint32_t index = 0;
   for (uint64_t works = one->works; works != 0; works >>= 1, index++) {
     if (!(works & 1)) continue;
-    const char *at = buffer + ((one->offset + index * (uint32_t)mock_the_layout.work_bytes) & mask);
+    const uint64_t place = (one->offset + index * (uint32_t)mock_the_layout.work_bytes) & mask;
+    const char *at = buffer + place;
     const uint8_t first = (uint8_t)at[WORK_FIRST_CHANNEL], last = (uint8_t)at[WORK_LAST_CHANNEL];
-    if (channel != first || last < first || last >= MAX_CHANNELS) continue; /* told once, by its first channel */
-    const uint32_t n_channels = last - first + 1u;
-    work->channel_mask = (n_channels == 64 ? UINT64_MAX : (UINT64_C(1) << n_channels) - 1) << first;
-    work->count = count_of(at, n_channels);
-    work->function_id = one->function_id;
-    record(work);
+    uint32_t number = NO_WORK;
+    if (one->type == WORK_COLLECTIVE) {
+      number = number_of(known->places, launch->n_works, place, known->latest + 1);
+      if (number == NO_WORK && last >= first && last < MAX_CHANNELS && launch->n_works < OWN_WORKS) {
+        number = launch->n_works++;
+        known->places[number] = place;
+        const uint32_t n_channels = last - first + 1u;
+        work->channel_mask = (n_channels == 64 ? UINT64_MAX : (UINT64_C(1) << n_channels) - 1) << first;
+        work->count = count_of(at, n_channels);
+        work->function_id = one->function_id;
+        work->number = number;
+        record(work);
+      }
+      if (number != NO_WORK) known->latest = number;
+    }
+    add_step(launch, channel, number);
   }
 }
 
@@ -139,23 +203,46 @@ static void tell(char *counters, uint32_t channel, uint64_t number, uint64_t tim
   atomic_store(&slot[0], number);
 }
 
-static void finish(const kernel *launch, uint64_t start_ns, uint64_t end_ns) {
+/* Tells the times of each work; what is no collective takes those of the last. */
+static void finish(const kernel *launch, const uint64_t *start_ns, const uint64_t *end_ns) {
   const mock_layout *layout = &mock_the_layout;
   if (layout->work_started < 0) return;
   char *const channels = pointer_at(launch->communicator, layout->channels);
   char *const started = pointer_at(launch->communicator, layout->work_started);
   char *const completed = pointer_at(launch->communicator, layout->work_completed);
-  for (uint32_t i = 0; i < launch->n_channels; i++) {
-    const uint32_t channel = launch->works[i].channel;
+  for (uint32_t i = 0; i < launch->n_steps; i++) {
+    const uint32_t channel = launch->steps[i].channel, work = launch->steps[i].work;
+    const uint32_t place = work != NO_WORK ? work : launch->n_works != 0 ? launch->n_works - 1 : 0;
     char *const counter = channels + layout->channel_bytes * (int64_t)channel + layout->work_counter;
-    uint64_t number = u64_at(counter, 0);
-    for (uint32_t work = 0; work < launch->works[i].n_works; work++) {
-      number++;
-      if (started != NULL) tell(started, channel, number, start_ns);
-      if (completed != NULL) tell(completed, channel, number, end_ns);
-    }
+    const uint64_t number = u64_at(counter, 0) + 1;
+    if (started != NULL) tell(started, channel, number, start_ns[place]);
+    if (completed != NULL) tell(completed, channel, number, end_ns[place]);
     memcpy(counter, &number, sizeof number);
   }
+}
+
+int mock_cuda_finish(uint64_t launch, const uint64_t *start_ns, const uint64_t *end_ns, size_t n_works) {
+  pthread_mutex_lock(&lock);
+  kernel **at = &kernels;
+  while (*at != NULL && (*at)->launch != launch) at = &(*at)->next;
+  kernel *const found = *at;
+  const bool fits = found != NULL && n_works >= (found->n_works == 0 ? 1 : found->n_works);
+  if (fits) {
+    finish(found, start_ns, end_ns);
+    *at = found->next;
+    free(found->steps);
+    free(found);
+  }
+  pthread_mutex_unlock(&lock);
+  return fits ? 0 : -1;
+}
+
+/* An end that nobody else tells. */
+static void finish_now(const kernel *launch) {
+  uint64_t start_ns[OWN_WORKS], end_ns[OWN_WORKS];
+  const uint64_t now = now_ns(), end = now + (uint64_t)(duration_us * 1000.0);
+  for (uint32_t i = 0; i == 0 || i < launch->n_works; i++) start_ns[i] = now, end_ns[i] = end;
+  finish(launch, start_ns, end_ns);
 }
 
 /* ---- a launch ---- */
@@ -169,17 +256,15 @@ static char *arguments_of(void **parameters, void **extra) {
 static void read_launch(const char *args, kernel *launch, mock_work *work) {
   const uint64_t mask = u64_at(args, ARGS_MASK);
   uint32_t first_batch = 0; /* a channel's first batch is its rank among the mask's bits */
+  known_works known = {.latest = 0};
   for (uint32_t channel = 0; channel < MAX_CHANNELS; channel++) {
     if (!(mask >> channel & 1)) continue;
-    uint32_t n_works = 0, index = first_batch++;
-    for (;;) {
+    for (uint32_t index = first_batch++;;) {
       const batch one = batch_at(args, index);
-      n_works += (uint32_t)__builtin_popcountll(one.works);
-      if (recording && one.type == WORK_COLLECTIVE) record_batch(args, &one, channel, work);
+      read_batch(args, &one, channel, launch, &known, work);
       if (one.jump == 0) break;
       index += one.jump;
     }
-    launch->works[launch->n_channels++] = (channel_works){(uint8_t)channel, n_works};
   }
   mock_let_proxies_run(launch->communicator, mask);
 }
@@ -187,18 +272,24 @@ static void read_launch(const char *args, kernel *launch, mock_work *work) {
 void mock_on_launch(void **parameters, void **extra, void *stream) {
   const char *const args = arguments_of(parameters, extra);
   pthread_mutex_lock(&lock);
-  const uint64_t number = ++n_launches;
   if (!mock_the_layout.batches && parameters != NULL) /* 2.21: {&communicator, &channelMask, &works} */
     mock_let_proxies_run(pointer_at(parameters[0], 0), u64_at(parameters[1], 0));
   if (args != NULL && mock_the_layout.batches) {
-    kernel launch = {.communicator = pointer_at(args, 0)};
-    mock_work work = {.launch = number,
+    kernel launch = {.launch = ++n_launches, .communicator = pointer_at(args, 0)};
+    mock_work work = {.launch = launch.launch,
                       .communicator = (uint64_t)(uintptr_t)launch.communicator,
                       .stream = (uint64_t)(uintptr_t)stream,
                       .device = (uint32_t)mock_current_device()};
     read_launch(args, &launch, &work);
-    const uint64_t start_ns = now_ns();
-    finish(&launch, start_ns, start_ns + (uint64_t)(duration_us * 1000.0));
+    kernel *const kept = waiting ? malloc(sizeof *kept) : NULL;
+    if (kept != NULL) {
+      launch.next = kernels;
+      *kept = launch;
+      kernels = kept;
+    } else {
+      finish_now(&launch);
+      free(launch.steps);
+    }
   }
   pthread_mutex_unlock(&lock);
 }

@@ -63,6 +63,8 @@ typedef struct {
   uint64_t channel_mask;
   uint32_t function_id;
   uint32_t device;
+  uint32_t number; /* within the launch */
+  uint32_t reserved;
 } mock_work;
 
 MOCK_API void mock_cuda_set_machine(const mock_machine *machine);
@@ -76,6 +78,11 @@ MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);
 MOCK_API void mock_cuda_set_duration_us(double duration_us); /* kernels end at once, and say that they took so long */
 MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties; a full one drops */
 MOCK_API size_t mock_cuda_drain(mock_work *out, size_t max_works);
+/* Kernels wait until mock_cuda_finish ends them; their works are for the thread that launched them to take. */
+MOCK_API void mock_cuda_set_waiting(int on);
+MOCK_API size_t mock_cuda_take(mock_work *out, size_t max_works); /* forgets what does not fit */
+/* Times for each work of a launch, at least one; 0, or -1 = no such launch waits, or it has more works. */
+MOCK_API int mock_cuda_finish(uint64_t launch, const uint64_t *start_ns, const uint64_t *end_ns, size_t n_works);
 
 /* ---- between the files ---- */
 

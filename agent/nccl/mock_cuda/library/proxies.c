@@ -24,7 +24,9 @@ __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 #define TAIL 48
 #define HEAD 56
 #define FIFO 96
-#define POLL_US 20
+#define OFTEN_NS 20000
+#define SELDOM_NS 1000000
+#define N_IDLE 1000u /* often, without finding anything: 20 ms and more */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char **fifos;
@@ -37,17 +39,24 @@ static void *pointer_at(const char *base, int64_t offset) {
   return value;
 }
 
+static bool drain_once(void) {
+  bool any = false;
+  for (size_t i = 0; i < n_fifos; i++)
+    for (int slot = 0; slot < N_SLOTS; slot++) {
+      _Atomic int64_t *size = (_Atomic int64_t *)(void *)(fifos[i] + SLOT_BYTES * slot + SLOT_SIZE);
+      int64_t taken = -1;
+      any |= atomic_compare_exchange_strong(size, &taken, 0);
+    }
+  return any;
+}
+
+/* Polls often while proxies ask, and seldom once none has for a while. */
 static void *drain(void *nothing) {
-  for (;;) {
+  for (unsigned n_idle = 0;; n_idle++) {
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < n_fifos; i++)
-      for (int slot = 0; slot < N_SLOTS; slot++) {
-        _Atomic int64_t *size = (_Atomic int64_t *)(void *)(fifos[i] + SLOT_BYTES * slot + SLOT_SIZE);
-        int64_t taken = -1;
-        atomic_compare_exchange_strong(size, &taken, 0);
-      }
+    if (drain_once()) n_idle = 0;
     pthread_mutex_unlock(&lock);
-    const struct timespec pause = {0, POLL_US * 1000};
+    const struct timespec pause = {0, n_idle < N_IDLE ? OFTEN_NS : SELDOM_NS};
     nanosleep(&pause, NULL);
   }
   return nothing;

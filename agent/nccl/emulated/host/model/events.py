@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import torch
-
 from zerotune.agent.nccl.emulated.host.calls import TUNED, FusedTasks, IssuedCall, Path, Task
-from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
+from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
+from zerotune.agent.nccl.emulated.host.model.plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
 from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
 
-NO_SETTING: Final = 255
+_NO_SETTING: Final = 255
 _COLLECTIVES: Final = {
     Collective.broadcast: b"Broadcast",
     Collective.reduce: b"Reduce",
@@ -30,21 +29,6 @@ _ALGORITHMS: Final = {
 }
 _PROTOCOLS: Final = {Protocol.ll: b"LL", Protocol.ll128: b"LL128", Protocol.simple: b"SIMPLE"}
 _NO_NAME: Final = b"Unknown"
-
-# ncclDataType_t; NCCL has no more than these.
-DATATYPES: Final = {
-    torch.int8: (0, b"ncclInt8"),
-    torch.uint8: (1, b"ncclUint8"),
-    torch.bool: (1, b"ncclUint8"),
-    torch.int32: (2, b"ncclInt32"),
-    torch.int64: (4, b"ncclInt64"),
-    torch.float16: (6, b"ncclFloat16"),
-    torch.float32: (7, b"ncclFloat32"),
-    torch.float64: (8, b"ncclFloat64"),
-    torch.bfloat16: (9, b"ncclBfloat16"),
-}
-BYTES: Final = (NO_SETTING, b"ncclInt8")
-
 
 class ProfilerEvents:
     """One communicator's events."""
@@ -68,7 +52,7 @@ class ProfilerEvents:
         """
         kernels = [call for call in calls if call.fused.collective in TUNED and call.fused.path is not Path.copy_engine]
         tasks = [(call, task) for call in kernels if call.message_bytes for task in call.fused.tasks]
-        if not tasks or not (kernels[0].wants_events or captured is not None):
+        if not tasks or not (kernels[0].decision.wants_events or captured is not None):
             for call, _ in tasks:
                 self._sequences[call.fused.collective] += 1
             return
@@ -118,8 +102,8 @@ class ProfilerEvents:
         event.collective, event.function = _COLLECTIVES[fused.collective], fused.collective
         event.datatype_code, event.datatype = DATATYPES.get(fused.dtype, BYTES)
         if algorithm is None or protocol is None:
-            event.algorithm_code, event.algorithm = NO_SETTING, _NO_NAME
-            event.protocol_code, event.protocol = NO_SETTING, _NO_NAME
+            event.algorithm_code, event.algorithm = _NO_SETTING, _NO_NAME
+            event.protocol_code, event.protocol = _NO_SETTING, _NO_NAME
         else:
             event.algorithm_code, event.algorithm = algorithm, _ALGORITHMS[algorithm]
             event.protocol_code, event.protocol = protocol, _PROTOCOLS[protocol]

@@ -1,0 +1,198 @@
+"""One communicator of NCCL's own library.
+
+A group is called in the library, which consults the tuner and launches; what its kernels were launched with is the
+setting. They wait on the mock GPU until the call's times on the virtual clock are known; then the library tells its
+profiler of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import compress
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+from zerotune.agent.nccl.emulated.host.calls import NO_DECISION, TUNED, Decision, FusedTasks, IssuedCall, Task
+from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
+from zerotune.agent.nccl.emulated.host.library.process import LibraryProcess
+from zerotune.agent.nccl.emulated.host.library.watchdog import watched
+from zerotune.agent.nccl.emulated.torch_backend.reduction import PREMULTIPLIED_SUM
+from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
+from zerotune.agent.nccl.libnccl import NcclError
+from zerotune.store.records import Candidate, Collective
+
+_BUFFERS: Final = (1 << 40, 1 << 41)
+"""Addresses that nobody reads: the payload travels elsewhere."""
+_OPERATIONS: Final = {0: 0, 1: 4, 2: 1, 3: 3, 4: 2}
+"""ncclRedOp_t by torch's code: sum, average, product, minimum, maximum."""
+_OF_BYTES: Final = frozenset({Collective.all_gather, Collective.broadcast})
+"""NCCL turns these into collectives of bytes."""
+_PARTS: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""Torch hands complex numbers to NCCL as pairs."""
+
+
+class _Launch:
+    """A kernel that waits for the times of its works."""
+
+    def __init__(self, n_works: int) -> None:
+        self.start_ns, self.end_ns = [0] * n_works, [0] * n_works
+        self.n_open = n_works
+
+
+class LibraryHost:
+    """See NcclHost; making one waits for the other ranks.
+
+    Raises:
+        EmulatedNcclError: the library cannot make the communicator.
+    """
+
+    has_windows = False
+    """Payloads travel outside of the library, so it does not see the buffers."""
+
+    def __init__(
+        self, process: LibraryProcess, store: dist.Store, key: str, announced: Rendezvous, timeout_us: int
+    ) -> None:
+        rank, n_ranks = announced.rank, announced.n_ranks
+        self._announced, self._timeout_us = announced, timeout_us
+        self._process, self._nccl, self._mock = process, process.nccl, process.mock
+        self.release = process.release
+        self._n_ranks = n_ranks
+        self._is_open = True
+        self._launches: dict[int, _Launch] = {}
+        self._scaled: dict[int, int] = {}
+        self._mock.set_device(process.device)
+        try:
+            if rank == 0:
+                store.set(key, self._nccl.unique_id().hex())
+            unique_id = bytes.fromhex(store.get(key).decode())
+            self._communicator = self._nccl.init_rank(n_ranks, unique_id, rank)
+        except NcclError as error:
+            raise EmulatedNcclError(str(error)) from error
+
+    def decide(self, fused_groups: Sequence[FusedTasks], n_tasks: int, *, captured: bool) -> list[Decision]:
+        """See NcclHost."""
+        if captured:
+            raise EmulatedNcclError("graphs need the emulation's own host: set ZEROTUNE_NCCL_HOST=model")
+        several = self._n_ranks > 1
+        has_setting = [several and each.collective in TUNED and each.message_bytes > 0 for each in fused_groups]
+        tuned = list(compress(fused_groups, has_setting))
+        if not tuned:
+            return [NO_DECISION] * len(fused_groups)
+        self._mock.set_device(self._process.device)
+        try:
+            with watched(self._announced, _header(tuned), self._timeout_us, self._abort), self._nccl.group():
+                for fused in tuned:
+                    for task in fused.tasks:
+                        if task.message_bytes:
+                            self._call(fused, task)
+        except NcclError as error:
+            raise EmulatedNcclError(str(error)) from error
+        decisions = iter(self._decisions(tuned, self._mock.take()))
+        return [next(decisions) if is_tuned else NO_DECISION for is_tuned in has_setting]
+
+    def _call(self, fused: FusedTasks, task: Task) -> None:
+        collective = fused.collective
+        n_parts, dtype = (2, _PARTS[fused.dtype]) if fused.dtype in _PARTS else (1, fused.dtype)
+        datatype = 0 if collective in _OF_BYTES else DATATYPES.get(dtype, BYTES)[0]
+        operation = 0 if collective in _OF_BYTES else self._operation(fused, datatype)
+        if datatype == BYTES[0]:
+            raise EmulatedNcclError(f"NCCL cannot reduce {fused.dtype}")
+        count = task.count if collective in _OF_BYTES else task.count * n_parts
+        self._nccl.call(
+            collective, self._communicator, _BUFFERS, count, datatype, operation=operation, root=task.root
+        )
+
+    def _operation(self, fused: FusedTasks, datatype: int) -> int:
+        code = fused.op.code
+        if code == PREMULTIPLIED_SUM:
+            if datatype not in self._scaled:
+                self._scaled[datatype] = self._nccl.premultiplied_sum(datatype, self._communicator)
+            return self._scaled[datatype]
+        if code not in _OPERATIONS:
+            raise EmulatedNcclError(f"NCCL has no reduction like torch's {code}")
+        return _OPERATIONS[code]
+
+    def _decisions(self, tuned: Sequence[FusedTasks], works: NDArray[np.void]) -> list[Decision]:
+        """What was launched for each, by function and count."""
+        asked: dict[tuple[Collective, int], deque[int]] = defaultdict(deque)
+        for place, fused in enumerate(tuned):
+            n_parts = 2 if fused.dtype in _PARTS and fused.collective not in _OF_BYTES else 1
+            for task in fused.tasks:
+                if task.message_bytes:
+                    asked[fused.collective, task.count * n_parts].append(place)
+        launched: list[list[np.void]] = [[] for _ in tuned]
+        for work in works:
+            collective = self._process.functions[int(work["function_id"])].collective
+            places = asked[collective, int(work["count"])]
+            if not places:
+                raise EmulatedNcclError(f"NCCL launched {collective.name} of {work['count']}, which nobody called")
+            launched[places.popleft()].append(work)
+        if any(asked.values()):
+            raise EmulatedNcclError(f"NCCL launched nothing for {[key for key, left in asked.items() if left]}")
+        for launch, n_works in zip(*np.unique(works["launch"], return_counts=True), strict=True):
+            self._launches[int(launch)] = _Launch(int(n_works))
+        return [self._decision(each) for each in launched]
+
+    def _decision(self, works: Sequence[np.void]) -> Decision:
+        settings = {self._process.functions[int(work["function_id"])][1:] for work in works}
+        if len(settings) > 1:
+            raise EmulatedNcclError(f"NCCL gave tasks that it fuses different settings: {settings}")
+        (algorithm, protocol), channels = settings.pop(), 0
+        for work in works:
+            channels |= int(work["channel_mask"])
+        return Decision(
+            Candidate(algorithm, protocol, channels.bit_count()),
+            kernels=tuple((int(work["launch"]), int(work["number"])) for work in works),
+        )
+
+    def enqueued(self, calls: Sequence[IssuedCall], captured: Any | None = None) -> None:
+        """See NcclHost: the library tells its profiler by itself."""
+
+    def begin_capture(self, decided: Sequence[tuple[FusedTasks, Candidate]]) -> Any | None:
+        """See NcclHost: `decide` refuses graphs."""
+
+    def ran(self, call: IssuedCall, start_us: float, end_us: float) -> None:
+        """See NcclHost."""
+        for launch, number in call.decision.kernels:
+            waiting = self._launches[launch]
+            waiting.start_ns[number], waiting.end_ns[number] = round(start_us * 1000), round(end_us * 1000)
+            waiting.n_open -= 1
+            if waiting.n_open == 0:
+                self._mock.finish(launch, waiting.start_ns, waiting.end_ns)
+                del self._launches[launch]
+
+    def close(self) -> None:
+        """See NcclHost."""
+        for launch, waiting in self._launches.items():
+            self._mock.finish(launch, waiting.start_ns, waiting.end_ns)
+        self._launches.clear()
+        self._abort()
+        self._announced.close()
+
+    def _abort(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._mock.set_device(self._process.device)
+            # Not ncclCommDestroy: over several nodes, that of 2.31 and newer waits for proxies that wait for kernels.
+            with suppress(NcclError):
+                self._nccl.abort(self._communicator)
+
+
+def _header(fused_groups: Sequence[FusedTasks]) -> Header:
+    """What all ranks must call alike."""
+    first = fused_groups[0]
+    return Header(
+        message_bytes=sum(fused.message_bytes for fused in fused_groups),
+        collective=first.collective,
+        datatype=DATATYPES.get(first.dtype, BYTES)[0],
+        redop=first.op.code,
+        root=first.root,
+        even=True,
+    )
