@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from emulated_world import World
@@ -21,7 +22,9 @@ from zerotune.agent.nccl.emulated import (
     journal,
 )
 from zerotune.agent.nccl.emulated.device.memory import device
+from zerotune.agent.nccl.emulated.host.library import watchdog
 from zerotune.store.errors import RankDisagreement
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
 _broken: list[Any] = []
 
@@ -64,6 +67,32 @@ def test_all_ranks_see_a_disagreement_within_a_second(world: World) -> None:
         assert "rank 2 runs ring/ll/3ch" in text
         assert seconds < 1
         assert n_disagreements == 1
+
+
+def _forced_apart(rank: int, first: Candidate, second: Candidate) -> Any:
+    """Plans that no agreement let through: even ranks run one setting, odd ranks another."""
+    watchdog.ALONE_S = 0.5
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1 << 20), group=group)
+    plugin = library.load()
+    plugin.reset()
+    row = PlanRow(
+        CommunicatorClass(4, 4), Collective.all_reduce, Phase.other, 1, 1 << 30, first if rank % 2 == 0 else second
+    )
+    try:
+        plugin.load_plan(Plan(epoch=1, rows=(row,)))
+        assert plugin.flip(1)
+        return _outcome(group, lambda: dist.all_reduce(torch.ones(1 << 20), group=group))
+    finally:
+        plugin.reset()
+
+
+@pytest.mark.parametrize("cell", [(Algorithm.ring, Protocol.ll), (Algorithm.tree, Protocol.simple)])
+def test_ranks_that_plans_force_apart_are_caught(world: World, cell: tuple[Algorithm, Protocol]) -> None:
+    """By what they launch, and where NCCL would wait for ever inside the call, connecting what others do not."""
+    first, second = Candidate(Algorithm.ring, Protocol.simple, 1), Candidate(*cell, 1)
+    for name, _, _ in world.run(_forced_apart, first, second):
+        assert name == SettingDisagreement.__name__
 
 
 def _mismatch(rank: int, kind: str) -> Any:

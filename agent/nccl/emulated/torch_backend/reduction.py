@@ -19,9 +19,6 @@ _OPERATORS: Final[dict[int, _Accumulate]] = {
     2: torch.Tensor.mul_,
     3: lambda total, other: torch.minimum(total, other, out=total),
     4: lambda total, other: torch.maximum(total, other, out=total),
-    5: torch.Tensor.bitwise_and_,
-    6: torch.Tensor.bitwise_or_,
-    7: torch.Tensor.bitwise_xor_,
     8: torch.Tensor.add_,
 }
 AVERAGE: Final = 1
@@ -41,13 +38,15 @@ class Operator(NamedTuple):
 
 
 SUM: Final = Operator(0)
-_PLAIN: Final = {code: Operator(code) for code in range(8)}
+_PLAIN: Final = {code: Operator(code) for code in _OPERATORS}
 
 
 def operator(redop: dist.ReduceOp) -> Operator:
-    """The reduction that torch asks for."""
+    """The reduction that torch asks for; raises EmulatedNcclError where NCCL has none, as for bits."""
     state: Any = redop.__getstate__()  # the only way to a premultiplied sum's factor
     code = int(state[0])
+    if code not in _OPERATORS:
+        raise EmulatedNcclError(f"NCCL has no reduction {redop}")
     return Operator(code, state[1]) if code == PREMULTIPLIED_SUM else _PLAIN[code]
 
 
@@ -65,11 +64,9 @@ def reduce_into(
         first_element: of each rank's piece; `out.numel()` elements from there on count.
 
     Raises:
-        EmulatedNcclError: a rank sent too little, or torch knows no such operator.
+        EmulatedNcclError: a rank sent too little.
     """
-    accumulate = _OPERATORS.get(op.code)
-    if accumulate is None:
-        raise EmulatedNcclError(f"reduction {op.code} is not supported")
+    accumulate = _OPERATORS[op.code]
     n_elements = out.numel()
     total = out.view(-1) if out.is_contiguous() else torch.empty(n_elements, dtype=out.dtype)
     for rank in range(rendezvous.n_ranks):

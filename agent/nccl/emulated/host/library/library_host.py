@@ -115,8 +115,6 @@ class LibraryHost:
             if datatype not in self._scaled:
                 self._scaled[datatype] = self._nccl.premultiplied_sum(datatype, self._communicator)
             return self._scaled[datatype]
-        if code not in _OPERATIONS:
-            raise EmulatedNcclError(f"NCCL has no reduction like torch's {code}")
         return _OPERATIONS[code]
 
     def _decisions(self, tuned: Sequence[FusedTasks], works: NDArray[np.void]) -> list[Decision]:

@@ -17,7 +17,7 @@ from zerotune.agent.nccl.emulated.errors import CallMismatch, CollectiveTimeout,
 from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
 
 _LOOK_EVERY_S: Final = 0.25
-_ALONE_S: Final = 10.0
+ALONE_S: Final = 10.0
 """How long a rank may go on connecting after another has launched: on a busy machine, they finish seconds apart."""
 
 
@@ -48,7 +48,7 @@ class _Inside:
         if not gone:
             return None
         self.alone_since_s = self.alone_since_s or now_s
-        if now_s - self.alone_since_s < _ALONE_S:
+        if now_s - self.alone_since_s < ALONE_S:
             return None
         return SettingDisagreement(
             f"rank {gone[0]} has launched the collective, and rank {self.announced.rank} still connects an algorithm: "
