@@ -39,7 +39,13 @@ class NcclHost(Protocol):
         """A graph captures one group."""
 
     def ran(self, call: IssuedCall, start_us: float, end_us: float) -> None:
-        """A call's kernel ran, on the virtual clock."""
+        """A call's kernel ran.
+
+        Args:
+            call: whose kernel it was.
+            start_us: on the virtual clock.
+            end_us: on the virtual clock.
+        """
 
     def close(self) -> None:
         """The communicator is destroyed."""

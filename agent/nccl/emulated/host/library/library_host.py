@@ -23,6 +23,7 @@ from zerotune.agent.nccl.emulated.host.calls import NO_DECISION, TUNED, Decision
 from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
 from zerotune.agent.nccl.emulated.host.library.process import LibraryProcess
 from zerotune.agent.nccl.emulated.host.library.watchdog import watched
+from zerotune.agent.nccl.emulated.host.nccl_host import NcclHost
 from zerotune.agent.nccl.emulated.torch_backend.reduction import PREMULTIPLIED_SUM
 from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
 from zerotune.agent.nccl.libnccl import NcclError
@@ -46,8 +47,8 @@ class _Launch:
         self.n_open = n_works
 
 
-class LibraryHost:
-    """See NcclHost; making one waits for the other ranks.
+class LibraryHost(NcclHost):
+    """See the module; making one waits for the other ranks.
 
     Raises:
         EmulatedNcclError: the library cannot make the communicator.

@@ -72,6 +72,9 @@ def watched(announced: Rendezvous, header: Header, timeout_us: int, abort: Calla
         timeout_us: how long others may stay away.
         abort: makes the library return.
 
+    Yields:
+        Nothing; call the library inside.
+
     Raises:
         CallMismatch, SettingDisagreement, CollectiveTimeout, EmulatedNcclError: the library had to be stopped.
     """

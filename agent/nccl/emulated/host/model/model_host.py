@@ -10,13 +10,14 @@ from zerotune.agent.nccl.emulated.host.calls import TUNED, Decision, FusedTasks,
 from zerotune.agent.nccl.emulated.host.model.chooser import Chooser
 from zerotune.agent.nccl.emulated.host.model.events import ProfilerEvents
 from zerotune.agent.nccl.emulated.host.model.plugin_host import CapturedGroup, CommunicatorPlugins, plugin_host
+from zerotune.agent.nccl.emulated.host.nccl_host import NcclHost
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.agent.nccl.release import Release
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass
 
 
-class ModelHost:
-    """See NcclHost.
+class ModelHost(NcclHost):
+    """See the module.
 
     Raises:
         EmulatedNcclError: a plugin refused the communicator.
