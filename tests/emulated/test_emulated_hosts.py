@@ -1,0 +1,83 @@
+"""Which host decides, and what each of them refuses; what both do is in the other files, which run on both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from emulated_world import World
+
+from benchmarks.lib import nccl_releases
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph
+from zerotune.agent.nccl.emulated.host.host_choice import VARIABLE, choose_host
+from zerotune.store.errors import UserError
+
+RELEASE = nccl_releases.TESTED[0]
+
+
+@pytest.fixture
+def libnccl(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """NCCL_LIBRARY is set, and nothing else is said about hosts."""
+    path = nccl_releases.library_of(RELEASE)
+    if not path.exists():
+        pytest.skip(f"NCCL {RELEASE} was not fetched: python -m benchmarks.lib.nccl_releases {RELEASE}")
+    monkeypatch.setenv("NCCL_LIBRARY", str(path))
+    return path
+
+
+def test_the_library_decides_wherever_it_can_stand_for_the_fabric(libnccl: Path) -> None:
+    for name in fabrics.names():
+        fabric = fabrics.load(name)
+        choice = choose_host({}, fabric)
+        assert (choice.library, choice.obstacle) == (libnccl, "") if fabric.machine else choice.library is None
+        if fabric.machine:
+            assert choice.release == RELEASE
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ZEROTUNE_NCCL_VERSION": "rccl-2.27.7"},
+        {"ZEROTUNE_NCCL_VERSION": "2.21.5"},
+        {"ZEROTUNE_FAULTS": "force:0:ring/ll/1"},
+    ],
+)
+def test_the_model_decides_where_the_library_cannot(libnccl: Path, environment: dict[str, str]) -> None:
+    fabric = fabrics.load("h100_node")
+    choice = choose_host(environment, fabric)
+    assert choice.library is None
+    assert choice.obstacle
+    assert choose_host({VARIABLE: "model"}, fabric).library is None
+    with pytest.raises(UserError):  # asked for by name, it must not be left out silently
+        choose_host(environment | {VARIABLE: "library"}, fabric)
+
+
+def test_a_host_that_does_not_exist_is_a_users_mistake() -> None:
+    with pytest.raises(UserError, match=VARIABLE):
+        choose_host({VARIABLE: "gpu"}, fabrics.load("h100_node"))
+
+
+def _window(rank: int) -> None:
+    dist.distributed_c10d._get_default_group().register_window(torch.ones(4))
+
+
+def _graph(rank: int) -> None:
+    with Graph().capture():
+        dist.all_reduce(torch.ones(4))
+
+
+def _refuses(rank: int, ask: str) -> bool:
+    try:
+        {"window": _window, "graph": _graph}[ask](rank)
+    except EmulatedNcclError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("ask", ["window", "graph"])
+def test_only_the_model_has_windows_and_graphs(model_world: World, library_world: World, ask: str) -> None:
+    assert set(model_world.run(_refuses, ask)) == {False}
+    assert set(library_world.run(_refuses, ask)) == {True}
