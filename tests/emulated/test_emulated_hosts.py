@@ -12,7 +12,7 @@ from emulated_world import World
 from benchmarks.lib import nccl_releases
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph
-from zerotune.agent.nccl.emulated.host.host_choice import VARIABLE, choose_host
+from zerotune.agent.nccl.emulation_settings import HOST_VARIABLE, choose_host
 from zerotune.store.errors import UserError
 
 RELEASE = nccl_releases.TESTED[0]
@@ -50,14 +50,14 @@ def test_the_model_decides_where_the_library_cannot(libnccl: Path, environment: 
     choice = choose_host(environment, fabric)
     assert choice.library is None
     assert choice.obstacle
-    assert choose_host({VARIABLE: "model"}, fabric).library is None
+    assert choose_host({HOST_VARIABLE: "model"}, fabric).library is None
     with pytest.raises(UserError):  # asked for by name, it must not be left out silently
-        choose_host(environment | {VARIABLE: "library"}, fabric)
+        choose_host(environment | {HOST_VARIABLE: "library"}, fabric)
 
 
 def test_a_host_that_does_not_exist_is_a_users_mistake() -> None:
-    with pytest.raises(UserError, match=VARIABLE):
-        choose_host({VARIABLE: "gpu"}, fabrics.load("h100_node"))
+    with pytest.raises(UserError, match=HOST_VARIABLE):
+        choose_host({HOST_VARIABLE: "gpu"}, fabrics.load("h100_node"))
 
 
 def _window(rank: int) -> None:

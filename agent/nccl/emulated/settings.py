@@ -15,8 +15,7 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.compute import ComputeModel
 from zerotune.agent.nccl.emulated.device.memory import device
-from zerotune.agent.nccl.emulated.host.host_choice import choose_host
-from zerotune.agent.nccl.emulation_settings import EmulationSettings
+from zerotune.agent.nccl.emulation_settings import EmulationSettings, choose_host
 from zerotune.agent.nccl.fabric import Fabric
 
 DEFAULT_FABRIC: Final = "ethernet_boxes"
@@ -65,8 +64,4 @@ def announce() -> None:
         "emulated NCCL: collectives run on fabric %s (%s); all times are those of a virtual clock, seed %d",
         settings.fabric.name, settings.fabric.title, settings.seed,
     )  # fmt: skip
-    host = choose_host(os.environ, settings.fabric)
-    if host.library is not None:
-        _log.warning("emulated NCCL: settings are chosen by NCCL %s itself (%s)", host.release, host.library)
-    else:
-        _log.warning("emulated NCCL: settings are chosen by a model of NCCL %s: %s", host.release, host.obstacle)
+    _log.warning("emulated NCCL: %s", choose_host(os.environ, settings.fabric))
