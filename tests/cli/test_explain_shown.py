@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from zerotune.store.records import (
     BASELINE,
@@ -32,6 +34,8 @@ from zerotune.tuner.learning.decision_records import why_tried
 from zerotune.tuner.modeling.medians import medians
 from zerotune.tuner.offline import explanations
 from zerotune.tuner.offline.comparison import compare
+from zerotune.tuner.offline.explanations_shown import render
+from zerotune.tuner.offline.jobs.listing import list_jobs
 from zerotune.tuner.offline.report.facts import gather
 
 PLACE = CommunicatorClass(2, 1)
@@ -127,13 +131,48 @@ def test_what_takes_and_saves_most_comes_first_and_quiet_keys_are_one_line(tmp_p
     assert [one["is_quiet"] for one in told] == [False, False, True]
     detail = "all_gather forward_gather, {:,} to"
     texts = [explained(monkeypatch, capsys, "--store", str(path), *words) for words in ((), ("--all",))]
-    assert [text.count(detail.format(1 << 12)) for text in texts] == [0, 1]
     for text in texts:
         figures = [text.index(words) for words in ("+200 us (+20.0 %)", "-20 us (-2.0 %)", "+180 us (+18.0 %)")]
         assert figures == sorted(figures)
-        assert figures[-1] < text.index(detail.format(1 << 20)) < text.index(detail.format(1 << 16))
+    brief, whole = texts
+    assert [text.count(detail.format(n_bytes)) for text in texts for n_bytes in (1 << 12, 1 << 20)] == [0, 0, 1, 1]
+    assert whole.index(detail.format(1 << 20)) < whole.index(detail.format(1 << 16))
+    assert re.search(r" 3 decisions .*--all", brief)
     one_key = explained(monkeypatch, capsys, "--store", str(path), "--message-bytes", str(1 << 12))
     assert detail.format(1 << 12) in one_key, "whoever asks for a key sees it"
+
+
+def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_path: Path):
+    path = tmp_path / "s.db"
+    own, tuned = (measured(20, 1 << 20, ran, step=range(at, at + 20), duration_us=us, is_default=ran == BASELINE_RAN)
+                  for ran, at, us in ((BASELINE_RAN, 0, 400.0), (RING, 20, 200.0)))  # fmt: skip
+    with Store.open(path) as opened:
+        opened.record_job("job", "fabric", {}, 2)
+        opened.record_steps("job", [StepRecord(step, step // 20, 800.0 if step < 20 else 600.0) for step in range(100)])
+        opened.record_decisions([decided("promote", RING, "faster", 1)])
+        opened.record_measurements("fabric", "job", np.concatenate([own, tuned]))
+        opened.flush()
+    (one,) = explanations.explain(path, None, None, None, None)
+    (line,) = list_jobs(path, limit=1)
+    assert (one.saved_us, one.saved_percent) == (200.0, 25.0)
+    assert one.saved_percent == pytest.approx(line.gain.saved_percent)
+
+
+@pytest.mark.parametrize("shows_all", [False, True])
+def test_on_80_columns_no_word_and_no_number_is_broken(tmp_path: Path, shows_all: bool):
+    key = msgspec.structs.replace(KEY, collective=Collective.reduce_scatter, phase=Phase.gradient_scatter)
+    key = msgspec.structs.replace(key, size_class=size_class(1 << 30))
+    many = Candidate(Algorithm.ring, Protocol.simple, 16)
+    block = np.concatenate([measured(40, 1 << 30, ran, step=range(40), is_default=ran == BASELINE_RAN, duration_us=us)
+                            for ran, us in ((BASELINE_RAN, 91_234.5), (many, 81_234.5))])  # fmt: skip
+    block["collective"], block["phase"] = key.collective, key.phase
+    path = written(tmp_path / "s.db", decided("promote", many, "faster", 1, key=key), block=block)
+    out = io.StringIO()
+    (one,) = explanations.explain(path, None, None, None, None)
+    render([one], Console(file=out, width=80), one.job, shows_all=shows_all)
+    words = out.getvalue().split()
+    for whole in ("reduce_scatter", "gradient_scatter", str(many), "1,073,741,824", f"{one.max_bytes:,}"):
+        assert whole in words
 
 
 def test_a_size_without_decision_gets_those_there_are(store: Path, monkeypatch, capsys):
@@ -163,8 +202,8 @@ def test_news_of_the_job_is_told_once_and_is_no_keys_reason(tmp_path: Path, monk
         decided("pace", RING, pace, 5),
         decided("keep", RING, regime, 6),
     )
-    text = explained(monkeypatch, capsys, "--store", str(path))
-    assert text.index(f"step 50, epoch 5: {pace}") < text.index("all_gather")
+    text = explained(monkeypatch, capsys, "--store", str(path), "--all")
+    assert text.index(f"step 50, epoch 5: {pace}") < text.index("all_gather forward_gather, ")
     assert text.count(pace) == text.count(regime) == 1
     assert f"promote, 1970-01-01 00:00:00, step 30, epoch 3: {faster}" in text
     told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
@@ -181,7 +220,7 @@ def test_what_made_a_setting_what_it_is_goes_before_what_was_found_since(tmp_pat
         decided("promote", RING, "measured 5 % faster than baseline", 2),
         decided("keep", RING, f"{PAT}: measured 9 % slower than {RING}", 4, pat=f"measured 9 % slower than {RING}"),
     )
-    text = explained(monkeypatch, capsys, "--store", str(path))
+    text = explained(monkeypatch, capsys, "--store", str(path), "--all")
     assert f": {RING} promote, 1970-01-01 00:00:00, step 20" in text
     assert text.index("earlier: ") < text.index("later: ")
     assert f"{PAT}: measured 9 % slower than {RING} (step 40)" in text
@@ -200,7 +239,7 @@ def test_a_note_is_dated_and_what_was_promoted_since_has_none(tmp_path: Path, mo
     notes = {one["candidate"]: (one["note"], one["noted_step"], one["is_past"]) for one in told["alternatives"]}
     assert notes[str(RING)][0] == "", "it is in force: nothing speaks against it any more"
     assert notes[str(SIMPLE)] == (slow, 30, True)
-    text = explained(monkeypatch, capsys, "--store", str(path))
+    text = explained(monkeypatch, capsys, "--store", str(path), "--all")
     assert f"{SIMPLE}: {slow} (step 30, " in text
 
 
@@ -209,7 +248,7 @@ def test_a_trial_that_has_begun_is_not_what_is_in_force(tmp_path: Path, monkeypa
     path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1))
     (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
     assert (told["setting"], told["n_explored"]) == ("baseline", 1)
-    assert ": baseline " in explained(monkeypatch, capsys, "--store", str(path))
+    assert ": baseline " in explained(monkeypatch, capsys, "--store", str(path), "--all")
 
 
 def test_what_leads_heads_its_key_while_others_are_tried(tmp_path: Path, monkeypatch, capsys):
@@ -219,7 +258,7 @@ def test_what_leads_heads_its_key_while_others_are_tried(tmp_path: Path, monkeyp
     lead = decided("lead", RING, until, 2, ring=tie)
     slow = decided("keep", RING, f"{PAT}: measured 9 % slower than {RING}", 4, ring=tie, pat="measured 9 % slower")
     path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1), lead, slow)
-    text = explained(monkeypatch, capsys, "--store", str(path))
+    text = explained(monkeypatch, capsys, "--store", str(path), "--all")
     assert f": {RING} lead, 1970-01-01 00:00:00, step 20, epoch 2: {until}" in text
     (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
     assert (told["setting"], told["decision"]["kind"]) == (str(RING), "lead")
@@ -241,7 +280,7 @@ def test_what_was_decided_and_no_step_ran_under_is_not_in_force(tmp_path: Path, 
     """As where a rank has no agent, or the job was over too soon."""
     promoted = decided("promote", RING, "measured 5 % faster than baseline", 2)
     path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1), promoted, highest_epoch=0)
-    assert ": baseline promote, 1970" in explained(monkeypatch, capsys, "--store", str(path))
+    assert ": baseline promote, 1970" in explained(monkeypatch, capsys, "--store", str(path), "--all")
     (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
     assert (told["setting"], told["not_adopted"]) == ("baseline", str(RING))
 
@@ -291,7 +330,7 @@ def test_what_ran_without_having_been_weighed_is_evidence_too(tmp_path: Path, mo
     few = Candidate(Algorithm.ring, Protocol.ll128, 2)
     last = decided("promote", RING, "measured 5 % faster than baseline", 3)
     path = written(tmp_path / "s.db", last, block=np.concatenate([measured(4), measured(6, candidate=few)]))
-    text = explained(monkeypatch, capsys, "--store", str(path))
+    text = explained(monkeypatch, capsys, "--store", str(path), "--all")
     assert f"{few} - 50.0 (6) 50.0 (6)" in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -145,6 +146,10 @@ def test_settings_that_hang_or_fail_are_recorded_and_not_tried_again(tmp_path: P
     assert " 2 s" in text
     assert "ethernet_boxes" in text
     assert result.job_id in text
+    narrow = Console(record=True, width=80, file=open(os.devnull, "w"))  # noqa: SIM115
+    render(result, narrow)
+    words = set(narrow.export_text().split())
+    assert words >= {"all_gather", "65,536", *re.findall(r"\w+/\w+/\d+ch", text)}, "none is broken"
 
 
 def test_a_setting_that_keeps_failing_is_not_tried_at_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -33,6 +33,7 @@ from zerotune.tuner.fingerprint.missing import missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of, compare
+from zerotune.tuner.offline.jobs.before_after import JobsRead, of_job
 from zerotune.tuner.offline.jobs.finding import job_of
 
 
@@ -102,7 +103,7 @@ class Explanation(msgspec.Struct, frozen=True):
     saved_us: float | None = None
     """Time saved per step against NCCL's own choice, by measured medians; negative: lost; None: not measured."""
     saved_percent: float | None = None
-    """`saved_us` in percent of a step's time."""
+    """`saved_us` in percent of a step's time under NCCL's own choice, as `zerotune jobs` has it where it knows one."""
     is_quiet: bool = False
     """NCCL's own choice runs there, and no other setting is in the next plan, on trial, or was rolled back."""
 
@@ -153,20 +154,28 @@ def explain(
         head = _head(store, job, decisions, here)
         highest_epoch = store.highest_epoch(job.job_id)
         n_measured, steps = store.n_measured_steps(job.job_id), store.steps(job.job_id)
+        changes = of_job(JobsRead(store), job).changes
     since_s, everywhere = taken_over_s(decisions), medians(lines)
     found = explained(by_key, here, everywhere, guesses, news_of(decisions), since_s, highest_epoch)
     ran = decisions_that_ran(decisions, highest_epoch)
     in_force = settled_decisions(one for one in ran if one.decided_at_s >= since_s)
     step_us = median(step.duration_us for step in steps) if steps else 0.0
-    shared = [_with_share(one, in_force.get(one.key), here, everywhere, n_measured, step_us) for one in found]
+    own_us = changes[0].before_us if changes else step_us
+    shared = [_with_share(one, in_force.get(one.key), here, everywhere, n_measured, step_us, own_us) for one in found]
     in_order = sorted(shared, key=lambda one: -(one.step_percent or 0.0))
     return [msgspec.structs.replace(one, job=head) for one in in_order]
 
 
 def _with_share(
-    one: Explanation, in_force: Decision | None, here: Medians, everywhere: Medians, n_steps: int, step_us: float
+    one: Explanation,
+    in_force: Decision | None,
+    here: Medians,
+    everywhere: Medians,
+    n_steps: int,
+    step_us: float,
+    own_step_us: float,
 ) -> Explanation:
-    """What the key's calls take of a step, and what its setting saves there."""
+    """What the key's calls take of a step, and what its setting saves of one under NCCL's own choice."""
     is_quiet = one.setting == str(BASELINE) and not (one.on_trial or one.not_adopted)
     one = msgspec.structs.replace(one, is_quiet=is_quiet and (one.decision is None or one.decision.kind == "keep"))
     known = here.get(one.key, {})
@@ -184,7 +193,7 @@ def _with_share(
         calls_per_step=n_calls,
         step_percent=None if us is None else 100 * n_calls * us / step_us,
         saved_us=saved_us,
-        saved_percent=None if saved_us is None else 100 * saved_us / step_us,
+        saved_percent=None if saved_us is None else 100 * saved_us / own_step_us,
     )
 
 

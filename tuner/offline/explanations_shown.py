@@ -16,6 +16,8 @@ from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.size_ranges import exact_range
 
 MAX_UNSEEN: Final = 4
+WIDE: Final = 110
+"""Columns of a terminal where a key's figures have room on one line."""
 MEANINGS: Final = (
     "expected: estimated from the predictions and from what this job had measured until the key's last decision;"
     " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial. What is"
@@ -25,15 +27,15 @@ MEANINGS: Final = (
 
 
 def render(
-    explanations: Sequence[Explanation], console: Console, head: Head | None, *, shows_quiet: bool = True
+    explanations: Sequence[Explanation], console: Console, head: Head | None, *, shows_all: bool = True
 ) -> None:
-    """Print what each key saves, then why its setting is what it is.
+    """Print what each key saves, then why its setting is what it is, or only how many decisions tell.
 
     Args:
         explanations: in the order to print them in.
         console: where to print.
         head: the job; None: there is none.
-        shows_quiet: whether each quiet key (`Explanation.is_quiet`) has its own line.
+        shows_all: also quiet keys (`Explanation.is_quiet`), and the decisions of each key and of the whole job.
     """
     if head is not None:
         console.print(describe(head), markup=False, highlight=False, soft_wrap=True)
@@ -42,30 +44,40 @@ def render(
         return
     if head is not None:
         _indented(console, workload(Stage[head.stage], FEW_STEPS, head.missing_evidence))
-    told = [one for one in explanations if shows_quiet or not one.is_quiet]
+    told = [one for one in explanations if shows_all or not one.is_quiet]
     _render_savings(told, [one for one in explanations if one not in told], console)
-    if news := explanations[0].job_history:
+    news = explanations[0].job_history
+    if not shows_all:
+        n_decisions = len(news) + sum(len(one.history) for one in explanations)
+        _indented(console, f"{n_decisions:,} decisions led here: --all shows each with its evidence")
+        return
+    if news:
         console.print("\n[bold]Of the whole job[/]")
         for line in news:
             _indented(console, line)
     for one in told:
         _render_one(one, console)
-    if told:
-        console.print()
-        _indented(console, MEANINGS, "dim")
+    console.print()
+    _indented(console, MEANINGS, "dim")
 
 
 def _render_savings(told: Sequence[Explanation], quiet: Sequence[Explanation], console: Console) -> None:
     """Print what each key takes and saves of a step's time; quiet ones in one line."""
-    if any(one.calls_per_step is not None for one in told):
-        table = Table("collective, phase", "bytes", "calls/step", "of step time", "saved/step", "setting", box=None)
+    if told:
+        line = "\n" if console.width < WIDE else " "  # a cell's two parts: below one another where there is no room
+        headings = (f"collective,{line}phase", "bytes", f"calls{line}per step", f"share{line}of step")
+        to = " to " if line == " " else line
+        padding = (0, 2 if line == " " else 1, 0, 0)
+        table = Table(*headings, f"saved{line}per step", "setting", box=None, padding=padding)
+        for column in (table.columns[0], table.columns[-1]):
+            column.no_wrap = True
         for one in told:
             table.add_row(
-                f"{one.collective} {one.phase}",
-                exact_range(one.min_bytes, one.max_bytes),
+                f"{one.collective}{line}{one.phase}",
+                exact_range(one.min_bytes, one.max_bytes).replace(" to ", to),
                 _figure(one.calls_per_step, "{:,.1f}"),
                 _figure(one.step_percent, "{:.1f} %"),
-                _saved(one.saved_us, one.saved_percent),
+                _saved(one.saved_us, one.saved_percent).replace(" (", f"{line}("),
                 one.setting,
             )
         console.print(table)
@@ -166,6 +178,8 @@ def _render_one(explained: Explanation, console: Console) -> None:
     _indented(console, "; ".join(filter(None, (f"predictions by {guesses}", tried))))
     # Notes below, not beside: on 80 columns they would leave the figures no room.
     table = Table("  setting", f"{_outlook(explained)} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
+    for column in table.columns[:2]:
+        column.no_wrap = True
     for one in shown(explained.alternatives):
         table.add_row(
             f"  {one['candidate']}",

@@ -26,13 +26,15 @@ def explain(
         typer.Option(help="Only the size class of this size: 1048576, 1MiB, 1e6.", parser=a_size, metavar="SIZE"),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Show keys, too, where NCCL's own choice runs and nothing else is on its way.")
+        bool, typer.Option("--all", help="Show every key, and every decision with its evidence.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what each setting saves, and why it is what it is: evidence, prediction, alternatives.
+    """Say what each setting saves; of all keys or some, why it is what it is: evidence, prediction, alternatives.
 
-    Example: zerotune explain --collective all_gather --message-bytes 1MiB
+    Example: zerotune explain
+
+    Why: zerotune explain --collective all_gather --message-bytes 1MiB
     """
     from zerotune.tuner.offline import explanations, explanations_shown
 
@@ -46,4 +48,4 @@ def explain(
     if not explained and is_filtered:
         explanations_shown.render_none(explanations.explain(path, job, None, None, None), console(), head)
         return
-    explanations_shown.render(explained, console(), head, shows_quiet=every or is_filtered)
+    explanations_shown.render(explained, console(), head, shows_all=every or is_filtered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -15,6 +16,10 @@ from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
 from zerotune.tuner.offline.sweep.run import Progress as Callback
 
 MAX_PER_PLACE = 4
+WIDE = 140
+"""Columns of a terminal from which on all figures have room."""
+LEFT_OUT_IF_NARROW = ("collective", "95 %", "algbw", "n")
+"""Where there is no room; the collective is on a line of its own then."""
 
 
 @contextmanager
@@ -52,7 +57,7 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
     if result.emulated:
         console.print(emulated_note(result.emulated))
     if result.rows:
-        console.print(_table(result, max_per_place))
+        console.print(_table(result, max_per_place, is_narrow=console.width < WIDE))
     words = f"{result.n_visited} of {result.n_cells} settings visited, {result.n_samples:,} samples"
     words += f" in {result.wall_s:.1f} s"
     if result.n_restored:
@@ -87,11 +92,18 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         console.print(f"[yellow]Interrupted[/]{_how_far(result)}")
 
 
-def _table(result: SweepResult, max_per_place: int) -> Table:
-    table = Table(
+def _table(result: SweepResult, max_per_place: int, *, is_narrow: bool) -> Table:
+    headings = (
         "collective", "bytes", "setting", "time (us)", "95 %", "algbw", "busbw", "change of time", "n", "verdict",
-        title=f"{CommunicatorClass(result.n_ranks, result.n_nodes)}; bandwidths in GB/s as nccl-tests computes them",
     )  # fmt: skip
+    kept = [at for at, name in enumerate(headings) if not (is_narrow and name in LEFT_OUT_IF_NARROW)]
+    table = Table(
+        *(headings[at] for at in kept),
+        title=f"{CommunicatorClass(result.n_ranks, result.n_nodes)}; bandwidths in GB/s as nccl-tests computes them",
+        box=None if is_narrow else box.HEAVY_HEAD,
+        padding=(0, 1, 0, 0 if is_narrow else 1),
+    )
+    table.columns[kept.index(headings.index("setting"))].no_wrap = True
     own_expected = {
         (row.collective, row.message_bytes)
         for row in result.rows
@@ -101,7 +113,10 @@ def _table(result: SweepResult, max_per_place: int) -> Table:
     for row, shown in _shown(result, max_per_place):
         place = (row.collective, row.message_bytes)
         if shown:
-            table.add_row(*_cells(row, is_first=place != last, is_gain_expected=place in own_expected))
+            if is_narrow and (last is None or last[0] != row.collective):
+                table.add_row(row.collective)
+            cells = _cells(row, is_first=place != last, is_gain_expected=place in own_expected)
+            table.add_row(*(cells[at] for at in kept))
         last = place
     return table
 
