@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from docs import reference_tables
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.release import Release
 from zerotune.tuner.traces.formats import FORMATS
@@ -29,6 +32,11 @@ def test_nccl_releases():
             major, minor = map(int, text.split("."))
             known = Release((major, minor))
             assert (_version(tuner), _version(profiler)) == (known.tuner_abi, known.profiler_abi), releases
+
+
+@pytest.mark.parametrize("name", reference_tables.TABLES)
+def test_reference_pages(name: str):
+    assert (DOCS / "reference" / name).read_text() == reference_tables.page(name), "python -m docs.reference_tables"
 
 
 def _version(text: str) -> int:
