@@ -5,8 +5,7 @@ with bandwidths in GB/s of the whole buffer; a cell with bandwidth 0 is IGNORE (
 NCCL's tuning tables and from the topology that a fabric states; they are computed once per topology and
 collective, so that a lookup is a handful of array operations. All figures are predictions, never measured.
 
-Broadcast and reduce follow the same formulas with `n_ranks` steps; the recorded outputs of NCCL that the
-tests compare against cover all_gather, reduce_scatter and all_reduce.
+tests/real_nccl compares every cell with the tables of NCCL's own library, in each release from 2.23 on.
 """
 
 from __future__ import annotations
@@ -71,6 +70,9 @@ _BYTES_PER_THREAD = (8, 8, 64)
 _NARROW_RING_GBS = 12.0
 _NARROW_RING_THREADS = 256
 
+_PAT_IS_BETWEEN_NODES_SINCE: Final = (2, 31)
+"""Older releases give PAT on two nodes the rate within a node."""
+_PAT_LOSES_A_QUARTER_SINCE: Final = (2, 24)
 
 _TERMS_DEPEND_ON_BYTES = (
     (Algorithm.ring, Protocol.simple),
@@ -84,8 +86,8 @@ class Topology(msgspec.Struct, frozen=True):
     `compute_capability` is ten times the CUDA number (90 = Hopper). `type_intra` and `type_inter` are NCCL's
     path types (NVL 1, NVB 2, PIX 4, PXB 5, PXN 7, PHB 8, SYS 9); `type_inter` is 0 on a single node.
     `comm_channels` is what the communicator has in the end; ring and tree channels are what the topology
-    search found for the bandwidth terms. NVLS stays IGNORE unless `nvls_gbs` (bandwidth of the whole
-    buffer) is positive.
+    search found for the bandwidth terms; `same_channels`: all rings take one way. NVLS stays IGNORE unless
+    `nvls_gbs` (bandwidth of the whole buffer) is positive.
     """
 
     n_ranks: int
@@ -103,9 +105,12 @@ class Topology(msgspec.Struct, frozen=True):
     comm_channels: int
     cpu_is_amd: bool = False
     plain_tree_pattern: bool = False
+    same_channels: bool = True
     nvls_gbs: float = 0.0
     nvls_latency_us: float = 0.0
     nvls_channels: int = 0
+    nccl_version: tuple[int, int] = (2, 28)
+    """Major and minor number; releases from 2.23 on differ in PAT's bandwidth."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_nodes <= self.n_ranks:
@@ -333,8 +338,12 @@ def _cells(topology: Topology, collective: Collective) -> _Cells:
                 bandwidth_gbs[Algorithm.tree, protocol] = _tree_gbs(topology, protocol)
         if collective in _GATHER_OR_SCATTER and topology.n_ranks == topology.n_nodes:
             latency_us[Algorithm.pat, Protocol.simple] = _pat_latency_us(topology)
-            bandwidth_gbs[Algorithm.pat, Protocol.simple] = 0.75 * _search_gbs(
-                topology, topology.tree_channels, topology.tree_bw_intra_gbs, topology.tree_bw_inter_gbs
+            intra_gbs = topology.tree_bw_intra_gbs
+            if topology.nccl_version >= _PAT_IS_BETWEEN_NODES_SINCE:
+                intra_gbs = topology.tree_bw_inter_gbs
+            share = 0.75 if topology.nccl_version >= _PAT_LOSES_A_QUARTER_SINCE else 0.85
+            bandwidth_gbs[Algorithm.pat, Protocol.simple] = share * _search_gbs(
+                topology, topology.tree_channels, intra_gbs, topology.tree_bw_inter_gbs
             )
         if collective in _NVLS_COLLECTIVES and topology.nvls_gbs > 0:
             latency_us[Algorithm.nvls, Protocol.simple] = topology.nvls_latency_us
@@ -427,10 +436,15 @@ def _inter_us(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> f
 def _ring_latency_us(topology: Topology, collective: Collective, protocol: Protocol) -> float:
     base_us = _BASE_US[Algorithm.ring][protocol]
     intra_us = _intra_us(topology, Algorithm.ring, protocol)
-    if collective in (Collective.broadcast, Collective.reduce):
-        # One pipeline along the ring: only the hop to the first peer is paid.
-        return base_us + (intra_us if topology.n_nodes == 1 else _NET_US[Algorithm.ring][protocol])
     n_steps = _n_steps(topology, collective)
+    if collective in (Collective.broadcast, Collective.reduce):
+        hop_us = intra_us if topology.n_nodes == 1 else _NET_US[Algorithm.ring][protocol]
+        if topology.same_channels:  # one pipeline along the ring: only the hop to the first peer is paid
+            return base_us + hop_us
+        if protocol is Protocol.simple:
+            one_node = topology.n_nodes == 1
+            hop_us = (_NVLINK_US if one_node else _NET_US)[Algorithm.tree][protocol]
+        return base_us + n_steps * hop_us
     n_inter_steps = (topology.n_nodes - 1) * (2 if collective is Collective.all_reduce else 1)
     if topology.n_nodes > 1:
         overhead_us = 2.0 if topology.cpu_is_amd else 1.0

@@ -27,6 +27,7 @@ class BelievedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_inter_us: NotNegative = 0.0
     type_inter: Annotated[int, msgspec.Meta(ge=0, le=11)] = 0
     plain_tree_pattern: bool = False
+    same_channels: bool = True
     nvls_gbs: NotNegative = 0.0
     nvls_latency_us: NotNegative = 0.0
     nvls_channels: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0

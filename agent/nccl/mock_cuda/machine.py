@@ -63,6 +63,7 @@ class Machine:
     path: Path
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
+    cpu_is_amd: bool = False
 
     @property
     def multicast(self) -> bool:
@@ -99,7 +100,7 @@ def read_machine(path: Path) -> Machine:
             raise UserError(f"{path} has {len(found)} {what}, a node at most {MAX_DEVICES}", _REMEDY)
     if len({gpu.bus_id for gpu in gpus}) < len(gpus):
         raise UserError(f"{path} has two GPUs of one bus id", _REMEDY)
-    return Machine(path, gpus, nics)
+    return Machine(path, gpus, nics, any(cpu.get("vendor") == "AuthenticAMD" for cpu in root.iter("cpu")))
 
 
 def _gpu(path: Path, pci: ElementTree.Element, gpu: ElementTree.Element) -> Gpu:

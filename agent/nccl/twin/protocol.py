@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from zerotune.agent.nccl.twin.search import Search
 from zerotune.store.records import Algorithm, Collective, Phase, PlanRow, Protocol
 
 FAILED: Final = 1
@@ -42,6 +43,8 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """A plan in force while the questions are asked."""
     observe: bool = False
     """Whether kernels end, each after `duration_us` of its question, and NCCL's profiler tells of them."""
+    search: bool = False
+    """Whether to tell what NCCL's topology search found."""
     unique_id: str = ""
     """Hexadecimal; empty for node 0, which makes it."""
 
@@ -98,3 +101,4 @@ class NodeAnswer(msgspec.Struct, frozen=True):
     init_s: float
     """Until all communicators were made."""
     answers: tuple[Answer, ...]
+    search: Search | None = None

@@ -71,6 +71,7 @@ def ask_nccl(
     rows: Sequence[PlanRow] = (),
     *,
     observe: bool = False,
+    search: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> NodeAnswer:
     """Make the cluster's communicator with the real library and ask it.
@@ -81,6 +82,7 @@ def ask_nccl(
         questions: calls, in order.
         rows: a plan that is in force meanwhile.
         observe: have NCCL's profiler tell of each kernel.
+        search: have NCCL tell what its topology search found.
         timeout_s: how long all of it may take.
 
     Returns:
@@ -108,6 +110,7 @@ def ask_nccl(
             questions=tuple(questions),
             rows=tuple(rows),
             observe=observe,
+            search=search,
         )
         for node in range(cluster.n_nodes)
     ]

@@ -32,6 +32,7 @@ from zerotune.agent.nccl.twin.protocol import (
     Ran,
     duration_us,
 )
+from zerotune.agent.nccl.twin.search import LOG, read_search
 from zerotune.store.errors import UserError, ZerotuneError
 from zerotune.store.records import Algorithm, Plan, Protocol
 
@@ -55,6 +56,9 @@ class Node:
             NCCL_HOSTID=f"twin-node-{request.node}",
             NCCL_SOCKET_IFNAME="lo",
         )
+        self.log: Final = os.memfd_create("nccl.log") if request.search else -1
+        if request.search:
+            os.environ.update(LOG, NCCL_DEBUG_FILE=f"/proc/{os.getpid()}/fd/{self.log}")
         machine = read_machine(Path(request.topology))
         self.request: Final = request
         self.n_ranks: Final = request.n_nodes * request.ranks_per_node
@@ -73,6 +77,10 @@ class Node:
         self.communicators: Final = [0] * request.ranks_per_node
         largest = max((question.message_bytes for question in request.questions), default=0)
         self.buffers: Final = (self.mock.malloc(largest), self.mock.malloc(largest))
+
+    def read_log(self) -> str:
+        """What NCCL has logged so far."""
+        return os.pread(self.log, os.fstat(self.log).st_size, 0).decode(errors="replace")
 
     def on_all_ranks(self, work: str, *arguments: object) -> None:
         """Call a method of this class for each rank of the node, in a thread each.
@@ -196,7 +204,8 @@ def run(request: NodeRequest, out: TextIO) -> NodeAnswer:
         node.plugin.load_plan(Plan(epoch=1, rows=request.rows))
         node.plugin.flip(1)
     answers = tuple(node.answers())
-    return NodeAnswer(node.nccl.version, node.plugin.tuner_abi(), init_s, answers)
+    search = read_search(node.read_log()) if request.search else None
+    return NodeAnswer(node.nccl.version, node.plugin.tuner_abi(), init_s, answers, search)
 
 
 def main() -> int:
