@@ -203,3 +203,16 @@ def test_without_a_store_what_was_trained_into_the_default_one_is_shown(tmp_path
     with Store.open(default_store_path()) as store:
         store.save_model(record("lstm", shipped_blob("lstm")))
     assert str(tmp_path) in unwrapped(said(monkeypatch, capsys, "stage", "show"))
+
+
+def test_an_interrupted_demo_names_what_is_incomplete(tmp_path: Path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "demo", interrupted)
+    monkeypatch.setattr(sys, "argv", ["zerotune", "demo", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}/" in line

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 def test_a_daemon_that_no_rank_reaches_is_told_and_an_earlier_job_not_taken_for_this_one(tmp_path, monkeypatch):
     with Store.open(tmp_path / "store.db") as store:
         store.record_job("earlier", "earlier", {}, 2)
+    (tmp_path / "report.html").write_text("of the run before")
     deaf = [sys.executable, "-c", "import time; time.sleep(100)"]
     monkeypatch.setattr(demonstration, "start_in_background", lambda *_, **__: subprocess.Popen(deaf))
     with pytest.raises(UserError):
