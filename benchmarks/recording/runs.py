@@ -61,6 +61,7 @@ RUNS: Final = (
     Run("replay", "replay_speed --check-only --seed 3"),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
     Run("overhead", "overhead", is_timed=True),
+    Run("real_nccl", "real_nccl --quick", is_timed=True),
     Run("daemon_load", "daemon_load --quick", is_timed=True),
     Run("agreement_scale", "agreement_scale --quick", is_timed=True),
     Run("brain_speed", "brain_speed --quick", is_timed=True),

@@ -10,47 +10,10 @@ from collections import defaultdict
 
 import pytest
 
-from zerotune.agent.nccl import catalog
-from zerotune.agent.nccl.twin.protocol import Question, duration_us
+from benchmarks.lib.forced_cells import CHANNELS, CLUSTERS, SIZES, forced, offered
+from zerotune.agent.nccl.twin.protocol import duration_us
 from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file
-from zerotune.store.records import (
-    Algorithm,
-    Candidate,
-    Collective,
-    CommunicatorClass,
-    Phase,
-    PlanRow,
-    Protocol,
-    TimingSource,
-)
-
-COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
-SIZES = (1 << 16, 1 << 20, 1 << 25)
-CHANNELS = (0, 2, 16)
-STEP_BYTES = 1024
-"""Between the message sizes of two settings, so that each has a row, and a size, of its own."""
-ON_EVERY_MACHINE = {
-    (algorithm, protocol)
-    for algorithm in (Algorithm.ring, Algorithm.tree)
-    for protocol in (Protocol.ll, Protocol.simple)
-}
-CLUSTERS = {"one node": ("dgx_h100", 1, 2), "two nodes": ("dgx_h100", 2, 1), "pcie": ("pcie_l40s", 1, 2)}
-
-
-def forced(version, cluster):
-    """A row per setting, and the question that it answers."""
-    shape = CommunicatorClass(cluster.n_ranks, cluster.n_nodes)
-    rows = []
-    for collective in COLLECTIVES:
-        cells = catalog.legal_cells(
-            collective, n_nodes=cluster.n_nodes, n_ranks=cluster.n_ranks, nccl_version=version, nvls=True
-        )
-        settings = [(cell, n_channels, size) for size in SIZES for cell in cells for n_channels in CHANNELS]
-        for (algorithm, protocol), n_channels, size in settings:
-            message_bytes = size + STEP_BYTES * len(rows)
-            candidate = Candidate(algorithm, protocol, n_channels)
-            rows.append(PlanRow(shape, collective, Phase.other, message_bytes, message_bytes, candidate))
-    return rows, [Question(row.collective, row.min_bytes) for row in rows]
+from zerotune.store.records import TimingSource
 
 
 @pytest.fixture(scope="module", params=list(CLUSTERS))
@@ -66,16 +29,6 @@ def asked(request, release):
         answer = ask_nccl(library, cluster, questions, rows, observe=True, timeout_s=100)
     assert answer.version == version
     return version, cluster, rows, answer.answers
-
-
-def offered(version, answers):
-    """Cells that NCCL has here, by collective: its tables say so; 2.21 shows none, and gets what every machine has."""
-    cells = defaultdict(set)
-    for answer in answers:
-        cells[answer.question.collective] |= {(cell.algorithm, cell.protocol) for cell in answer.cells}
-        if version < (2, 22):
-            cells[answer.question.collective] |= ON_EVERY_MACHINE
-    return cells
 
 
 def test_each_collective_is_decided_once(asked):

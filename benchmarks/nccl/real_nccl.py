@@ -1,0 +1,158 @@
+"""What our plugin adds inside NCCL's own library, and whether NCCL does what it is told there.
+
+Host side of one all-gather, two ranks on a mock H100 node: nothing loaded, our plugin without a plan, with plans of 10,
+1,000 and 4,096 rows whose row asks for NCCL's own setting, with decision records, and observed. A process each, turn by
+turn in each round, calls in bursts as a step makes them; figures are medians over rounds of what a round adds. The
+mock's launch is part of every variant. Cells, times and cost tables are checked on all clusters of tests/real_nccl.
+
+Needs a libnccl: NCCL_LIBRARY, or `python -m benchmarks.lib.nccl_releases`.
+
+Run: python -m benchmarks real_nccl [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.lib import nccl_releases
+from benchmarks.lib.forced_cells import CLUSTERS, forced, offered
+from benchmarks.lib.live_costs import CLUSTERS as COST_CLUSTERS
+from benchmarks.lib.live_costs import differences
+from benchmarks.lib.reporting import Result, report
+from zerotune.agent.nccl.libnccl import find_libnccl
+from zerotune.agent.nccl.twin.protocol import Question, duration_us
+from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file
+from zerotune.store.records import Collective
+
+LOOP = Path(__file__).with_name("real_nccl_loop.c")
+VARIANTS = {
+    "none": 0, "no_plan": 0, "10_rows": 10, "1000_rows": 1000, "4096_rows": 4096, "records": 0, "observing": 0,
+}  # fmt: skip
+"""Rows of the plan, by what a worker is asked for."""
+ARRIVES_WITHIN_US = 0.01
+
+
+class Variant:
+    """A worker process."""
+
+    def __init__(self, library: Path, loop: Path, name: str) -> None:
+        words = [str(library), str(loop), name, str(VARIANTS[name])]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.nccl.real_nccl_worker", *words],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.init_ms = self._number()
+
+    def __enter__(self) -> Variant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def call_ns(self, n_bursts: int) -> float:
+        assert self.process.stdin is not None
+        print(n_bursts, file=self.process.stdin, flush=True)
+        return self._number()
+
+    def _number(self) -> float:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the worker ended with {self.process.wait()}: run it by hand to see why")
+        return float(line)
+
+
+def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+        loop = Path(folder) / "loop.so"
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(loop), str(LOOP)], check=True)
+        workers = {name: running.enter_context(Variant(library, loop, name)) for name in VARIANTS}
+        rounds = []
+        for number in range(n_rounds):
+            rounds.append({name: worker.call_ns(n_bursts) for name, worker in workers.items()})
+            print(f"round {number + 1} of {n_rounds}", file=sys.stderr)
+        init_ms = {name: worker.init_ms for name, worker in workers.items()}
+
+    def added_ns(name: str) -> float:
+        return median(each[name] - each["none"] for each in rounds)
+
+    def result(name: str, target: str = "") -> Result:
+        ratio = median(each[name] / each["none"] for each in rounds)
+        return Result(f"enqueue_added_ns_{name}", added_ns(name), "ns", target, "nothing loaded", ratio)
+
+    return [
+        Result("enqueue_ns_none", median(each["none"] for each in rounds), "ns"),
+        Result("enqueue_ratio_no_plan", median(each["no_plan"] / each["none"] for each in rounds), "ratio", "<= 1.06"),
+        result("10_rows"),
+        result("1000_rows", "<= 100"),
+        result("4096_rows"),
+        result("records"),
+        result("observing", "<= 1000"),
+        Result("init_added_ms", init_ms["no_plan"] - init_ms["none"], "ms"),
+    ]
+
+
+def cells(library: Path) -> list[Result]:
+    n_asked = n_honoured = n_timed = n_exact = 0
+    for machine, n_nodes, ranks_per_node in CLUSTERS.values():
+        with topology_file(machine) as topology:
+            cluster = Cluster(topology, n_nodes, ranks_per_node)
+            version = ask_nccl(library, cluster, [Question(Collective.all_gather, 1 << 20)]).version
+            rows, questions = forced(version, cluster)
+            answers = ask_nccl(library, cluster, questions, rows, observe=True).answers
+        has = offered(version, answers)
+        for place, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+            wanted = row.candidate
+            if (wanted.algorithm, wanted.protocol) in has[row.collective]:
+                n_asked += 1
+                within = not wanted.n_channels or answer.n_channels <= wanted.n_channels
+                n_honoured += within and (answer.algorithm, answer.protocol) == (wanted.algorithm, wanted.protocol)
+            n_timed += cluster.ranks_per_node
+            n_exact += sum(abs(ran.duration_us - duration_us(place)) <= ARRIVES_WITHIN_US for ran in answer.ran)
+    return [
+        Result("cells_honoured_share", n_honoured / n_asked, "share", "1"),
+        Result("timed_exact_share", n_exact / n_timed, "share", ">= 0.999"),
+    ]
+
+
+def costs(library: Path) -> Result:
+    worst = 0.0
+    for cluster in COST_CLUSTERS:
+        for difference in differences(library, *cluster):
+            worst = max(worst, difference.relative_error)
+    return Result("cost_table_worst_relative_error", worst, "ratio", "<= 0.001")
+
+
+def many_ranks(library: Path) -> Result:
+    with topology_file("dgx_h100") as topology:
+        cluster = Cluster(topology, 8, 8)
+        answer = ask_nccl(library, cluster, [Question(Collective.all_gather, 1 << 20)], timeout_s=400)
+    return Result("ranks_64_decision_s", answer.init_s, "s", "<= 90")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and no cluster of 64 ranks")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    arguments = parser.parse_args()
+    library = find_libnccl() or nccl_releases.library_of(nccl_releases.TESTED[-1])
+    if not library.exists():
+        raise SystemExit("there is no libnccl: set NCCL_LIBRARY, or python -m benchmarks.lib.nccl_releases")
+    results: list[Any] = enqueue(library, 7 if arguments.quick else 21, 60)
+    results += cells(library)
+    results.append(costs(library))
+    if not arguments.quick:
+        results.append(many_ranks(library))
+    report("real_nccl", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
