@@ -47,7 +47,17 @@ class Difference(NamedTuple):
 
 
 def differences(library: Path, machine: str, n_nodes: int, ranks_per_node: int) -> Iterator[Difference]:
-    """Every cell that either has, but for PAT over several ranks of a node, which 2.32 offers at any price."""
+    """Compare a cluster, without PAT over several ranks of a node, which 2.32 offers at any price.
+
+    Args:
+        library: a libnccl.so.2.
+        machine: name of a machine, or a topology file.
+        n_nodes: of the cluster.
+        ranks_per_node: of the communicator.
+
+    Yields:
+        Every cell that NCCL or the model has, at each size.
+    """
     with topology_file(machine) as topology:
         cluster = Cluster(topology, n_nodes, ranks_per_node)
         questions = [Question(collective, size) for collective in COLLECTIVES for size in SIZES]

@@ -71,6 +71,16 @@ class Variant:
 
 
 def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
+    """Time the host side of calls.
+
+    Args:
+        library: a libnccl.so.2.
+        n_rounds: in which each variant has its turn.
+        n_bursts: of calls, of a variant in a round.
+
+    Returns:
+        What each variant adds.
+    """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         loop = Path(folder) / "loop.so"
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(loop), str(LOOP)], check=True)
