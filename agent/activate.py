@@ -91,7 +91,9 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
         else:
             for name in NCCL_PLUGIN_SETTINGS:
-                os.environ.setdefault(name, str(plugin.path))
+                # By its name: it is loaded already, and NCCL 2.27.3 takes no path.
+                if os.environ.get(name, str(plugin.path)) == str(plugin.path):
+                    os.environ[name] = plugin.path.name
             if settings.plan_path is not None:
                 from zerotune.agent.steps.unmatched_plan import watch
 

@@ -235,10 +235,11 @@ def _plugin_problems(request: LaunchRequest) -> list[Finding]:
 
 def _setting_problems(request: LaunchRequest) -> list[Finding]:
     problems = []
-    ours = str(PLUGIN.path())
+    path = PLUGIN.path()
+    ours = () if path is None else (str(path), path.name)  # a rank's own children inherit the name
     for name in PLUGINS:
         value = request.environment.get(name)
-        if value and value != ours:
+        if value and value not in ours:
             problems.append(Finding(f"{name}={value} keeps our plugin out", f"unset {name} to be tuned", fatal=True))
     return problems + _pinning_problems(request.environment)
 

@@ -21,6 +21,7 @@ NEWEST_MODELLED: Final = (2, 28)
 """NCCL release whose rules apply when the version is unknown."""
 
 _PAT_SINCE = (2, 23)
+PAT_AVERAGES_SINCE: Final = (2, 31)
 _NVLS_MULTI_NODE_SINCE = (2, 27)
 
 _RING: Final = tuple((Algorithm.ring, protocol) for protocol in Protocol)
@@ -73,7 +74,8 @@ def legal_cells(
         if is_all_reduce and n_nodes > 1:
             cells.append((Algorithm.nvls_tree, Protocol.simple))
     one_rank_per_node = n_ranks is None or n_ranks == n_nodes
-    if not is_all_reduce and plain_sum and version >= _PAT_SINCE and n_nodes > 1 and one_rank_per_node:
+    by_pat = _PAT_SINCE if plain_sum else PAT_AVERAGES_SINCE
+    if not is_all_reduce and version >= by_pat and n_nodes > 1 and one_rank_per_node:
         cells.append((Algorithm.pat, Protocol.simple))
     return tuple(cells)
 

@@ -96,7 +96,7 @@ class SharedLibrary:
         return sorted(file for pattern in patterns for file in self.root.glob(pattern))
 
     def _source_hash(self) -> str:
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(" ".join(self.flags).encode())
         for file in self._files(*self.sources, *self.headers, _FLAGS):
             digest.update(file.relative_to(self.root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
         return digest.hexdigest()[:16]
@@ -135,7 +135,13 @@ def _is_current(library: Path, source_hash: str) -> bool:
         return False
 
 
-PLUGIN: Final = SharedLibrary("the tuner plugin", "plugin/libnccl-tuner-zerotune.so", ("plugin/**/*.c",))
+PLUGIN: Final = SharedLibrary(
+    "the tuner plugin",
+    "plugin/libnccl-tuner-zerotune.so",
+    ("plugin/**/*.c",),
+    flags=("-Wl,-soname,libnccl-tuner-zerotune.so",),
+)
+"""Its SONAME lets NCCL find it by its name once it is loaded."""
 EMULATED_NCCL: Final = SharedLibrary(
     "the emulated NCCL",
     "emulated/libzerotune-emulated.so",

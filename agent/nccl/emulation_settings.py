@@ -78,6 +78,7 @@ def _positive(text: str) -> float | None:
 HOST_VARIABLE: Final = "ZEROTUNE_NCCL_HOST"
 """`library` or `model`; unset: the library where that is possible."""
 _SHOWS_LAUNCHES_SINCE: Final = (2, 22)
+_TAKES_NO_PATHS: Final = (2, 27, 3)
 
 
 class HostChoice(NamedTuple):
@@ -128,6 +129,8 @@ def _usable(environment: Mapping[str, str], fabric: Fabric) -> tuple[Path, str]:
         raise UserError("there is no libnccl", "pip install zerotune[nccl]")
     nccl = Libnccl(path)
     layout_of(nccl.version)
+    if nccl.version == _TAKES_NO_PATHS:
+        raise UserError(f"NCCL {nccl.version_text} takes no plugin by its path, so no network", "take another release")
     if nccl.version < _SHOWS_LAUNCHES_SINCE:
         raise UserError(f"NCCL {nccl.version_text} does not show what it launches", "take 2.22 or newer")
     named = environment.get("ZEROTUNE_NCCL_VERSION")

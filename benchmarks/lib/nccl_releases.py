@@ -16,7 +16,7 @@ from typing import Final
 TESTED: Final = ("2.27.7", "2.29.7", "2.32.3")
 """Releases of `make test`: the three newest tuner interfaces."""
 ALL: Final = (
-    *("2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.5", "2.27.5", "2.27.7", "2.28.3", "2.28.9"),
+    *("2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.5", "2.27.3", "2.27.5", "2.27.7", "2.28.3", "2.28.9"),
     *("2.29.3", "2.29.7", "2.30.3", "2.30.7", "2.31.2", "2.32.3"),
 )
 """Releases of `make test-releases`: at least one of each minor version from the oldest that has a tuner we can use."""

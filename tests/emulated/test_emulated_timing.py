@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from emulated_world import World, join
 
+from zerotune.agent.nccl import catalog, library
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl import library
 from zerotune.agent.nccl.emulated import journal, settings
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.host import communicator
@@ -157,7 +157,8 @@ def _planned(rank: int, folder: str) -> Any:
     finally:
         plugin.set_observing(False)
         plugin.reset()
-    return [call.candidate for call in journal().calls], list(journal().calls), records
+    release = dist.distributed_c10d._get_default_group().communicator.host.release
+    return [call.candidate for call in journal().calls], list(journal().calls), records, release.version
 
 
 def _timed(plugin: library.Plugin, n: int) -> Any:
@@ -171,11 +172,11 @@ def _timed(plugin: library.Plugin, n: int) -> Any:
 
 def test_a_plan_decides_what_runs_and_the_profiler_reports_it(world: World, tmp_path: Path) -> None:
     results = world.run(_planned, str(tmp_path))
-    for ran, calls, records in results:
+    for ran, calls, records, version in results:
         assert ran[0] == SLOW
         assert ran[1] != SLOW
         assert ran[2] == BY_PAT
-        assert ran[3].algorithm is Algorithm.ring  # PAT cannot average: IGNORE
+        assert (ran[3].algorithm is Algorithm.pat) == (version >= catalog.PAT_AVERAGES_SINCE)
         assert len(set(records["comm_id"])) == 1
         for call, record in zip(calls, records, strict=True):
             assert record["message_bytes"] == call.message_bytes
@@ -185,6 +186,6 @@ def test_a_plan_decides_what_runs_and_the_profiler_reports_it(world: World, tmp_
             end_us = record["start_ns"] / 1000 + record["duration_us"]
             assert end_us == pytest.approx(call.end_us, abs=0.01, rel=1e-6)
     # Each rank's kernel spins from its own arrival on; the last to arrive sees the collective's own duration.
-    durations = np.array([records["duration_us"] for _, _, records in results])
+    durations = np.array([records["duration_us"] for _, _, records, _ in results])
     own = [call.end_us - call.start_us for call in results[0][1]]
     assert durations.min(axis=0) == pytest.approx(own, rel=1e-3)

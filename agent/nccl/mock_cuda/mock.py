@@ -139,10 +139,8 @@ class MockCuda:
         names = (ctypes.c_char_p * len(cuda))(*(each.name.encode() for each in cuda))
         addresses = (ctypes.c_void_p * len(cuda))(*(base + each.address for each in cuda))
         sizes = (ctypes.c_uint64 * len(cuda))(*(each.n_bytes for each in cuda))
-        fault = self._patch(names, addresses, sizes, len(cuda))
-        if fault != 0:
-            why = "its code cannot be written to" if fault == -1 else "one of its functions is too short"
-            raise PluginError(f"the mock CUDA cannot be put into {path}: {why}")
+        if self._patch(names, addresses, sizes, len(cuda)) != 0:
+            raise PluginError(f"the mock CUDA cannot be put into {path}: its code cannot be written to")
         self._set_layout(ctypes.byref(LayoutFields(*layout)))
         return base
 

@@ -65,7 +65,8 @@ class Node:
         self.mock: Final = MockCuda()
         self.mock.lend(machine)
         self.plugin: Final = library.load()
-        os.environ.update(NCCL_TUNER_PLUGIN=str(self.plugin.path), NCCL_PROFILER_PLUGIN=str(self.plugin.path))
+        name = self.plugin.path.name  # as the agent says it, since NCCL 2.27.3 takes no path
+        os.environ.update(NCCL_TUNER_PLUGIN=name, NCCL_PROFILER_PLUGIN=name)
         self.plugin.set_observing(request.observe)
         os.environ["NCCL_NET_PLUGIN"] = str(self.mock.path) if machine.nics else "none"
         self.nccl: Final = Libnccl(Path(request.library))

@@ -282,7 +282,7 @@ void mock_on_launch(void **parameters, void **extra, void *stream) {
                       .stream = (uint64_t)(uintptr_t)stream,
                       .device = (uint32_t)mock_current_device()};
     read_launch(args, &launch, &work);
-    kernel *const kept = waiting ? malloc(sizeof *kept) : NULL;
+    kernel *const kept = waiting && launch.n_works != 0 ? malloc(sizeof *kept) : NULL;
     if (kept != NULL) {
       launch.next = kernels;
       *kept = launch;

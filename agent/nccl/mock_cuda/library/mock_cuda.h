@@ -71,7 +71,7 @@ MOCK_API void mock_cuda_set_machine(const mock_machine *machine);
 MOCK_API void mock_cuda_set_layout(const mock_layout *layout);
 MOCK_API void mock_cuda_set_device(int device); /* the calling thread's */
 /* Overwrite the beginning of each function with a jump to ours; those that the mock lacks say so when they are called.
- * Returns 0, -1 = the code cannot be written to, -2 = a function is too short. */
+ * Returns 0, -1 = the code cannot be written to. */
 MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes,
                              size_t n_functions);
 MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);

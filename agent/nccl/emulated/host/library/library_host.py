@@ -127,22 +127,26 @@ class LibraryHost(NcclHost):
                 if task.message_bytes:
                     asked[fused.collective, task.count * n_parts].append(place)
         launched: list[list[np.void]] = [[] for _ in tuned]
-        for work in works:
-            collective = self._process.functions[int(work["function_id"])].collective
-            places = asked[collective, int(work["count"])]
-            if not places:
-                raise EmulatedNcclError(f"NCCL launched {collective.name} of {work['count']}, which nobody called")
-            launched[places.popleft()].append(work)
-        if any(asked.values()):
-            raise EmulatedNcclError(f"NCCL launched nothing for {[key for key, left in asked.items() if left]}")
         for launch, n_works in zip(*np.unique(works["launch"], return_counts=True), strict=True):
             self._launches[int(launch)] = _Launch(int(n_works))
+        others: list[np.void] = []
+        for work in works:
+            places = asked[self._process.functions[int(work["function_id"])].collective, int(work["count"])]
+            (launched[places.popleft()] if places else others).append(work)
+        missing = [key for key, left in asked.items() if left]
+        # From 2.29 on, grouped broadcasts are one all-gather of unequal parts: a kernel without a setting.
+        if any(collective is not Collective.broadcast for collective, _ in missing) or (others and not missing):
+            raise EmulatedNcclError(f"NCCL launched nothing for {missing}, and {len(others)} collectives nobody called")
+        for work in others:
+            self._end(int(work["launch"]), int(work["number"]), 0, 0)
         return [self._decision(each) for each in launched]
 
     def _decision(self, works: Sequence[np.void]) -> Decision:
         settings = {self._process.functions[int(work["function_id"])][1:] for work in works}
         if len(settings) > 1:
             raise EmulatedNcclError(f"NCCL gave tasks that it fuses different settings: {settings}")
+        if not settings:
+            return NO_DECISION
         (algorithm, protocol), channels = settings.pop(), 0
         for work in works:
             channels |= int(work["channel_mask"])
@@ -160,12 +164,16 @@ class LibraryHost(NcclHost):
     def ran(self, call: IssuedCall, start_us: float, end_us: float) -> None:
         """See NcclHost."""
         for launch, number in call.decision.kernels:
-            waiting = self._launches[launch]
-            waiting.start_ns[number], waiting.end_ns[number] = round(start_us * 1000), round(end_us * 1000)
-            waiting.n_open -= 1
-            if waiting.n_open == 0:
-                self._mock.finish(launch, waiting.start_ns, waiting.end_ns)
-                del self._launches[launch]
+            self._end(launch, number, round(start_us * 1000), round(end_us * 1000))
+
+    def _end(self, launch: int, number: int, start_ns: int, end_ns: int) -> None:
+        """One work of a kernel is over; the last ends the kernel."""
+        waiting = self._launches[launch]
+        waiting.start_ns[number], waiting.end_ns[number] = start_ns, end_ns
+        waiting.n_open -= 1
+        if waiting.n_open == 0:
+            self._mock.finish(launch, waiting.start_ns, waiting.end_ns)
+            del self._launches[launch]
 
     def close(self) -> None:
         """See NcclHost."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from zerotune.agent.nccl import cost_model, pinning
+from zerotune.agent.nccl import catalog, cost_model, pinning
 from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
 from zerotune.agent.nccl.emulated.host.model.plugin_host import CommunicatorPlugins, plugin_host
 from zerotune.agent.nccl.fabric import Fabric
@@ -129,7 +129,9 @@ class Chooser:
         """The table as NCCL fills it before the plugin sees it."""
         table = np.array(cost_model.cost_table(self._topology, collective, message_bytes, n_pipe_ops), np.float32)
         if collective is Collective.reduce_scatter and average:
-            table[[Algorithm.pat, Algorithm.nvls]] = IGNORE
+            table[Algorithm.nvls] = IGNORE
+            if self._release.version < catalog.PAT_AVERAGES_SINCE:
+                table[Algorithm.pat] = IGNORE
         table[self._release.n_algorithms :] = IGNORE
         if self._release.is_rccl:
             table[_BEYOND_RCCL] = IGNORE
