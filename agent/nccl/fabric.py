@@ -34,6 +34,7 @@ else:
 
 FABRICS_DIR: Final = Path(__file__).parent / "fabrics"
 
+_NVLS: Final = (Algorithm.nvls, Algorithm.nvls_tree)
 _BELIEVED_RATES: Final = ("ring_bw_intra_gbs", "ring_bw_inter_gbs", "tree_bw_intra_gbs", "tree_bw_inter_gbs")
 
 
@@ -178,6 +179,17 @@ class Fabric:
             )
         fixed_us, us_per_byte = line(cell, communicator, collective, n_filled)
         return fixed_us + us_per_byte * message_bytes / self._adapter_share(communicator)
+
+    def prices(self, algorithm: Algorithm) -> bool:
+        """Whether the file says what any collective by this algorithm costs."""
+        if self.truth.follows_belief:
+            return bool(algorithm not in _NVLS or (algorithm is Algorithm.nvls and self.describes_nvls))
+        return any(algorithm is priced for _, priced, *_ in (*self._cells, *self._recorded))
+
+    @property
+    def describes_nvls(self) -> bool:
+        """Whether NCCL is believed to have NVLink multicast."""
+        return any(span is not None and span.nvls_gbs > 0 for span in (self.belief.one_node, self.belief.many_nodes))
 
     def sms_slowdown(self, n_channels: int) -> float:
         """Factor >= 1 on computation while collectives hold `n_channels` channels."""

@@ -354,3 +354,13 @@ def test_a_changed_file_is_another_fabric(tmp_path: Path) -> None:
     first = fabric.load(path).fabric_id
     path.write_text(GOOD.replace("sigma = 0.03", "sigma = 0.02"))
     assert fabric.load(path).fabric_id != first
+
+
+@pytest.mark.parametrize(
+    ("name", "nvls", "nvls_tree"),
+    [("h100_ib_2", True, False), ("ethernet_boxes", False, False), ("as_believed", False, False)],
+)
+def test_a_fabric_says_which_algorithms_it_prices(name, nvls, nvls_tree):
+    fabric = fabrics.load(name)
+    assert fabric.prices(Algorithm.ring)
+    assert (fabric.prices(Algorithm.nvls), fabric.prices(Algorithm.nvls_tree)) == (nvls, nvls_tree)

@@ -15,8 +15,10 @@ from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import MockCuda
 from zerotune.agent.nccl.release import Release
 from zerotune.agent.nccl.twin.machines import MACHINES
-from zerotune.store.records import TimingSource
+from zerotune.store.records import Algorithm, TimingSource
 
+_MULTICAST: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
+"""What a described machine may have and a fabric's file may leave out, in NCCL_ALGO's words."""
 _SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
 
 
@@ -39,6 +41,9 @@ class LibraryProcess:
         self.mock: Final = MockCuda()
         self.mock.lend(machine)
         os.environ.update(NCCL_TOPO_FILE=name, NCCL_HOSTID=f"{fabric.name}-{node}", NCCL_SOCKET_IFNAME="lo")
+        unpriced = [name for algorithm, name in _MULTICAST.items() if not fabric.prices(algorithm)]
+        if unpriced:  # NCCL must not choose what the fabric has no time for
+            os.environ.setdefault("NCCL_ALGO", f"^{','.join(unpriced)}")
         os.environ["NCCL_NET_PLUGIN"] = str(self.mock.path) if machine.nics else "none"
         self.nccl: Final = Libnccl(path)
         base = self.mock.attach(path, self.nccl.library, self.nccl.version)
