@@ -361,6 +361,6 @@ def test_a_changed_file_is_another_fabric(tmp_path: Path) -> None:
     [("h100_ib_2", True, False), ("ethernet_boxes", False, False), ("as_believed", False, False)],
 )
 def test_a_fabric_says_which_algorithms_it_prices(name, nvls, nvls_tree):
-    fabric = fabrics.load(name)
-    assert fabric.prices(Algorithm.ring)
-    assert (fabric.prices(Algorithm.nvls), fabric.prices(Algorithm.nvls_tree)) == (nvls, nvls_tree)
+    loaded = fabric.load(name)
+    assert loaded.prices(Algorithm.ring)
+    assert (loaded.prices(Algorithm.nvls), loaded.prices(Algorithm.nvls_tree)) == (nvls, nvls_tree)
