@@ -36,6 +36,11 @@ def test_the_platforms_wheel_brings_both_libraries_and_the_pure_one_none(built):
     assert re.search(r"-py3-none-(?!any)\w+\.whl$", built("wheel").name)
 
 
+def test_every_source_in_c_is_in_the_wheels(built):
+    sources = {file for pattern in ("*.c", "*.h") for file in (CHECKOUT / "agent").rglob(pattern)}
+    assert {f"zerotune/{file.relative_to(CHECKOUT)}" for file in sources} <= names(built("pure"))
+
+
 def test_the_libraries_load_on_old_linux(built):
     """`make wheel` promises manylinux_2_17; auditwheel says the same there."""
     with zipfile.ZipFile(built("wheel")) as archive:
