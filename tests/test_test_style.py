@@ -14,7 +14,6 @@ OF_OTHERS = {"_exit", "_getframe", "_dynamo", "_C", "_cdata", "_coalescing_manag
 """Names of Python's and torch's."""
 
 # By folder, how many are left of earlier times. These numbers only shrink.
-SENTENCES_LEFT = {"brain": 22}
 PRIVATE_NAMES_LEFT = {
     "agreement": 1, "emulated": 3, "modeling": 4, "offline": 3, "store": 7, "traces": 9, "zero": 4,
 }  # fmt: skip
@@ -90,8 +89,8 @@ def counted(find, without=frozenset()):
 
 
 def test_no_sentence_is_asserted():
-    numbers, places = counted(sentences)
-    assert numbers == SENTENCES_LEFT, "\n".join(places)
+    _, places = counted(sentences)
+    assert not places, "\n".join(places)
 
 
 def test_nothing_private_is_used():

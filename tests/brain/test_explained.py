@@ -64,13 +64,8 @@ def test_the_text_says_who_decided_when(path: Path) -> None:
     found = explanations.explain(path, None, "all_gather", "forward_gather", 1 << 20)
     explanations_shown.render(found, console, found[0].job)
     text = " ".join(console.export_text().split())
-    for words in (
-        "epoch",
-        "predictions by NCCL's cost, no model yet",
-        "on trial here",
-        "all jobs (calls)",
-        "earlier:",
-    ):
+    assert (found[0].model_id, found[0].n_explored > 0) == ("", True)
+    for words in ("epoch", "NCCL's cost", f" {found[0].n_explored} candidate", "all jobs (calls)", "earlier:"):
         assert words in text
     assert np.char.find(text, "1970") >= 0, "the brain's clock stands still in this test"
 
@@ -99,8 +94,8 @@ def test_trials_of_other_plans_leave_a_trace_with_their_verdict_and_cost() -> No
     assert len(tried - ended) <= 1, "one may be on trial still"
     for one in news:
         assert one.kind == "variant"
-        assert re.search(r"steps were \d+\.\d % (faster|slower) with it \(90 %: give or take \d+\.\d\)", one.reason)
-        assert re.search(r"that cost [\d,]+ us$", one.reason)
+        assert re.search(r"\d+\.\d % .*\(90 %: .*\d+\.\d\)", one.reason), "the gain, and how sure it is"
+        assert re.search(r" [\d,]+ us$", one.reason), "the cost"
         assert one.alternatives == "[]"
     assert not any(one.is_of_job for one in settled_decisions(decisions).values())
 
@@ -136,9 +131,9 @@ def test_a_lead_that_ended_is_told() -> None:
         if 1.05 < world.truth(call, one)[0] / usual_us < 1.5
     )  # fmt: skip
     brain._policy.begin_lead(state, slower, (0.01, 0.005))
-    told = [one.reason for one in _told(world, brain, 40)]
+    told = [one for one in _told(world, brain, 40) if one.kind == "keep" and one.reason.startswith(f"{slower}: ")]
     assert state.lead != slower
-    assert any(reason.startswith(f"{slower}: measured") and reason.endswith("it runs no longer") for reason in told)
+    assert [(one.key, one.candidate.is_baseline) for one in told] == [(state.key, True)]
 
 
 def test_what_memory_makes_a_new_size_run_is_told() -> None:
@@ -224,7 +219,10 @@ def test_the_last_word_on_a_key_is_what_usually_runs_there() -> None:
     agree(60)
     world.slowdown = {}
     agree(60)
-    assert any(one.kind == "regime" for one in decisions)
-    assert any(one.kind == "lead" and one.reason.startswith("it led while") for one in decisions)
+    changes = [one.step for one in decisions if one.kind == "regime"]
+    assert len(changes) >= 2
+    leads = [(one.step, one.key, one.candidate) for one in decisions if one.kind == "lead"]
+    before = {(key, candidate) for step, key, candidate in leads if step < changes[0]}
+    assert before & {(key, candidate) for step, key, candidate in leads if step == changes[-1]}, "what led, leads again"
     world.memory_pressure = 0.99
     agree(20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -20,8 +21,9 @@ def test_what_leads_by_its_calls_and_slows_steps_down_is_withdrawn(
     world = secretly_slow_job(ALONE, slow, 10)
     brain = make_brain(world)
     play(world, brain, 800)
-    reasons = [decision.reason for decision in brain.decisions() if decision.kind == "rollback"]
-    assert any("compared in turns" in reason for reason in reasons)
+    kinds = [decision.kind for decision in brain.decisions()]
+    assert "promote" not in kinds
+    assert kinds.count("rollback") >= sum(state.n_withdrawn for state in brain._states) >= 1
     assert world.n_slow <= most_steps
     assert world.lost / 800 <= most_lost
     assert 0.3 * world.lost <= brain.spent_percent / 100.0 * 800 <= 3.0 * world.lost + 1.0, "and it is charged"
@@ -32,7 +34,8 @@ def test_several_keys_that_each_add_a_little_are_caught_together() -> None:
     brain = make_brain(world)
     play(world, brain, 500)
     assert world.lost / 500 <= 0.012
-    assert any("more on trial at the same time" in decision.reason for decision in brain.decisions())
+    withdrawn = Counter(decision.step for decision in brain.decisions() if decision.kind == "rollback")
+    assert max(withdrawn.values()) >= 2
 
 
 def test_a_key_that_slowed_steps_down_rests_for_longer_each_time() -> None:
@@ -55,7 +58,7 @@ def test_where_no_step_is_slower_nothing_is_withdrawn() -> None:
         world = secretly_slow_job(calls, 0.0, 13)
         brain = make_brain(world)
         play(world, brain, 300)
-        assert not any("compared in turns" in decision.reason for decision in brain.decisions())
+        assert not any(state.n_withdrawn for state in brain._states)
 
 
 # ---- the watch alone, over many seeds --------------------------------------------------------------------

@@ -12,10 +12,11 @@ from benchmarks.lib.brain_world import Call, World, play
 from benchmarks.lib.data_sets import of_folder
 from benchmarks.modeling.prediction_first_step import after_the_first_step
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.evidence.field import FieldBook
+from zerotune.tuner.learning.policy.evidence.offered import NOT_OFFERED
 from zerotune.tuner.modeling.features import CostPrior, cell_of
 
 
@@ -143,5 +144,5 @@ def test_what_nccl_turns_out_not_to_offer_runs_no_longer() -> None:
     play(world, brain, 3)
     assert world.chosen(call).is_baseline
     assert state.lead is None
-    assert promoted in state.banned
-    assert any("does not offer it" in decision.reason for decision in brain.decisions())
+    assert state.banned[promoted] == NOT_OFFERED
+    assert [one.candidate for one in brain.decisions() if one.kind == "rollback"][-1:] == [BASELINE]
