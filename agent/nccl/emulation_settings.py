@@ -10,12 +10,14 @@ from typing import Final, NamedTuple
 
 from zerotune.agent.nccl import pinning
 from zerotune.agent.nccl.channel_limit import channel_limit
+from zerotune.agent.nccl.compiled import MOCK_CUDA
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.agent.nccl.fault_settings import read_faults
 from zerotune.agent.nccl.libnccl import Libnccl, find_libnccl
 from zerotune.agent.nccl.mock_cuda.layouts import layout_of
+from zerotune.agent.nccl.mock_cuda.mock import refuse_beside_a_driver
 from zerotune.agent.nccl.release import release
-from zerotune.store.errors import UserError
+from zerotune.store.errors import PluginError, UserError
 from zerotune.store.records import Collective
 
 
@@ -111,11 +113,15 @@ def choose_host(environment: Mapping[str, str], fabric: Fabric) -> HostChoice:
         return HostChoice(None, modelled, f"{HOST_VARIABLE}=model")
     try:
         path, version = _usable(environment, fabric)
+    except PluginError as error:
+        obstacle, remedy = str(error), "install a C compiler, or unset it"
     except UserError as error:
-        if wanted == "library":
-            raise UserError(f"{HOST_VARIABLE}=library is not possible: {error.problem}", error.remedy) from None
-        return HostChoice(None, modelled, error.problem)
-    return HostChoice(path, version, "")
+        obstacle, remedy = error.problem, error.remedy
+    else:
+        return HostChoice(path, version, "")
+    if wanted == "library":
+        raise UserError(f"{HOST_VARIABLE}=library is not possible: {obstacle}", remedy)
+    return HostChoice(None, modelled, obstacle)
 
 
 def _usable(environment: Mapping[str, str], fabric: Fabric) -> tuple[Path, str]:
@@ -127,6 +133,8 @@ def _usable(environment: Mapping[str, str], fabric: Fabric) -> tuple[Path, str]:
     path = find_libnccl()
     if path is None:
         raise UserError("there is no libnccl", "pip install zerotune[nccl]")
+    refuse_beside_a_driver()
+    MOCK_CUDA.build()
     nccl = Libnccl(path)
     layout_of(nccl.version)
     if nccl.version == _TAKES_NO_PATHS:

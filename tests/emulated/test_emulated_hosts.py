@@ -13,6 +13,7 @@ from benchmarks.lib import nccl_releases
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph
 from zerotune.agent.nccl.emulation_settings import HOST_VARIABLE, choose_host
+from zerotune.agent.nccl.mock_cuda import mock
 from zerotune.store.errors import UserError
 
 RELEASE = nccl_releases.TESTED[-1]
@@ -55,13 +56,21 @@ def test_the_model_decides_where_the_library_cannot(libnccl: Path, environment: 
         choose_host(environment | {HOST_VARIABLE: "library"}, fabric)
 
 
+def test_the_model_decides_beside_a_real_driver(libnccl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mock, "DRIVER_FILES", (str(tmp_path),))
+    fabric = fabrics.load("h100_node")
+    assert choose_host({}, fabric).library is None
+    monkeypatch.setenv(mock.FORCE, "force")
+    assert choose_host({}, fabric).library == libnccl
+
+
 def test_a_host_that_does_not_exist_is_a_users_mistake() -> None:
     with pytest.raises(UserError, match=HOST_VARIABLE):
         choose_host({HOST_VARIABLE: "gpu"}, fabrics.load("h100_node"))
 
 
 def _window(rank: int) -> None:
-    dist.distributed_c10d._get_default_group().register_window(torch.ones(4))
+    dist.group.WORLD.register_window(torch.ones(4))
 
 
 def _graph(rank: int) -> None:

@@ -157,7 +157,7 @@ def _planned(rank: int, folder: str) -> Any:
     finally:
         plugin.set_observing(False)
         plugin.reset()
-    release = dist.distributed_c10d._get_default_group().communicator.host.release
+    release = dist.group.WORLD.communicator.host.release
     return [call.candidate for call in journal().calls], list(journal().calls), records, release.version
 
 

@@ -30,7 +30,7 @@ WORK: Final = np.dtype(
 """One collective of one launch: `mock_work` in mock_cuda.h."""
 FORCE: Final = "ZEROTUNE_MOCK_CUDA"
 """Variable that lets the mock load beside a CUDA driver, by the value `force`."""
-_DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")
+DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")
 
 
 class _Device(ctypes.Structure):
@@ -74,7 +74,7 @@ class MockCuda:
     """
 
     def __init__(self) -> None:
-        _refuse_beside_a_driver()
+        refuse_beside_a_driver()
         path = MOCK_CUDA.build()
         try:
             self._library = ctypes.CDLL(str(path))
@@ -197,10 +197,11 @@ class MockCuda:
             raise PluginError(f"no kernel of the mock GPU waits as launch {launch} with {len(start_ns)} works")
 
 
-def _refuse_beside_a_driver() -> None:
+def refuse_beside_a_driver() -> None:
+    """Raises UserError where a CUDA driver is in use, unless ZEROTUNE_MOCK_CUDA says force."""
     if os.environ.get(FORCE) == "force":
         return
-    found = next((path for path in _DRIVER_FILES if os.path.exists(path)), None)
+    found = next((path for path in DRIVER_FILES if os.path.exists(path)), None)
     if found is not None:
         raise UserError(
             f"this machine has a CUDA driver ({found}): the mock CUDA is for machines without one",
