@@ -71,9 +71,9 @@ class _ExchangedSum:
 
     def __init__(self, shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
         self._shard = shard
-        self._parts = torch.empty_like(whole)
+        self.parts = torch.empty_like(whole)  # one from each rank
         self._whole = whole  # gloo reads it until the work is done
-        self._work = dist.all_to_all_single(self._parts, whole, group=group, async_op=True)
+        self._work = dist.all_to_all_single(self.parts, whole, group=group, async_op=True)
 
     def is_done(self) -> bool:
         assert self._work is not None
@@ -82,7 +82,7 @@ class _ExchangedSum:
     def wait(self) -> None:
         assert self._work is not None
         self._work.wait()
-        first, second, *others = torch.split(self._parts, self._shard.numel())
+        first, second, *others = torch.split(self.parts, self._shard.numel())
         torch.add(first, second, out=self._shard)
         for part in others:
             self._shard.add_(part)

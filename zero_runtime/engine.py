@@ -63,7 +63,7 @@ class Engine:
         beside = [] if model_parallel_group is None else [model_parallel_group]
         self.disjoint_groups = [self.group, *beside]  # over these, one after another, every element is met once
         self.collectives = collectives.for_group(self.group)
-        self._flights = Flights(settings.n_buckets_in_flight)
+        self.flights = Flights(settings.n_buckets_in_flight)
         self._positions = {id(p): position for position, p in enumerate(model.parameters())}
         if settings.stage < 3:
             everything = [managed for _, _, part in parts for managed in part]
@@ -84,11 +84,9 @@ class Engine:
             self._parameters = ReplicatedParameters(
                 model, self.units[0], layers, settings.overlap_post_step_gather, rank_errors
             )
-        self._backward = BackwardPass(self.units, self._flights, self._parameters, rank_errors)
+        self._backward = BackwardPass(self.units, self.flights, self._parameters, rank_errors)
         self._parameters.backward = self._backward
-        self.sharded = ShardedGradients(
-            self.gradients, self._flights, self.collectives, settings.find_unused_parameters
-        )
+        self.sharded = ShardedGradients(self.gradients, self.flights, self.collectives, settings.find_unused_parameters)
         self._optimizer: torch.optim.Optimizer | None = None
         self._guard_state_dict()
         if settings.precision is not None:
@@ -144,7 +142,7 @@ class Engine:
             flat = Flat(part, self.group, self.collectives, compute, settings.stage == 3, cap)
             flats.append(flat)
             if trainable:
-                gradients.append(FlatGradients(flat, self.collectives, self._flights, self._reduce_settings(compute)))
+                gradients.append(FlatGradients(flat, self.collectives, self.flights, self._reduce_settings(compute)))
         at_rest = State.PARTITIONED if settings.stage == 3 else State.MATERIALISED
         return Unit(name, module, flats, gradients, Schedule(gradients, self._positions), at_rest)
 

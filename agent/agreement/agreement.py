@@ -80,7 +80,8 @@ class Agreement:
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
         # A peer that has the message goes on, and its next collective waits for this rank: after two timeouts
         # its watchdog has ended the job. A rank that still lives then knows that no rank has the message.
-        self._patience_s = 2 * timeout_s + 60.0
+        self.patience_s = 2 * timeout_s + 60.0
+        """How long the training thread waits for rank 0's message."""
         self._changed = threading.Condition(threading.Lock())
         self._follower = Follower()
         self._leader = Leader(pacing or pacing_for(world_size)) if rank == 0 else None
@@ -180,14 +181,14 @@ class Agreement:
         follower = self._follower
         self.n_waits += 1
         start_s = time.perf_counter()
-        if not self._changed.wait_for(lambda: not follower.is_blocked or self._failure is not None, self._patience_s):
+        if not self._changed.wait_for(lambda: not follower.is_blocked or self._failure is not None, self.patience_s):
             follower.abandon()
             self.state = "lost"
             self._exchange.close()
             logger.warning(
                 "zerotune: no message from rank 0 at boundary %d for %.0f s; the plan of epoch %d stays for good",
                 follower.boundary,
-                self._patience_s,
+                self.patience_s,
                 follower.epoch,
             )
         self.wait_us += (time.perf_counter() - start_s) * 1e6

@@ -230,7 +230,7 @@ def test_silence_of_rank_0_ends_in_the_plan_in_force(job: Any) -> None:
     ranks = job(2)
     ranks.until_agreeing()
     follower = ranks.ranks[1]
-    follower._patience_s = 0.2
+    follower.patience_s = 0.2
     follower.boundary()
     follower.boundary()
     assert follower.boundary() == 0

@@ -15,7 +15,7 @@ from zerotune.agent.nccl import library
 from zerotune.agent.nccl.emulated.host import communicator, grouping
 from zerotune.agent.nccl.emulated.host.calls import IssuedCall, Task
 from zerotune.agent.nccl.emulated.host.communicator import Communicator
-from zerotune.agent.nccl.emulated.host.model import plugin_host
+from zerotune.agent.nccl.emulated.host.model.plugin_host import plugin_host
 from zerotune.agent.nccl.emulated.settings import Emulation
 from zerotune.agent.nccl.emulated.torch_backend import tasks
 from zerotune.agent.nccl.emulated.torch_backend.reduction import AVERAGE, SUM, Operator
@@ -41,7 +41,7 @@ class Pair:
             self._monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             self._monkeypatch.setenv(name, value)
-        self._monkeypatch.setattr(plugin_host, "_host", None)
+        plugin_host.cache_clear()
         return self.again(fabric)
 
     def again(self, fabric: str = "ethernet_boxes", name: str = "pair") -> list[Communicator]:
@@ -55,6 +55,7 @@ class Pair:
     def close(self) -> None:
         for each in self._made:
             each.close()
+        plugin_host.cache_clear()
 
 
 def issue(ranks: list[Communicator], collective: Collective, n_bytes: int, average: bool = False) -> IssuedCall:

@@ -14,6 +14,7 @@ from zerotune.agent.nccl import compiled, cost_model, library
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph, SettingDisagreement, journal
 from zerotune.agent.nccl.emulated.host import grouping
+from zerotune.agent.nccl.emulated.host.communicator import Communicator
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, TimingSource
@@ -344,7 +345,12 @@ def _replay(graphs) -> None:
 
 
 def _issued(graphs):
-    return [call for graph in graphs for node in graph._nodes if hasattr(node, "issue") for call in node.issue()]
+    """Calls of a replay that waits for none of them."""
+    calls = []
+    with patch.object(Communicator, "complete", lambda _, call: calls.append(call) or 0.0):
+        for graph in graphs:
+            graph.replay()
+    return calls
 
 
 def _complete(calls) -> None:
@@ -354,12 +360,14 @@ def _complete(calls) -> None:
 
 def _between(ranks, graphs):
     """Each rank decides a group of two; a replay comes before its events, as another thread's may."""
-    calls = []
+    calls, replayed = [], []
     for each, graph in zip(ranks, graphs, strict=True):
         groups = [grouping.fuse_group(each, [deferred(GATHER, n, SUM, each.rank)])[0] for n in (MIB, 8 * MIB)]
-        with patch.object(each.host, "enqueued", _after(lambda graph=graph: _issued([graph]), each.host.enqueued)):
+        with patch.object(
+            each.host, "enqueued", _after(lambda graph=graph: replayed.extend(_issued([graph])), each.host.enqueued)
+        ):
             calls.append(each.issue(groups)[0])
-    _complete([each._pending[-1] for each in ranks])
+    _complete(replayed)
     return calls
 
 

@@ -82,9 +82,9 @@ def test_the_winner_knows_what_it_would_say_without_some_points(swept: tuple[np.
     points = build(*swept)
     held = np.isin(points.size_class, np.unique(points.size_class)[1::3])
     whole = Kriging().fit(points)
-    process = GaussianProcessRegressor(whole._process.kernel_, alpha=points.noise[~held] ** 2, optimizer=None)
-    process.fit(whole._design(points)[~held], points.residual[~held])
-    expected = points.residual[held] - process.predict(whole._design(points)[held])
+    process = GaussianProcessRegressor(whole.process.kernel_, alpha=points.noise[~held] ** 2, optimizer=None)
+    process.fit(whole.design(points)[~held], points.residual[~held])
+    expected = points.residual[held] - process.predict(whole.design(points)[held])
     np.testing.assert_allclose(whole.left_out(np.flatnonzero(held)), expected, atol=2e-3)
 
 

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from report_material import make_store
 
 from zerotune.agent.session import Session
 from zerotune.agent.settings import AgentSettings
-from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
-from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.export import export_measurements, export_nvidia_csv, export_plan
@@ -84,9 +83,11 @@ def test_a_full_disk_leaves_nothing_broken(
 
 def test_a_summary_that_finds_no_room_is_one_line(tmp_path: Path, caplog):
     session = Session(AgentSettings("ipc://nowhere", "job", summary_path=tmp_path / "after.json"), None)
-    assert isinstance(session._summary, SummaryWriter)
-    session._summary.describe(None, 2)
-    session._summary.add(StepRecord(1, 0, 100.0))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        session.on_boundary()
+    finally:
+        dist.destroy_process_group()
     with full_disk():
         session.close()
     (record,), path = caplog.records, tmp_path / "after.json"

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from sqlite_utils import Database
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
 from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.opening import open_for_reading
 
 WRITE_UNTIL_KILLED = """
 import sys
@@ -58,8 +60,8 @@ def test_read_only_works_beside_the_writer_and_cannot_write(path, store, block):
         assert len(reading.measurements()) == 5
         with pytest.raises(StoreError, match="reading only"):
             reading.record_measurements("f", "j", block(1))
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            reading._reader().execute("DELETE FROM main.measurements")
+        with closing(open_for_reading(path)) as connection, pytest.raises(sqlite3.OperationalError, match="readonly"):
+            connection.execute("DELETE FROM main.measurements")
 
 
 def test_kill_9_loses_only_the_batch_in_flight(path):

@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from zerotune.store.errors import StoreError
+from zerotune.store.lockfile import LockFile
 from zerotune.store.records import Stage
+from zerotune.store.sqlite import database
 from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.opening import open_for_writing
 from zerotune.tuner.offline.importing.command import import_measurements
 
 FULL = "database or disk is full"
 """SQLite's words."""
 
 
+writers: dict[Path, sqlite3.Connection] = {}
+"""The connection that writes each store: SQLite bounds a file by connection."""
+
+
+@pytest.fixture(autouse=True)
+def keep_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def opened(path: Path, **options: bool) -> tuple[sqlite3.Connection, LockFile, Path | None]:
+        writers[path], *others = open_for_writing(path, **options)
+        return writers[path], *others
+
+    monkeypatch.setattr(database, "open_for_writing", opened)
+    yield
+    writers.clear()
+
+
+def limit_pages(store: Store, n_more: int) -> None:
+    """The file may grow by so many pages."""
+    (n_pages,) = writers[store.path].execute("PRAGMA page_count").fetchone()
+    writers[store.path].execute(f"PRAGMA max_page_count = {n_pages + n_more}")
+
+
 def fill_disk(store: Store) -> None:
     """The file may not grow, and has no free page."""
     store.flush()
-    store._writing.execute("VACUUM")
-    (n_pages,) = store._writing.execute("PRAGMA page_count").fetchone()
-    store._writing.execute(f"PRAGMA max_page_count = {n_pages}")
+    writers[store.path].execute("VACUUM")
+    limit_pages(store, 0)
 
 
 @contextmanager
 def full_disk(store: Store) -> Iterator[None]:
     fill_disk(store)
     yield
-    store._writing.execute("PRAGMA max_page_count = 1000000")
+    limit_pages(store, 1_000_000)
 
 
 def said(caplog) -> list[str]:
@@ -104,8 +129,7 @@ def test_as_much_as_fits_is_written_in_order_while_a_disk_fills(store, block):
         for number in range(64):
             store.record_measurements("f", "j", block(100, step=number))
         store.flush()
-        (n_pages,) = store._writing.execute("PRAGMA page_count").fetchone()
-        store._writing.execute(f"PRAGMA max_page_count = {n_pages + 20}")
+        limit_pages(store, 20)
         assert not store.flush()
         steps = np.unique(store.measurements()["step"])
         assert 1 < len(steps) < 64

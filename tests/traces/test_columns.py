@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zerotune.tuner.traces import read_trace
-from zerotune.tuner.traces.columns import MAX_TEXT_BYTES, Fields
+from zerotune.tuner.traces.columns import MAX_TEXT_BYTES, Fields, Integers
 from zerotune.tuner.traces.nccl import nccl_debug_lines, nccl_tests, tuner_csv
 from zerotune.tuner.traces.nccl.nccl_debug_lines import Lines
 
@@ -119,34 +121,45 @@ def logs(draw: st.DrawFn, usual: list[str], odd: list[str]) -> bytes:
     return (end or "\n").join(lines).encode() + end.encode()
 
 
-@pytest.mark.parametrize(
-    ("read", "mark", "pattern"),
-    [
-        (nccl_debug_lines.calls, b": opCount ", nccl_debug_lines._CALL),
-        (nccl_debug_lines.choices, b"-> ", nccl_debug_lines._CHOICE),
-    ],
-)
+class Odd(Fields):
+    """No column has the usual form: all is read line by line."""
+
+    def integers(self, column: Integers, base: int = 10) -> None:
+        return None
+
+    def texts(self, first: Integers, last: Integers) -> None:
+        return None
+
+
+@contextmanager
+def line_by_line(module: ModuleType) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Fields", Odd)
+        yield
+
+
+@pytest.mark.parametrize("read", [nccl_debug_lines.calls, nccl_debug_lines.choices])
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_log_lines_as_columns_or_one_by_one(
-    read: Callable[[bytes], Lines], mark: bytes, pattern: object, data: st.DataObject
-) -> None:
-    usual = CALLS if b"op" in mark else CHOICES
+def test_log_lines_as_columns_or_one_by_one(read: Callable[[bytes], Lines], data: st.DataObject) -> None:
+    usual = CALLS if read is nccl_debug_lines.calls else CHOICES
     text = data.draw(st.one_of(logs(usual, []), logs(usual, ODD), logs([*CALLS, *CHOICES], ODD)))
-    n_lines = text.count(mark) if b"op" in mark else text.count(b"-> Algo ") + text.count(b" Bytes -> Kernel ")
-    quick, careful = read(text), nccl_debug_lines._each(text, n_lines, mark, pattern)
+    quick = read(text)
+    with line_by_line(nccl_debug_lines):
+        careful = read(text)
     assert expanded(quick) == expanded(careful)
     assert quick.n_damaged == careful.n_damaged
-    if b"op" in mark:
+    if read is nccl_debug_lines.calls:
         assert quick.op_counts.tolist() == careful.op_counts.tolist()
 
 
-def test_usual_lines_are_read_as_columns() -> None:
-    """Else the test above would compare the careful way with itself."""
+def test_usual_lines_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the test above would compare the careful way with itself; here that may read no line."""
+    monkeypatch.setattr(nccl_debug_lines, "MAX_LOG_LINE_BYTES", 0)
     for shapes, read in (
-        (CALLS, nccl_debug_lines._even_calls),
-        (ODD[:1], nccl_debug_lines._even_calls),  # RCCL's
-        (CHOICES, nccl_debug_lines._even_choices),
+        (CALLS, nccl_debug_lines.calls),
+        (ODD[:1], nccl_debug_lines.calls),  # RCCL's
+        (CHOICES, nccl_debug_lines.choices),
     ):
         for prefix in PREFIXES:
             lines = [
@@ -154,8 +167,8 @@ def test_usual_lines_are_read_as_columns() -> None:
                 for index, (shape, owner) in enumerate(zip(shapes * 2, OWNERS * 2, strict=False))
             ]
             text = "\n".join(["n:1:2 [0] NCCL INFO NCCL version 2.28.9", *lines, ""]).encode()
-            found = read(text, len(lines))
-            assert found is not None
+            found = read(text)
+            assert found.n_damaged == 0
             assert found.amounts.tolist() == [index * 4096 for index in range(len(lines))]
 
 
@@ -182,8 +195,7 @@ def test_tables_at_once_or_line_by_line(tmp_path: Path, data: st.DataObject) -> 
     path = tmp_path / "table.txt"
     path.write_text(TABLE + "\n".join(rows) + "\n")
     quick = [block.tobytes() for block in read_trace(path).blocks()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nccl_tests._Reader, "_table", lambda *_: None)
+    with line_by_line(nccl_tests):
         careful = [block.tobytes() for block in read_trace(path).blocks()]
     assert b"".join(quick) == b"".join(careful)
 
@@ -206,8 +218,7 @@ def test_csv_rows_at_once_or_one_by_one(tmp_path: Path, data: st.DataObject) -> 
     path.write_text("\n".join([header, *rows, ""]))
     trace = read_trace(path)
     quick, told = list(trace.blocks()), dict(trace.summary.unusable)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuner_csv, "_even_rows", lambda *_: None)
+    with line_by_line(tuner_csv):
         trace = read_trace(path)
         careful = list(trace.blocks())
     assert [block.tobytes() for block in quick] == [block.tobytes() for block in careful]

@@ -175,7 +175,7 @@ def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
             model(*gpt_batch(0, n)).backward()
             if n == 0:
                 optimizer.step()
-        engine._flights.land_all()
+        engine.flights.land_all()
         found = tensor_bytes()
         for _ in range(5):  # a thread of gloo's holds what it sent for a moment after it is done
             time.sleep(0.02)
@@ -205,9 +205,9 @@ def peak_temporary_bytes(n_layers: int, stage: int) -> int:
 
     def look(_: Tensor) -> None:
         nonlocal peak
-        buckets = [bucket for gradients in engine.gradients for bucket in gradients._buckets if bucket is not None]
-        for flight in engine._flights._queue:
-            buckets += [flight.source, flight.work._parts]
+        buckets = [bucket for gradients in engine.gradients for bucket in gradients.buckets if bucket is not None]
+        for flight in engine.flights.queue:
+            buckets += [flight.source, flight.work.parts]
             if not flight.first:
                 buckets.append(flight.reduced)
         alive = {bucket.data_ptr(): bucket.untyped_storage().nbytes() for bucket in buckets}

@@ -39,17 +39,17 @@ class Flights:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._queue: deque[InFlight] = deque()
+        self.queue: deque[InFlight] = deque()
 
     def push(self, flight: InFlight) -> None:
         """Adds one, first finishing the oldest when too many are under way."""
-        self._queue.append(flight)
-        while len(self._queue) > self._limit:
+        self.queue.append(flight)
+        while len(self.queue) > self._limit:
             self.land_one()
 
     def land_one(self) -> None:
         """Waits for the oldest and adds it to its shard."""
-        flight = self._queue.popleft()
+        flight = self.queue.popleft()
         flight.work.wait()
         flight.flat.land(flight)
 
@@ -58,12 +58,12 @@ class Flights:
 
         Ranks do this at different times, so sums that another collective follows are left.
         """
-        while self._queue and self._queue[0].flat.is_done(self._queue[0]):
+        while self.queue and self.queue[0].flat.is_done(self.queue[0]):
             self.land_one()
 
     def land_all(self) -> None:
         """Waits for all."""
-        while self._queue:
+        while self.queue:
             self.land_one()
 
 
@@ -103,7 +103,7 @@ class FlatGradients:
                 self.slots_of[chunk].append(index)
         self._missing = [len(members) for members in self.slots_of]
         self._arrived: list[set[int]] = [set() for _ in chunks]
-        self._buckets: list[Tensor | None] = [None] * len(chunks)
+        self.buckets: list[Tensor | None] = [None] * len(chunks)  # being filled, by chunk
         self._local: Tensor | None = None
         self.seen: set[int] = set()  # slots that got a gradient since the gradients were last cleared
         self.shard: Tensor | None = None
@@ -112,7 +112,7 @@ class FlatGradients:
         self._fresh = [True] * len(chunks)  # nothing was sent towards the shard's slice yet
 
     def _bucket(self, chunk: int) -> Tensor:
-        bucket = self._buckets[chunk]
+        bucket = self.buckets[chunk]
         if bucket is None:
             plan = self.layout.chunks[chunk]
             if self._settings.keep_local and self._local is None:
@@ -124,7 +124,7 @@ class FlatGradients:
             else:
                 self._flights.land_done()
                 bucket = torch.empty(plan.numel, dtype=self._settings.dtype, device=self.flat.device)
-            self._buckets[chunk] = bucket
+            self.buckets[chunk] = bucket
         return bucket
 
     def allocate_local(self) -> None:
@@ -192,7 +192,7 @@ class FlatGradients:
         else:
             work = self._collectives.reduce_scatter(reduced, bucket, self.flat.group)
         self._flights.push(InFlight(work, self, chunk, reduced, bucket, first))
-        self._buckets[chunk] = None
+        self.buckets[chunk] = None
         self._arrived[chunk].clear()
         self._missing[chunk] = len(self.slots_of[chunk])
 
@@ -307,7 +307,7 @@ class FlatGradients:
         self.seen.clear()
         for chunk, arrived in enumerate(self._arrived):
             arrived.clear()
-            self._buckets[chunk] = None
+            self.buckets[chunk] = None
             self._missing[chunk] = len(self.slots_of[chunk])
         self.release_local()
 

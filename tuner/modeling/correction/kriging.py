@@ -82,7 +82,7 @@ class Kriging:
 
         self._cells = kinds_of(points)
         self._compares_communicators = len(np.unique(communicator_codes(points))) > 1
-        design = self._design(points)
+        design = self.design(points)
         n_collectives = len(np.unique(points.collective))
         shared = ConstantKernel(0.5, (1e-3, 4.0)) * MaternKernel(
             [20.0, 4.0, 4.0, 4.0, 4.0], [(1.0, 60.0), (0.7, 40.0), (0.5, 60.0), (0.5, 60.0), (0.4, 100.0)]
@@ -101,10 +101,11 @@ class Kriging:
             # Scales that nothing speaks for or against end at their bounds, as they may.
             warnings.simplefilter("ignore", ConvergenceWarning)
             tuned.fit(design[sample], points.residual[sample])
-        self._process = GaussianProcessRegressor(tuned.kernel_, alpha=points.noise**2, optimizer=None)
-        self._process.fit(design, points.residual)
-        inverse = np.linalg.inv(self._process.L_)
-        self._precision, self._alpha = inverse.T @ inverse, np.asarray(self._process.alpha_).reshape(-1)
+        self.process = GaussianProcessRegressor(tuned.kernel_, alpha=points.noise**2, optimizer=None)
+        """Of the residuals, over `design`."""
+        self.process.fit(design, points.residual)
+        inverse = np.linalg.inv(self.process.L_)
+        self._precision, self._alpha = inverse.T @ inverse, np.asarray(self.process.alpha_).reshape(-1)
         self._beliefs = self._precision @ _beliefs(points)
         all_known, owner = log2_bytes_per_rank(points), np.zeros(len(points), dtype=np.int64)
         self._known_bytes, self._all_bytes = {}, (float(all_known.min()), float(all_known.max()))
@@ -122,7 +123,7 @@ class Kriging:
 
     def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
         """Posterior mean and calibrated spread."""
-        design, beliefs = self._design(points), _beliefs(points)
+        design, beliefs = self.design(points), _beliefs(points)
         mean, std, disbelief = np.zeros((3, len(points)))
         for start in range(0, len(design), 8192):
             part = slice(start, start + 8192)
@@ -140,9 +141,9 @@ class Kriging:
         """Mean and spread of the process, and the doubt about what is peculiar to the cost where it is asked."""
         from scipy.linalg import solve_triangular
 
-        kernel = self._process.kernel_
-        shared = kernel(design, self._process.X_train_)
-        explained = solve_triangular(self._process.L_, shared.T, lower=True, check_finite=False)
+        kernel = self.process.kernel_
+        shared = kernel(design, self.process.X_train_)
+        explained = solve_triangular(self.process.L_, shared.T, lower=True, check_finite=False)
         variance = kernel.diag(design) - np.einsum("ij,ij->j", explained, explained)
         peculiar = beliefs - shared @ self._beliefs
         return shared @ self._alpha, np.sqrt(np.maximum(variance, 0.0)), DISBELIEF * np.linalg.norm(peculiar, axis=1)
@@ -283,7 +284,8 @@ class Kriging:
             octaves[here] = np.maximum(gaps - _SAME_SIZE, 0.0)
         return octaves
 
-    def _design(self, points: TrainingSet) -> Floats:
+    def design(self, points: TrainingSet) -> Floats:
+        """What the process is told of `points`, shape [n_points, n_features]."""
         jump = points.jump if self._compares_communicators else np.zeros(len(points))
         return np.column_stack([numeric(points), jump, one_hot(points, self._cells)])
 

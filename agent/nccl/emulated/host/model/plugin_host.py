@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from zerotune.agent.nccl.compiled import EMULATED_NCCL
@@ -109,15 +110,10 @@ class PluginHost:
             getattr(self.profiler.library, _SAY_WHOSE_CLOCK)(ctypes.c_uint32(TimingSource.emulated))
 
 
-_host: PluginHost | None = None
-
-
+@cache
 def plugin_host() -> PluginHost:
     """The process's only host; the first call loads the plugins."""
-    global _host
-    if _host is None:
-        _host = PluginHost()
-    return _host
+    return PluginHost()
 
 
 def _load(variable: str, symbol: str, prefix: str, newest: int, oldest: int) -> LoadedPlugin | None:
