@@ -19,9 +19,9 @@ def model_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def library_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """The same on NCCL's own library."""
+    """The same on NCCL's own library; not longer than a file, since broken communicators keep NCCL's threads busy."""
     release = nccl_releases.TESTED[-1]
     library = nccl_releases.library_of(release)
     if not library.exists():
