@@ -12,7 +12,9 @@ from zerotune.store.records import Algorithm, Candidate, Collective, Communicato
 
 COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 SIZES = (1 << 16, 1 << 20, 1 << 25)
+"""Bytes: little traffic for channels, some, and enough for all that are asked for."""
 CHANNELS = (0, 2, 16)
+"""0: NCCL's own count."""
 STEP_BYTES = 1024
 """Between the message sizes of two settings, so that each has a row, and a size, of its own."""
 ON_EVERY_MACHINE = {
@@ -20,6 +22,7 @@ ON_EVERY_MACHINE = {
     for algorithm in (Algorithm.ring, Algorithm.tree)
     for protocol in (Protocol.ll, Protocol.simple)
 }
+"""What 2.21, which shows no table, must have."""
 CLUSTERS = {"one node": ("dgx_h100", 1, 2), "two nodes": ("dgx_h100", 2, 1), "pcie": ("pcie_l40s", 1, 2)}
 
 

@@ -22,6 +22,7 @@ COLLECTIVES = (
     Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast, Collective.reduce,
 )  # fmt: skip
 SIZES = tuple(1 << exponent for exponent in range(10, 31, 2))
+"""Bytes."""
 MODELLED_SINCE = (2, 23)
 """2.22 has older tables, and 2.21 shows none."""
 FROM_THE_FABRIC = (Algorithm.nvls, Algorithm.nvls_tree)

@@ -60,7 +60,7 @@ def facts(release: str) -> dict:
     try:
         nccl_releases.download(cuda, version, shared)
     except RuntimeError as error:
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # the registry cannot be reached
     binary = shared.read_bytes()
     probe = subprocess.run([sys.executable, "-c", PROBE, str(shared)], capture_output=True, text=True, check=True)
     found = {

@@ -31,6 +31,7 @@ WORK: Final = np.dtype(
 FORCE: Final = "ZEROTUNE_MOCK_CUDA"
 """Variable that lets the mock load beside a CUDA driver, by the value `force`."""
 DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")
+"""Devices of NVIDIA's driver on Linux, and below Windows."""
 
 
 class _Device(ctypes.Structure):

@@ -18,6 +18,9 @@ TUNED: Final = frozenset(
 )
 """Collectives that NCCL chooses a setting for; the others are made of sends and receives."""
 
+NO_SETTING: Final = 255
+"""Algorithm and protocol, in headers and to the profiler, of what has none."""
+
 Finish = Callable[["IssuedCall", int], None]
 
 

@@ -24,7 +24,7 @@ from zerotune.agent.nccl.emulated import faults
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory
 from zerotune.agent.nccl.emulated.errors import CallMismatch, EmulatedNcclError, SettingDisagreement
-from zerotune.agent.nccl.emulated.host.calls import NO_DECISION, Decision, FusedTasks, IssuedCall, Path
+from zerotune.agent.nccl.emulated.host.calls import NO_DECISION, NO_SETTING, Decision, FusedTasks, IssuedCall, Path
 from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
 from zerotune.agent.nccl.emulated.host.library.library_host import LibraryHost
 from zerotune.agent.nccl.emulated.host.library.process import library_process
@@ -334,7 +334,6 @@ def _describe_setting(header: Header) -> str:
     return str(Candidate(Algorithm(header.algorithm), Protocol(header.protocol), header.n_channels))
 
 
-NO_SETTING: Final = 255
 _EMPTY: Final = torch.empty(0, dtype=torch.uint8)
 _communicators: list[Communicator] = []
 incarnations: Counter[str] = Counter()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from zerotune.agent.nccl.emulated.host.calls import TUNED, FusedTasks, IssuedCall, Path, Task
+from zerotune.agent.nccl.emulated.host.calls import NO_SETTING, TUNED, FusedTasks, IssuedCall, Path, Task
 from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
 from zerotune.agent.nccl.emulated.host.model.plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
 from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
 
-_NO_SETTING: Final = 255
 _COLLECTIVES: Final = {
     Collective.broadcast: b"Broadcast",
     Collective.reduce: b"Reduce",
@@ -102,8 +101,8 @@ class ProfilerEvents:
         event.collective, event.function = _COLLECTIVES[fused.collective], fused.collective
         event.datatype_code, event.datatype = DATATYPES.get(fused.dtype, BYTES)
         if algorithm is None or protocol is None:
-            event.algorithm_code, event.algorithm = _NO_SETTING, _NO_NAME
-            event.protocol_code, event.protocol = _NO_SETTING, _NO_NAME
+            event.algorithm_code, event.algorithm = NO_SETTING, _NO_NAME
+            event.protocol_code, event.protocol = NO_SETTING, _NO_NAME
         else:
             event.algorithm_code, event.algorithm = algorithm, _ALGORITHMS[algorithm]
             event.protocol_code, event.protocol = protocol, _PROTOCOLS[protocol]
