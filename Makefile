@@ -13,6 +13,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
+# The suite starts hundreds of processes: without bytecode each would compile our sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test docs wheel test-versions setup clean
 
