@@ -39,13 +39,7 @@ def _check_reductions(rank: int) -> None:
         if group is None:
             continue
         for dtype in DTYPES:
-            for op in (
-                dist.ReduceOp.SUM,
-                dist.ReduceOp.AVG,
-                dist.ReduceOp.MAX,
-                dist.ReduceOp.MIN,
-                dist.ReduceOp.PRODUCT,
-            ):
+            for op in OPERATORS if n == 4 or dtype == torch.float32 else OPERATORS[:1]:
                 expected = _reduced(n, n * 5, dtype, op)
                 tensor = _input(rank, n * 5, dtype)
                 dist.all_reduce(tensor, op=op, group=group)
@@ -82,7 +76,7 @@ def _check_copies(rank: int) -> None:
         if group is None:
             continue
         for dtype in (*DTYPES, torch.bool):
-            for n_elements in (1, 7, 4096):
+            for n_elements in (1, 7, 4096) if n == 4 else (7,):
                 mine = _input(rank, n_elements, dtype)
                 everyone = [_input(r, n_elements, dtype) for r in range(n)]
                 flat = torch.empty(n * n_elements, dtype=dtype)
