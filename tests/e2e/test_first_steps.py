@@ -19,7 +19,7 @@ def traces_of(folder):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("n_steps", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_trace_of_a_short_job_is_whole_without_a_daemon(world, n_steps):
     training, _ = world.train("--steps", n_steps, launch=("--log-trace", world.folder / "trace"))
     returncode, output = world.finish(training)

@@ -72,7 +72,7 @@ def test_a_project_keeps_its_modules_after_the_install(environment, tmp_path, ki
         ("wheel", False),
         pytest.param("wheel", True, marks=pytest.mark.slow),
         pytest.param("editable", False, marks=pytest.mark.slow),
-        ("editable", True),
+        pytest.param("editable", True, marks=pytest.mark.slow),
     ],
 )
 def test_and_under_launch_which_refuses_none_for_its_name(environment, tmp_path, kind, packages):
