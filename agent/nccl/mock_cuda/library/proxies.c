@@ -2,6 +2,7 @@
  * tails and heads are far ahead, and a slot that a proxy took is ready at once, with nothing in it. */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
@@ -17,8 +18,6 @@ __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 
 #define FAR_AHEAD (UINT64_C(1) << 62)
 #define N_SLOTS 8        /* NCCL_STEPS */
-#define SLOT_BYTES 24    /* ncclConnFifo */
-#define SLOT_SIZE 8      /* its `size` */
 #define CONNECTION 152   /* ncclConnInfo, the same from 2.21 to 2.32 */
 #define N_CONNECTIONS 2  /* NCCL_MAX_CONNS, for sending; as many follow for receiving */
 #define TAIL 48
@@ -40,10 +39,12 @@ static void *pointer_at(const char *base, int64_t offset) {
 }
 
 static bool drain_once(void) {
+  const mock_layout *layout = &mock_the_layout;
   bool any = false;
   for (size_t i = 0; i < n_fifos; i++)
     for (int slot = 0; slot < N_SLOTS; slot++) {
-      _Atomic int64_t *size = (_Atomic int64_t *)(void *)(fifos[i] + SLOT_BYTES * slot + SLOT_SIZE);
+      char *const at = fifos[i] + (ptrdiff_t)layout->fifo_slot_bytes * slot + layout->fifo_size;
+      _Atomic int64_t *size = (_Atomic int64_t *)(void *)at;
       int64_t taken = -1;
       any |= atomic_compare_exchange_strong(size, &taken, 0);
     }
