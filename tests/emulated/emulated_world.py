@@ -73,9 +73,7 @@ def _serve(pipe: Connection, rank: int, n_ranks: int, folder: str, environment: 
             pipe.send((True, function(rank, *arguments)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    os._exit(0)  # taking an interpreter with torch apart takes long
+    os._exit(0)  # taking groups and an interpreter with torch apart takes long
 
 
 def join(folder: str, rank: int, n_ranks: int, name: str) -> None:

@@ -284,7 +284,7 @@ def test_pictures_are_the_same_each_time(store_path: Path):
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("width", [360, pytest.param(1200, marks=pytest.mark.slow)])
 def test_in_a_real_browser(page_path: Path, tmp_path: Path, width: int):
     """The page renders, without anything sticking out of a phone's screen."""
     page = page_path.read_text().replace("<details>", "<details open>")

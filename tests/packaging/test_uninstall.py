@@ -6,7 +6,7 @@ import pytest
 from builds import Environment, run
 
 
-@pytest.mark.parametrize("kind", ["wheel", "pure", "editable"])
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("pure", marks=pytest.mark.slow), "editable"])
 def test_uninstalling_leaves_nothing(built, tmp_path, kind):
     environment = Environment(tmp_path / "e")
     before = environment.files()

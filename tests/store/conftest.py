@@ -40,7 +40,7 @@ def store(path: Path) -> Iterator[Store]:
         yield opened
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def block() -> Callable[..., NDArray[np.void]]:
     def make(n: int = 4, **fields: object) -> NDArray[np.void]:
         made = np.zeros(n, MEASUREMENT)

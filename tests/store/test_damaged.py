@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -32,8 +33,16 @@ KEY = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 8
 
 
 @pytest.fixture
-def filled(path, block) -> Path:
+def filled(sound: Path, path: Path) -> Path:
+    """A copy that may be damaged."""
+    path.parent.mkdir()
+    return Path(shutil.copy(sound, path))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory, block) -> Path:
     """Two jobs on two fabrics, each with one of everything."""
+    path = tmp_path_factory.mktemp("sound") / "store.db"
     with Store.open(path) as store:
         for number in (1, 2):
             job, fabric = f"job{number}", f"fabric{number}"

@@ -80,6 +80,7 @@ def test_a_second_run_repeats_nothing(first: tuple[Path, SweepResult]):
     assert [row.setting for row in again.rows] == [row.setting for row in result.rows]
 
 
+@pytest.mark.slow
 def test_an_active_sweep_goes_beyond_what_a_full_one_measured(tmp_path: Path):
     fields = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}
     one_size = {"full": True, "max_bytes": 65536}
@@ -152,6 +153,7 @@ def test_settings_that_hang_or_fail_are_recorded_and_not_tried_again(tmp_path: P
     assert words >= {"all_gather", "65,536", *re.findall(r"\w+/\w+/\d+ch", text)}, "none is broken"
 
 
+@pytest.mark.slow
 def test_a_setting_that_keeps_failing_is_not_tried_at_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ZEROTUNE_FAULTS", "fail:ring/simple/1")
     monkeypatch.setattr("zerotune.tuner.offline.sweep.broken.SETTING_FAILURES", 1)  # each costs a start of the workers
