@@ -18,8 +18,9 @@ def traces_of(folder):
     return [read_own(path) for path in trace_files(folder)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("n_steps", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_steps", [1, 3])
 def test_the_trace_of_a_short_job_is_whole_without_a_daemon(world, n_steps):
     training, _ = world.train("--steps", n_steps, launch=("--log-trace", world.folder / "trace"))
     returncode, output = world.finish(training)
@@ -65,7 +66,7 @@ dist.destroy_process_group()
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("n_ranks", "steps", "why"),
-    [(1, True, "one rank"), (2, False, " step ")],
+    [pytest.param(1, True, "one rank", marks=pytest.mark.slow), (2, False, " step ")],
 )
 def test_a_trace_that_is_missing_is_one_line(world, n_ranks, steps, why):
     script, folder = world.folder / "script.py", world.folder / "trace"

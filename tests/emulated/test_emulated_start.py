@@ -15,7 +15,8 @@ import torch.distributed as dist
 from zerotune.agent.nccl.emulated import EmulatedNcclError
 from zerotune.agent.nccl.emulated.transport import start
 
-KEY = "emulated_nccl/start/0"
+RANKS = (0, 1)
+KEY = "emulated_nccl/start/0.1/0"
 TIMEOUT = timedelta(seconds=20)
 
 
@@ -35,14 +36,14 @@ def test_a_dead_ranks_name_is_not_taken(dead: str, monkeypatch: pytest.MonkeyPat
         asked.append(who)
         if len(asked) == 3:  # only now the new first rank begins
             start.n_started.clear()
-            new.append(start.name_start(store, "g", 0, TIMEOUT))
+            new.append(start.name_start(store, "g", RANKS, 0, TIMEOUT))
         return check(*who)
 
     new: list[str] = []
     monkeypatch.setattr(start, "lives", lives)
     start.n_started.clear()
     with ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(start.name_start, store, "g", 1, TIMEOUT).result(20)
+        taken = pool.submit(start.name_start, store, "g", RANKS, 1, TIMEOUT).result(20)
     assert taken == new[0] != "old"
     assert len(asked) == 4
 
@@ -59,10 +60,20 @@ def test_a_first_rank_that_cannot_be_seen_is_named(dead: str, monkeypatch: pytes
     store = dist.HashStore()
     store.set(KEY, dead)
     with pytest.raises(EmulatedNcclError, match="rank 0"):
-        start.name_start(store, "g", 1, TIMEOUT)
+        start.name_start(store, "g", RANKS, 1, TIMEOUT)
 
 
 def test_a_group_made_again_by_the_same_processes_has_another_name() -> None:
     store = dist.HashStore()
-    assert start.name_start(store, "again", 0, TIMEOUT) != start.name_start(store, "again", 0, TIMEOUT)
-    assert start.n_started["again"] == 2
+    assert start.name_start(store, "again", RANKS, 0, TIMEOUT) != start.name_start(store, "again", RANKS, 0, TIMEOUT)
+    assert start.n_started["again", RANKS] == 2
+
+
+def test_a_name_that_a_group_of_other_ranks_had_before_is_as_new() -> None:
+    """torch counts groups anew as the default group is made again, and gives their names to other ranks."""
+    store, others = dist.HashStore(), (0, 2)
+    start.n_started.clear()
+    start.name_start(store, "g", RANKS, 0, TIMEOUT)
+    name = start.name_start(store, "g", others, 0, TIMEOUT)
+    start.n_started.clear()  # rank 2 was in no group of this name
+    assert start.name_start(store, "g", others, 1, timedelta(seconds=1)) == name

@@ -17,7 +17,7 @@ from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file
 from zerotune.store.records import Collective, TimingSource
 
 
-@pytest.fixture(scope="module", params=list(CLUSTERS))
+@pytest.fixture(scope="module", params=["one node", "two nodes", pytest.param("pcie", marks=pytest.mark.slow)])
 def asked(request, release):
     """(version, rows, NCCL's answers) on one cluster."""
     version, library = release

@@ -242,6 +242,7 @@ def test_without_drift_what_was_measured_long_ago_stays_what_it_was() -> None:
     assert float(np.std(gaps)) < 0.02
 
 
+@pytest.mark.slow
 def test_a_slow_drift_is_no_change_of_regime() -> None:
     for seed in range(3):
         world = _world(seed)

@@ -155,6 +155,7 @@ def test_congestion_that_comes_and_goes_promotes_nothing() -> None:
     assert n_promoted == 0
 
 
+@pytest.mark.slow
 def test_what_is_measured_as_bursts_begin_and_end_promotes_nothing() -> None:
     """One change of the network does not make it restless yet, but proofs rest on neighbouring steps after it."""
     kinds = (

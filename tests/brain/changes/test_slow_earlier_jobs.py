@@ -55,6 +55,7 @@ def _cost(world: World, knowledge: Knowledge, n_steps: int) -> float:
     return ours_us / (n_steps * usual_us) - 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow_from", [60, 0])
 def test_what_wins_is_known_from_a_job_that_met_a_slow_network(tmp_path: Path, slow_from: int) -> None:
     with Store.open(tmp_path / "store.db") as store:

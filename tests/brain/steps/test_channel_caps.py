@@ -159,6 +159,7 @@ def test_what_costs_training_least_is_the_least_of_what_may_run(
         assert found is None or costs[found - 1] == pytest.approx(costs[0])
 
 
+@pytest.mark.slow
 def test_each_size_ends_with_the_channels_that_it_is_worth() -> None:
     """One cap for all sizes takes too many from the smaller messages' rivals, and too few from others."""
     machine = fabric.load("h100_node")

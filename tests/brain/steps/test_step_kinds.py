@@ -77,6 +77,7 @@ def _world(name: str, seed: int, kind: str, type_of: type[Varying] = Varying) ->
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [101, 102])
 def test_batches_of_several_sizes_make_no_setting_guilty(seed: int) -> None:
     """What is tried at large messages alone runs in the longest steps."""

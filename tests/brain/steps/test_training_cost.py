@@ -77,6 +77,7 @@ def test_where_one_group_is_waited_for_the_others_are_less() -> None:
     assert backward > -0.02 > forward
 
 
+@pytest.mark.slow
 def test_gathers_that_are_waited_for_end_with_other_settings_than_hidden_ones_of_the_same_size() -> None:
     place = fabric.load("few_sms_node").communicator(range(8))
     kinds = [(GATHER, Phase.forward_gather), (GATHER, Phase.post_step_gather), (SCATTER, Phase.gradient_scatter)]

@@ -29,6 +29,7 @@ def test_what_leads_by_its_calls_and_slows_steps_down_is_withdrawn(
     assert 0.3 * world.lost <= brain.spent_percent / 100.0 * 800 <= 3.0 * world.lost + 1.0, "and it is charged"
 
 
+@pytest.mark.slow
 def test_several_keys_that_each_add_a_little_are_caught_together() -> None:
     world = secretly_slow_job(NINE, 0.1, 10)
     brain = make_brain(world)
@@ -38,6 +39,7 @@ def test_several_keys_that_each_add_a_little_are_caught_together() -> None:
     assert max(withdrawn.values()) >= 2
 
 
+@pytest.mark.slow
 def test_a_key_that_slowed_steps_down_rests_for_longer_each_time() -> None:
     world = secretly_slow_job(ALONE, 0.1, 12)
     brain = make_brain(world)

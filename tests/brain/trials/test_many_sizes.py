@@ -38,6 +38,7 @@ def _step(message_bytes: int) -> list[Call]:
     return gather + backward * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "communicator", "compute_us"),
     [("as_believed", CommunicatorClass(8, 2), 5_000.0), ("rtx5090_loopback", CommunicatorClass(8, 8), 345_000.0)],

@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -24,15 +25,16 @@ STALE_NAME_S: Final = 30.0
 """How long the first rank of a restarted group may take to replace the name of its dead predecessor."""
 POLL_S: Final = 0.01
 
-n_started: Counter[str] = Counter()
+n_started: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
-def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> str:
+def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, timeout: timedelta) -> str:
     """The name of this start of a group, the same on all its ranks.
 
     Args:
         store: shared by the group's ranks, also with starts before this one.
-        group: the group's own name; it may be made several times in a process.
+        group: the group's own name; it may be made several times in a process, also of other ranks.
+        ranks: of the group, in the job; none for the default group.
         rank: of this process in the group; 0 makes up the name.
         timeout: how long the others wait for rank 0.
 
@@ -42,9 +44,11 @@ def name_start(store: dist.Store, group: str, rank: int, timeout: timedelta) -> 
     Raises:
         EmulatedNcclError: the first rank's process cannot be seen from here.
     """
-    # A process may destroy a group and make it again: then its first rank lives, and has said something before.
-    key = f"emulated_nccl/start/{n_started[group]}"
-    n_started[group] += 1
+    # A process may destroy a group and make it again: then its first rank lives, and has said something before. Once
+    # the default group is made again, too, torch gives its names to groups of other ranks.
+    group_of_ranks = (group, tuple(ranks))
+    key = f"emulated_nccl/start/{'.'.join(map(str, ranks))}/{n_started[group_of_ranks]}"
+    n_started[group_of_ranks] += 1
     if rank == 0:
         name = secrets.token_hex(8)
         store.set(key, f"{name} {os.getpid()} {psutil.Process().create_time()}")
