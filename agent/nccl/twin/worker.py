@@ -224,5 +224,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Communicators are not destroyed: from 2.31 on that waits for proxies that the mock does not bring to an end.
+    # Communicators are not destroyed: their memory goes with the process, at once.
     os._exit(main())
