@@ -28,7 +28,7 @@ test: .venv/.test-ready
 
 test-releases: .venv/.test-ready
 	$(BIN)/python -m benchmarks.lib.nccl_releases --all
-	ZEROTUNE_NCCL_RELEASES=all $(BIN)/python -m pytest tests/real_nccl
+	ZEROTUNE_NCCL_RELEASES=all $(BIN)/python -m pytest -m "not gpu" tests/real_nccl
 
 docs: .venv/.test-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
