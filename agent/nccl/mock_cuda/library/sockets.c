@@ -1,6 +1,5 @@
 /* NCCL's ranks ask their sockets in a loop while they wait for one another. On a real cluster each has a core to do so;
  * here they share few, and would take them from the rank that is waited for: what finds nothing waits for a moment. */
-#include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
@@ -55,15 +54,37 @@ static int replace(void **slot, void *function) {
   return 0;
 }
 
+typedef struct {
+  uintptr_t within; /* any address of the library */
+  uintptr_t base;
+  const ElfW(Dyn) *dynamic;
+} library_of;
+
+static int find_library(struct dl_phdr_info *info, size_t size, void *asked) {
+  (void)size;
+  library_of *found = asked;
+  const ElfW(Dyn) *dynamic = NULL;
+  bool holds = false;
+  for (size_t i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+    const uintptr_t start = info->dlpi_addr + segment->p_vaddr;
+    if (segment->p_type == PT_DYNAMIC) dynamic = (const void *)start;
+    if (segment->p_type == PT_LOAD && found->within >= start && found->within - start < segment->p_memsz) holds = true;
+  }
+  if (!holds) return 0;
+  found->base = info->dlpi_addr;
+  found->dynamic = dynamic;
+  return 1;
+}
+
 int mock_cuda_wait_patiently(const void *within) {
-  Dl_info info;
-  struct link_map *library = NULL;
-  if (dladdr1(within, &info, (void **)&library, RTLD_DL_LINKMAP) == 0) return -1;
+  library_of library = {.within = (uintptr_t)within};
+  if (dl_iterate_phdr(find_library, &library) == 0 || library.dynamic == NULL) return -1;
   const ElfW(Rela) *calls = NULL;
   const ElfW(Sym) *symbols = NULL;
   const char *names = NULL;
   size_t n_bytes = 0;
-  for (const ElfW(Dyn) *entry = library->l_ld; entry->d_tag != DT_NULL; entry++) {
+  for (const ElfW(Dyn) *entry = library.dynamic; entry->d_tag != DT_NULL; entry++) {
     if (entry->d_tag == DT_JMPREL) calls = (const void *)entry->d_un.d_ptr;
     if (entry->d_tag == DT_SYMTAB) symbols = (const void *)entry->d_un.d_ptr;
     if (entry->d_tag == DT_STRTAB) names = (const void *)entry->d_un.d_ptr;
@@ -74,7 +95,7 @@ int mock_cuda_wait_patiently(const void *within) {
     if (ELF64_R_TYPE(calls[i].r_info) != RELOCATION_OF_CALLS) continue;
     const char *name = names + symbols[ELF64_R_SYM(calls[i].r_info)].st_name;
     for (size_t j = 0; j < sizeof CALLS / sizeof *CALLS; j++)
-      if (strcmp(name, CALLS[j].name) == 0 && replace((void **)(library->l_addr + calls[i].r_offset), CALLS[j].ours))
+      if (strcmp(name, CALLS[j].name) == 0 && replace((void **)(library.base + calls[i].r_offset), CALLS[j].ours) != 0)
         return -1;
   }
   return 0;
