@@ -21,7 +21,7 @@ def model_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def library_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """The same on NCCL's own library; not longer than a file: giving many communicators up takes half a second each."""
+    """The same on NCCL's own library; not longer than a file, so that a rank that dies takes no other file along."""
     release = nccl_releases.TESTED[-1]
     library = nccl_releases.library_of(release)
     if not library.exists():

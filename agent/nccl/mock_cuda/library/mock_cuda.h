@@ -75,7 +75,8 @@ MOCK_API void mock_cuda_set_device(int device); /* the calling thread's */
  * Returns 0, -1 = the code cannot be written to. */
 MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes,
                              size_t n_functions);
-/* Let the library that holds this address wait for its sockets without spinning, and end soon; 0, -1 = its calls cannot be found. */
+/* Let the library that holds this address wait for its sockets without spinning, and end soon.
+ * Returns 0, -1 = its calls cannot be found. */
 MOCK_API int mock_cuda_wait_patiently(const void *within);
 MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);
 MOCK_API void mock_cuda_set_duration_us(double duration_us); /* kernels end at once, and say that they took so long */
