@@ -17,7 +17,10 @@ from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file
 from zerotune.store.records import Collective, TimingSource
 
 
-@pytest.fixture(scope="module", params=[*list(CLUSTERS)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in list(CLUSTERS)[2:])])
+MARKS = {"pcie": pytest.mark.slow}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in CLUSTERS])
 def asked(request, release):
     """(version, rows, NCCL's answers) on one cluster."""
     version, library = release
