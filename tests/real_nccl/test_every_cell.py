@@ -16,7 +16,6 @@ from zerotune.agent.nccl.twin.protocol import duration_us
 from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file
 from zerotune.store.records import Collective, TimingSource
 
-
 MARKS = {"pcie": pytest.mark.slow}
 
 
