@@ -307,11 +307,11 @@ class Communicator:
                 JournalCall(self.comm_id, call.index, collective, call.message_bytes, call.candidate, start_us, end_us)
             )
 
-    def close(self) -> None:
-        """Destroy the communicator."""
+    def close(self, *, aborted: bool = False) -> None:
+        """Destroy the communicator; `aborted`: without waiting for what is under way."""
         if self in _communicators:
             _communicators.remove(self)
-            self.host.close()
+            self.host.close(failed=aborted or self._failure is not None)
             self._memory.release()
             self.rendezvous.abort()
             with self._issuing, self._completing:  # whoever waits is woken by the abort

@@ -47,5 +47,5 @@ class NcclHost(Protocol):
             end_us: on the virtual clock.
         """
 
-    def close(self) -> None:
-        """The communicator is destroyed."""
+    def close(self, *, failed: bool) -> None:
+        """The communicator is destroyed; one that failed is aborted, since its ranks may not meet any more."""

@@ -94,16 +94,16 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._communicator is not None:
             self._communicator.timeout_us = int(timeout.total_seconds() * 1e6)
 
-    def shutdown(self) -> None:
-        """Destroy the communicator."""
+    def shutdown(self, *, aborted: bool = False) -> None:
+        """Destroy the communicator; `aborted`: without waiting for what is under way."""
         self._closed = True
         if self._communicator is not None:
             communicator, self._communicator = self._communicator, None
-            communicator.close()
+            communicator.close(aborted=aborted)
 
     def abort(self) -> None:
-        """Destroy the communicator, as `shutdown` does: nothing of the emulation can be stuck on a device."""
-        self.shutdown()
+        """Abort the communicator."""
+        self.shutdown(aborted=True)
 
     # Collectives that NCCL chooses a setting for.
 

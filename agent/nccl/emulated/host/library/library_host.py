@@ -8,7 +8,7 @@ profiler of them.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress
 from typing import Any, Final
@@ -175,21 +175,23 @@ class LibraryHost(NcclHost):
             self._mock.finish(launch, waiting.start_ns, waiting.end_ns)
             del self._launches[launch]
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """See NcclHost."""
         for launch, waiting in self._launches.items():
             self._mock.finish(launch, waiting.start_ns, waiting.end_ns)
         self._launches.clear()
-        self._abort()
+        self._give_up(self._nccl.abort if failed else self._nccl.destroy)
         self._announced.close()
 
     def _abort(self) -> None:
+        self._give_up(self._nccl.abort)
+
+    def _give_up(self, how: Callable[[int], None]) -> None:
         if self._is_open:
             self._is_open = False
             self._mock.set_device(self._process.device)
-            # Not ncclCommDestroy: in some runs it ended the process, after ranks had called different collectives.
             with suppress(NcclError):
-                self._nccl.abort(self._communicator)
+                how(self._communicator)
 
 
 def _header(fused_groups: Sequence[FusedTasks]) -> Header:

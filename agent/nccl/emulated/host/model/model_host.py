@@ -63,6 +63,6 @@ class ModelHost(NcclHost):
         """See NcclHost."""
         self._events.ran(call, start_us, end_us)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """See NcclHost."""
         self._plugins.finalize()
