@@ -84,7 +84,7 @@ class MockCuda:
         self.path: Final = path
         pointer, count = ctypes.c_void_p, ctypes.c_size_t
         self._patch = self._bind("patch", ctypes.c_int, pointer, pointer, pointer, count)
-        self._wait_patiently = self._bind("wait_patiently", ctypes.c_int, pointer)
+        self._take_calls = self._bind("take_calls", ctypes.c_int, pointer)
         self._set_machine = self._bind("set_machine", None, pointer)
         self._set_layout = self._bind("set_layout", None, pointer)
         self._set_device = self._bind("set_device", None, ctypes.c_int)
@@ -143,7 +143,7 @@ class MockCuda:
         sizes = (ctypes.c_uint64 * len(cuda))(*(each.n_bytes for each in cuda))
         if self._patch(names, addresses, sizes, len(cuda)) != 0:
             raise PluginError(f"the mock CUDA cannot be put into {path}: its code cannot be written to")
-        self._wait_patiently(addresses[0])  # where its calls cannot be found, it only takes longer
+        self._take_calls(addresses[0])  # where they cannot be found, it only takes longer and leaves files
         self._set_layout(ctypes.byref(LayoutFields(*layout)))
         return base
 

@@ -37,6 +37,7 @@ typedef struct handle {
 typedef struct mapping {
   char *base;
   size_t n_bytes;
+  off_t offset; /* within the handle's file */
   handle *of;
   struct mapping *next;
 } mapping;
@@ -67,12 +68,12 @@ static bool has_room(int device, uint64_t n_bytes) {
 }
 
 /* Not memfd_create(): glibc has it from 2.27 on, a wheel is for 2.17 and newer. */
-static int memory_file(void) { return (int)syscall(SYS_memfd_create, "zerotune-mock-cuda", MFD_CLOEXEC); }
+int mock_memory_file(const char *name) { return (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC); }
 
 /* A forked child shares the file but must not hand out the same slices. */
 static bool prepare_arena(void) {
   if (arena != NULL && arena_owner == getpid()) return true;
-  const int file = memory_file();
+  const int file = mock_memory_file("zerotune-mock-cuda");
   if (file < 0 || ftruncate(file, (off_t)ARENA_BYTES) != 0) return false;
   char *const base = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   if (base == MAP_FAILED) {
@@ -130,6 +131,7 @@ cuda_error mock_allocate(void **pointer, size_t n_bytes) {
 
 static void give_back(slice *gone) {
   mock_forget_proxies(gone->base, gone->n_bytes);
+  mock_forget_kernels(gone->base, gone->n_bytes);
   if (gone->counted) count(gone->device, -(int64_t)gone->n_bytes);
   if (gone->imported) {
     munmap(gone->base, gone->n_bytes);
@@ -164,6 +166,41 @@ bool mock_find(const void *pointer, void **base, size_t *n_bytes) {
   }
   pthread_mutex_unlock(&lock);
   return at != NULL;
+}
+
+/* Where in which file an address lies; -1 = in none of this process. */
+static int file_of(const char *at, size_t n_bytes, off_t *offset) {
+  if (arena != NULL && at >= arena && at < arena + ARENA_BYTES) {
+    *offset = at - arena;
+    return arena_file;
+  }
+  for (const mapping *one = mappings; one != NULL; one = one->next)
+    if (at >= one->base && at + n_bytes <= one->base + one->n_bytes) {
+      *offset = one->offset + (at - one->base);
+      return one->of->file;
+    }
+  return -1;
+}
+
+/* Pages that hold nothing are zero and take no memory: NCCL clears all that it allocates and fills little of it. */
+void mock_clear(void *from, size_t n_bytes) {
+  char *const at = from;
+  char *const first = (char *)(uintptr_t)round_up((uintptr_t)at, GRANULARITY);
+  if (n_bytes >= 2 * GRANULARITY) {
+    const size_t n_whole = (size_t)(at + n_bytes - first) / GRANULARITY * GRANULARITY;
+    off_t offset;
+    pthread_mutex_lock(&lock);
+    const int file = file_of(first, n_whole, &offset);
+    const bool cleared =
+        file >= 0 && fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)n_whole) == 0;
+    pthread_mutex_unlock(&lock);
+    if (cleared) {
+      memset(at, 0, (size_t)(first - at));
+      memset(first + n_whole, 0, n_bytes - n_whole - (size_t)(first - at));
+      return;
+    }
+  }
+  memset(at, 0, n_bytes);
 }
 
 int mock_cuda_malloc(void **pointer, size_t n_bytes) { return mock_allocate(pointer, n_bytes); }
@@ -228,7 +265,7 @@ static cuda_error create(uint64_t *out, size_t n_bytes, const cu_allocation_prop
   (void)flags;
   const int device = properties != NULL ? properties->location_id : -1;
   if (device >= 0 && !has_room(device, n_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  const int file = memory_file();
+  const int file = mock_memory_file("zerotune-mock-cuda");
   if (file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   handle *const made = ftruncate(file, (off_t)n_bytes) == 0 ? new_handle(file, n_bytes) : NULL;
   if (made == NULL) {
@@ -302,7 +339,7 @@ static cuda_error map(uint64_t address, size_t n_bytes, size_t offset, uint64_t 
     return CUDA_ERROR_INVALID_VALUE;
   }
   seen->base = base, seen->n_bytes = n_bytes, seen->device = of->device, seen->imported = true;
-  made->base = base, made->n_bytes = n_bytes, made->of = of;
+  made->base = base, made->n_bytes = n_bytes, made->offset = (off_t)offset, made->of = of;
   pthread_mutex_lock(&lock);
   of->n_references++;
   made->next = mappings;
@@ -315,6 +352,7 @@ static cuda_error map(uint64_t address, size_t n_bytes, size_t offset, uint64_t 
 static cuda_error unmap(uint64_t address, size_t n_bytes) {
   char *const base = (char *)(uintptr_t)address;
   mock_forget_proxies(base, n_bytes);
+  mock_forget_kernels(base, n_bytes);
   pthread_mutex_lock(&lock);
   mmap(base, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   for (mapping **at = &mappings; *at != NULL; at = &(*at)->next)

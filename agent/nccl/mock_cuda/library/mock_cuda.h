@@ -75,9 +75,9 @@ MOCK_API void mock_cuda_set_device(int device); /* the calling thread's */
  * Returns 0, -1 = the code cannot be written to. */
 MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes,
                              size_t n_functions);
-/* Let the library that holds this address wait for its sockets without spinning, and end soon.
+/* Let the library that holds this address wait for its sockets without spinning, and share memory by anonymous files.
  * Returns 0, -1 = its calls cannot be found. */
-MOCK_API int mock_cuda_wait_patiently(const void *within);
+MOCK_API int mock_cuda_take_calls(const void *within);
 MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);
 MOCK_API void mock_cuda_set_duration_us(double duration_us); /* kernels end at once, and say that they took so long */
 MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties; a full one drops */
@@ -96,8 +96,10 @@ int mock_current_device(void);
 uint64_t mock_allocated_bytes(int device);
 void *mock_runtime_function(const char *name); /* NULL = the mock has none of this name */
 void *mock_driver_function(const char *name);
+int mock_memory_file(const char *name); /* -1 = none */
 cuda_error mock_allocate(void **pointer, size_t n_bytes);
 cuda_error mock_free(void *pointer);
+void mock_clear(void *at, size_t n_bytes);
 bool mock_find(const void *pointer, void **base, size_t *n_bytes);
 cuda_error mock_ipc_handle(cuda_ipc_handle *handle, void *pointer);
 cuda_error mock_ipc_open(void **pointer, cuda_ipc_handle handle);
@@ -106,5 +108,6 @@ void *mock_memory_function(const char *name); /* cuMem and cuMulticast */
 void mock_on_launch(void **parameters, void **extra, void *stream);
 void mock_let_proxies_run(const char *communicator, uint64_t channel_mask);
 void mock_forget_proxies(const void *base, size_t n_bytes); /* memory that is about to go */
+void mock_forget_kernels(const void *base, size_t n_bytes);
 
 #endif

@@ -45,13 +45,13 @@ static cuda_error cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, UN
 }
 
 static cuda_error cudaMemset(void *at, int value, size_t n_bytes) {
-  memset(at, value, n_bytes);
+  if (value == 0) mock_clear(at, n_bytes);
+  else memset(at, value, n_bytes);
   return CUDA_SUCCESS;
 }
 
 static cuda_error cudaMemsetAsync(void *at, int value, size_t n_bytes, UNUSED void *stream) {
-  memset(at, value, n_bytes);
-  return CUDA_SUCCESS;
+  return cudaMemset(at, value, n_bytes);
 }
 
 static cuda_error cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {

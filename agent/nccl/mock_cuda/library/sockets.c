@@ -1,22 +1,15 @@
 /* NCCL's ranks ask their sockets in a loop while they wait for one another. On a real cluster each has a core to do so;
  * here they share few, and would take them from the rank that is waited for: what finds nothing waits for a moment. */
-#include <elf.h>
 #include <errno.h>
-#include <link.h>
 #include <poll.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "mock_cuda.h"
 
-#if defined(__x86_64__)
-enum { RELOCATION_OF_CALLS = R_X86_64_JUMP_SLOT };
-#else
-enum { RELOCATION_OF_CALLS = R_AARCH64_JUMP_SLOT };
-#endif
-enum { MOMENT_MS = 1, LOOK_AGAIN_MS = 20 };
+enum {
+  MOMENT_MS = 1,      /* poll()'s shortest; a rank that is waited for needs many */
+  LOOK_AGAIN_MS = 20, /* the longest that the end of a communicator then waits for a thread */
+};
 
 static bool has_nothing(void) { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
@@ -27,76 +20,17 @@ static bool something_came(int socket) {
   return came;
 }
 
-static ssize_t patient_recv(int socket, void *buffer, size_t n_bytes, int flags) {
+ssize_t mock_recv(int socket, void *buffer, size_t n_bytes, int flags) {
   const ssize_t got = recv(socket, buffer, n_bytes, flags);
   return got < 0 && has_nothing() && something_came(socket) ? recv(socket, buffer, n_bytes, flags) : got;
 }
 
-static int patient_accept(int socket, struct sockaddr *address, socklen_t *length) {
+int mock_accept(int socket, struct sockaddr *address, socklen_t *length) {
   const int got = accept(socket, address, length);
   return got < 0 && has_nothing() && something_came(socket) ? accept(socket, address, length) : got;
 }
 
 /* Threads that serve others look every half second whether the communicator is gone, and its end waits for them. */
-static int prompt_poll(struct pollfd *asked, nfds_t n_asked, int timeout_ms) {
+int mock_poll(struct pollfd *asked, nfds_t n_asked, int timeout_ms) {
   return poll(asked, n_asked, timeout_ms > LOOK_AGAIN_MS ? LOOK_AGAIN_MS : timeout_ms);
-}
-
-static const struct {
-  const char *name;
-  void *ours;
-} CALLS[] = {{"recv", (void *)patient_recv}, {"accept", (void *)patient_accept}, {"poll", (void *)prompt_poll}};
-
-static int replace(void **slot, void *function) {
-  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-  if (mprotect((void *)((uintptr_t)slot & ~(page - 1)), page, PROT_READ | PROT_WRITE) != 0) return -1;
-  *slot = function;
-  return 0;
-}
-
-typedef struct {
-  uintptr_t within; /* any address of the library */
-  uintptr_t base;
-  const ElfW(Dyn) *dynamic;
-} library_of;
-
-static int find_library(struct dl_phdr_info *info, size_t size, void *asked) {
-  (void)size;
-  library_of *found = asked;
-  const ElfW(Dyn) *dynamic = NULL;
-  bool holds = false;
-  for (size_t i = 0; i < info->dlpi_phnum; i++) {
-    const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
-    const uintptr_t start = info->dlpi_addr + segment->p_vaddr;
-    if (segment->p_type == PT_DYNAMIC) dynamic = (const void *)start;
-    if (segment->p_type == PT_LOAD && found->within >= start && found->within - start < segment->p_memsz) holds = true;
-  }
-  if (!holds) return 0;
-  found->base = info->dlpi_addr;
-  found->dynamic = dynamic;
-  return 1;
-}
-
-int mock_cuda_wait_patiently(const void *within) {
-  library_of library = {.within = (uintptr_t)within};
-  if (dl_iterate_phdr(find_library, &library) == 0 || library.dynamic == NULL) return -1;
-  const ElfW(Rela) *calls = NULL;
-  const ElfW(Sym) *symbols = NULL;
-  const char *names = NULL;
-  size_t n_bytes = 0;
-  for (const ElfW(Dyn) *entry = library.dynamic; entry->d_tag != DT_NULL; entry++) {
-    if (entry->d_tag == DT_JMPREL) calls = (const void *)entry->d_un.d_ptr;
-    if (entry->d_tag == DT_SYMTAB) symbols = (const void *)entry->d_un.d_ptr;
-    if (entry->d_tag == DT_STRTAB) names = (const void *)entry->d_un.d_ptr;
-    if (entry->d_tag == DT_PLTRELSZ) n_bytes = entry->d_un.d_val;
-  }
-  if (calls == NULL || symbols == NULL || names == NULL) return -1;
-  for (size_t i = 0; i < n_bytes / sizeof *calls; i++) {
-    if (ELF64_R_TYPE(calls[i].r_info) != RELOCATION_OF_CALLS) continue;
-    const char *name = names + symbols[ELF64_R_SYM(calls[i].r_info)].st_name;
-    for (size_t j = 0; j < sizeof CALLS / sizeof *CALLS; j++)
-      if (strcmp(name, CALLS[j].name) == 0 && replace((void **)(library.base + calls[i].r_offset), CALLS[j].ours) != 0)
-        return -1;
-  }
-  return 0;
 }

@@ -1,0 +1,66 @@
+/* The files in /dev/shm by which NCCL's ranks share tens of megabytes: anonymous here, so that none stays behind when a
+ * process is killed. Ranks tell each other the last six characters of a file's name; ours say whose file it is, and
+ * which, and it is opened through /proc/<pid>/fd. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "mock_cuda.h"
+
+static const char PREFIX[] = "/dev/shm/nccl-"; /* ncclShmOpen: the same from 2.21 to 2.32 */
+static const char DIGITS[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+enum { PREFIX_LENGTH = sizeof PREFIX - 1, N_DIGITS = 6, BASE = sizeof DIGITS - 1 };
+#define MAX_FILES UINT64_C(13541) /* 62 to the sixth, over Linux's most processes, 2 to the 22nd */
+
+static bool is_shared(const char *path) {
+  return strncmp(path, PREFIX, PREFIX_LENGTH) == 0 && strlen(path) == PREFIX_LENGTH + N_DIGITS;
+}
+
+int mock_mkstemp(char *path) {
+  if (!is_shared(path)) return mkstemp(path);
+  const int file = mock_memory_file("zerotune-mock-nccl");
+  if (file < 0) return -1;
+  if ((uint64_t)file >= MAX_FILES) {
+    close(file);
+    errno = EMFILE;
+    return -1;
+  }
+  uint64_t name = (uint64_t)getpid() * MAX_FILES + (uint64_t)file;
+  for (int place = N_DIGITS - 1; place >= 0; place--, name /= BASE) path[PREFIX_LENGTH + place] = DIGITS[name % BASE];
+  return file;
+}
+
+int mock_open(const char *path, int flags, ...) {
+  mode_t mode = 0;
+  if (flags & O_CREAT) {
+    va_list rest;
+    va_start(rest, flags);
+    mode = va_arg(rest, mode_t);
+    va_end(rest);
+  }
+  if (!is_shared(path)) return open(path, flags, mode);
+  uint64_t name = 0;
+  for (int place = 0; place < N_DIGITS; place++) {
+    const char *digit = memchr(DIGITS, path[PREFIX_LENGTH + place], BASE);
+    if (digit == NULL) return open(path, flags, mode);
+    name = name * BASE + (uint64_t)(digit - DIGITS);
+  }
+  char anonymous[64];
+  snprintf(anonymous, sizeof anonymous, "/proc/%d/fd/%d", (int)(name / MAX_FILES), (int)(name % MAX_FILES));
+  return open(anonymous, flags & ~O_CREAT);
+}
+
+/* It is gone once nobody has it open. */
+int mock_unlink(const char *path) { return is_shared(path) ? 0 : unlink(path); }
+
+/* Proxies' buffers may be in such a file. */
+int mock_munmap(void *base, size_t n_bytes) {
+  mock_forget_proxies(base, n_bytes);
+  return munmap(base, n_bytes);
+}

@@ -1,0 +1,120 @@
+"""Communicators of the real NCCL with our plugin: made, used, and given up in each way, again and again.
+
+Nothing grows, nothing is left behind, and each collective is decided and observed once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerotune.agent.nccl.compiled import PLUGIN
+from zerotune.agent.nccl.twin.twin import topology_file
+
+PROGRAM = Path(__file__).with_name("lifecycle_ranks.py")
+MACHINE = "dgx_h100"
+COLLECTIVES_PER_USE = 12
+SHARED_FILES = "nccl-*"
+WARM_UP = 4
+"""Rounds in which libraries and Python fill what they keep."""
+RESIDENT_KIB = 1024
+"""How much a process may grow from the warm-up on."""
+SANITIZERS = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+ROUNDS = {
+    # ranks, nodes, rounds, communicators that each rank uses in a round
+    "again": (2, 2, 10, 1),
+    "at_once": (2, 1, 8, 8),
+    "split": (4, 2, 2, 2),
+    "shrink": (4, 1, 2, 2),
+    "finalize": (2, 2, 4, 1),
+    "abort": (2, 2, 8, 1),
+    "threads": (2, 1, 4, 2),
+}
+MANY = ROUNDS | {"again": (2, 2, 200, 1), "at_once": (2, 1, 64, 64), "abort": (2, 1, 100, 1), "threads": (2, 2, 50, 2)}
+
+
+def told(release, scenario: str, shape: tuple, plugin: Path, **environment: str) -> list[dict]:
+    """What each rank of one run says."""
+    n_ranks, n_nodes, n, _ = shape
+    with topology_file(MACHINE) as topology:
+        command = [
+            *(sys.executable, PROGRAM, "--library", release[1], "--plugin", plugin, "--topology", topology),
+            *("--n_ranks", n_ranks, "--n_nodes", n_nodes, "--scenario", scenario, "--n", n),
+        ]
+        done = subprocess.run(
+            [str(each) for each in command],
+            env=os.environ | environment, capture_output=True, text=True, timeout=110, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def check(ranks: list[dict], scenario: str, shape: tuple) -> None:
+    n_ranks, _, n, per_round = shape
+    assert len(ranks) == n_ranks
+    rounds = 2 if scenario == "at_once" else n
+    for each in ranks:
+        is_excluded = scenario == "shrink" and each["rank"] == n_ranks - 1
+        n_communicators = rounds * (1 if is_excluded else per_round)
+        assert each["n_communicators"] == n_communicators
+        assert each["n_calls"] == each["n_decided"] == n_communicators * COLLECTIVES_PER_USE
+        assert each["n_lost_events"] == each["n_dropped_records"] == 0
+        files, threads, resident = zip(*each["levels"], strict=True)
+        assert files[-1] <= max(files[:WARM_UP])
+        assert threads[-1] <= max(threads[:WARM_UP])
+        if len(resident) > 2 * WARM_UP:
+            assert resident[-1] - resident[len(resident) // 2] < RESIDENT_KIB
+
+
+@pytest.mark.parametrize("scenario", ROUNDS)
+def test_nothing_grows_and_each_collective_is_decided_once(newest, scenario):
+    check(told(newest, scenario, ROUNDS[scenario], PLUGIN.build()), scenario, ROUNDS[scenario])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", MANY)
+def test_nor_in_any_release_however_often(release, scenario):
+    n_nodes = MANY[scenario][1]
+    if (release[0] < (2, 22) or release[0] == (2, 27, 3)) and n_nodes > 1:
+        pytest.skip("the mock cannot run several nodes of it")
+    if scenario == "shrink" and release[0] < (2, 27):
+        pytest.skip("2.27 brought ncclCommShrink")
+    check(told(release, scenario, MANY[scenario], PLUGIN.build()), scenario, MANY[scenario])
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory) -> tuple[Path, str]:
+    """The plugin with address and undefined-behaviour sanitizers, and the library to be preloaded for it."""
+    plugin = tmp_path_factory.mktemp("sanitized") / PLUGIN.path().name
+    flags = " ".join([*SANITIZERS, *PLUGIN.flags])
+    made = subprocess.run(
+        ["make", "-s", "-C", PLUGIN.root / "plugin", f"LIBRARY={plugin}", f"EXTRA_FLAGS={flags}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    preloaded = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
+    if made.returncode != 0 or not Path(preloaded.stdout.strip()).is_absolute():
+        pytest.skip("this compiler has no sanitizers")
+    return plugin, preloaded.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ROUNDS)
+def test_sanitizers_find_nothing(newest, sanitized, scenario):
+    plugin, preloaded = sanitized
+    # Leaks are looked for by what grows: Python itself leaves much behind.
+    environment = {"LD_PRELOAD": preloaded, "ASAN_OPTIONS": "detect_leaks=0"}
+    for each in told(newest, scenario, ROUNDS[scenario], plugin, **environment):
+        assert each["n_calls"] == each["n_decided"] > 0
+
+
+def test_a_killed_rank_leaves_no_memory_behind(newest):
+    before = set(Path("/dev/shm").glob(SHARED_FILES))
+    (rank,) = told(newest, "killed", (2, 2, 2, 1), PLUGIN.build())
+    assert rank["n_calls"] == 2 * COLLECTIVES_PER_USE
+    assert set(Path("/dev/shm").glob(SHARED_FILES)) <= before
