@@ -49,9 +49,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         topology = Path(folder) / "topology.xml"
         topology.write_text(MACHINES["dgx_h100"].topology())
-        os.environ.update(NCCL_TOPO_FILE=str(topology), NCCL_SOCKET_IFNAME="lo", NCCL_NET_PLUGIN="none")
         mock = MockCuda()
-        mock.lend(read_machine(topology))
+        mock.lend(read_machine(topology), "node")
         plugin = library.load()
         ours = "none" if variant == "none" else str(plugin.path)
         os.environ.update(NCCL_TUNER_PLUGIN=ours, NCCL_PROFILER_PLUGIN=ours)

@@ -33,20 +33,13 @@ class Rank:
     """This process, as one rank."""
 
     def __init__(self, options: argparse.Namespace, rank: int, ids: list) -> None:
-        machine = read_machine(options.topology)
         self.rank, self.n_ranks, self.ids = rank, options.n_ranks, ids
         ranks_per_node = options.n_ranks // options.n_nodes
         self.device = rank % ranks_per_node
-        os.environ.update(
-            NCCL_TOPO_FILE=str(options.topology),
-            NCCL_HOSTID=f"node-{rank // ranks_per_node}",
-            NCCL_SOCKET_IFNAME="lo",
-        )
         self.mock = MockCuda()
-        self.mock.lend(machine)
+        self.mock.lend(read_machine(options.topology), f"node-{rank // ranks_per_node}")
         self.plugin = Plugin(options.plugin)
         os.environ.update(NCCL_TUNER_PLUGIN=options.plugin.name, NCCL_PROFILER_PLUGIN=options.plugin.name)
-        os.environ["NCCL_NET_PLUGIN"] = str(self.mock.path) if machine.nics else "none"
         self.plugin.set_observing(True)
         self.plugin.set_recording(True)
         self.nccl = Libnccl(options.library)

@@ -103,8 +103,21 @@ class MockCuda:
         function.argtypes = arguments
         return function
 
-    def lend(self, machine: Machine) -> None:
-        """Describe the node whose GPUs and network adapters this process sees."""
+    def lend(self, machine: Machine, node: str) -> None:
+        """Describe the node whose GPUs and network adapters this process sees; NCCL reads the rest in the environment.
+
+        Args:
+            machine: the node's kind; its file must stay where it is.
+            node: its name: NCCL takes ranks on one node for neighbours.
+        """
+        os.environ.update(
+            NCCL_TOPO_FILE=str(machine.path),
+            NCCL_HOSTID=node,
+            NCCL_SOCKET_IFNAME="lo",
+            NCCL_NET_PLUGIN=str(self.path) if machine.nics else "none",
+            # 2.28 and newer unload it with the last communicator, and 2.29 then forgets its name.
+            NCCL_NET_PLUGIN_REF_COUNT="1",
+        )
         fields = _Machine(len(machine.gpus), len(machine.nics), CUDA_VERSION, int(machine.multicast))
         for i, gpu in enumerate(machine.gpus):
             name = f"mock sm{gpu.capability}".encode()

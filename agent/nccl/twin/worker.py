@@ -51,24 +51,17 @@ class Node:
     """The libraries of this process and its ranks' communicators."""
 
     def __init__(self, request: NodeRequest) -> None:
-        os.environ.update(
-            NCCL_TOPO_FILE=request.topology,
-            NCCL_HOSTID=f"twin-node-{request.node}",
-            NCCL_SOCKET_IFNAME="lo",
-        )
         self.log: Final = os.memfd_create("nccl.log") if request.search else -1
         if request.search:
             os.environ.update(LOG, NCCL_DEBUG_FILE=f"/proc/{os.getpid()}/fd/{self.log}")
-        machine = read_machine(Path(request.topology))
         self.request: Final = request
         self.n_ranks: Final = request.n_nodes * request.ranks_per_node
         self.mock: Final = MockCuda()
-        self.mock.lend(machine)
+        self.mock.lend(read_machine(Path(request.topology)), f"twin-node-{request.node}")
         self.plugin: Final = library.load()
         name = self.plugin.path.name  # as the agent says it, since NCCL 2.27.3 takes no path
         os.environ.update(NCCL_TUNER_PLUGIN=name, NCCL_PROFILER_PLUGIN=name)
         self.plugin.set_observing(request.observe)
-        os.environ["NCCL_NET_PLUGIN"] = str(self.mock.path) if machine.nics else "none"
         self.nccl: Final = Libnccl(Path(request.library))
         if self.nccl.version < _MANY_NODES_SINCE and request.n_nodes > 1:
             raise UserError(f"NCCL {self.nccl.version_text} cannot be asked about several nodes", "take 2.22 or newer")

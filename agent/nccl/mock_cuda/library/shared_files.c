@@ -19,21 +19,31 @@ enum { PREFIX_LENGTH = sizeof PREFIX - 1, N_DIGITS = 6, BASE = sizeof DIGITS - 1
 #define MAX_FILES UINT64_C(13541) /* 62 to the sixth, over Linux's most processes, 2 to the 22nd */
 
 static bool is_shared(const char *path) {
-  return strncmp(path, PREFIX, PREFIX_LENGTH) == 0 && strlen(path) == PREFIX_LENGTH + N_DIGITS;
+  return path != NULL /* 2.29 asks for that, too */ && strncmp(path, PREFIX, PREFIX_LENGTH) == 0 && strlen(path) == PREFIX_LENGTH + N_DIGITS;
 }
 
 int mock_mkstemp(char *path) {
-  if (!is_shared(path)) return mkstemp(path);
-  const int file = mock_memory_file("zerotune-mock-nccl");
-  if (file < 0) return -1;
-  if ((uint64_t)file >= MAX_FILES) {
+  const int file = is_shared(path) ? mock_memory_file("zerotune-mock-nccl") : -1;
+  if (file < 0) return mkstemp(path);
+  if ((uint64_t)file >= MAX_FILES) { /* dozens of communicators are open */
     close(file);
-    errno = EMFILE;
-    return -1;
+    return mkstemp(path);
   }
   uint64_t name = (uint64_t)getpid() * MAX_FILES + (uint64_t)file;
   for (int place = N_DIGITS - 1; place >= 0; place--, name /= BASE) path[PREFIX_LENGTH + place] = DIGITS[name % BASE];
   return file;
+}
+
+static int open_anonymous(const char *path, int flags) {
+  uint64_t name = 0;
+  for (int place = 0; place < N_DIGITS; place++) {
+    const char *digit = memchr(DIGITS, path[PREFIX_LENGTH + place], BASE);
+    if (digit == NULL) return -1;
+    name = name * BASE + (uint64_t)(digit - DIGITS);
+  }
+  char anonymous[64];
+  snprintf(anonymous, sizeof anonymous, "/proc/%d/fd/%d", (int)(name / MAX_FILES), (int)(name % MAX_FILES));
+  return open(anonymous, flags);
 }
 
 int mock_open(const char *path, int flags, ...) {
@@ -44,20 +54,15 @@ int mock_open(const char *path, int flags, ...) {
     mode = va_arg(rest, mode_t);
     va_end(rest);
   }
-  if (!is_shared(path)) return open(path, flags, mode);
-  uint64_t name = 0;
-  for (int place = 0; place < N_DIGITS; place++) {
-    const char *digit = memchr(DIGITS, path[PREFIX_LENGTH + place], BASE);
-    if (digit == NULL) return open(path, flags, mode);
-    name = name * BASE + (uint64_t)(digit - DIGITS);
-  }
-  char anonymous[64];
-  snprintf(anonymous, sizeof anonymous, "/proc/%d/fd/%d", (int)(name / MAX_FILES), (int)(name % MAX_FILES));
-  return open(anonymous, flags & ~O_CREAT);
+  const int file = open(path, flags, mode);
+  return file < 0 && errno == ENOENT && is_shared(path) ? open_anonymous(path, flags) : file;
 }
 
-/* It is gone once nobody has it open. */
-int mock_unlink(const char *path) { return is_shared(path) ? 0 : unlink(path); }
+/* An anonymous file is gone once nobody has it open. */
+int mock_unlink(const char *path) {
+  const int failed = unlink(path);
+  return is_shared(path) ? 0 : failed;
+}
 
 /* Proxies' buffers may be in such a file. */
 int mock_munmap(void *base, size_t n_bytes) {

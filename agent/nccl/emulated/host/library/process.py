@@ -37,14 +37,11 @@ class LibraryProcess:
         topology = os.memfd_create("topology.xml", os.MFD_CLOEXEC)
         os.write(topology, MACHINES[fabric.machine].topology().encode())
         name = f"/proc/{os.getpid()}/fd/{topology}"
-        machine = read_machine(Path(name))
         self.mock: Final = MockCuda()
-        self.mock.lend(machine)
-        os.environ.update(NCCL_TOPO_FILE=name, NCCL_HOSTID=f"{fabric.name}-{node}", NCCL_SOCKET_IFNAME="lo")
+        self.mock.lend(read_machine(Path(name)), f"{fabric.name}-{node}")
         unpriced = [name for algorithm, name in _MULTICAST.items() if not fabric.prices(algorithm)]
         if unpriced:  # NCCL must not choose what the fabric has no time for
             os.environ.setdefault("NCCL_ALGO", f"^{','.join(unpriced)}")
-        os.environ["NCCL_NET_PLUGIN"] = str(self.mock.path) if machine.nics else "none"
         self.nccl: Final = Libnccl(path)
         base = self.mock.attach(path, self.nccl.library, self.nccl.version)
         self.functions: Final[dict[int, DeviceFunction]] = device_functions(path, base)
