@@ -47,6 +47,7 @@ class Rank:
         self.mock.set_device(self.device)
         self.buffers = (self.mock.malloc(MESSAGE_BYTES), self.mock.malloc(MESSAGE_BYTES))
         self.levels: list[tuple[int, int, int]] = []
+        self.shared_files: set[str] = set()
         self.n_records = {True: 0, False: 0}
 
     def new(self, n: int = 1) -> list[int]:
@@ -187,6 +188,7 @@ def killed(rank: Rank, n: int) -> None:
     (communicator,) = rank.new()
     for _ in range(n):
         rank.use([communicator])
+    rank.shared_files = {line.split()[5] for line in open("/proc/self/maps") if "nccl" in line and "rw-s" in line}
     if rank.rank == rank.n_ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     rank.nccl.abort(communicator)
@@ -201,7 +203,13 @@ SCENARIOS: dict[str, Callable[[Rank, int], None]] = {
 def run(options: argparse.Namespace, number: int, ids: list) -> None:
     rank = Rank(options, number, ids)
     SCENARIOS[options.scenario](rank, options.n)
-    told = {"rank": number, "levels": rank.levels, "n_decided": rank.n_records[False], "n_timed": rank.n_records[True]}
+    told = {
+        "rank": number,
+        "levels": rank.levels,
+        "n_decided": rank.n_records[False],
+        "n_timed": rank.n_records[True],
+        "shared_files": sorted(rank.shared_files),
+    }
     os.write(1, (json.dumps(told | asdict(rank.plugin.counters())) + "\n").encode())
     os._exit(0)  # at its end Python would close what NCCL's threads still use
 
