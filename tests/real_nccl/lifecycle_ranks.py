@@ -188,7 +188,8 @@ def killed(rank: Rank, n: int) -> None:
     (communicator,) = rank.new()
     for _ in range(n):
         rank.use([communicator])
-    rank.shared_files = {line.split()[5] for line in open("/proc/self/maps") if "nccl" in line and "rw-s" in line}
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    rank.shared_files = {line.split()[5] for line in maps if "nccl" in line and "rw-s" in line}
     if rank.rank == rank.n_ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     rank.nccl.abort(communicator)
