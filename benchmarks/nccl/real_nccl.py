@@ -1,8 +1,8 @@
 """What our plugin adds inside NCCL's own library, and whether NCCL does what it is told there.
 
 Host side of one all-gather, two ranks on a mock H100 node: nothing loaded, our plugin without a plan, with plans of 10,
-1,000 and 4,096 rows whose row asks for NCCL's own setting, with decision records, and observed; beside the last our tuner
-and a profiler that asks for the same events and drops them, which is what NCCL itself takes to tell of them. A process
+1,000 and 4,096 rows whose row asks for NCCL's own setting, with decision records, and observed. The null profiler, with
+our tuner, asks for the events that ours asks for and drops them: what NCCL itself takes to tell of them. A process
 each, turn by turn in each round, calls in bursts as a step makes them; figures are medians over rounds of what a round
 adds. The mock's launch is part of every variant. Cells, times and cost tables are checked on all clusters of
 tests/real_nccl.
