@@ -78,6 +78,20 @@ class TimingSource(IntEnum):
     """Taken over from an imported file, as that file states it."""
 
 
+class PassageKind(IntEnum):
+    """How collectives came to run; all but `decided` passed the tuner by."""
+
+    decided = 0
+    unknown = 1
+    """No tuner was asked, and NCCL does not say why."""
+    symmetric = 2
+    """Symmetric kernels, on registered windows (profiler ABI v7)."""
+    copy_engine = 3
+    """Copies without a kernel (profiler ABI v6)."""
+    point_to_point = 4
+    """Sends, those of all_to_all among them."""
+
+
 class Source(IntEnum):
     """How a measurement came to be."""
 
@@ -319,6 +333,17 @@ class Measurement(msgspec.Struct, frozen=True):
     epoch: int = 0
     memory_pressure: float | None = None
     measured_at_s: float = 0.0
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """What ran in one way on one rank or more, while it was observed."""
+
+    kind: PassageKind
+    n_calls: int
+    message_bytes: int
+    n_timed: int = 0
+    """Calls whose kernels were timed: `kernel_us` is theirs."""
+    kernel_us: float = 0.0
 
 
 class StepRecord(msgspec.Struct, frozen=True):

@@ -55,6 +55,7 @@ FLAG_TIMED: Final = 2
 FLAG_REGISTERED: Final = 4
 FLAG_CAPTURED: Final = 8
 FLAG_FUSED: Final = 16
+FLAG_PASSED_BY: Final = 32
 
 COST_FIELDS: Final = [
     ("comm_id", "<u8"),

@@ -6,6 +6,7 @@
 #include "../nccl_abi.h"
 #include "../plan/shared_state.h"
 #include "../records/records.h"
+#include "passages.h"
 
 #define N_EVENTS 1024u
 #define N_CHANNELS 128u /* RCCL's; NCCL has 64 */
@@ -140,6 +141,7 @@ static void finish(event *its, uint32_t generation) {
   if (kernel_times(its, generation, &start_ns, &stop_ns, &record->timing_source)) {
     if (!its->start.channels_are_certain) record->n_channels = (uint8_t)READ(its->n_stopped);
     if (its->start.its_class != NULL) zt_class_saw_channels(its->start.its_class, record->n_channels);
+    if (host_is_over) zt_passage_timed(its->start.passage, stop_ns - start_ns);
   } else {
     start_ns = its->host_start_ns;
     stop_ns = its->host_stop_ns;
