@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from zerotune.store.job_names import titled
+from zerotune.store.passages import Passages
 
 
 class Collective(IntEnum):
@@ -76,20 +77,6 @@ class TimingSource(IntEnum):
     """The emulated NCCL's virtual clock."""
     reported = 5
     """Taken over from an imported file, as that file states it."""
-
-
-class PassageKind(IntEnum):
-    """How collectives came to run; all but `decided` passed the tuner by."""
-
-    decided = 0
-    unknown = 1
-    """No tuner was asked, and NCCL does not say why."""
-    symmetric = 2
-    """Symmetric kernels, on registered windows (profiler ABI v7)."""
-    copy_engine = 3
-    """Copies without a kernel (profiler ABI v6)."""
-    point_to_point = 4
-    """Sends, those of all_to_all among them."""
 
 
 class Source(IntEnum):
@@ -335,17 +322,6 @@ class Measurement(msgspec.Struct, frozen=True):
     measured_at_s: float = 0.0
 
 
-class Passage(msgspec.Struct, frozen=True):
-    """What ran in one way on one rank or more, while it was observed."""
-
-    kind: PassageKind
-    n_calls: int
-    message_bytes: int
-    n_timed: int = 0
-    """Calls whose kernels were timed: `kernel_us` is theirs."""
-    kernel_us: float = 0.0
-
-
 class StepRecord(msgspec.Struct, frozen=True):
     """One training step on one rank.
 
@@ -457,6 +433,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     """What `launch --name` called it."""
     is_lost: bool = False
     """Its ranks fell silent, or the daemon that heard them ended before they did."""
+    passages: Passages = Passages()
+    """What was seen to pass the tuner by, and what it decided."""
 
     @property
     def title(self) -> str:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.store.errors import PlanError, PluginError
-from zerotune.store.records import CommunicatorClass, Passage, PassageKind, Plan, PlanRow, TimingSource
+from zerotune.store.passages import Passage, PassageKind, Passages
+from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource
 from zerotune.store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 
 LAYOUT_VERSION: Final = 1
@@ -227,16 +228,16 @@ class Plugin:
         """Decisions of `getCollInfo` so far on all communicators of `n_ranks` ranks."""
         return int(self._calls_with_ranks(n_ranks))
 
-    def passages(self) -> tuple[Passage, ...]:
-        """What was seen to run while observing, by how it came to run; kinds of which nothing was seen are left out."""
+    def passages(self) -> Passages:
+        """What was seen to run while observing, by how it came to run."""
         sums = (ctypes.c_uint64 * (4 * len(PassageKind)))()
         self._passages(ctypes.addressof(sums))
-        found = (Passage(kind, *sums[4 * kind : 4 * kind + 3], sums[4 * kind + 3] / 1e3) for kind in PassageKind)
-        return tuple(each for each in found if each.n_calls)
-
-    def one_rank_communicators(self) -> int:
-        """Communicators of one rank so far: what they run is told to no plugin."""
-        return int(self._one_rank_communicators())
+        kinds = []
+        for kind in PassageKind:
+            n_calls, message_bytes, n_timed, kernel_ns = sums[4 * kind : 4 * kind + 4]
+            if n_calls:
+                kinds.append(Passage(kind, n_calls, message_bytes, n_timed, kernel_ns / 1e3))
+        return Passages(tuple(kinds), int(self._one_rank_communicators()))
 
     def tuner_abi(self) -> int:
         """Version of the tuner ABI that NCCL uses; 0 before the first communicator."""

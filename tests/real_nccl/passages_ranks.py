@@ -76,14 +76,13 @@ def main() -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while plugin.counters().n_timed < 2 and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    seen = {
-        each.kind.name: [each.n_calls, each.message_bytes, each.n_timed, each.kernel_us] for each in plugin.passages()
-    }
+    passages = plugin.passages()
+    seen = {each.kind.name: [each.n_calls, each.message_bytes, each.n_timed, each.kernel_us] for each in passages.kinds}
     found = {
         "profiler_abi": plugin.profiler_abi(),
         "tuner_abi": plugin.tuner_abi(),
         "seen": seen,
-        "one_rank_communicators": plugin.one_rank_communicators(),
+        "one_rank_communicators": passages.n_one_rank_communicators,
     }
     print(json.dumps(found), file=out, flush=True)
     os._exit(0)
