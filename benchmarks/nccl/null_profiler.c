@@ -1,7 +1,7 @@
 /* A profiler that asks NCCL for the events ours asks for and does nothing with them: NCCL's own share of observing. */
 #include "nccl_abi.h"
 
-#define EVENTS (NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL)
+#define EVENTS (NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL | NCCL_PROFILE_CE_COLL)
 
 static char something; /* a handle that is not NULL has NCCL call again, as it does for ours */
 
@@ -48,3 +48,4 @@ static nccl_result finalize(void *context) {
 const nccl_profiler_v4 ncclProfiler_v4 = {"null", init_v4, start_v4, stop, record, finalize};
 const nccl_profiler_v5 ncclProfiler_v5 = {"null", init, start, stop, record, finalize};
 const nccl_profiler_v6 ncclProfiler_v6 = {"null", init, start, stop, record, finalize};
+const nccl_profiler_v7 ncclProfiler_v7 = {"null", init, start, stop, record, finalize};
