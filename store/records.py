@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from zerotune.store.job_names import titled
+from zerotune.store.passages import Passages
 
 
 class Collective(IntEnum):
@@ -432,6 +433,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     """What `launch --name` called it."""
     is_lost: bool = False
     """Its ranks fell silent, or the daemon that heard them ended before they did."""
+    passages: Passages = Passages()
+    """What was seen to pass the tuner by, and what it decided."""
 
     @property
     def title(self) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from zerotune.store.errors import WireError
+from zerotune.store.passages import Passages
 from zerotune.store.records import MissingEvidence, Plan, Stage, StepRecord
 
 WIRE_VERSION: Final = 1
@@ -55,6 +56,7 @@ FLAG_TIMED: Final = 2
 FLAG_REGISTERED: Final = 4
 FLAG_CAPTURED: Final = 8
 FLAG_FUSED: Final = 16
+FLAG_PASSED_BY: Final = 32
 
 COST_FIELDS: Final = [
     ("comm_id", "<u8"),
@@ -101,6 +103,8 @@ class Observations(msgspec.Struct, frozen=True, tag="observations"):
     rank: int
     n_records: int
     n_dropped: int = 0
+    passages: Passages | None = None
+    """All that this rank saw so far, where that has changed since it was sent."""
 
 
 class Steps(msgspec.Struct, frozen=True, tag="steps"):
@@ -215,6 +219,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Why `stage` is unknown; nothing from an older daemon."""
     name: str = ""
     """What people call the job."""
+    passages: Passages = Passages()
+    """Of the ranks that report to this daemon."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):

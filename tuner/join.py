@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.records import Collective, TimingSource
 from zerotune.store.sqlite.measurements import MEASUREMENT, well_formed
-from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED, OBSERVATION_FIELDS
+from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_PASSED_BY, FLAG_TIMED, OBSERVATION_FIELDS
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
 UNKNOWN_EPOCH: Final = 2**32 - 1
@@ -140,6 +140,8 @@ class Joiner:
             & (records["timing_source"] != TimingSource.cpu_collective)  # how long the host took to enqueue it
             & (records["collective"] <= _MAX_COLLECTIVE)
             & (records["n_ranks"] > 0)
+            # symmetric kernels: nothing of the tuner's table ran
+            & ((records["flags"] & FLAG_PASSED_BY == 0) | (records["algorithm"] != NO_ALGORITHM))
         )
         if not timed.all():
             records, reporters = _select(records, timed), reporters[timed]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.store.errors import PlanError, PluginError
+from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource
 from zerotune.store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 
@@ -120,9 +121,12 @@ class Plugin:
         self._flip = _bind(quick, "plan_flip", ctypes.c_int, u32)
         self._active_epoch = _bind(quick, "active_epoch", u32)
         self._tuner_abi = _bind(quick, "tuner_abi", u32)
+        self._profiler_abi = _bind(quick, "profiler_abi", u32)
         self._calls_with_ranks = _bind(library, "calls_with_ranks", ctypes.c_uint64, u32)
         self._row_is_legal = _bind(library, "plan_row_is_legal", ctypes.c_int, pointer)
         self._load_plan = _bind(library, "plan_load", ctypes.c_int, pointer, u32, u32, u32)
+        self._passages = _bind(library, "passages", None, pointer)
+        self._one_rank_communicators = _bind(library, "one_rank_communicators", ctypes.c_uint64)
         self._drain = _bind(library, "drain", count, pointer, count)
         self._drain_costs = _bind(library, "drain_costs", count, pointer, count)
         self._counters = _bind(library, "counters", None, pointer)
@@ -224,9 +228,24 @@ class Plugin:
         """Decisions of `getCollInfo` so far on all communicators of `n_ranks` ranks."""
         return int(self._calls_with_ranks(n_ranks))
 
+    def passages(self) -> Passages:
+        """What was seen to run while observing, by how it came to run."""
+        sums = (ctypes.c_uint64 * (4 * len(PassageKind)))()
+        self._passages(ctypes.addressof(sums))
+        kinds = []
+        for kind in PassageKind:
+            n_calls, message_bytes, n_timed, kernel_ns = sums[4 * kind : 4 * kind + 4]
+            if n_calls:
+                kinds.append(Passage(kind, n_calls, message_bytes, n_timed, kernel_ns / 1e3))
+        return Passages(tuple(kinds), int(self._one_rank_communicators()))
+
     def tuner_abi(self) -> int:
         """Version of the tuner ABI that NCCL uses; 0 before the first communicator."""
         return int(self._tuner_abi())
+
+    def profiler_abi(self) -> int:
+        """Version of the profiler ABI that NCCL uses; 0 before the first communicator."""
+        return int(self._profiler_abi())
 
     def layout_version(self) -> int:
         """Version of the memory layout shared with C."""

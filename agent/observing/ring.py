@@ -12,6 +12,7 @@ from zerotune.agent.daemon_link.cost_book import CostBook
 from zerotune.agent.nccl.library import COST_RING_RECORDS, RING_RECORDS
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.store import wire
+from zerotune.store.passages import Passages
 from zerotune.store.records import StepRecord
 from zerotune.store.wire import FLAG_TIMED
 
@@ -31,6 +32,9 @@ class Rings(Protocol):
 
     def n_dropped(self) -> int:
         """Records lost to a full ring so far."""
+
+    def passages(self) -> Passages:
+        """What passed the tuner by so far, and what did not."""
 
 
 class BlockLog(Protocol):
@@ -64,6 +68,7 @@ class RecordDrain:
         self._rank = rank
         self._log = log
         self._queue = queue
+        self._passages = Passages()
         self.costs = CostBook()
 
     def collect(self) -> list[Message]:
@@ -85,8 +90,10 @@ class RecordDrain:
             costs = self.costs.unsent()
             if len(costs):
                 messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))
-        if len(block):
-            head = wire.Observations(self._job_id, self._rank, len(block), n_dropped)
+        passages = self._rings.passages()
+        news, self._passages = None if passages == self._passages else passages, passages
+        if len(block) or news is not None:
+            head = wire.Observations(self._job_id, self._rank, len(block), n_dropped, news)
             messages.append((head, block.tobytes()))
         # The daemon learns of an epoch before it reads of the steps that ran under it.
         for epoch, step in self._queue.take_adopted():

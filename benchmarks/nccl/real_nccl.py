@@ -1,9 +1,11 @@
 """What our plugin adds inside NCCL's own library, and whether NCCL does what it is told there.
 
 Host side of one all-gather, two ranks on a mock H100 node: nothing loaded, our plugin without a plan, with plans of 10,
-1,000 and 4,096 rows whose row asks for NCCL's own setting, with decision records, and observed. A process each, turn by
-turn in each round, calls in bursts as a step makes them; figures are medians over rounds of what a round adds. The
-mock's launch is part of every variant. Cells, times and cost tables are checked on all clusters of tests/real_nccl.
+1,000 and 4,096 rows whose row asks for NCCL's own setting, with decision records, and observed. The null profiler, with
+our tuner, asks for the events that ours asks for and drops them: what NCCL itself takes to tell of them. A process
+each, turn by turn in each round, calls in bursts as a step makes them; figures are medians over rounds of what a round
+adds. The mock's launch is part of every variant. Cells, times and cost tables are checked on all clusters of
+tests/real_nccl.
 
 Needs a libnccl: NCCL_LIBRARY, or `python -m benchmarks.lib.nccl_releases`.
 
@@ -26,14 +28,17 @@ from benchmarks.lib.forced_cells import CLUSTERS, forced, offered
 from benchmarks.lib.live_costs import CLUSTERS as COST_CLUSTERS
 from benchmarks.lib.live_costs import differences
 from benchmarks.lib.reporting import Result, report
+from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import find_libnccl
 from zerotune.agent.nccl.twin.protocol import Question, duration_us
 from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file
 from zerotune.store.records import Collective
 
 LOOP = Path(__file__).with_name("real_nccl_loop.c")
+NULL_PROFILER = Path(__file__).with_name("null_profiler.c")
 VARIANTS = {
-    "none": 0, "no_plan": 0, "10_rows": 10, "1000_rows": 1000, "4096_rows": 4096, "records": 0, "observing": 0,
+    "none": 0, "no_plan": 0, "10_rows": 10, "1000_rows": 1000, "4096_rows": 4096, "records": 0, "null_profiler": 0,
+    "observing": 0,
 }  # fmt: skip
 """Rows of the plan, by what a worker is asked for."""
 ARRIVES_WITHIN_US = 0.01
@@ -42,8 +47,8 @@ ARRIVES_WITHIN_US = 0.01
 class Variant:
     """A worker process."""
 
-    def __init__(self, library: Path, loop: Path, name: str) -> None:
-        words = [str(library), str(loop), name, str(VARIANTS[name])]
+    def __init__(self, library: Path, built: Path, name: str) -> None:
+        words = [str(library), str(built), name, str(VARIANTS[name])]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.nccl.real_nccl_worker", *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -82,21 +87,24 @@ def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
         What each variant adds.
     """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
-        loop = Path(folder) / "loop.so"
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(loop), str(LOOP)], check=True)
-        workers = {name: running.enter_context(Variant(library, loop, name)) for name in VARIANTS}
+        built = Path(folder)
+        headers = PLUGIN.root / "plugin"
+        for source in (LOOP, NULL_PROFILER):
+            output = built / source.with_suffix(".so").name
+            subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{headers}", "-o", output, source], check=True)
+        workers = {name: running.enter_context(Variant(library, built, name)) for name in VARIANTS}
         rounds = []
         for number in range(n_rounds):
             rounds.append({name: worker.call_ns(n_bursts) for name, worker in workers.items()})
             print(f"round {number + 1} of {n_rounds}", file=sys.stderr)
         init_ms = {name: worker.init_ms for name, worker in workers.items()}
 
-    def added_ns(name: str) -> float:
-        return median(each[name] - each["none"] for each in rounds)
-
     def result(name: str, target: str = "") -> Result:
-        ratio = median(each[name] / each["none"] for each in rounds)
-        return Result(f"enqueue_added_ns_{name}", added_ns(name), "ns", target, "nothing loaded", ratio)
+        return compared(f"enqueue_added_ns_{name}", name, "none", target, "nothing loaded")
+
+    def compared(metric: str, name: str, other: str, target: str, peer: str) -> Result:
+        added_ns = median(each[name] - each[other] for each in rounds)
+        return Result(metric, added_ns, "ns", target, peer, median(each[name] / each[other] for each in rounds))
 
     return [
         Result("enqueue_ns_none", median(each["none"] for each in rounds), "ns"),
@@ -105,7 +113,9 @@ def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
         result("1000_rows", "<= 100"),
         result("4096_rows"),
         result("records"),
+        result("null_profiler"),
         result("observing", "<= 1000"),
+        compared("enqueue_added_ns_over_null_profiler", "observing", "null_profiler", "<= 1000", "null profiler"),
         Result("init_added_ms", init_ms["no_plan"] - init_ms["none"], "ms"),
     ]
 

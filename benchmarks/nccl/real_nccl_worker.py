@@ -43,7 +43,7 @@ def rows(n: int, candidate: Candidate) -> tuple[PlanRow, ...]:
 
 
 def main() -> None:
-    path, loop_path, variant, n_rows = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    path, built, variant, n_rows = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,8 @@ def main() -> None:
         mock.lend(read_machine(topology), "node")
         plugin = library.load()
         ours = "none" if variant == "none" else str(plugin.path)
-        os.environ.update(NCCL_TUNER_PLUGIN=ours, NCCL_PROFILER_PLUGIN=ours)
+        profiler = str(built / "null_profiler.so") if variant == "null_profiler" else ours
+        os.environ.update(NCCL_TUNER_PLUGIN=ours, NCCL_PROFILER_PLUGIN=profiler)
         nccl = Libnccl(path)
         base = mock.attach(path, nccl.library, nccl.version)
         unique_id, communicators = nccl.unique_id(), [0, 0]
@@ -79,7 +80,7 @@ def main() -> None:
     plugin.set_recording(variant == "records")
     plugin.set_observing(variant == "observing")
     mock.set_device(0)
-    loop = ctypes.CDLL(loop_path).loop
+    loop = ctypes.CDLL(str(built / "real_nccl_loop.so")).loop
     loop.restype, loop.argtypes = ctypes.c_double, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     entry = ctypes.cast(nccl.library.ncclAllGather, ctypes.c_void_p)
     print(init_ms, file=out, flush=True)

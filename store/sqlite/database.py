@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.errors import StoreError
 from zerotune.store.lockfile import LockFile
+from zerotune.store.passages import Passages
 from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
 from zerotune.store.sqlite import measurements as _measurements
 from zerotune.store.sqlite.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
@@ -213,6 +214,7 @@ class Store:
         ended_at_s: float | None = None,
         is_lost: bool | None = None,
         name: str | None = None,
+        passages: Passages | None = None,
     ) -> None:
         """Queue what became known of a job; None leaves a field as it is.
 
@@ -224,12 +226,15 @@ class Store:
             ended_at_s: when its last rank left or was heard, in seconds since the epoch.
             is_lost: whether its ranks fell silent.
             name: what people call it.
+            passages: what passed the tuner by in it.
         """
+        seen = None if passages is None else msgspec.json.encode(passages).decode()
         self._put(
             lambda connection: connection.execute(
                 "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s),"
-                " is_lost = coalesce(?, is_lost), name = coalesce(?, name) WHERE job_id = ?",
-                (stage, ended_at_s, is_lost, name, job_id),
+                " is_lost = coalesce(?, is_lost), name = coalesce(?, name), passages = coalesce(?, passages)"
+                " WHERE job_id = ?",
+                (stage, ended_at_s, is_lost, name, seen, job_id),
             ),
             is_essential=True,
         )
@@ -456,14 +461,16 @@ class Store:
 
     def jobs(self) -> list[JobRecord]:
         """Every job, oldest first."""
-        newer = "name, is_lost" if "name" in self._columns("jobs") else "'', 0"
+        columns = self._columns("jobs")
+        newer = "name, is_lost" if "name" in columns else "'', 0"
+        newer += ", passages" if "passages" in columns else ", '{}'"
         rows = self._reader().execute(
             f"SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s, {newer}"
             " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
         )
         return [
-            JobRecord(job, fabric, n, Stage(stage), start, end, name, bool(is_lost))
-            for job, fabric, n, stage, start, end, name, is_lost in rows
+            JobRecord(job, fabric, n, Stage(stage), start, end, name, bool(is_lost), _passages(seen))
+            for job, fabric, n, stage, start, end, name, is_lost, seen in rows
         ]
 
     def shapes(self) -> dict[str, set[tuple[int, int, int, int]]]:
@@ -556,3 +563,11 @@ class Store:
 def _where(conditions: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
     given = {clause: value for clause, value in conditions.items() if value is not None}
     return " AND ".join(given) or "1", tuple(given.values())
+
+
+def _passages(text: str) -> Passages:
+    """What a job's row says of it; nothing where that cannot be read."""
+    try:
+        return msgspec.json.decode(text, type=Passages)
+    except msgspec.MsgspecError:
+        return Passages()

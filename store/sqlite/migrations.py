@@ -81,7 +81,13 @@ def m003_names_and_ends_of_jobs(db: Database) -> None:
     db.execute("ALTER TABLE jobs ADD COLUMN is_lost INTEGER NOT NULL DEFAULT 0")
 
 
-READABLE_WITHOUT: Final = {"m002_step_of_decisions", "m003_names_and_ends_of_jobs"}
+@MIGRATIONS()
+def m004_what_passed_the_tuner_by(db: Database) -> None:
+    """Sums of what ran in a job with and without the tuner's decision, as JSON (`store/passages.py`)."""
+    db.execute("ALTER TABLE jobs ADD COLUMN passages TEXT NOT NULL DEFAULT '{}'")
+
+
+READABLE_WITHOUT: Final = {"m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by"}
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 
 

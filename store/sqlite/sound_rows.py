@@ -60,6 +60,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "ended_at_s": _or_null(_TIME_S),
         "name": _TEXT,
         "is_lost": _one_of((0, 1)),
+        "passages": _json("object", "array", "integer"),
     },
     "series": {
         "fabric": _ID,

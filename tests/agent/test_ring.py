@@ -3,12 +3,14 @@ import numpy as np
 from zerotune.agent.observing.ring import UNKNOWN_RANK, RecordDrain
 from zerotune.agent.steps.step_queue import MAX_QUEUED, StepQueue
 from zerotune.store import wire
+from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import StepRecord
 
 
 class FakeRings:
     def __init__(self, block, costs=()):
         self.blocks = [block]
+        self.seen = Passages()
         self.costs = [np.zeros(len(costs), wire.COST_FIELDS)]
         self.costs[0]["message_bytes"] = costs
 
@@ -21,6 +23,9 @@ class FakeRings:
 
     def n_dropped(self):
         return 7
+
+    def passages(self):
+        return self.seen
 
 
 def block(flags):
@@ -90,3 +95,14 @@ def test_steps_that_found_no_room_are_counted_with_the_records_that_did_not():
     RecordDrain(FakeRings(block([0])), "job", 1, queue, log).collect()
     assert [record.step for record in log.logged_steps] == list(range(3, MAX_QUEUED + 3))
     assert log.n_dropped == 7 + 3
+
+
+def test_what_passed_the_tuner_by_is_sent_when_it_changed_even_without_records():
+    rings = FakeRings(block([]))
+    drain = RecordDrain(rings, "job", 3, StepQueue())
+    assert drain.collect() == []
+    rings.seen = Passages((Passage(PassageKind.symmetric, 2, 4096, 2, 50.0),), 1)
+    ((head, records),) = drain.collect()
+    message, body = decode(head, records)
+    assert (message.passages, message.n_records, body) == (rings.seen, 0, b"")
+    assert drain.collect() == []

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from zerotune.store import wire
+from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import Stage
 from zerotune.store.wire import DaemonOptions, EndedJob, JobStatus, NoSteps, StatusReply, StoreState
 from zerotune.tuner.client.status import render_status, workload
@@ -102,3 +103,21 @@ def test_jobs_that_ended_are_shown_below_those_that_run():
     words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, ended=ended))
     assert re.search("job-2: .* 12 s ago, .* 1,599", words)
     assert re.search("job-1: .*silent 300 s ago, .* 7$", words, re.MULTILINE)
+
+
+@pytest.mark.parametrize("n_symmetric", [0, 1])
+def test_shares_of_what_passed_the_tuner_by_are_shown_only_where_something_did(n_symmetric):
+    kinds = [Passage(PassageKind.decided, 3, 3000, 3, 90.0), Passage(PassageKind.symmetric, 1, 1000, 1, 10.0)]
+    seen = Passages(tuple(kinds[: 1 + n_symmetric]))
+    job = JobStatus("job", "fabric", Stage.zero3, 1, 1, 0, 10, 0, 0, 0, 0.0, 0.0, 0.0, passages=seen)
+    words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, (job,)))
+    line = next((line for line in words.splitlines() if "symmetric" in line), "")
+    assert re.findall(r"[\d.]+ %", line) == (["25.0 %", "10.0 %"] if n_symmetric else [])
+
+
+def test_communicators_of_one_rank_and_copies_have_no_times():
+    seen = Passages((Passage(PassageKind.copy_engine, 4, 100),), 2)
+    job = JobStatus("job", "fabric", Stage.zero3, 1, 1, 0, 10, 0, 0, 0, 0.0, 0.0, 0.0, passages=seen)
+    words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, (job,)))
+    assert "100.0 %" in words
+    assert "2 communicators" in words

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from zerotune.store import wire
+from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import Plan, Stage, StepRecord
 from zerotune.tuner.modeling.requests import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
 from zerotune.tuner.service import service as service_module
-from zerotune.tuner.service.job import GREETED_S
+from zerotune.tuner.service.job import GREETED_S, PASSAGES_EVERY_S
 from zerotune.tuner.service.service import RANK_TIMEOUT_S
 
 COST = np.dtype(wire.COST_FIELDS)
@@ -55,6 +56,25 @@ def test_observations_become_measurements_in_store_and_brain(bench, records):
     assert [what for what, _ in told] == ["sequence", "observe"], "the sequence of rank 0 only"
     assert len(told[0][1]) == len(told[1][1]) == 10
     assert bench.service.jobs()[0].n_observations == 40
+
+
+def test_what_passed_the_tuner_by_is_summed_over_ranks_and_kept(bench, records):
+    bench.join_all()
+
+    def saw(rank, n_calls):
+        sends = Passage(PassageKind.point_to_point, n_calls, 1000 * n_calls)
+        bench.send(rank, wire.Observations("job", rank, 0, passages=Passages((sends,), 1)), records(n=0))
+
+    for rank, n_calls in ((0, 1), (1, 5), (0, 2)):  # a rank's later word is of all that it saw
+        saw(rank, n_calls)
+    expected = Passages((Passage(PassageKind.point_to_point, 7, 7000),), 2)
+    assert bench.service.jobs()[0].passages == expected
+    bench.tick(PASSAGES_EVERY_S)
+    assert bench.store.jobs["job"]["passages"] == expected
+    saw(0, 3)
+    for rank in range(4):
+        bench.send(rank, wire.Goodbye("job", rank))
+    assert bench.store.jobs["job"]["passages"].kinds[0].n_calls == 8
 
 
 def test_observations_gather_before_they_are_joined(bench, records):

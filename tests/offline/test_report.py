@@ -16,6 +16,7 @@ from report_material import FABRIC, N_STEPS, make_store, make_summaries
 
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.errors import UserError
+from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import Algorithm, Collective, Protocol, Source, StepRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import OBSERVATION_FIELDS
@@ -466,3 +467,13 @@ def test_two_summaries_are_enough_for_a_report(tmp_path: Path):
         rows["algorithm"], rows["message_bytes"], rows["source"] = Algorithm.ring, 4096, Source.sweep
         store.record_measurements("f", "one", rows)
     assert write_report(path, tmp_path / "r.html", summaries=make_summaries(tmp_path)).exists()
+
+
+def test_what_passed_the_tuner_by_is_named_where_something_did(tmp_path):
+    store_path = make_store(tmp_path / "store.db")
+    before = {what for what, _ in trust(gather(store_path))}
+    with Store.open(store_path) as store:
+        kinds = (Passage(PassageKind.decided, 3, 3000, 3, 90.0), Passage(PassageKind.symmetric, 1, 1000, 1, 10.0))
+        store.update_job("job-1", passages=Passages(kinds))
+    ((_, words),) = [line for line in trust(gather(store_path)) if line[0] not in before]
+    assert re.findall(r"[\d.]+ %", words) == ["25.0 %", "10.0 %"]

@@ -37,7 +37,7 @@ PROFILERS = {
     31: range(1, 8),
 }
 EXPORTED_TUNERS = set(range(2, 8))
-EXPORTED_PROFILERS = set(range(1, 7))
+EXPORTED_PROFILERS = set(range(1, 8))
 PROBE = """
 import ctypes, sys
 version = ctypes.c_int()

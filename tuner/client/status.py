@@ -15,6 +15,7 @@ from zerotune.store.errors import UserError, WireError
 from zerotune.store.job_names import titled
 from zerotune.store.records import MissingEvidence, Stage
 from zerotune.tuner.client.holders import Holder
+from zerotune.tuner.client.passed_by import passed_by
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -180,5 +181,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
             f"  {job.n_explored:,} calls ran settings still on trial,"
             f" which cost {job.exploration_spent_percent:.2f} % of step time"
         )
+        if words := passed_by(job.passages):
+            show(f"  passed the tuner by: {words}")
         for line in job.last_decisions:
             show(f"  {line}", "dim")

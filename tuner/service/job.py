@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.job_names import is_job_name
+from zerotune.store.passages import Passages, summed
 from zerotune.store.records import Decision, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
 from zerotune.store.wire import Hello, JobStatus
 from zerotune.tuner.join import OBSERVATION, Joiner
@@ -29,6 +30,8 @@ GREETED_S: Final = 3.0
 
 Each greets once a second, and looks once a second for a missing daemon. More than a joiner's timeout.
 """
+PASSAGES_EVERY_S: Final = 10.0
+"""How often at most the store is told what passed the tuner by."""
 SETTLE_S: Final = 1.0
 """Windows open when all ranks are here, or when no rank has come or gone for this long."""
 MISSING_AFTER_S: Final = 10.0
@@ -127,6 +130,9 @@ class Job:
         self.n_observations = 0
         self.n_gone_drops = 0
         self.trouble = ""
+        self._passages: dict[int, Passages] = {}
+        """Of each rank that ever reported here: all it saw."""
+        self._told_passages, self._told_passages_at_s = Passages(), now_s
         self._brain: BrainLike | None = None
         self._backlog: list[Callable[[BrainLike], None]] = []
         self._step_us: deque[float] = deque(maxlen=64)
@@ -209,6 +215,18 @@ class Job:
             sane = (records["message_bytes"] > 0) & (records["message_bytes"] < 2**62)
             block = records if sane.all() else records[sane]
             self.tell(lambda brain: brain.sequence(block))
+
+    def passed_by(self, rank: int, passages: Passages) -> None:
+        """All that `rank` saw so far to pass the tuner by, and not to."""
+        self._passages[rank] = passages
+
+    def news_of_passages(self, now_s: float, *, at_once: bool = False) -> Passages | None:
+        """What the store should be told of it, if it is time."""
+        if not at_once and now_s - self._told_passages_at_s < PASSAGES_EVERY_S:
+            return None
+        self._told_passages_at_s = now_s
+        known, self._told_passages = self._told_passages, summed(self._passages.values())
+        return None if self._told_passages == known else self._told_passages
 
     def reporter_came(self, now_s: float) -> None:
         """A rank or another node's daemon is here, and others may be on their way."""
@@ -296,6 +314,7 @@ class Job:
             last_decisions=tuple(self._last_decisions),
             health=health,
             name=self.name,
+            passages=summed(self._passages.values()),
             missing_evidence=self._missing_evidence,
             heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
         )

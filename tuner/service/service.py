@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store.passages import Passages
 from zerotune.store.records import Decision, Stage, StepRecord
 from zerotune.store.wire import (
     Adopted,
@@ -76,6 +77,7 @@ class StoreLike(Protocol):
         ended_at_s: float | None = None,
         is_lost: bool | None = None,
         name: str | None = None,
+        passages: Passages | None = None,
     ) -> None:
         """Something became known of a job; None leaves a field as it is.
 
@@ -85,6 +87,7 @@ class StoreLike(Protocol):
             ended_at_s: when its last rank left or was heard, in seconds since the epoch.
             is_lost: whether its ranks fell silent.
             name: what people call it.
+            passages: what passed the tuner by in it.
         """
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
@@ -186,6 +189,10 @@ class Service:
         session.heard_at_s = self._clock()
         if isinstance(message, Observations) and records is not None:
             session.n_dropped = message.n_dropped
+            if message.passages is not None:
+                job.passed_by(rank, message.passages)
+            if not len(records):
+                return []
             job.observe(rank, records)
             job.next_tick_s = min(job.next_tick_s, session.heard_at_s + JOIN_EVERY_S)
         elif isinstance(message, CostTables) and records is not None and rank == job.lead_rank:
@@ -269,6 +276,8 @@ class Service:
         job.uplink.greet(now_s, job.lead_rank, len(job.ranks))
         yield from self._use(job, job.join(now_s, give_up=give_up))
         job.measure_rate(now_s)
+        if (passages := job.news_of_passages(now_s)) is not None:
+            self._store.update_job(job.job_id, passages=passages)
         replies = self._windows(job)
         for sender, node in list(job.nodes.items()):
             if now_s - node.heard_at_s > RANK_TIMEOUT_S:
@@ -421,7 +430,10 @@ class Service:
         deque(self._use(job, job.join(self._clock(), give_up=True)), maxlen=0)
         self._think(job)
         job.uplink.end(rank)
-        self._store.update_job(job_id, stage=job.stage, ended_at_s=self._clock(), is_lost=fell_silent)
+        passages = job.news_of_passages(self._clock(), at_once=True)
+        self._store.update_job(
+            job_id, stage=job.stage, ended_at_s=self._clock(), is_lost=fell_silent, passages=passages
+        )
         del self._jobs[job_id]
         silent_since_s = session.heard_at_s if fell_silent else None
         self.absent_jobs.has_ended(job_id, job.name, job.step, silent_since_s=silent_since_s)

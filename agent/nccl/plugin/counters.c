@@ -1,6 +1,7 @@
 /* Counting and forgetting across all parts. */
 #include "plan/shared_state.h"
 #include "profiler/events.h"
+#include "profiler/passages.h"
 #include "records/records.h"
 #include "tuner/communicator.h"
 
@@ -15,5 +16,6 @@ void zerotune_reset(void) {
   zerotune_set_observing(0);
   zt_communicators_reset();
   zt_events_reset();
+  zt_passages_reset();
   zt_records_reset();
 }

@@ -5,7 +5,7 @@
  * that NCCL supports) and checked against released libraries by tests/plugin.
  *
  *   tuner     v2 2.21 | v3 2.22-2.23 | v4 2.24-2.27 | v5 2.28-2.29 | v6 2.30-2.32 | v7 announced
- *   profiler  v1 2.23 | v2 2.24-2.25 | v3 2.26 | v4 2.27 | v5 2.28 | v6 2.29 and newer
+ *   profiler  v1 2.23 | v2 2.24-2.25 | v3 2.26 | v4 2.27 | v5 2.28 | v6 2.29-2.30 | v7 2.31 and newer
  */
 #ifndef ZEROTUNE_NCCL_ABI_H
 #define ZEROTUNE_NCCL_ABI_H
@@ -104,7 +104,8 @@ enum nccl_profile_event {
   NCCL_PROFILE_P2P = 4,
   NCCL_PROFILE_KERNEL_CHANNEL = 64,
   NCCL_PROFILE_GROUP_API = 256,
-  NCCL_PROFILE_COLL_API = 512
+  NCCL_PROFILE_COLL_API = 512,
+  NCCL_PROFILE_CE_COLL = 4096 /* v6 and newer */
 };
 enum { NCCL_STATE_KERNEL_CHANNEL_STOP = 22 };
 
@@ -183,20 +184,52 @@ typedef struct {
 } nccl_coll_v5;
 
 typedef struct {
+  nccl_coll_v5 coll;
+  const char *kernel_variant; /* NULL: a kernel of the tuner's table */
+  bool is_symmetric;
+  uint64_t user_tag;
+} nccl_coll_v7;
+
+typedef struct {
   const char *collective;
   size_t count;
   const char *datatype;
   int root;
   void *stream;
-  bool graph_captured;
+  bool graph_captured; /* v7 has the user's tag behind it */
 } nccl_coll_api_v5;
+
+typedef struct {
+  const char *function; /* "Send", "Recv" */
+  void *buffer;
+  const char *datatype;
+  size_t count;
+  int peer;
+  uint8_t n_channels; /* v5 has the group behind it, v7 the user's tag, too */
+} nccl_p2p_v4;
+
+typedef struct {
+  uint64_t sequence;
+  const char *collective; /* also "AlltoAll", "Gather", "Scatter" */
+  const void *send_buffer;
+  void *receive_buffer;
+  size_t count; /* of one rank; all_gather: bytes */
+  int root;
+  const char *datatype;
+  const char *sync_strategy;
+  bool intra_batch_sync;
+  uint32_t batch_size;
+  uint32_t n_batches;
+  uint32_t ce_sequence;
+  void *stream; /* v7 has the user's tag behind it */
+} nccl_ce_coll_v6;
 
 typedef struct {
   uint8_t channel;
   uint64_t start_ns; /* GPU globaltimer; not there in v3 */
 } nccl_kernel_channel_v4;
 
-/* Heads: v1-v4 have an 8-bit type, v5 and v6 a 64-bit one; parent, rank and union sit alike. */
+/* Heads: v1-v4 have an 8-bit type, v5 and newer a 64-bit one; parent, rank and union sit alike. */
 #define NCCL_DESCRIPTOR_HEAD(type_t) \
   type_t type;                       \
   void *parent;                      \
@@ -228,6 +261,7 @@ typedef struct {
   NCCL_DESCRIPTOR_HEAD(uint8_t);
   union {
     nccl_coll_v4 coll;
+    nccl_p2p_v4 p2p;
     nccl_kernel_channel_v4 kernel_channel;
   };
 } nccl_event_v4;
@@ -236,12 +270,15 @@ typedef struct {
   NCCL_DESCRIPTOR_HEAD(uint64_t);
   union {
     nccl_coll_v5 coll;
+    nccl_coll_v7 coll_v7; /* v7 only */
     nccl_coll_api_v5 coll_api;
+    nccl_p2p_v4 p2p;
     nccl_kernel_channel_v4 kernel_channel;
+    nccl_ce_coll_v6 ce_coll; /* v6 and newer */
   };
 } nccl_event_v5;
 
-typedef nccl_event_v5 nccl_event_v6; /* v6 adds copy-engine events, which are not asked for */
+typedef nccl_event_v5 nccl_event_v6, nccl_event_v7; /* what both have sits alike */
 
 typedef union {
   uint64_t kernel_channel_stop_ns; /* of NCCL_STATE_KERNEL_CHANNEL_STOP, v4 and newer */
@@ -252,6 +289,10 @@ _Static_assert(offsetof(nccl_event_v1, coll) == 24 && offsetof(nccl_event_v5, co
 _Static_assert(sizeof(nccl_coll_v1) == 96 && sizeof(nccl_coll_v2) == 104 && sizeof(nccl_coll_v3) == 96, "coll");
 _Static_assert(sizeof(nccl_coll_v4) == 80 && sizeof(nccl_coll_v5) == 88, "coll");
 _Static_assert(offsetof(nccl_coll_v4, n_channels) == 56 && offsetof(nccl_coll_v4, algorithm) == 64, "coll v4");
+_Static_assert(sizeof(nccl_coll_v7) == 112 && offsetof(nccl_coll_v7, is_symmetric) == 96, "coll v7");
+_Static_assert(offsetof(nccl_p2p_v4, count) == 24 && offsetof(nccl_p2p_v4, n_channels) == 36, "p2p");
+_Static_assert(sizeof(nccl_ce_coll_v6) == 88 && offsetof(nccl_ce_coll_v6, datatype) == 48, "copy engine");
+_Static_assert(sizeof(nccl_event_v7) == 136, "v7");
 _Static_assert(sizeof(nccl_kernel_channel_v4) == 16 && sizeof(nccl_coll_api_v5) == 48, "kernel channel");
 
 #define NCCL_PROFILER_TAIL(version)                                                                \
@@ -288,5 +329,6 @@ typedef struct {
 
 NCCL_PROFILER_NAMED(v5);
 NCCL_PROFILER_NAMED(v6);
+NCCL_PROFILER_NAMED(v7);
 
 #endif

@@ -32,8 +32,26 @@ enum zt_record_flags {
   ZT_FLAG_TIMED = 2,     /* completed by the profiler; without it the record is the decision alone */
   ZT_FLAG_REGISTERED = 4, /* NCCL said that buffers are registered (also: under CUDA-graph capture) */
   ZT_FLAG_CAPTURED = 8,   /* ran from a CUDA graph: its setting dates from the capture, not this epoch */
-  ZT_FLAG_FUSED = 16      /* timed member of a fused run: the decision was taken for more bytes */
+  ZT_FLAG_FUSED = 16,     /* timed member of a fused run: the decision was taken for more bytes */
+  ZT_FLAG_PASSED_BY = 32  /* ran without a decision: no tuner was asked, or what ran is not in its table */
 };
+
+/* How what the profiler saw came to run; all but the first passed the tuner by */
+enum zt_passage {
+  ZT_DECIDED = 0,
+  ZT_UNKNOWN_PASSAGE = 1, /* no decision; the ABI does not say why */
+  ZT_SYMMETRIC = 2,       /* symmetric kernels: v7 and newer */
+  ZT_COPY_ENGINE = 3,     /* v6 and newer */
+  ZT_POINT_TO_POINT = 4,  /* sends, those of all_to_all among them */
+  ZT_N_PASSAGES = 5
+};
+
+typedef struct {
+  uint64_t n_calls;
+  uint64_t message_bytes;
+  uint64_t n_timed; /* by their kernels: those that `kernel_ns` is of */
+  uint64_t kernel_ns;
+} zt_passage_sum;
 
 typedef struct {
   uint64_t comm_id;
@@ -143,11 +161,14 @@ uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
  * ranks in lockstep. */
 uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 uint32_t zerotune_tuner_abi(void); /* version NCCL initialised a communicator's tuner by; 0 = none yet */
+uint32_t zerotune_profiler_abi(void);
 uint32_t zerotune_size_class(uint64_t message_bytes); /* zerotune.store.records.size_class */
 
 size_t zerotune_drain(zt_record *out, size_t max_records);
 size_t zerotune_drain_costs(zt_cost_record *out, size_t max_records);
 void zerotune_counters(zt_counters *out);
+void zerotune_passages(zt_passage_sum out[ZT_N_PASSAGES]); /* while observing, since the library was loaded */
+uint64_t zerotune_one_rank_communicators(void); /* so far: neither plugin is told of what they run */
 void zerotune_reset(void); /* for tests: forget plans, records, counters, communicators */
 
 #pragma GCC visibility pop

@@ -137,7 +137,7 @@ static void plans_survive_nccls_unloading(void) {
 }
 
 void test_groups(void) {
-  for (int version = 4; version <= 6; version++) {
+  for (int version = 4; version <= 7; version++) {
     the.reset();
     a_group_spans_communicators(version);
     the.reset();

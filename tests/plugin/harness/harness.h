@@ -42,6 +42,7 @@ typedef struct {
   const nccl_profiler_v4 *profiler_v4;
   const nccl_profiler_v5 *profiler_v5;
   const nccl_profiler_v6 *profiler_v6;
+  const nccl_profiler_v7 *profiler_v7;
   __typeof__(&zerotune_set_phase) set_phase;
   __typeof__(&zerotune_set_step) set_step;
   __typeof__(&zerotune_set_memory_pressure) set_memory_pressure;
@@ -58,6 +59,8 @@ typedef struct {
   __typeof__(&zerotune_drain) drain;
   __typeof__(&zerotune_drain_costs) drain_costs;
   __typeof__(&zerotune_counters) counters;
+  __typeof__(&zerotune_passages) passages;
+  __typeof__(&zerotune_one_rank_communicators) one_rank_communicators;
   __typeof__(&zerotune_reset) reset;
 } plugin;
 
@@ -97,6 +100,7 @@ size_t drained(zt_record *out, size_t max_records);
 void test_tuner(void);
 void test_costs_and_records(void);
 void test_profiler(void);
+void test_passages(void);
 void test_lifetimes(void);
 void test_groups(void);
 void test_threads(void);

@@ -173,7 +173,7 @@ static void no_context_does_no_harm(void) {
     tuner_ask(none, &asked);
     tuner_finalize(none);
   }
-  for (int version = 1; version <= 6; version++) {
+  for (int version = 1; version <= 7; version++) {
     profiled none = {.version = version};
     run_collective(none, &reduce, 1, 100, 200);
     profiler_finalize(none);

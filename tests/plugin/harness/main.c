@@ -36,6 +36,7 @@ static void open_plugin(const char *path) {
   the.profiler_v4 = symbol("ncclProfiler_v4");
   the.profiler_v5 = symbol("ncclProfiler_v5");
   the.profiler_v6 = symbol("ncclProfiler_v6");
+  the.profiler_v7 = symbol("ncclProfiler_v7");
 #define BIND(field, name) *(void **)&the.field = symbol("zerotune_" #name)
   BIND(set_phase, set_phase);
   BIND(set_step, set_step);
@@ -53,6 +54,8 @@ static void open_plugin(const char *path) {
   BIND(drain, drain);
   BIND(drain_costs, drain_costs);
   BIND(counters, counters);
+  BIND(passages, passages);
+  BIND(one_rank_communicators, one_rank_communicators);
   BIND(reset, reset);
 }
 
@@ -203,6 +206,7 @@ int main(int argc, char **argv) {
                {"profiler", test_profiler},
                {"lifetimes", test_lifetimes},
                {"groups", test_groups},
+               {"passages", test_passages},
                {"threads", test_threads}};
   if (argc != 3) return 2;
   open_plugin(argv[1]);

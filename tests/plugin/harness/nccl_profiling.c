@@ -21,6 +21,9 @@ profiled profiler_init(int version, uint64_t comm_id, int n_ranks, int n_nodes, 
     break;
   case 6:
     result = the.profiler_v6->init(&made.context, comm_id, &event_mask, "dp", n_nodes, n_ranks, rank, NULL);
+    break;
+  case 7:
+    result = the.profiler_v7->init(&made.context, comm_id, &event_mask, "dp", n_nodes, n_ranks, rank, NULL);
   }
   CHECK_EQUAL(result, NCCL_SUCCESS);
   return made;
@@ -34,6 +37,7 @@ profiled profiler_init(int version, uint64_t comm_id, int n_ranks, int n_nodes, 
   case 4: statement(4); break;  \
   case 5: statement(5); break;  \
   case 6: statement(6); break;  \
+  case 7: statement(7); break;  \
   }
 
 void profiler_finalize(profiled profiler) {
@@ -99,14 +103,30 @@ static void *start_coll_v5(profiled profiler, void *group, const launched *coll)
     api = handle;
   }
   DESCRIPTOR(5);
+  (void)handle;
   event->parent = api;
   fill_v4(&event->coll.coll, coll);
   event->coll.parent_group = group;
-  if (profiler.version == 5) {
-    START(5, NCCL_PROFILE_COLL);
-  } else {
-    START(6, NCCL_PROFILE_COLL);
+  event->type = NCCL_PROFILE_COLL;
+  if (profiler.version >= 7) {
+    event->coll_v7.kernel_variant = coll->is_symmetric ? "LL" : NULL;
+    event->coll_v7.is_symmetric = coll->is_symmetric != 0;
+    event->coll_v7.user_tag = 0;
+    if (coll->is_symmetric) event->coll.coll.algorithm = "SYMK";
   }
+  return start_event(profiler, event);
+}
+
+void *start_event(profiled profiler, nccl_event_v5 *event) {
+  void *handle = (void *)0xBAD;
+  event->rank = profiler.rank;
+  nccl_result result = -1;
+  switch (profiler.version) {
+  case 5: result = the.profiler_v5->start_event(profiler.context, &handle, event); break;
+  case 6: result = the.profiler_v6->start_event(profiler.context, &handle, event); break;
+  case 7: result = the.profiler_v7->start_event(profiler.context, &handle, event);
+  }
+  CHECK_EQUAL(result, NCCL_SUCCESS);
   return handle;
 }
 
@@ -182,6 +202,7 @@ void *start_kernel_channel(profiled profiler, void *coll, int channel, uint64_t 
   case 4: KERNEL_CHANNEL(4)
   case 5: KERNEL_CHANNEL(5)
   case 6: KERNEL_CHANNEL(6)
+  case 7: KERNEL_CHANNEL(7)
   }
   return NULL;
 }
@@ -197,6 +218,7 @@ void stop_kernel_channel(profiled profiler, void *handle, uint64_t stop_ns) {
     RECORD(4);
     RECORD(5);
     RECORD(6);
+    RECORD(7);
   }
   stop_event(profiler, handle);
 }

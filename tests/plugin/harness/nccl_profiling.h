@@ -18,6 +18,7 @@ typedef struct {
   int n_channels;
   int algorithm, protocol;
   int graph_captured;
+  int is_symmetric; /* v7 says so */
 } launched;
 
 extern int event_mask; /* NCCL has one for all communicators */
@@ -26,8 +27,9 @@ profiled profiler_init(int version, uint64_t comm_id, int n_ranks, int n_nodes, 
 void profiler_finalize(profiled profiler);
 
 void *start_group(profiled profiler);
-/* Starts the API call's event (v5, v6), then the collective's. */
+/* Starts the API call's event (v5 and newer), then the collective's. */
 void *start_coll(profiled profiler, void *group, const launched *coll);
+void *start_event(profiled profiler, nccl_event_v5 *event); /* v5 and newer: any event */
 void *start_kernel_channel(profiled profiler, void *coll, int channel, uint64_t start_ns);
 void stop_kernel_channel(profiled profiler, void *handle, uint64_t stop_ns);
 void stop_event(profiled profiler, void *handle);

@@ -23,6 +23,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_decisions
+from zerotune.tuner.client.passed_by import passed_by
 from zerotune.tuner.modeling.medians import Medians, medians
 from zerotune.tuner.offline.comparison import Comparison, compare
 from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, taken_over_s, why_unknown
@@ -233,6 +234,8 @@ def trust(facts: Facts) -> list[tuple[str, str]]:
     if len(losses) == 2 and all(losses):
         verdict = "identical to the last bit" if losses[0] == losses[1] else "DIFFERENT"
         lines.append(("Loss", f"Loss curves {verdict} over the compared runs."))
+    if words := passed_by(facts.job.passages):
+        lines.append(("Passed the tuner by", f"{words[0].upper()}{words[1:]}."))
     lines += [("Of the whole job", f"{news}.") for news in news_of(facts.decisions)]
     measured = facts.measurements
     if len(measured):

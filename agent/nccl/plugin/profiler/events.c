@@ -6,6 +6,7 @@
 #include "../nccl_abi.h"
 #include "../plan/shared_state.h"
 #include "../records/records.h"
+#include "passages.h"
 
 #define N_EVENTS 1024u
 #define N_CHANNELS 128u /* RCCL's; NCCL has 64 */
@@ -13,21 +14,23 @@
 /* TimingSource of store/records.py */
 enum { TIMING_NONE = 0, TIMING_GPU_KERNEL = 1, TIMING_CPU_KERNEL = 2, TIMING_CPU_COLLECTIVE = 3 };
 
-enum { IDLE = 0, STARTED_BY_CPU, STARTED_BY_GPU, HAS_GPU_STOP, STOPPED_BY_CPU, STOPPED_BY_GPU, NOT_TIMED };
+enum { IDLE = 0, STARTED_BY_CPU, STARTED_BY_GPU, STOPPED_BY_CPU, STOPPED_BY_GPU, NOT_TIMED };
+#define NO_TIME UINT64_MAX
 
 typedef struct {
   _Atomic uint64_t tag; /* generation << 8 | one of the above */
   _Atomic uint64_t start_ns;
-  _Atomic uint64_t stop_ns;
+  _Atomic uint64_t stop_ns; /* NO_TIME until told */
 } channel_slot;
 
 typedef struct {
-  _Atomic uint64_t pending;   /* generation << 32 | parts not over yet: host, kernel; 0 parts = free */
+  _Alignas(64) _Atomic uint64_t pending;   /* generation << 32 | parts not over yet: host, kernel; 0 parts = free */
   _Atomic uint64_t host_part; /* generation << 8 | 1 when over */
   _Atomic uint64_t kernel_part;
-  _Atomic uint64_t n_started, n_stopped; /* generation << 32 | channels */
+  _Atomic uint64_t n_started, n_stopped; /* generation << 32 | channels; started: where it is not certain how many */
   _Atomic uint64_t group;
-  _Atomic uint32_t n_expected;
+  _Atomic uint32_t n_expected; /* channels */
+  _Atomic bool is_certain;     /* of that */
   _Atomic uint32_t next_free; /* 1 + index */
   _Atomic uint64_t owner;
   uint64_t host_start_ns, host_stop_ns;
@@ -108,10 +111,12 @@ static void give_back(event *its) {
 static bool kernel_times(event *its, uint32_t generation, uint64_t *start_ns, uint64_t *stop_ns, uint8_t *source) {
   *start_ns = UINT64_MAX;
   *stop_ns = 0;
+  const bool is_certain = its->start.channels_are_certain;
   const uint32_t n_over = (uint32_t)READ(its->n_stopped);
-  if (n_over == 0 || (its->start.channels_are_certain && n_over < its->start.n_channels)) return false;
+  const uint32_t n_used = is_certain ? n_over : (uint32_t)READ(its->n_started);
+  if (n_over == 0 || (is_certain && n_over < its->start.n_channels)) return false;
   uint32_t n_gpu = 0, n_cpu = 0, n_untimed = 0;
-  for (uint32_t i = 0; i < N_CHANNELS; i++) {
+  for (uint32_t i = 0; i < N_CHANNELS && n_gpu + n_cpu + n_untimed < n_used; i++) {
     channel_slot *slot = &its->channels[i];
     const uint64_t tag = READ(slot->tag);
     if (tag >> 8 != generation) continue;
@@ -136,6 +141,7 @@ static void finish(event *its, uint32_t generation) {
   if (kernel_times(its, generation, &start_ns, &stop_ns, &record->timing_source)) {
     if (!its->start.channels_are_certain) record->n_channels = (uint8_t)READ(its->n_stopped);
     if (its->start.its_class != NULL) zt_class_saw_channels(its->start.its_class, record->n_channels);
+    if (host_is_over) zt_passage_timed(its->start.passage, stop_ns - start_ns);
   } else {
     start_ns = its->host_start_ns;
     stop_ns = its->host_stop_ns;
@@ -180,6 +186,7 @@ zt_handle zt_event_begin(const zt_event_start *start) {
   WRITE(its->n_stopped, (uint64_t)generation << 32);
   WRITE(its->group, start->group);
   WRITE(its->n_expected, start->n_channels);
+  WRITE(its->is_certain, start->channels_are_certain);
   WRITE(its->host_part, (uint64_t)generation << 8);
   WRITE(its->kernel_part, (uint64_t)generation << 8);
   WRITE(its->owner, start->owner);
@@ -203,7 +210,8 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
   const uint64_t started = (uint64_t)generation << 8 | (has_gpu_time ? STARTED_BY_GPU : STARTED_BY_CPU);
   if (tag >> 8 == generation || !atomic_compare_exchange_strong(&slot->tag, &tag, started)) return 0;
   WRITE(slot->start_ns, has_gpu_time ? gpu_ns : cpu_ns());
-  count_up(&its->n_started, generation);
+  WRITE(slot->stop_ns, NO_TIME);
+  if (!READ(its->is_certain)) count_up(&its->n_started, generation);
   return handle_of(its, generation, channel + 1);
 }
 
@@ -211,10 +219,7 @@ void zt_channel_gpu_stop(zt_handle handle, uint64_t gpu_ns) {
   event *its = event_of(handle);
   if (its == NULL) return;
   channel_slot *slot = channel_of(its, handle);
-  uint64_t tag = (uint64_t)generation_of(handle) << 8 | STARTED_BY_GPU;
-  if (READ(slot->tag) != tag) return;
-  WRITE(slot->stop_ns, gpu_ns);
-  atomic_compare_exchange_strong(&slot->tag, &tag, (tag & ~UINT64_C(0xFF)) | HAS_GPU_STOP);
+  if (READ(slot->tag) == ((uint64_t)generation_of(handle) << 8 | STARTED_BY_GPU)) WRITE(slot->stop_ns, gpu_ns);
 }
 
 static void channel_stop(zt_handle handle) {
@@ -226,9 +231,9 @@ static void channel_stop(zt_handle handle) {
   const uint32_t state = tag & 0xFFu;
   if (tag >> 8 != generation || state >= STOPPED_BY_CPU) return;
   if (state == STARTED_BY_CPU) WRITE(slot->stop_ns, cpu_ns());
-  const uint32_t stopped = state == HAS_GPU_STOP     ? STOPPED_BY_GPU
-                           : state == STARTED_BY_CPU ? STOPPED_BY_CPU
-                                                     : NOT_TIMED;
+  const uint32_t stopped = state == STARTED_BY_CPU           ? STOPPED_BY_CPU
+                           : READ(slot->stop_ns) != NO_TIME ? STOPPED_BY_GPU
+                                                             : NOT_TIMED;
   if (!atomic_compare_exchange_strong(&slot->tag, &tag, (uint64_t)generation << 8 | stopped)) return;
   if (count_up(&its->n_stopped, generation) == READ(its->n_expected)) part_is_over(its, &its->kernel_part, generation);
 }

@@ -24,6 +24,7 @@ typedef struct {
   uint64_t group;            /* collectives of one group share a kernel */
   uint32_t n_channels;       /* kernel-channel events to expect; 0 = none will come */
   bool channels_are_certain; /* false: fewer than n_channels may come (profiler v3) */
+  enum zt_passage passage;
 } zt_event_start;
 
 zt_handle zt_event_begin(const zt_event_start *start); /* 0 when the pool is exhausted (counted) */

@@ -1,6 +1,7 @@
-/* The profiler plugin: six ABI versions over one body.
+/* The profiler plugin: seven ABI versions over one body.
  *
- * Only collectives and (v3 and newer) their kernel channels are asked for. NCCL 2.27 and older start a
+ * Only collectives, (v3 and newer) their kernel channels and (v6 and newer) those of copy engines are asked for. NCCL
+ * tells of sends, too, where it tells of kernel channels. NCCL 2.27 and older start a
  * collective's event only under a group event whose handle is not NULL, so every event that is not
  * followed still gets a handle, one that leads nowhere.
  */
@@ -11,6 +12,7 @@
 #include "events.h"
 #include "names.h"
 #include "observing.h"
+#include "passages.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -30,6 +32,8 @@ typedef struct {
   bool has_kernel_events;
   bool channels_are_certain;
   uint64_t group;
+  bool tells_capture; /* v5 and newer: then `flags` has ZT_FLAG_CAPTURED where it is one */
+  bool is_symmetric;
   uint8_t flags;
 } seen;
 
@@ -48,6 +52,14 @@ static uint64_t total_bytes(const seen *coll, uint32_t n_ranks) {
   }
 }
 
+/* A window that closes between decision and launch leaves no decision behind, which tells nothing. */
+static enum zt_passage passage_of(const seen *coll, bool has_decision) {
+  if (coll->is_symmetric) return ZT_SYMMETRIC;
+  if (has_decision || coll->flags & ZT_FLAG_CAPTURED) return ZT_DECIDED;
+  if (coll->algorithm >= NCCL_MAX_ALGORITHMS) return ZT_UNKNOWN_PASSAGE;
+  return coll->tells_capture && zt_read(&zt_shared.observing) ? ZT_UNKNOWN_PASSAGE : ZT_DECIDED;
+}
+
 static zt_handle begin(zt_communicator *communicator, const seen *coll) {
   zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   if (its_class == NULL || coll->collective >= NCCL_N_COLLECTIVES) return UNTRACKED;
@@ -59,13 +71,19 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
   /* The tuner was not asked where no algorithm of its table runs (symmetric kernels), nor for a graph's
    * replay. That must not use a decision up either: a callback thread tells of it while the training thread
    * may be deciding. */
-  const bool was_asked = coll->algorithm < NCCL_MAX_ALGORITHMS && !(coll->flags & ZT_FLAG_CAPTURED);
-  if (!was_asked || !zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags)) {
+  const bool was_asked =
+      coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric && !(coll->flags & ZT_FLAG_CAPTURED);
+  const bool has_decision =
+      was_asked && zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags);
+  if (!has_decision) {
     const zt_choice here = zt_plan_lookup(ZT_MAX_CLASSES, coll->collective, bytes, zt_read(&zt_shared.phase_or_region));
     epoch = here.epoch;
     phase = here.phase;
     flags = 0; /* a capture's or NCCL's own choice */
   }
+  const enum zt_passage passage = passage_of(coll, has_decision);
+  if (passage != ZT_DECIDED) flags |= ZT_FLAG_PASSED_BY;
+  zt_passage_add(passage, bytes);
   const zt_event_start start = {
       .record = {.comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
                  .message_bytes = bytes,
@@ -83,11 +101,12 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
                  .flags = (uint8_t)(flags | coll->flags),
                  .memory_pressure = zt_memory_pressure(),
                  .step = zt_read(&zt_shared.step)},
-      .its_class = its_class,
+      .its_class = coll->is_symmetric ? NULL : its_class, /* their channels are no measure of the others' */
       .owner = communicator->owner,
       .group = coll->group,
       .n_channels = coll->has_kernel_events ? coll->n_channels : 0,
       .channels_are_certain = coll->channels_are_certain,
+      .passage = passage,
   };
   const zt_handle handle = zt_event_begin(&start);
   return handle != 0 ? handle : UNTRACKED;
@@ -190,8 +209,9 @@ static nccl_result start_v3(void *context, void **handle, nccl_event_v3 *event) 
   return NCCL_SUCCESS;
 }
 
-/* v4 and newer: one collective, its channel count certain, timed by the GPU */
-static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *coll, int rank, uint8_t flags) {
+/* v4 and newer: one collective, its channel count certain, timed by the GPU; `parent` NULL = v4 */
+static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *coll, int rank, const void *parent,
+                          bool tells_capture, bool is_symmetric) {
   return begin(communicator, &(seen){.sequence = coll->sequence,
                                      .count = coll->count,
                                      .collective = zt_collective_named(coll->collective),
@@ -202,7 +222,23 @@ static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *col
                                      .rank = (uint32_t)rank,
                                      .has_kernel_events = true,
                                      .channels_are_certain = true,
-                                     .flags = flags});
+                                     .tells_capture = tells_capture,
+                                     .is_symmetric = is_symmetric,
+                                     .flags = handle_in(parent) == CAPTURED ? ZT_FLAG_CAPTURED : 0});
+}
+
+/* What a rank sends is counted: what it receives another has sent. */
+static void count_send(const nccl_p2p_v4 *p2p) {
+  if (p2p->function != NULL && p2p->function[0] == 'S')
+    zt_passage_add(ZT_POINT_TO_POINT, p2p->count * zt_datatype_bytes(zt_datatype_named(p2p->datatype)));
+}
+
+/* Copies have no kernel that could be timed. */
+static void count_copy(const zt_communicator *communicator, const nccl_ce_coll_v6 *copy) {
+  const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
+  if (its_class == NULL) return;
+  const uint64_t rank_bytes = copy->count * zt_datatype_bytes(zt_datatype_named(copy->datatype));
+  zt_passage_add(ZT_COPY_ENGINE, rank_bytes * zt_class_n_ranks(its_class));
 }
 
 /* A GPU that does not write the globaltimer leaves 0; a stand-in's clock may start there. */
@@ -214,7 +250,9 @@ static zt_handle begin_channel_v4(const void *parent, const nccl_kernel_channel_
 static nccl_result start_v4(void *context, void **handle, nccl_event_v4 *event) {
   zt_handle made = UNTRACKED;
   if (context != NULL && event->type == NCCL_PROFILE_COLL)
-    made = begin_v4(context, &event->coll, event->rank, 0);
+    made = begin_v4(context, &event->coll, event->rank, NULL, false, false);
+  else if (event->type == NCCL_PROFILE_P2P)
+    count_send(&event->p2p);
   else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
     made = begin_channel_v4(event->parent, &event->kernel_channel);
   *handle = pointer(made);
@@ -226,11 +264,22 @@ static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) 
   if (event->type == NCCL_PROFILE_COLL_API && event->coll_api.graph_captured)
     made = CAPTURED;
   else if (context != NULL && event->type == NCCL_PROFILE_COLL)
-    made = begin_v4(context, &event->coll.coll, event->rank,
-                    handle_in(event->parent) == CAPTURED ? ZT_FLAG_CAPTURED : 0);
+    made = begin_v4(context, &event->coll.coll, event->rank, event->parent, true, false);
+  else if (event->type == NCCL_PROFILE_P2P)
+    count_send(&event->p2p);
+  else if (context != NULL && event->type == NCCL_PROFILE_CE_COLL)
+    count_copy(context, &event->ce_coll);
   else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
     made = begin_channel_v4(event->parent, &event->kernel_channel);
   *handle = pointer(made);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) {
+  if (context == NULL || event->type != NCCL_PROFILE_COLL)
+    return start_v5(context, handle, event);
+  const nccl_coll_v7 *coll = &event->coll_v7;
+  *handle = pointer(begin_v4(context, &coll->coll.coll, event->rank, event->parent, true, coll->is_symmetric));
   return NCCL_SUCCESS;
 }
 
@@ -253,35 +302,47 @@ static nccl_result record_stop(void *handle, int state, nccl_event_state_args *a
   return NCCL_SUCCESS;
 }
 
-static nccl_result attach(void **context, int *mask, int events, uint64_t comm_id, int n_ranks, int n_nodes,
+static _Atomic uint32_t abi_in_use;
+
+uint32_t zerotune_profiler_abi(void) { return atomic_load_explicit(&abi_in_use, memory_order_relaxed); }
+
+static nccl_result attach(uint32_t abi, void **context, int *mask, uint64_t comm_id, int n_ranks, int n_nodes,
                           uint32_t rank) {
+  atomic_store_explicit(&abi_in_use, abi, memory_order_relaxed);
   zt_communicator *communicator = zt_attach(ZT_PROFILER, comm_id, (uint32_t)n_ranks, (uint32_t)n_nodes, rank);
   *context = communicator;
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = mask;
-  zt_mask_add(mask, events);
+  zt_mask_add(mask, NCCL_PROFILE_COLL | (abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |
+                        (abi >= 6 ? NCCL_PROFILE_CE_COLL : 0));
   return NCCL_SUCCESS;
 }
 
-static nccl_result init_v1(void **context, int *mask) {
-  return attach(context, mask, NCCL_PROFILE_COLL, 0, 0, 0, ZT_RANK_UNKNOWN);
-}
+#define INIT_NAMELESS(version)                                              \
+  static nccl_result init_v##version(void **context, int *mask) {           \
+    return attach(version, context, mask, 0, 0, 0, ZT_RANK_UNKNOWN);        \
+  }
 
-static nccl_result init_v3(void **context, int *mask) {
-  return attach(context, mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL, 0, 0, 0, ZT_RANK_UNKNOWN);
-}
-
-static nccl_result init_v5(void **context, uint64_t comm_id, int *mask, const char *comm_name, int n_nodes,
-                           int n_ranks, int rank, nccl_logger log) {
-  (void)comm_name, (void)log;
-  return attach(context, mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL, comm_id, n_ranks, n_nodes,
-                (uint32_t)rank);
-}
+INIT_NAMELESS(1)
+INIT_NAMELESS(2)
+INIT_NAMELESS(3)
 
 static nccl_result init_v4(void **context, int *mask, const char *comm_name, uint64_t comm_id, int n_nodes,
                            int n_ranks, int rank, nccl_logger log) {
-  return init_v5(context, comm_id, mask, comm_name, n_nodes, n_ranks, rank, log);
+  (void)comm_name, (void)log;
+  return attach(4, context, mask, comm_id, n_ranks, n_nodes, (uint32_t)rank);
 }
+
+#define INIT_NAMED(version)                                                                              \
+  static nccl_result init_v##version(void **context, uint64_t comm_id, int *mask, const char *comm_name, \
+                                     int n_nodes, int n_ranks, int rank, nccl_logger log) {              \
+    (void)comm_name, (void)log;                                                                          \
+    return attach(version, context, mask, comm_id, n_ranks, n_nodes, (uint32_t)rank);                    \
+  }
+
+INIT_NAMED(5)
+INIT_NAMED(6)
+INIT_NAMED(7)
 
 static nccl_result finalize(void *context) {
   zt_communicator *communicator = context;
@@ -293,8 +354,9 @@ static nccl_result finalize(void *context) {
 }
 
 EXPORT const nccl_profiler_v1 ncclProfiler_v1 = {"zerotune", init_v1, start_v1, stop, record_nothing, finalize};
-EXPORT const nccl_profiler_v2 ncclProfiler_v2 = {"zerotune", init_v1, start_v2, stop, record_nothing, finalize};
+EXPORT const nccl_profiler_v2 ncclProfiler_v2 = {"zerotune", init_v2, start_v2, stop, record_nothing, finalize};
 EXPORT const nccl_profiler_v3 ncclProfiler_v3 = {"zerotune", init_v3, start_v3, stop, record_nothing, finalize};
 EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {"zerotune", init_v4, start_v4, stop, record_stop, finalize};
 EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {"zerotune", init_v5, start_v5, stop, record_stop, finalize};
-EXPORT const nccl_profiler_v6 ncclProfiler_v6 = {"zerotune", init_v5, start_v5, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v6 ncclProfiler_v6 = {"zerotune", init_v6, start_v5, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v7 ncclProfiler_v7 = {"zerotune", init_v7, start_v7, stop, record_stop, finalize};

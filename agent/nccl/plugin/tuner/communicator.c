@@ -6,7 +6,7 @@
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static zt_communicator *newest;
-static uint64_t n_created;
+static uint64_t n_created, n_of_one_rank;
 static uint64_t next_owner = 1;
 static zt_counters of_the_dead;
 
@@ -45,6 +45,8 @@ zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, uint32_t n_ranks
     if (comm_id != 0) WRITE(found->comm_id, comm_id);
     if (its_class != NULL) WRITE(found->its_class, its_class);
     if (rank != ZT_RANK_UNKNOWN) WRITE(found->rank, rank);
+    n_of_one_rank += n_ranks == 1 && !found->has_one_rank;
+    found->has_one_rank |= n_ranks == 1;
   }
   pthread_mutex_unlock(&registry);
   return found;
@@ -85,6 +87,13 @@ void zt_communicators_count(zt_counters *out) {
   pthread_mutex_unlock(&registry);
 }
 
+uint64_t zerotune_one_rank_communicators(void) {
+  pthread_mutex_lock(&registry);
+  const uint64_t n_communicators = n_of_one_rank;
+  pthread_mutex_unlock(&registry);
+  return n_communicators;
+}
+
 uint64_t zerotune_calls_with_ranks(uint32_t n_ranks) {
   pthread_mutex_lock(&registry);
   uint64_t n_calls = zt_class_past_calls(n_ranks);
@@ -115,7 +124,7 @@ void zt_communicators_reset(void) {
   pthread_mutex_lock(&registry);
   for (zt_communicator *each = newest; each != NULL; each = each->next) forget_history(each);
   of_the_dead = (zt_counters){0};
-  n_created = 0;
+  n_created = n_of_one_rank = 0;
   zt_plan_reset();
   zt_classes_reset(newest == NULL);
   pthread_mutex_unlock(&registry);

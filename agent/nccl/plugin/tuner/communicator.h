@@ -42,6 +42,7 @@ typedef struct zt_communicator {
   unsigned roles;     /* attached now */
   unsigned roles_had; /* ever attached */
   uint64_t owner;     /* unique in this process, never used again */
+  bool has_one_rank;
 
   _Atomic uint64_t comm_id;      /* 0 = not known */
   _Atomic(zt_class *) its_class; /* NULL = not known (profiler v1-v3 before its tuner) or too many */

@@ -106,6 +106,7 @@ class ProfilerEvents:
         else:
             event.algorithm_code, event.algorithm = algorithm, _ALGORITHMS[algorithm]
             event.protocol_code, event.protocol = protocol, _PROTOCOLS[protocol]
+        event.is_symmetric = fused.path is Path.symmetric
         event.root, event.n_channels = max(fused.root, 0), candidate.n_channels
         event.sequence = self._sequences[fused.collective]
         event.count, event.traffic_bytes = task.count, task.message_bytes

@@ -1,4 +1,4 @@
-/* The caller's side of NCCL's plugin ABI: calls tuners v2-v6 and profilers v1-v6 as each NCCL release does. */
+/* The caller's side of NCCL's plugin ABI: calls tuners v2-v6 and profilers v1-v7 as each NCCL release does. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,8 @@ typedef struct {
   uint8_t protocol_code;
   uint8_t n_channels;
   uint8_t n_warps;
-  uint8_t reserved[2];
+  uint8_t is_symmetric;
+  uint8_t reserved;
 } host_coll; /* mirrored in plugin_host.py */
 
 /* Constants as NCCL 2.28 hands them to init: what its cost model starts from, given for reading only. */
@@ -139,7 +140,8 @@ int host_profiler_init(const void *profiler, int version, void **context, int *m
     case 4:
       return ((const nccl_profiler_v4 *)profiler)->init(context, mask, name, comm_id, n_nodes, n_ranks, rank, host_log);
     case 5:
-    case 6: /* alike */
+    case 6:
+    case 7: /* alike */
       return ((const nccl_profiler_v5 *)profiler)->init(context, comm_id, mask, name, n_nodes, n_ranks, rank, host_log);
     default: return -1;
   }
@@ -153,6 +155,7 @@ int host_profiler_init(const void *profiler, int version, void **context, int *m
     case 4: return ((const nccl_profiler_v4 *)profiler)->call;    \
     case 5: return ((const nccl_profiler_v5 *)profiler)->call;    \
     case 6: return ((const nccl_profiler_v6 *)profiler)->call;    \
+    case 7: return ((const nccl_profiler_v7 *)profiler)->call;    \
     default: return -1;                                           \
   }
 
@@ -172,6 +175,7 @@ static int host_start(const void *profiler, int version, void *context, void **h
     case 4: return ((const nccl_profiler_v4 *)profiler)->start_event(context, handle, event);
     case 5: return ((const nccl_profiler_v5 *)profiler)->start_event(context, handle, event);
     case 6: return ((const nccl_profiler_v6 *)profiler)->start_event(context, handle, event);
+    case 7: return ((const nccl_profiler_v7 *)profiler)->start_event(context, handle, event);
     default: return -1;
   }
 }
@@ -214,7 +218,11 @@ static int host_start_coll(const void *profiler, int version, void *context, voi
     }
     default: {
       nccl_event_v5 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
-      event.coll = (nccl_coll_v5){.coll = body, .parent_group = group};
+      if (version >= 7)
+        event.coll_v7 = (nccl_coll_v7){.coll = {.coll = body, .parent_group = group},
+            .kernel_variant = coll->is_symmetric ? "ST" : NULL, .is_symmetric = coll->is_symmetric != 0};
+      else
+        event.coll = (nccl_coll_v5){.coll = body, .parent_group = group};
       return host_start(profiler, version, context, handle, &event);
     }
   }

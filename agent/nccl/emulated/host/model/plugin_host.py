@@ -41,7 +41,8 @@ class CollectiveEvent(ctypes.Structure):
         ("protocol_code", ctypes.c_uint8),
         ("n_channels", ctypes.c_uint8),
         ("n_warps", ctypes.c_uint8),
-        ("reserved", ctypes.c_uint8 * 2),
+        ("is_symmetric", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8),
     )
 
 
