@@ -17,6 +17,7 @@ from zerotune.agent.nccl.emulated.host import grouping
 from zerotune.agent.nccl.emulated.host.communicator import Communicator
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
 from zerotune.store.errors import UserError
+from zerotune.store.passages import PassageKind
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, TimingSource
 from zerotune.store.wire import FLAG_CAPTURED, FLAG_FUSED, FLAG_MATCHED, FLAG_REGISTERED, FLAG_TIMED
 
@@ -84,7 +85,7 @@ def _symmetric(ranks, collective: Collective, n_bytes: int, registered_ranks=(0,
     return works[0].calls[0]
 
 
-@pytest.mark.parametrize("version", ["2.27.7", "2.28.9", "2.30.7"])
+@pytest.mark.parametrize("version", ["2.27.7", "2.28.9", "2.30.7", "2.32.3"])
 def test_symmetric_kernels_bypass_the_tuner(pair: Pair, version: str) -> None:
     with plugin_with({GATHER: LL, SCATTER: LL, REDUCE: LL}, NODE) as plugin:
         plugin.set_observing(True)
@@ -99,6 +100,10 @@ def test_symmetric_kernels_bypass_the_tuner(pair: Pair, version: str) -> None:
             assert call.n_channels > 0  # it runs on the device all the same
         n_extra = plugin.counters().n_calls - before
         records = plugin.drain()
+        kinds = plugin.passages().kinds
+        passed_by = {each.kind: each.n_calls for each in kinds if each.kind is not PassageKind.decided}
+        names_them = tuple(map(int, version.split("."))) >= (2, 31)
+        assert passed_by == {PassageKind.symmetric if names_them else PassageKind.unknown: 6}
         assert issue(ranks, GATHER, MIB).candidate == LL  # buffers elsewhere are tuned as before
     # From 2.29 on the scheduler asks what a kernel would run, and runs its own.
     assert n_extra == (6 if version >= "2.29" else 0)
