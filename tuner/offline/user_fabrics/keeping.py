@@ -26,7 +26,7 @@ class Added(msgspec.Struct, frozen=True):
     """A fabric that was added."""
 
     fabric: str
-    file: Path
+    file: str
     nccl: str
     n_nodes: int
     ranks_per_node: int
@@ -102,7 +102,7 @@ def add(
         raise UserError(f"cannot write to {path.parent}: {error.strerror}", "look at its permissions") from error
     fabric.load(name)
     worst = max(each.worst.relative_error for each in found)
-    return Added(name, path, found[0].release, n_nodes, used, worst)
+    return Added(name, str(path), found[0].release, n_nodes, used, worst)
 
 
 def remove(name: str) -> None:
