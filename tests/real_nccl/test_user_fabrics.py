@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -25,39 +27,49 @@ class User:
     def __init__(self, folder: Path, library: Path) -> None:
         self.folder = folder
         self.fabrics = folder / "data" / "zerotune" / "fabrics"
+        self.dump = folder / "t.xml"
+        self.dump.write_text(MACHINES["dgx_h100"].topology())
         self.environment = {
-            **os.environ,
             "XDG_DATA_HOME": str(folder / "data"),
             "ZEROTUNE_RUNTIME_DIR": str(folder / "r"),
             "NCCL_LIBRARY": str(library),
             "ZEROTUNE_NCCL_HOST": "library",
             "OMP_NUM_THREADS": "1",
         }
-        (folder / "t.xml").write_text(MACHINES["dgx_h100"].topology())
 
     def run(self, *words):
-        """Exit code, standard output, standard error."""
-        done = subprocess.run(
-            [*ZEROTUNE, *map(str, words)],
-            capture_output=True, text=True, timeout=250, check=False, cwd=self.folder, env=self.environment,
-        )  # fmt: skip
-        return done.returncode, done.stdout, done.stderr
-
-    def mistake(self, monkeypatch, capsys, *words):
-        """Exit code and standard error of a command that is refused, in this process."""
-        monkeypatch.chdir(self.folder)
-        for name in ("XDG_DATA_HOME", "NCCL_LIBRARY"):
-            monkeypatch.setenv(name, self.environment[name])
-        monkeypatch.setattr(sys, "argv", ["zerotune", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return left.value.code, capsys.readouterr().err
+        """Exit code, standard output and standard error of a command, in this process."""
+        out, error = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+            patch.chdir(self.folder)
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["zerotune", *map(str, words)])
+            with pytest.raises(SystemExit) as left:
+                cli.main()
+        return left.value.code, out.getvalue(), error.getvalue()
 
     def json(self, *words):
         """What a command that succeeds prints."""
         code, text, error = self.run(*words, "--json")
         assert code == 0, error
         return json.loads(text)
+
+    def refused(self, *words):
+        """The one line that a refused command says."""
+        code, _, error = self.run(*words)
+        assert (code, error.count("\n")) == (2, 1), error
+        return error
+
+    def launch(self, *words):
+        """The last line that a job prints."""
+        done = subprocess.run(
+            [*ZEROTUNE, "launch", *map(str, words)],
+            capture_output=True, text=True, timeout=110, check=False,
+            cwd=self.folder, env={**os.environ, **self.environment},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +83,18 @@ def added(user):
 
 
 def test_a_fabric_is_exact_and_does_not_need_the_dump_any_more(user, added, newest):
-    (user.folder / "t.xml").unlink()
+    user.dump.unlink()
     assert (added["fabric"], added["nccl"]) == ("mine", ".".join(map(str, newest[0])))
     assert added["worst_relative_error"] < 1e-3
     assert user.json("fabrics")["mine"]["ranks_per_node"] == RANKS
-    (user.folder / "t.xml").write_text(MACHINES["dgx_h100"].topology())
+    user.dump.write_text(MACHINES["dgx_h100"].topology())
 
 
 def test_a_rehearsal_decides_as_on_the_machine(user, added):
     torchrun = ("torch.distributed.run", f"--nproc-per-node={RANKS}", f"--master-port={free_port()}")
     command = (sys.executable, "-m", *torchrun, JOB)
-    code, text, error = user.run("launch", "--no-agent", "--fabric", "mine", "--", *command)
-    assert code == 0, error
-    ran = {tuple(call[:2]): call[2:] for call in json.loads(text.splitlines()[-1])}
+    told = user.launch("--no-agent", "--fabric", "mine", "--", *command)
+    ran = {tuple(call[:2]): call[2:] for call in json.loads(told)}
     options = ("--ranks-per-node", RANKS, "--min-bytes", "1MiB", "--max-bytes", "1MiB")
     chosen = user.json("nccl", "dgx_h100", *options)["choices"]
     compared = [each for each in chosen if (each["collective"], each["message_bytes"]) in ran]
@@ -132,24 +143,18 @@ def test_a_file_that_its_user_spoilt_does_not_hide_the_others(user, added):
         (("new", "--topology", "t.xml", "--library", "t.xml"), "t.xml"),
     ],
 )
-def test_mistakes_are_told_in_one_line_and_leave_nothing(user, added, words, named, monkeypatch, capsys):
+def test_mistakes_are_told_in_one_line_and_leave_nothing(user, added, words, named):
     (user.folder / "no_gpu.xml").write_text('<system version="1"/>')
     with (user.folder / "huge.xml").open("wb") as file:
         file.truncate(1 << 30)
-    code, error = user.mistake(monkeypatch, capsys, "fabrics", "add", *words)
-    assert (code, len(error.splitlines())) == (2, 1), error
-    assert named in error
+    assert named in user.refused("fabrics", "add", *words)
     assert sorted(path.name for path in user.fabrics.iterdir()) == ["mine.toml", "mine.xml"]
 
 
 @pytest.mark.parametrize("name", ["h100_node", "nobody", "../mine"])
-def test_only_what_was_added_can_be_removed(user, added, name, monkeypatch, capsys):
-    code, error = user.mistake(monkeypatch, capsys, "fabrics", "remove", name)
-    assert (code, len(error.splitlines())) == (2, 1), error
-    assert name in error
+def test_only_what_was_added_can_be_removed(user, added, name):
+    assert name in user.refused("fabrics", "remove", name)
 
 
-def test_other_commands_know_the_name(user, added, monkeypatch, capsys):
-    code, error = user.mistake(monkeypatch, capsys, "nccl", "mine", "--ranks-per-node", "9")
-    assert code == 2
-    assert "mine.xml" in error
+def test_other_commands_know_the_name(user, added):
+    assert "mine.xml" in user.refused("nccl", "mine", "--ranks-per-node", 9)
