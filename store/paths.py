@@ -1,4 +1,4 @@
-"""Where things are by default: the daemon's endpoint and the store's file.
+"""Where things are by default: the daemon's endpoint, the store's file, the user's own fabrics.
 
 `ZEROTUNE_ENDPOINT`, `ZEROTUNE_RUNTIME_DIR` and `ZEROTUNE_STORE` override them.
 """
@@ -36,4 +36,13 @@ def default_store_path() -> Path:
     override = os.environ.get("ZEROTUNE_STORE")
     if override:
         return Path(override)
-    return Path(platformdirs.user_data_dir(APP_NAME, appauthor=False)) / "store.db"
+    return _data_dir() / "store.db"
+
+
+def user_fabrics_dir() -> Path:
+    """The folder of the fabrics that this user has added, below the XDG data directory; not created here."""
+    return _data_dir() / "fabrics"
+
+
+def _data_dir() -> Path:
+    return Path(platformdirs.user_data_dir(APP_NAME, appauthor=False))

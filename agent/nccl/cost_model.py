@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -58,12 +58,17 @@ _NET_US = {
 # All-reduce by tree: share of the modelled bandwidth by floor(log2(bytes / 64)).
 _TREE_SHARE: Final = np.array(
     [
-        [1.0] * 4 + [0.9, 0.8] + [0.7] * 4 + [0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9] + [1.0] * 4,
-        [1.0] * 5 + [0.9] + [0.8] * 3 + [0.7] + [0.6] * 6 + [0.8] + [0.9] * 4 + [1.0, 1.0],
-        [0.9] * 7 + [0.8, 0.7, 0.6, 0.6] + [0.5] * 4 + [0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9],
+        [1.0] * 4 + [0.9, 0.8] + [0.7] * 4 + [0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9] + [1.0] * 5,
+        [1.0] * 5 + [0.9] + [0.8] * 3 + [0.7] + [0.6] * 6 + [0.8] + [0.9] * 4 + [1.0, 1.0, 1.0],
+        [0.9] * 7 + [0.8, 0.7, 0.6, 0.6] + [0.5] * 4 + [0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9],
     ],
     dtype=np.float32,
 )
+
+_N_TREE_SHARES: Final = 23
+"""Trees have all but the last."""
+_NVLS_TREE_SHARES_SINCE: Final = (2, 29)
+"""Blackwell's NVLSTree has them all from then on."""
 
 _MAX_THREADS = (512, 640, 512)
 _BYTES_PER_THREAD = (8, 8, 64)
@@ -77,7 +82,19 @@ _PAT_LOSES_A_QUARTER_SINCE: Final = (2, 24)
 _TERMS_DEPEND_ON_BYTES = (
     (Algorithm.ring, Protocol.simple),
     *((Algorithm.tree, protocol) for protocol in Protocol),
+    (Algorithm.nvls_tree, Protocol.simple),
 )
+
+
+class StatedCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What NCCL expects of a cell that is not computed here: NVLink multicast, and what newer releases change."""
+
+    collective: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"]
+    algorithm: Literal["tree", "ring", "nvls", "nvls_tree", "pat"]
+    protocol: Literal["ll", "ll128", "simple"]
+    latency_us: Annotated[float, msgspec.Meta(ge=0)]
+    gbs: Annotated[float, msgspec.Meta(ge=0)]
+    """Of the whole buffer; 0: NCCL does not have the cell."""
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -87,7 +104,7 @@ class Topology(msgspec.Struct, frozen=True):
     path types (NVL 1, NVB 2, PIX 4, PXB 5, PXN 7, PHB 8, SYS 9); `type_inter` is 0 on a single node.
     `comm_channels` is what the communicator has in the end; ring and tree channels are what the topology
     search found for the bandwidth terms; `same_channels`: all rings take one way. NVLS stays IGNORE unless
-    `nvls_gbs` (bandwidth of the whole buffer) is positive.
+    `nvls_gbs` (bandwidth of the whole buffer, for all collectives) is positive or `stated_cells` have it.
     """
 
     n_ranks: int
@@ -109,6 +126,7 @@ class Topology(msgspec.Struct, frozen=True):
     nvls_gbs: float = 0.0
     nvls_latency_us: float = 0.0
     nvls_channels: int = 0
+    stated_cells: tuple[StatedCell, ...] = ()
     nccl_version: tuple[int, int] = (2, 28)
     """Major and minor number; releases from 2.23 on differ in PAT's bandwidth."""
 
@@ -117,6 +135,11 @@ class Topology(msgspec.Struct, frozen=True):
             raise ValueError(f"n_nodes {self.n_nodes} is not within 1..n_ranks {self.n_ranks}")
         if self.comm_channels < 1:
             raise ValueError(f"comm_channels {self.comm_channels} is not positive")
+
+    @property
+    def has_nvls(self) -> bool:
+        """Whether NCCL has NVLink multicast here."""
+        return self.nvls_gbs > 0 or any(cell.algorithm in ("nvls", "nvls_tree") for cell in self.stated_cells)
 
 
 class _Cells(NamedTuple):
@@ -156,7 +179,10 @@ def cost_us(
     bandwidths = np.full(sizes.shape, bandwidth, dtype=np.float32)
     if collective is Collective.all_reduce:
         if algorithm is Algorithm.tree:
-            bandwidths *= _tree_share(protocol, sizes)
+            bandwidths *= _tree_share(protocol, sizes, _N_TREE_SHARES)
+        elif algorithm is Algorithm.nvls_tree:
+            if topology.compute_capability >= 100 and topology.nccl_version >= _NVLS_TREE_SHARES_SINCE:
+                bandwidths *= _tree_share(protocol, sizes, _N_TREE_SHARES + 1)
         elif algorithm is Algorithm.ring and protocol is Protocol.simple and topology.n_nodes > 1:
             # Plateau of large rings: latencies of consecutive chunks no longer overlap.
             plateau = sizes // (topology.comm_channels * topology.n_ranks) >= 64
@@ -313,10 +339,10 @@ def _max_threads(topology: Topology, algorithm: Algorithm, protocol: Protocol) -
     return _MAX_THREADS[protocol]
 
 
-def _tree_share(protocol: Protocol, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def _tree_share(protocol: Protocol, sizes: npt.NDArray[np.int64], n_shares: int) -> npt.NDArray[np.float32]:
     # frexp gives the exponent exactly: floor(log2(x)) = exponent - 1, and -1 for x = 0.
     octave = np.frexp((sizes >> 6).astype(np.float64))[1] - 1
-    row = _TREE_SHARE[protocol]
+    row = _TREE_SHARE[protocol, :n_shares]
     inside = (octave >= 0) & (octave < len(row))
     return np.where(inside, row[np.clip(octave, 0, len(row) - 1)], np.float32(1.0))
 
@@ -348,6 +374,10 @@ def _cells(topology: Topology, collective: Collective) -> _Cells:
         if collective in _NVLS_COLLECTIVES and topology.nvls_gbs > 0:
             latency_us[Algorithm.nvls, Protocol.simple] = topology.nvls_latency_us
             bandwidth_gbs[Algorithm.nvls, Protocol.simple] = topology.nvls_gbs
+        for cell in topology.stated_cells:
+            if cell.collective == collective.name:
+                place = Algorithm[cell.algorithm], Protocol[cell.protocol]
+                latency_us[place], bandwidth_gbs[place] = cell.latency_us, cell.gbs
     for array in (latency_us, bandwidth_gbs):
         array.flags.writeable = False
     return _Cells(latency_us, bandwidth_gbs)

@@ -126,7 +126,7 @@ def choose_host(environment: Mapping[str, str], fabric: Fabric) -> HostChoice:
 
 def _usable(environment: Mapping[str, str], fabric: Fabric) -> tuple[Path, str]:
     """Library and its release; UserError says why there is none."""
-    if fabric.machine is None:
+    if fabric.node is None:
         raise UserError(f"fabric {fabric.name} names no machine", "add `machine` to its file")
     if read_faults(environment.get("ZEROTUNE_FAULTS", "")).forced:
         raise UserError("ZEROTUNE_FAULTS forces settings", "unset it")

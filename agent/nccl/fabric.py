@@ -23,8 +23,9 @@ from zerotune.agent.nccl import catalog, cost_model, memory
 from zerotune.agent.nccl.cost_model import IGNORE, Topology
 from zerotune.agent.nccl.fabric_file import BelievedSpan, FabricFile, Truth
 from zerotune.agent.nccl.truth import CurveKey, RecordedCurve, Span, channel_factor, line, read_points, wire_share
-from zerotune.agent.nccl.twin.machines import MACHINES
-from zerotune.store.errors import FabricError
+from zerotune.agent.nccl.twin.machines import Node, node
+from zerotune.store.errors import FabricError, UserError
+from zerotune.store.paths import user_fabrics_dir
 from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
 if sys.version_info >= (3, 11):
@@ -41,7 +42,9 @@ _BELIEVED_RATES: Final = ("ring_bw_intra_gbs", "ring_bw_inter_gbs", "tree_bw_int
 class Fabric:
     """One machine or cluster, read from a fabric file; immutable. See `load`."""
 
-    def __init__(self, name: str, file: FabricFile, recorded: Mapping[CurveKey, RecordedCurve]) -> None:
+    def __init__(
+        self, name: str, file: FabricFile, recorded: Mapping[CurveKey, RecordedCurve], node: Node | None = None
+    ) -> None:
         self.name = name
         self.title = file.title
         self.source = file.source
@@ -53,7 +56,7 @@ class Fabric:
         self.contention = file.contention
         self.memory = file.memory
         self.noise = file.noise
-        self.machine = file.machine
+        self.node = node
         self._recorded = recorded
         self._cells = {
             (Collective[collective], Algorithm[cell.algorithm], Protocol[cell.protocol], span): cell
@@ -61,7 +64,7 @@ class Fabric:
             for collective in cell.collectives
             for span in cell.spans
         }
-        content = msgspec.json.encode([file, sorted(recorded.items())])
+        content = msgspec.json.encode([file, sorted(recorded.items()), *([node.topology] if node else [])])
         self._digest = hashlib.blake2b(content, digest_size=6).hexdigest()
         self._topologies: dict[CommunicatorClass, Topology] = {}
 
@@ -107,12 +110,18 @@ class Fabric:
         share = self._adapter_share(communicator)
         for name in _BELIEVED_RATES:
             terms[name] *= share
+        terms["stated_cells"] = tuple(
+            msgspec.structs.replace(cell, gbs=cell.gbs * share)
+            for cell in span.stated_cells
+            if n_ranks > n_nodes or Algorithm[cell.algorithm] not in _NVLS  # multicast is within a node
+        )
         topology = Topology(
             n_ranks=n_ranks,
             n_nodes=n_nodes,
             compute_capability=self.belief.compute_capability,
             type_intra=self.belief.type_intra,
             cpu_is_amd=self.belief.cpu_is_amd,
+            nccl_version=self.belief.nccl_version,
             **terms,
         )
         self._topologies[communicator] = topology
@@ -183,13 +192,11 @@ class Fabric:
     def prices(self, algorithm: Algorithm) -> bool:
         """Whether the file says what any collective by this algorithm costs."""
         if self.truth.follows_belief:
-            return bool(algorithm not in _NVLS or (algorithm is Algorithm.nvls and self.describes_nvls))
+            spans = [span for span in (self.belief.one_node, self.belief.many_nodes) if span is not None]
+            stated = {cell.algorithm for span in spans for cell in span.stated_cells}
+            stated |= {Algorithm.nvls.name for span in spans if span.nvls_gbs > 0}
+            return algorithm not in _NVLS or algorithm.name in stated
         return any(algorithm is priced for _, priced, *_ in (*self._cells, *self._recorded))
-
-    @property
-    def describes_nvls(self) -> bool:
-        """Whether NCCL is believed to have NVLink multicast."""
-        return any(span is not None and span.nvls_gbs > 0 for span in (self.belief.one_node, self.belief.many_nodes))
 
     def sms_slowdown(self, n_channels: int) -> float:
         """Factor >= 1 on computation while collectives hold `n_channels` channels."""
@@ -268,16 +275,22 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FABRICS_DIR.glob("*.toml")))
 
 
+def user_names() -> tuple[str, ...]:
+    """Names of the fabrics that this user has added; shipped ones come first where a name is of both."""
+    return tuple(sorted({path.stem for path in user_fabrics_dir().glob("*.toml")} - {*names()}))
+
+
 def load(name_or_path: str | Path) -> Fabric:
-    """A shipped fabric by name, or any fabric file by path; FabricError says what is wrong with it."""
+    """A fabric by name, shipped or added by the user, or any fabric file by path; FabricError says what is wrong."""
     path = Path(name_or_path)
     if path.suffix != ".toml":
-        path = FABRICS_DIR / f"{name_or_path}.toml"
-        if str(name_or_path) not in names():
+        known = {**dict.fromkeys(names(), FABRICS_DIR), **dict.fromkeys(user_names(), user_fabrics_dir())}
+        if str(name_or_path) not in known:
             raise FabricError(
                 f"there is no fabric {str(name_or_path)!r}",
-                f"use one of {', '.join(names())} or a .toml file",
+                f"use one of {', '.join(known)} or a .toml file",
             )
+        path = known[str(name_or_path)] / f"{name_or_path}.toml"
     try:
         stamp = path.stat().st_mtime_ns
     except OSError as error:
@@ -298,7 +311,7 @@ def _load(path: Path, _stamp: int) -> Fabric:
         file = msgspec.convert(raw, FabricFile)
     except msgspec.ValidationError as error:
         raise _explain(path, raw, str(error)) from None
-    fabric = Fabric(path.stem, file, _points(path, file.truth))
+    fabric = Fabric(path.stem, file, _points(path, file.truth), _node(path, file))
     _check(path, fabric)
     return fabric
 
@@ -330,6 +343,20 @@ def _points(path: Path, truth: Truth) -> Mapping[CurveKey, RecordedCurve]:
     return curves
 
 
+def _node(path: Path, file: FabricFile) -> Node | None:
+    """What stands for a node of the fabric."""
+    if file.machine is None:
+        return None
+    try:
+        found = node(file.machine, path.parent)
+    except UserError as error:
+        raise FabricError(f"fabric file {path}: machine = {file.machine!r}: {error.problem}", error.remedy) from None
+    if found.n_gpus < file.ranks_per_node:
+        problem = f"machine = {file.machine!r} has {found.n_gpus} GPUs, and ranks_per_node is {file.ranks_per_node}"
+        raise FabricError(f"fabric file {path}: {problem}", "name a larger one")
+    return found
+
+
 def _explain(path: Path, raw: Mapping[str, Any], message: str) -> FabricError:
     """Turns msgspec's message into one that names key, value and remedy."""
     problem, _, where = message.partition(" - at `$")
@@ -351,12 +378,6 @@ def _check(path: Path, fabric: Fabric) -> None:
         return FabricError(f"fabric file {path}: {key} = {value!r} {problem}", remedy)
 
     truth, belief = fabric.truth, fabric.belief
-    if fabric.machine is not None:
-        machine = MACHINES.get(fabric.machine)
-        if machine is None:
-            raise refuse("machine", fabric.machine, "is not described", f"machines: {', '.join(sorted(MACHINES))}")
-        if machine.n_gpus < fabric.ranks_per_node:
-            raise refuse("machine", fabric.machine, f"has {machine.n_gpus} GPUs", "name a larger one")
     if fabric.ranks_per_node > 1 and belief.one_node is None:
         raise refuse("ranks_per_node", fabric.ranks_per_node, "needs belief.one_node", "add that table")
     if fabric.max_nodes > 1 and belief.many_nodes is None:

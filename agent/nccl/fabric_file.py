@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from zerotune.agent.nccl.cost_model import StatedCell
 from zerotune.agent.nccl.truth import ChannelFactors, Channels, NotNegative, Positive, TruthCell
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -31,6 +32,7 @@ class BelievedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nvls_gbs: NotNegative = 0.0
     nvls_latency_us: NotNegative = 0.0
     nvls_channels: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    stated_cells: tuple[StatedCell, ...] = ()
 
 
 class Belief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +41,7 @@ class Belief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compute_capability: Annotated[int, msgspec.Meta(ge=50, le=130)]
     type_intra: Annotated[int, msgspec.Meta(ge=0, le=11)]
     cpu_is_amd: bool = False
+    nccl_version: tuple[int, int] = (2, 28)
     one_node: BelievedSpan | None = None
     many_nodes: BelievedSpan | None = None
 
@@ -133,7 +136,8 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: Memory
     noise: Noise
     machine: str | None = None
-    """Described machine that stands for a node when NCCL's own library decides (`zerotune nccl` lists them)."""
+    """What stands for a node when NCCL's own library decides: a described machine, or a topology file (.xml) beside
+    the fabric file."""
 
 
 def _uniform(*key: int) -> float:

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.lib import nccl_releases
 from benchmarks.lib.forced_cells import CLUSTERS, forced, offered
 from benchmarks.lib.live_costs import CLUSTERS as COST_CLUSTERS
-from benchmarks.lib.live_costs import differences
+from benchmarks.lib.live_costs import compare
 from benchmarks.lib.reporting import Result, report
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import find_libnccl
@@ -146,7 +146,7 @@ def cells(library: Path) -> list[Result]:
 def costs(library: Path) -> Result:
     worst = 0.0
     for cluster in COST_CLUSTERS:
-        for difference in differences(library, *cluster):
+        for difference in compare(library, *cluster):
             worst = max(worst, difference.relative_error)
     return Result("cost_table_worst_relative_error", worst, "ratio", "<= 0.001")
 

@@ -19,8 +19,8 @@ from zerotune.tuner.cli.app import app
 
 NO_JSON = {"daemon", "launch", "demo"}
 """Commands that run something."""
-JSON_ELSEWHERE = {"stage train", "models pin", "models rollback"}
-"""Commands with --json that need minutes, or a store with fitted models."""
+JSON_ELSEWHERE = {"stage train", "models pin", "models rollback", "fabrics add", "fabrics remove"}
+"""Commands with --json that need minutes, a store with fitted models, or NCCL's library."""
 
 MISTAKES = {
     "daemon": [
@@ -121,6 +121,16 @@ MISTAKES = {
         ["--dashboard", "/proc/d.json"],
     ],
     "fabrics": [["--bogus"]],
+    "fabrics add": [
+        ["h100_node", "--topology", "{junk}"],
+        ["../mine", "--topology", "{junk}"],
+        *[["mine", "--topology", path] for path in ("{none}", "{empty}", "{junk}", "{huge}", "{folder}")],
+        ["mine", "--topology", "{junk}", "--library", "{none}"],
+        ["mine", "--topology", "{junk}", "--nodes", "0"],
+        ["mine"],
+        [],
+    ],
+    "fabrics remove": [["h100_node"], ["nobody"], []],
     "nccl": [
         ["dgx_h100", "--library", "{junk}"],
         ["dgx_h100", "--library", "/nowhere/libnccl.so.2"],
@@ -190,7 +200,7 @@ def commands(group, prefix="") -> dict[str, object]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             found |= commands(command, f"{prefix}{name} ")
-        else:
+        if not hasattr(command, "commands") or command.invoke_without_command:
             found[prefix + name] = command
     return found
 

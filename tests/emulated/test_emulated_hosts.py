@@ -33,8 +33,8 @@ def test_the_library_decides_wherever_it_can_stand_for_the_fabric(libnccl: Path)
     for name in fabrics.names():
         fabric = fabrics.load(name)
         choice = choose_host({}, fabric)
-        assert (choice.library, choice.obstacle) == (libnccl, "") if fabric.machine else choice.library is None
-        if fabric.machine:
+        assert (choice.library, choice.obstacle) == (libnccl, "") if fabric.node else choice.library is None
+        if fabric.node:
             assert choice.release == RELEASE
 
 

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from benchmarks.lib.live_costs import CLUSTERS, MODELLED_SINCE, differences
+from benchmarks.lib.live_costs import CLUSTERS, compare
+from zerotune.agent.nccl.twin.live_table import MODELLED_SINCE, WORST_RELATIVE_ERROR
 
 TRIED = CLUSTERS if "ZEROTUNE_NCCL_RELEASES" in os.environ else CLUSTERS[:2]
-WORST = 1e-3
 
 
 @pytest.mark.parametrize("cluster", TRIED, ids=lambda cluster: f"{cluster[1]}x{cluster[2]}-{cluster[0]}")
@@ -17,6 +17,6 @@ def test_every_cell_costs_what_nccl_says(release, cluster):
     version, library = release
     if version < MODELLED_SINCE:
         pytest.skip("its tables are older than the model, or not shown")
-    found = list(differences(library, *cluster))
+    found = list(compare(library, *cluster))
     assert found
-    assert not [each for each in found if each.relative_error > WORST]
+    assert not [each for each in found if each.relative_error > WORST_RELATIVE_ERROR]

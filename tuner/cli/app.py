@@ -51,7 +51,6 @@ for _command in (
     report,
     plot,
     metrics,
-    fabrics,
     nccl,
     keys,
     doctor,
@@ -87,6 +86,7 @@ def _options(
         greet()
 
 
+app.add_typer(fabrics, name="fabrics")
 app.add_typer(models, name="models")
 app.add_typer(stage, name="stage")
 app.add_typer(store, name="store")

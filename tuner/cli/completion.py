@@ -31,13 +31,20 @@ def one_of(*values: str) -> Completion:
 def _fabrics(ctx: typer.Context) -> Iterable[str]:
     from zerotune.agent.nccl import fabric
 
-    return fabric.names()
+    return [*fabric.names(), *fabric.user_names()]
+
+
+def _user_fabrics(ctx: typer.Context) -> Iterable[str]:
+    from zerotune.agent.nccl import fabric
+
+    return fabric.user_names()
 
 
 def _machines(ctx: typer.Context) -> Iterable[str]:
+    from zerotune.agent.nccl import fabric
     from zerotune.agent.nccl.twin.machines import MACHINES
 
-    return MACHINES
+    return [*MACHINES, *fabric.user_names()]
 
 
 def _collectives(ctx: typer.Context) -> Iterable[str]:
@@ -109,7 +116,7 @@ def _models(ctx: typer.Context) -> Iterable[str]:
 
 
 fabrics, collectives, swept = of(_fabrics), of(_collectives), of(_swept)
-machines = of(_machines)
+machines, user_fabrics = of(_machines), of(_user_fabrics)
 phases, formats = of(_phases), of(_formats)
 optimizers, precisions, policies = of(_optimizers), of(_precisions), of(_policies)
 jobs, fabric_ids, model_ids = of(_jobs), of(_fabric_ids), of(_models)

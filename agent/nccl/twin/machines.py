@@ -7,8 +7,12 @@ which NCCL only uses to tell devices apart. The file that NCCL_TOPO_DUMP_FILE wr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 from xml.sax.saxutils import quoteattr
+
+from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.store.errors import UserError
 
 _INTEL: Final = 'arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"'
 _AMD: Final = 'arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="17"'
@@ -120,3 +124,26 @@ MACHINES: Final = {
     "ethernet_box": _on_pcie("four GPUs on PCIe, one 25 Gb/s Ethernet adapter", 4, 1, 25, reaches_gpu_memory=False),
 }
 """Machines that zerotune ships, by name."""
+
+
+class Node(NamedTuple):
+    """What stands for each node of a fabric."""
+
+    topology: str
+    """As NCCL_TOPO_FILE wants it."""
+    n_gpus: int
+
+
+def node(machine: str, folder: Path) -> Node:
+    """The machine that a fabric file names.
+
+    Raises:
+        UserError: it is neither described, nor a topology file (.xml) in `folder`.
+    """
+    if machine in MACHINES:
+        return Node(MACHINES[machine].topology(), MACHINES[machine].n_gpus)
+    if not machine.endswith(".xml"):
+        raise UserError("it is not described", f"machines: {', '.join(MACHINES)}; or name an .xml file")
+    path = folder / machine
+    n_gpus = len(read_machine(path).gpus)
+    return Node(path.read_text(encoding="utf-8"), n_gpus)

@@ -74,7 +74,7 @@ def read_search(log: str) -> Search:
 def believed(
     search: Search, machine: Machine, n_ranks: int, n_nodes: int, nccl_version: tuple[int, ...]
 ) -> Topology:
-    """The same as our cost model takes it; without NVLS.
+    """The same as our cost model takes it; without what NVLS costs.
 
     Args:
         search: what NCCL found.
@@ -104,5 +104,6 @@ def believed(
         cpu_is_amd=machine.cpu_is_amd,
         plain_tree_pattern=tree.pattern == _PLAIN_TREE,
         same_channels=ring.same_channels,
+        nvls_channels=search.n_nvls_channels,
         nccl_version=(nccl_version[0], nccl_version[1]),
     )

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
@@ -47,21 +48,29 @@ class Cluster:
 
 @contextlib.contextmanager
 def topology_file(name_or_path: str) -> Iterator[Path]:
-    """The topology file that a name of MACHINES, or a path, means.
+    """The topology file that a name of MACHINES, a path, or a fabric's name means.
 
     Raises:
-        UserError: it is neither.
+        UserError: it is none of them, or the fabric names no machine.
     """
-    if name_or_path in MACHINES:
-        with tempfile.TemporaryDirectory(prefix="zerotune-") as folder:
-            path = Path(folder) / f"{name_or_path}.xml"
-            path.write_text(MACHINES[name_or_path].topology())
-            yield path
-    elif Path(name_or_path).is_file():
+    if name_or_path not in MACHINES and Path(name_or_path).is_file():
         yield Path(name_or_path)
-    else:
-        known = ", ".join(MACHINES)
-        raise UserError(f"{name_or_path!r} is no topology file and no machine", f"machines: {known}")
+        return
+    with tempfile.TemporaryDirectory(prefix="zerotune-") as folder:
+        path = Path(folder) / f"{name_or_path}.xml"
+        path.write_text(_topology(name_or_path), encoding="utf-8")
+        yield path
+
+
+def _topology(name: str) -> str:
+    if name in MACHINES:
+        return MACHINES[name].topology()
+    if name not in (*fabric.names(), *fabric.user_names()):
+        known = ", ".join((*MACHINES, *fabric.user_names()))
+        raise UserError(f"{name!r} is no topology file, machine or fabric", f"machines: {known}")
+    if (node := fabric.load(name).node) is None:
+        raise UserError(f"fabric {name} names no machine", "name another")
+    return node.topology
 
 
 def ask_nccl(

@@ -1,22 +1,44 @@
-"""`zerotune fabrics`."""
+"""`zerotune fabrics`: list the fabrics of the emulated NCCL, add and remove the user's own."""
 
 from __future__ import annotations
 
-from zerotune.tuner.cli.options import AsJson, console
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import FabricError
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.nccl_library import NcclLibrary, nccl_library
+from zerotune.tuner.cli.options import AsJson, console, print_json, progress_console
+
+fabrics = typer.Typer(invoke_without_command=True)
+
+_EXACT = 1e-3
+"""Of NCCL's estimates: what rounding leaves."""
 
 
-def fabrics(as_json: AsJson = False) -> None:
-    """List the fabrics of the emulated NCCL.
+@fabrics.callback()
+def show(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the fabrics of the emulated NCCL; add one of your own machine.
 
     Example: zerotune fabrics
     """
-    import json
-
+    if context.invoked_subcommand is not None:
+        return
     from zerotune.agent.nccl import fabric
 
-    described = {name: fabric.load(name).describe() for name in fabric.names()}
+    described: dict[str, dict[str, str | int | float | bool]] = {
+        name: fabric.load(name).describe() for name in fabric.names()
+    }
+    for name in fabric.user_names():
+        try:
+            described[name] = fabric.load(name).describe()
+        except FabricError as error:  # a file that its user edited: the others can be used
+            described[name] = {"title": f"cannot be used: {error}"}
     if as_json:
-        print(json.dumps(described, indent=2))
+        print_json(described)
         return
     from rich.table import Table
 
@@ -24,3 +46,57 @@ def fabrics(as_json: AsJson = False) -> None:
     for name, description in described.items():
         table.add_row(name, str(description["title"]))
     console().print(table)
+
+
+@fabrics.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What the fabric is to be called.")],
+    topology: Annotated[Path, typer.Option(help="A file that NCCL_TOPO_DUMP_FILE wrote on the machine; it is copied.")],
+    nodes: Annotated[int, typer.Option(help="Nodes like that.", min=1)] = 1,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks of each node; default: all of its GPUs.", min=1)
+    ] = None,
+    library: NcclLibrary = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace your fabric of this name.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a fabric of your own machine, with what NCCL's own library believes of it. Needs no GPU.
+
+    Its times are NCCL's own estimates, so NCCL's choice is the best one there.
+
+    Example: zerotune fabrics add mine --topology t.xml --nodes 2
+    """
+    from zerotune.tuner.offline.user_fabrics import keeping
+
+    keeping.check_name(name, force=force)
+    found_library = nccl_library(library)
+    with progress_console().status("NCCL searches the topology"):
+        added = keeping.add(
+            name, topology, n_nodes=nodes, ranks_per_node=ranks_per_node, library=found_library, force=force
+        )
+    if added.worst_relative_error > _EXACT:
+        print(f"some of NCCL's estimates are missed by {added.worst_relative_error:.0%}", file=sys.stderr)
+    if as_json:
+        print_json(added)
+        return
+    out = console()
+    what = f"{added.n_nodes} x {added.ranks_per_node} GPUs, as NCCL {added.nccl} believes"
+    out.print(f"fabric {name}: {what}", highlight=False)
+    out.print(
+        f"Its times are NCCL's own estimates, until you edit \\[truth] in {added.file}", soft_wrap=True, highlight=False
+    )
+
+
+@fabrics.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="A fabric that was added.", autocompletion=completion.user_fabrics)],
+    as_json: AsJson = False,
+) -> None:
+    """Remove a fabric that you added.
+
+    Example: zerotune fabrics remove mine
+    """
+    from zerotune.tuner.offline.user_fabrics import keeping
+
+    keeping.remove(name)
+    print_json({"removed": name}) if as_json else print(f"fabric {name} is removed")

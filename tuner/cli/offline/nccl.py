@@ -9,6 +9,7 @@ import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.nccl_library import NcclLibrary, nccl_library
 from zerotune.tuner.cli.options import AsJson, console, print_json
 from zerotune.tuner.cli.paths import output_file
 from zerotune.tuner.cli.sizes import a_size
@@ -22,7 +23,7 @@ def nccl(
     topology: Annotated[
         str,
         typer.Argument(
-            help="A file that NCCL_TOPO_DUMP_FILE wrote, or a machine that zerotune ships; `list` names them.",
+            help="A file that NCCL_TOPO_DUMP_FILE wrote, a machine of zerotune's (`list` names them), or a fabric.",
             autocompletion=completion.machines,
         ),
     ],
@@ -38,9 +39,7 @@ def nccl(
     << 10,
     max_bytes: Annotated[int, typer.Option(help="Largest message, e.g. 1GiB.", parser=a_size, metavar="SIZE")] = 1
     << 30,
-    library: Annotated[
-        Path | None, typer.Option(help="A libnccl.so.2; default: NCCL_LIBRARY, else the one that torch brings.")
-    ] = None,
+    library: NcclLibrary = None,
     against: Annotated[
         Path | None, typer.Option(help="Another libnccl.so.2: show what it would choose differently.")
     ] = None,
@@ -66,7 +65,7 @@ def nccl(
         titles = {name: machine.title for name, machine in MACHINES.items()}
         print_json(titles) if as_json else print("\n".join(f"{name:14s} {title}" for name, title in titles.items()))
         return
-    found_library = _library(library)
+    found_library = nccl_library(library)
     with topology_file(topology) as path:
         gpus = len(read_machine(path).gpus)
         cluster = Cluster(path, nodes, ranks_per_node or gpus)
@@ -78,7 +77,7 @@ def nccl(
         wanted = [Collective[_known(name)] for name in collective or _TUNED]
         sizes = _sizes(min_bytes, max_bytes)
         before = choices.ask(found_library, cluster, wanted, sizes)
-        after = choices.ask(_library(against), cluster, wanted, sizes) if against is not None else None
+        after = choices.ask(nccl_library(against), cluster, wanted, sizes) if against is not None else None
     if picture is not None:
         save(render.picture(before), output_file(picture))
     changed = list(choices.changes(before, after)) if after is not None else []
@@ -88,22 +87,6 @@ def nccl(
         render.show([render.changes_table(before, after, changed)], console())
     else:
         render.show([render.choices_table(before)], console())
-
-
-def _library(named: Path | None) -> Path:
-    from zerotune.agent.nccl.libnccl import LIBRARY_VARIABLE, find_libnccl
-
-    if named is not None:
-        if not named.is_file():
-            raise UserError(f"{named} is no file", "name a libnccl.so.2")
-        return named
-    found = find_libnccl()
-    if found is None:
-        raise UserError(
-            "there is no libnccl.so.2 here",
-            f"pip install 'zerotune[nccl]', or set {LIBRARY_VARIABLE}, or use --library",
-        )
-    return found
 
 
 def _known(name: str) -> str:

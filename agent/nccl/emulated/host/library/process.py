@@ -14,7 +14,6 @@ from zerotune.agent.nccl.mock_cuda.device_functions import DeviceFunction, devic
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import MockCuda
 from zerotune.agent.nccl.release import Release
-from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.store.records import Algorithm, TimingSource
 
 _MULTICAST: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
@@ -31,11 +30,11 @@ class LibraryProcess:
     """
 
     def __init__(self, path: Path, fabric: Fabric, global_rank: int) -> None:
-        assert fabric.machine is not None
+        assert fabric.node is not None
         node, self.device = divmod(global_rank, fabric.ranks_per_node)
         # NCCL reads the file by its name, whenever a communicator is made: it stays open.
         topology = os.memfd_create("topology.xml", os.MFD_CLOEXEC)
-        os.write(topology, MACHINES[fabric.machine].topology().encode())
+        os.write(topology, fabric.node.topology.encode())
         name = f"/proc/{os.getpid()}/fd/{topology}"
         self.mock: Final = MockCuda()
         self.mock.lend(read_machine(Path(name)), f"{fabric.name}-{node}")

@@ -117,7 +117,7 @@ class Chooser:
     def _ask(self, function: int, message_bytes: int, n_pipe_ops: int, captured: bool) -> int | None:
         """Channels that the plugin asks for; None when it failed and that does not matter, as in RCCL."""
         assert self._plugins is not None
-        nvls = self._topology.nvls_gbs > 0
+        nvls = self._topology.has_nvls
         try:
             return self._plugins.ask(function, message_bytes, n_pipe_ops, self._table_address, nvls, captured)
         except EmulatedNcclError:

@@ -1,0 +1,104 @@
+"""NCCL's live cost tables beside our cost model: how far apart they are, and what the model must be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from zerotune.agent.nccl import cost_model
+from zerotune.agent.nccl.cost_model import StatedCell, Topology
+from zerotune.agent.nccl.twin.protocol import Answer
+from zerotune.store.records import Algorithm, Collective, Protocol
+
+MODELLED_SINCE: Final = (2, 23)
+"""2.22 has older tables, and 2.21 shows none."""
+NVLS: Final = (Algorithm.nvls, Algorithm.nvls_tree)
+"""Not computed: read off a live table, or stated by a fabric file."""
+WORST_RELATIVE_ERROR: Final = 1e-3
+"""A cell that differs more is not the one that NCCL computes."""
+_NO_TIME_GBS: Final = 1e9
+_Cell = tuple[Collective, Algorithm, Protocol]
+_NEVER_US: Final = 1e30
+"""2.32 offers PAT over several ranks of a node at such a price."""
+
+
+class Difference(NamedTuple):
+    """One cell at one size; a cost is None where the cell is not there."""
+
+    collective: Collective
+    message_bytes: int
+    algorithm: Algorithm
+    protocol: Protocol
+    nccl_us: float | None
+    model_us: float | None
+
+    @property
+    def relative_error(self) -> float:
+        """Infinite where only one of the two has the cell."""
+        if self.nccl_us is None or self.model_us is None:
+            return float("inf")
+        return abs(self.model_us / self.nccl_us - 1)
+
+
+def differences(answers: Sequence[Answer], model: Topology) -> Iterator[Difference]:
+    """Every cell that NCCL or the model has, of each answer."""
+    for answer in answers:
+        question = answer.question
+        table = cost_model.cost_table(model, question.collective, question.message_bytes)
+        nccl = {(cell.algorithm, cell.protocol): cell.cost_us for cell in answer.cells if cell.cost_us < _NEVER_US}
+        for algorithm in Algorithm:
+            for protocol in Protocol:
+                theirs, cost_us = nccl.get((algorithm, protocol)), float(table[algorithm, protocol])
+                ours = cost_us if cost_us >= 0 else None
+                if not theirs is ours is None:
+                    yield Difference(question.collective, question.message_bytes, algorithm, protocol, theirs, ours)
+
+
+def with_stated_cells(answers: Sequence[Answer], model: Topology) -> Topology:
+    """The model with the cells stated that it does not compute, or not as this NCCL does.
+
+    Args:
+        answers: of each collective at several sizes; the smallest and the largest tell a cell's terms.
+        model: without stated cells.
+
+    Returns:
+        The model; at sizes between the two it may still differ.
+    """
+    live: dict[_Cell, dict[int, float | None]] = {}
+    wrong: set[_Cell] = set()
+    for each in differences(answers, model):
+        cell = each.collective, each.algorithm, each.protocol
+        live.setdefault(cell, {})[each.message_bytes] = each.nccl_us
+        if each.relative_error > WORST_RELATIVE_ERROR:
+            wrong.add(cell)
+    return msgspec.structs.replace(
+        model, stated_cells=tuple(_stated(model, cell, live[cell]) for cell in live if cell in wrong)
+    )
+
+
+def _stated(model: Topology, cell: _Cell, costs: Mapping[int, float | None]) -> StatedCell:
+    """The terms with which the model gives these costs to the smallest and the largest message."""
+    collective, algorithm, protocol = cell
+
+    def at(latency_us: float, gbs: float) -> StatedCell:
+        return msgspec.convert(
+            dict(zip(StatedCell.__struct_fields__, (*(each.name for each in cell), latency_us, gbs), strict=True)),
+            StatedCell,
+        )
+
+    def cost_us(terms: StatedCell) -> list[float]:
+        stating = msgspec.structs.replace(model, stated_cells=(terms,))
+        return [float(each) for each in cost_model.cost_us(stating, collective, algorithm, protocol, sizes)]
+
+    sizes = [min(costs), max(costs)]
+    small_us, large_us = costs[sizes[0]], costs[sizes[1]]
+    if small_us is None or large_us is None:
+        return at(0.0, 0.0)
+    # A cost is linear in latency and in time per byte; how each of them counts at a size is the model's.
+    (small_latency, large_latency), (small_bytes, large_bytes) = cost_us(at(1.0, _NO_TIME_GBS)), cost_us(at(0.0, 1.0))
+    determinant = small_latency * large_bytes - large_latency * small_bytes
+    latency_us = (small_us * large_bytes - large_us * small_bytes) / determinant
+    us_per_unit = (small_latency * large_us - large_latency * small_us) / determinant
+    return at(max(0.0, latency_us), 1 / us_per_unit if us_per_unit > 0 else _NO_TIME_GBS)

@@ -1,0 +1,32 @@
+"""The libnccl.so.2 that a command asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+
+NcclLibrary = Annotated[
+    Path | None,
+    typer.Option("--library", "--nccl", help="A libnccl.so.2; default: NCCL_LIBRARY, else the one that torch brings."),
+]
+
+
+def nccl_library(named: Path | None) -> Path:
+    """The library named, else the one that is found here; UserError when there is none."""
+    from zerotune.agent.nccl.libnccl import LIBRARY_VARIABLE, find_libnccl
+
+    if named is not None:
+        if not named.is_file():
+            raise UserError(f"{named} is no file", "name a libnccl.so.2")
+        return named
+    found = find_libnccl()
+    if found is None:
+        raise UserError(
+            "there is no libnccl.so.2 here",
+            f"pip install 'zerotune[nccl]', or set {LIBRARY_VARIABLE}, or use --library",
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Fabrics that a user makes of a machine's topology file."""

@@ -1,0 +1,68 @@
+"""What NCCL's own library believes of a cluster, as a fabric file states it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from zerotune.agent.nccl.cost_model import Topology
+from zerotune.agent.nccl.libnccl import Libnccl
+from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.twin.live_table import MODELLED_SINCE, Difference, differences, with_stated_cells
+from zerotune.agent.nccl.twin.protocol import Question
+from zerotune.agent.nccl.twin.search import believed
+from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, PlanRow, Protocol
+from zerotune.tuner.offline.nccl_choices.choices import shareable
+
+_COLLECTIVES: Final = (
+    Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast, Collective.reduce,
+)  # fmt: skip
+_SIZES: Final = tuple(1 << exponent for exponent in range(10, 31, 2))
+_QUICKLY_CONNECTED: Final = Candidate(Algorithm.ring, Protocol.simple, 1)
+
+
+class Believed(NamedTuple):
+    """What a release believes of one communicator."""
+
+    topology: Topology
+    release: str
+    worst: Difference
+    """The cell whose NCCL estimate the belief misses most, of five collectives from 1 KiB to 1 GiB."""
+
+
+def ask(library: Path, cluster: Cluster) -> Believed:
+    """Have the library search the cluster's topology, and compare its cost tables with what follows from that.
+
+    Args:
+        library: a libnccl.so.2.
+        cluster: whose ranks are one communicator.
+
+    Returns:
+        What it believes.
+
+    Raises:
+        UserError: the ranks do not fit the topology, a file is not what it should be, or the release is too old.
+        PluginError: the library failed.
+    """
+    if (nccl := Libnccl(library)).version < MODELLED_SINCE:
+        oldest = ".".join(map(str, MODELLED_SINCE))
+        raise UserError(
+            f"{library} is NCCL {nccl.version_text}, whose cost tables are older", f"take {oldest} or newer"
+        )
+    questions = [Question(each, shareable(size, cluster.n_ranks)) for each in _COLLECTIVES for size in _SIZES]
+    answer = ask_nccl(library, cluster, questions, _rows(cluster), search=True)
+    assert answer.search is not None
+    machine = read_machine(cluster.topology)
+    model = believed(answer.search, machine, cluster.n_ranks, cluster.n_nodes, answer.version)
+    model = with_stated_cells(answer.answers, model)
+    worst = max(differences(answer.answers, model), key=lambda each: each.relative_error)
+    return Believed(model, nccl.version_text, worst)
+
+
+def _rows(cluster: Cluster) -> Sequence[PlanRow]:
+    """A plan under which no call has NCCL connect more than a ring: its tables are the same."""
+    place = CommunicatorClass(cluster.n_ranks, cluster.n_nodes)
+    return [PlanRow(place, each, Phase.other, 1, 1 << 40, _QUICKLY_CONNECTED) for each in _COLLECTIVES]

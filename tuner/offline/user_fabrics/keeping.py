@@ -1,0 +1,120 @@
+"""Adds fabrics to the user's folder, and removes them."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from zerotune.agent.nccl import fabric
+from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.twin.machines import MACHINES
+from zerotune.agent.nccl.twin.twin import Cluster
+from zerotune.store.atomic_file import atomic_write
+from zerotune.store.errors import UserError
+from zerotune.store.paths import user_fabrics_dir
+from zerotune.tuner.offline.user_fabrics.belief import Believed, ask
+from zerotune.tuner.offline.user_fabrics.text import fabric_text
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class Added(msgspec.Struct, frozen=True):
+    """A fabric that was added."""
+
+    fabric: str
+    file: str
+    nccl: str
+    n_nodes: int
+    ranks_per_node: int
+    worst_relative_error: float
+    """By which the fabric's belief misses any of NCCL's estimates at most."""
+
+
+def check_name(name: str, *, force: bool) -> None:
+    """Refuse what cannot be the name of a new fabric.
+
+    Raises:
+        UserError: it is no name, is taken by zerotune, or by a fabric of the user's, which `force` would replace.
+    """
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{name!r} cannot be the name of a fabric", "use 1 to 64 letters, digits, - and _")
+    if name in fabric.names() or name in MACHINES:
+        raise UserError(
+            f"zerotune itself has a {'fabric' if name in fabric.names() else 'machine'} {name}", "choose another name"
+        )
+    if name in fabric.user_names() and not force:
+        raise UserError(f"there is a fabric {name} already", "choose another name, or replace it with --force")
+
+
+def add(
+    name: str, topology: Path, *, n_nodes: int, ranks_per_node: int | None, library: Path, force: bool = False
+) -> Added:
+    """Make a fabric of a topology file, with what NCCL believes of it, in the user's folder.
+
+    Args:
+        name: of the fabric.
+        topology: that NCCL_TOPO_DUMP_FILE wrote; it is copied.
+        n_nodes: equal nodes of it.
+        ranks_per_node: GPUs of a node that take part; None: all.
+        library: a libnccl.so.2.
+        force: replace a fabric of this name.
+
+    Returns:
+        Where it is, and how exact.
+
+    Raises:
+        UserError: the name, the file or the numbers cannot be used, or the folder cannot be written.
+        PluginError: the library failed.
+    """
+    check_name(name, force=force)
+    machine = read_machine(topology)
+    if n_nodes > 1 and not machine.nics:
+        raise UserError(f"{topology} has no network adapter, so {n_nodes} nodes cannot be connected", "use --nodes 1")
+    used = ranks_per_node or len(machine.gpus)
+    if n_nodes * used == 1:
+        raise UserError(f"one GPU of {topology} on one node has nobody to talk to", "ask for more with --nodes")
+    content = topology.read_bytes()
+    with tempfile.TemporaryDirectory(prefix="zerotune-") as folder:
+        copy = Path(folder) / topology.name
+        copy.write_bytes(content)
+        # All nodes first: more ranks than can be asked about are refused at once.
+        many_nodes = ask(library, Cluster(copy, n_nodes, used)) if n_nodes > 1 else None
+        one_node = ask(library, Cluster(copy, 1, used)) if used > 1 else None
+    found: list[Believed] = [each for each in (one_node, many_nodes) if each is not None]
+    text = fabric_text(
+        name,
+        found[0].release,
+        machine.gpus[0],
+        one_node.topology if one_node else None,
+        many_nodes.topology if many_nodes else None,
+    )
+    path = user_fabrics_dir() / f"{name}.toml"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for kept, its in ((path.with_suffix(".xml"), content), (path, text.encode())):
+            with atomic_write(kept) as partial:
+                partial.write_bytes(its)
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent}: {error.strerror}", "look at its permissions") from error
+    fabric.load(name)
+    worst = max(each.worst.relative_error for each in found)
+    return Added(name, str(path), found[0].release, n_nodes, used, worst)
+
+
+def remove(name: str) -> None:
+    """Remove a fabric of the user's.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if name in fabric.names():
+        raise UserError(f"{name} is a fabric that zerotune ships", "only those that were added can be removed")
+    if name not in fabric.user_names():
+        known = ", ".join(fabric.user_names()) or "none"
+        raise UserError(f"no fabric {name!r} was added", f"there are: {known}")
+    for suffix in (".toml", ".xml"):
+        (user_fabrics_dir() / f"{name}{suffix}").unlink(missing_ok=True)
