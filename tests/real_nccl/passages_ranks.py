@@ -30,9 +30,8 @@ def main() -> None:
     os.dup2(2, 1)
     topology = folder / "topology.xml"
     topology.write_text(MACHINES["dgx_h100"].topology())
-    os.environ.update(NCCL_TOPO_FILE=str(topology), NCCL_SOCKET_IFNAME="lo", NCCL_NET_PLUGIN="none")
     mock = MockCuda()
-    mock.lend(read_machine(topology))
+    mock.lend(read_machine(topology), "node")
     plugin = library.load()
     os.environ.update(NCCL_TUNER_PLUGIN=plugin.path.name, NCCL_PROFILER_PLUGIN=plugin.path.name)
     nccl = Libnccl(path)
