@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #define UNUSED __attribute__((unused))
 #define NVML MOCK_API int

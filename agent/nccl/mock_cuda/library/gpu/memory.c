@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #define ARENA_BYTES (UINT64_C(1) << 42) /* address space, not memory */
 #define GRANULARITY 4096u
@@ -22,7 +22,7 @@ typedef struct slice {
   char *base;
   size_t n_bytes;
   int device;
-  bool imported, counted;
+  bool imported, counted, host;
   struct slice *next;
 } slice;
 
@@ -37,6 +37,7 @@ typedef struct handle {
 typedef struct mapping {
   char *base;
   size_t n_bytes;
+  uint64_t offset; /* in the handle's file */
   handle *of;
   struct mapping *next;
 } mapping;
@@ -153,6 +154,55 @@ cuda_error mock_free(void *pointer) {
   }
   pthread_mutex_unlock(&lock);
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Memory of the host that the GPU reaches: no other process does. */
+cuda_error mock_allocate_host(void **pointer, size_t n_bytes) {
+  *pointer = NULL;
+  if (n_bytes == 0) return CUDA_SUCCESS;
+  n_bytes = round_up(n_bytes, GRANULARITY);
+  char *const base = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  slice *const made = base != MAP_FAILED ? calloc(1, sizeof *made) : NULL;
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  made->base = base, made->n_bytes = n_bytes, made->device = mock_current_device(), made->imported = made->host = true;
+  pthread_mutex_lock(&lock);
+  add(made);
+  pthread_mutex_unlock(&lock);
+  *pointer = base;
+  return CUDA_SUCCESS;
+}
+
+void mock_describe_pointer(cuda_pointer_attributes *attributes, const void *pointer) {
+  pthread_mutex_lock(&lock);
+  slice **const at = place_of(pointer);
+  const slice *const found = at != NULL ? *at : NULL;
+  *attributes = (cuda_pointer_attributes){
+      .type = found == NULL ? MEMORY_TYPE_UNREGISTERED : found->host ? MEMORY_TYPE_HOST : MEMORY_TYPE_DEVICE,
+      .device = found != NULL && found->device >= 0 ? found->device : mock_current_device(),
+      .device_pointer = found != NULL ? (void *)(uintptr_t)pointer : NULL,
+      .host_pointer = found != NULL && found->host ? (void *)(uintptr_t)pointer : NULL,
+  };
+  pthread_mutex_unlock(&lock);
+}
+
+/* Where another process finds this memory: a file of ours, and an offset in it. */
+bool mock_locate(const void *pointer, int *file, uint64_t *offset) {
+  bool found = false;
+  pthread_mutex_lock(&lock);
+  const char *const at = pointer;
+  if (arena != NULL && at >= arena && at < arena + ARENA_BYTES) {
+    *file = arena_file;
+    *offset = (uint64_t)(at - arena);
+    found = true;
+  }
+  for (const mapping *one = mappings; one != NULL && !found; one = one->next)
+    if (at >= one->base && at < one->base + one->n_bytes) {
+      *file = one->of->file;
+      *offset = (uint64_t)(at - one->base) + one->offset;
+      found = true;
+    }
+  pthread_mutex_unlock(&lock);
+  return found;
 }
 
 bool mock_find(const void *pointer, void **base, size_t *n_bytes) {
@@ -302,7 +352,7 @@ static cuda_error map(uint64_t address, size_t n_bytes, size_t offset, uint64_t 
     return CUDA_ERROR_INVALID_VALUE;
   }
   seen->base = base, seen->n_bytes = n_bytes, seen->device = of->device, seen->imported = true;
-  made->base = base, made->n_bytes = n_bytes, made->of = of;
+  made->base = base, made->n_bytes = n_bytes, made->offset = offset, made->of = of;
   pthread_mutex_lock(&lock);
   of->n_references++;
   made->next = mappings;
