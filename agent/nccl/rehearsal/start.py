@@ -41,6 +41,7 @@ def start() -> None:
     mock.lend(machine, cuda_version=int(runtime.suffix[1:]) * 1000 + (90 if runtime.suffix == ".12" else 0))
     ctypes.CDLL("libcuda.so.1")  # by this name it is found from now on
     mock.replace_exports(runtime, ctypes.CDLL(str(runtime)), "cuda", Patched.runtime)
+    mock.replace_exports(runtime, ctypes.CDLL(str(runtime)), "__cudaRegisterFunction", Patched.runtime)
     for pattern in _BLAS:
         path = _library(pattern)
         mock.replace_exports(path, ctypes.CDLL(str(path)), "cublas", Patched.blas)

@@ -108,6 +108,8 @@ extern uint64_t mock_kernel_ns; /* duration of a kernel that is no collective */
 extern double mock_flops_per_ns;
 cu_uuid mock_uuid(int device);
 void *mock_runtime_function(const char *name, bool of_nccl); /* NULL = the mock has none of this name */
+void *mock_register_function(void);
+cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream);
 void *mock_stream_function(const char *name);
 void *mock_graph_function(const char *name);
 void *mock_blas_function(const char *name);

@@ -328,9 +328,10 @@ static cuda_error cudaOccupancyMaxActiveBlocks(int *n_blocks, UNUSED const void 
   return CUDA_SUCCESS;
 }
 
-static cuda_error cudaLaunchKernel(UNUSED const void *function, UNUSED cuda_dim3 grid, UNUSED cuda_dim3 block,
-                                   UNUSED void **parameters, UNUSED size_t shared_bytes, void *stream) {
-  return mock_enqueue_kernel(stream, mock_kernel_ns);
+static cuda_error cudaLaunchKernel(const void *function, cuda_dim3 grid, UNUSED cuda_dim3 block,
+                                   void **parameters, UNUSED size_t shared_bytes, void *stream) {
+  const cuda_error error = mock_compute(function, grid, parameters, stream);
+  return error != CUDA_SUCCESS ? error : mock_enqueue_kernel(stream, mock_kernel_ns);
 }
 
 static cuda_error cudaLaunchKernelExC(const cuda_launch_config *config, UNUSED const void *function,
