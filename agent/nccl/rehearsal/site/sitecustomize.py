@@ -14,8 +14,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 class _BeforeTorch(importlib.abc.MetaPathFinder):
     # Untyped: the types' imports would be paid by every Python process.
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name == "torch":
-            sys.meta_path.remove(self)
+        if name == "torch":  # stays on the path: who is removed while it is searched hides the next
             from zerotune.agent.nccl.rehearsal.start import start
 
             start()
@@ -23,9 +22,10 @@ class _BeforeTorch(importlib.abc.MetaPathFinder):
 
 
 def _run_shadowed_sitecustomize() -> None:
-    others = [entry for entry in sys.path if os.path.abspath(entry or os.getcwd()) != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None and spec.origin != __file__:
+    entries = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
+    behind = entries[entries.index(_HERE) + 1 :] if _HERE in entries else []  # one before ours has run, and found us
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
+    if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
