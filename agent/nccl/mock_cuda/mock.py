@@ -115,6 +115,7 @@ class MockCuda:
         self._set_prices = self._bind("set_prices", None, _PRICE, *[ctypes.c_double] * 3)
         self._set_nccl = self._bind("set_nccl", None, pointer)
         self._set_node = self._bind("set_node", None, ctypes.c_int)
+        self._set_most_bytes = self._bind("set_most_bytes", None, ctypes.c_uint64)
         self._price: Any = None  # as long as the library may call it
         self._finish = self._bind("finish", ctypes.c_int, ctypes.c_uint64, pointer, pointer, count)
 
@@ -202,6 +203,10 @@ class MockCuda:
         """Which node of the cluster this process is on."""
         self._set_node(node)
 
+    def set_most_bytes(self, n_bytes: int) -> None:
+        """From now on nothing travels that is larger than this on each rank."""
+        self._set_most_bytes(n_bytes)
+
     def set_prices(self, price: Price, noise: float, kernel_us: float, flops_per_ns: float) -> None:
         """Let kernels run in their streams, for their time.
 
@@ -262,7 +267,7 @@ class MockCuda:
         Raises:
             PluginError: no such kernel waits, or it has more works.
         """
-        times = (ctypes.c_uint64 * len(start_ns))
+        times = ctypes.c_uint64 * len(start_ns)
         if self._finish(launch, times(*start_ns), times(*end_ns), len(start_ns)) != 0:
             raise PluginError(f"no kernel of the mock GPU waits as launch {launch} with {len(start_ns)} works")
 

@@ -15,19 +15,24 @@ import sys
 from pathlib import Path
 
 from zerotune.agent.nccl.mock_cuda.mock import refuse_beside_a_driver
-from zerotune.agent.nccl.rehearsal.settings import FABRIC, SLOWER, Rehearsal, environment_of
+from zerotune.agent.nccl.rehearsal.settings import FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
 from zerotune.store.errors import PluginError, UserError
 
 
 def main() -> int:
     """Replaces this process by the command; 2 where that cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m zerotune.agent.nccl.rehearsal FABRIC [--slower FACTOR] [--moves-mb MB] -- COMMAND...",
+    )
     parser.add_argument("fabric", help="by name or file; it must name a machine")
     parser.add_argument("--slower", default="1", help="how much slower than the fabric all is, for slow hosts")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    asked = {**os.environ, FABRIC: options.fabric, SLOWER: options.slower}
+    parser.add_argument("--moves-mb", default="1e12", help="larger buffers do not travel, for slow hosts")
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    options, command = parser.parse_args(words[:end]), words[end + 1 :]
+    asked = {**os.environ, FABRIC: options.fabric, SLOWER: options.slower, MOVES_MB: options.moves_mb}
     if not command or shutil.which(command[0]) is None:
         parser.error(f"no such command: {command[0] if command else 'give one after --'}")
     try:

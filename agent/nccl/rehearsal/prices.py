@@ -45,7 +45,10 @@ class Prices:
             communicator = CommunicatorClass(n_ranks, n_nodes)
             return self._slower * self._us(communicator, function, n_channels, count, element_bytes)
         except Exception as error:
-            print(f"zerotune: the fabric {self._fabric.name} has no price for what NCCL launched: {error}", file=sys.stderr)
+            print(
+                f"zerotune: the fabric {self._fabric.name} has no price for what NCCL launched: {error}",
+                file=sys.stderr,
+            )
             return 0.0
 
     def _us(

@@ -17,6 +17,8 @@ FABRIC: Final = "ZEROTUNE_REHEARSE"
 """A fabric, by name or file: its machine is lent, its truth is what collectives take."""
 SLOWER: Final = "ZEROTUNE_REHEARSE_SLOWER"
 """All GPUs and links are so many times slower than the fabric says, so that they count beside a slow host."""
+MOVES_MB: Final = "ZEROTUNE_REHEARSE_MOVES_MB"
+"""Larger buffers do not travel, for hosts too slow to copy them; unset: all do."""
 SITE_DIR: Final = Path(__file__).parent / "site"
 
 
@@ -26,6 +28,8 @@ class Rehearsal:
 
     fabric: Fabric
     slower: float
+    moves_mb: float
+    """10^6 bytes of each rank, per collective."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Rehearsal:
@@ -37,14 +41,18 @@ class Rehearsal:
         fabric = load(environment[FABRIC])
         if fabric.machine is None:
             raise UserError(f"fabric {fabric.name} names no machine to rehearse on", "add `machine` to its file")
-        text = environment.get(SLOWER, "1")
-        try:
-            slower = float(text)
-        except ValueError:
-            slower = math.nan
-        if not 0 < slower < math.inf:
-            raise UserError(f"{SLOWER}={text!r} is no factor", "say 10, for example, or unset it")
-        return cls(fabric, slower)
+        return cls(fabric, _positive(environment, SLOWER, "1"), _positive(environment, MOVES_MB, "1e12"))
+
+
+def _positive(environment: Mapping[str, str], name: str, otherwise: str) -> float:
+    text = environment.get(name, otherwise)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UserError(f"{name}={text!r} is no positive number", "say 10, for example, or unset it")
+    return value
 
 
 def environment_of(rehearsal: Rehearsal, environment: Mapping[str, str], cache: Path) -> dict[str, str]:

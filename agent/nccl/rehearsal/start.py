@@ -47,6 +47,7 @@ def start() -> None:
         mock.replace_exports(path, ctypes.CDLL(str(path)), "cublas", Patched.blas)
     node = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's
     mock.set_node(node)
+    mock.set_most_bytes(int(rehearsal.moves_mb * 1e6))
     os.environ["NCCL_HOSTID"] = f"{fabric.name}-{node}"
     os.environ["NCCL_NET_PLUGIN"] = str(mock.path) if machine.nics else "none"
     unpriced = [name for algorithm, name in _MULTICAST.items() if not fabric.prices(algorithm)]

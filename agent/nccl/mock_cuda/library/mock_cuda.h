@@ -96,6 +96,8 @@ typedef double (*mock_price)(int n_ranks, int n_nodes, uint32_t function_id, int
  * for `kernel_us`, and products of matrices for their arithmetic. */
 MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns);
 MOCK_API void mock_cuda_set_nccl(void *handle); /* whose API this library stands in front of, from dlopen() */
+/* What a call takes from one rank stays away where it is larger: for hosts too slow to copy it. */
+MOCK_API void mock_cuda_set_most_bytes(uint64_t n_bytes);
 MOCK_API void mock_cuda_set_node(int node);     /* which node of the cluster this process is on */
 
 /* ---- between the files ---- */

@@ -21,8 +21,8 @@ enum { LEGACY_STREAM = 1, THREAD_STREAM = 2 }; /* cudaStreamLegacy, cudaStreamPe
 struct stream {
   operation *first, *last;
   uint64_t ready_ns; /* when all that was carried out ends */
-  uint64_t ends_ns[N_AHEAD];
-  uint32_t n_kernels;
+  uint64_t ends_ns[N_AHEAD];  /* of the kernels carried out last */
+  uint64_t n_kernels, n_ended; /* that the program launched, and that were carried out */
   uint64_t id;
   int priority;
   bool running; /* its first operation is a host function that runs */
@@ -78,6 +78,8 @@ static stream *stream_of(void *handle) {
 
 /* ---- carrying out ---- */
 
+static const operation_kind KERNEL;
+
 static void remove_first(stream *one) {
   operation *const gone = one->first;
   one->first = gone->next;
@@ -93,6 +95,7 @@ static bool run_one(stream *one, operation *next) {
   uint64_t ready_ns = one->ready_ns > next->issued_ns ? one->ready_ns : next->issued_ns;
   if (!next->kind->run(next, &ready_ns)) return false;
   one->ready_ns = ready_ns;
+  if (next->kind == &KERNEL) one->ends_ns[one->n_ended++ % N_AHEAD] = ready_ns;
   return true;
 }
 
@@ -211,14 +214,23 @@ static operation *copy_kernel(const operation *self) {
 
 static const operation_kind KERNEL = {run_kernel, NULL, copy_kernel, NULL};
 
-/* A full launch queue makes the host wait. */
+/* A full launch queue makes the host wait: for the kernel that was launched N_AHEAD before. */
 static void keep_within_queue(void *handle) {
   pthread_mutex_lock(&lock);
   stream *const one = stream_of(handle);
-  const uint64_t oldest_ns = one->captures == NULL ? one->ends_ns[one->n_kernels % N_AHEAD] : 0;
-  one->ends_ns[one->n_kernels++ % N_AHEAD] = one->ready_ns;
+  uint64_t end_ns = 0;
+  if (one->captures == NULL) {
+    const uint64_t number = one->n_kernels++;
+    while (number >= N_AHEAD && one->n_ended <= number - N_AHEAD) {
+      pthread_mutex_unlock(&lock);
+      sleep_a_moment();
+      pthread_mutex_lock(&lock);
+      mock_streams_advance();
+    }
+    if (number >= N_AHEAD && one->n_ended - (number - N_AHEAD) <= N_AHEAD) end_ns = one->ends_ns[number % N_AHEAD];
+  }
   pthread_mutex_unlock(&lock);
-  sleep_until(oldest_ns);
+  sleep_until(end_ns);
 }
 
 cuda_error mock_enqueue_kernel(void *handle, uint64_t duration_ns) {

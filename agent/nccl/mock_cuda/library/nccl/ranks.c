@@ -64,6 +64,9 @@ struct communicator {
 
 static communicator *communicators;
 static int32_t own_node;
+static uint64_t most_bytes = UINT64_MAX;
+
+void mock_cuda_set_most_bytes(uint64_t n_bytes) { most_bytes = n_bytes; }
 
 void mock_cuda_set_node(int node) { own_node = node; }
 
@@ -278,6 +281,7 @@ static void copy(void *to, const char *from, uint64_t n_bytes) {
 
 static void take_inputs(communicator *of, call *one) {
   const uint64_t n_bytes = one->count * mock_element_bytes(one->datatype);
+  if (n_bytes > most_bytes) return;
   const char *inputs[MOST_RANKS];
   bool all = true;
   for (int rank = 0; rank < of->n_ranks; rank++) {
