@@ -64,7 +64,7 @@ CASES: Final = (
     Case("daemon-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=60, fault="daemon"),
     Case("rank-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=4000, fault="rank"),
     Case(
-        "promotion", FRAMEWORK_SCRIPTS / "fsdp2.py", ("--width", "768", "--blocks", "4"),
-        n_steps=3000, fabric=MISJUDGED, moves_mb=0.1, finds=1.05, timeout_s=900.0,
+        "promotion", OWN_SCRIPTS / "two_layers.py", n_steps=5000, fabric=MISJUDGED, moves_mb=0.1, finds=1.05,
+        timeout_s=900.0,
     ),
 )  # fmt: skip

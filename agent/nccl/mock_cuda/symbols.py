@@ -1,7 +1,7 @@
 """Functions and variables of a shared library by its ELF symbol tables.
 
-cudart is linked into libnccl statically, so that its functions can be found by `.symtab` alone; what a library exports is
-in `.dynsym`.
+cudart is linked into libnccl statically, so that its functions can be found by `.symtab` alone; what a library
+exports is in `.dynsym`.
 """
 
 from __future__ import annotations

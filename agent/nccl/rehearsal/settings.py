@@ -1,4 +1,4 @@
-"""What a rehearsal is told by the environment; read by each rank, written by `python -m zerotune.agent.nccl.rehearsal`."""
+"""What a rehearsal is told by the environment: `python -m zerotune.agent.nccl.rehearsal` writes, each rank reads it."""
 
 from __future__ import annotations
 

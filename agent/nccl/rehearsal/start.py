@@ -68,8 +68,8 @@ def start() -> None:
     _started.append(mock)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(
-            f"zerotune: a rehearsal on {fabric.name} with NCCL {nccl.version_text}: nothing is computed, and no time is "
-            "a GPU's",
+            f"zerotune: a rehearsal on {fabric.name} with NCCL {nccl.version_text}: nothing is computed, and "
+            "no time is a GPU's",
             file=sys.stderr,
         )
 

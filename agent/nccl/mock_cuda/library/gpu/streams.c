@@ -14,7 +14,8 @@ __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 
 #define UNUSED __attribute__((unused))
 #define N_AHEAD 1024u /* kernels that a stream takes before the host has to wait, as on a real GPU */
-#define POLL_NS 100000
+#define MOMENT_NS 100000 /* between looks of a thread of the program that waits */
+#define SELDOM_NS 400000 /* of the worker: what it finds late has its times all the same */
 #define N_DEFAULTS MOCK_MAX_DEVICES
 enum { LEGACY_STREAM = 1, THREAD_STREAM = 2 }; /* cudaStreamLegacy, cudaStreamPerThread */
 
@@ -60,10 +61,12 @@ static void sleep_until(uint64_t time_ns) {
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) continue;
 }
 
-static void sleep_a_moment(void) {
-  const struct timespec moment = {0, POLL_NS};
-  nanosleep(&moment, NULL);
+static void sleep_for(long n_ns) {
+  const struct timespec pause = {0, n_ns};
+  nanosleep(&pause, NULL);
 }
+
+static void sleep_a_moment(void) { sleep_for(MOMENT_NS); }
 
 static stream *stream_of(void *handle) {
   if ((uintptr_t)handle > THREAD_STREAM) return handle;
@@ -151,7 +154,7 @@ static void *work(void *nothing) {
     mock_streams_advance();
     call_host_functions();
     pthread_mutex_unlock(&lock);
-    sleep_a_moment();
+    sleep_for(SELDOM_NS);
     pthread_mutex_lock(&lock);
   }
   return nothing;
