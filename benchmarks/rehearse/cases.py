@@ -20,7 +20,7 @@ class Case:
     words: tuple[str, ...] = ()
     needs: str = ""
     """Module without which it is skipped."""
-    n_steps: int = 12
+    n_steps: int = 60
     fabric: str = "h100_node"
     moves_mb: float = 1e12
     fault: str = ""
@@ -30,7 +30,7 @@ class Case:
     timeout_s: float = 240.0
 
 
-def _theirs(name: str, script: str, *words: str, needs: str = "", n_steps: int = 12) -> Case:
+def _theirs(name: str, script: str, *words: str, needs: str = "", n_steps: int = 60) -> Case:
     return Case(name, FRAMEWORK_SCRIPTS / script, words, needs, n_steps)
 
 

@@ -114,11 +114,11 @@ class Job:
                 raise NotAsItMust(
                     f"it hung, or took more than {self.case.timeout_s:.0f} s: {self._last_words()}"
                 ) from None
-            self._check(code)
         finally:
             for process in (job, daemon):
                 if process is not None:
                     _end(process)
+        self._check(code)  # the daemon has written what it knows
         return self._measured()
 
     def _start_job(self) -> subprocess.Popen[bytes]:
