@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 FRAMEWORK_SCRIPTS: Final = Path(__file__).parents[2] / "tests" / "frameworks" / "scripts"
-OWN_SCRIPTS: Final = Path(__file__).parent / "scripts"
+OWN_SCRIPTS: Final = Path(__file__).parents[2] / "tests" / "rehearsal" / "scripts"
+"""They import the others' model."""
 MISJUDGED: Final = str(Path(__file__).parent / "misjudged_node.toml")
 
 

@@ -38,7 +38,7 @@ def time_over_best(store: Path, fabric_name: str) -> float:
         ).fetchall()
     durations: dict[tuple[int, int, int, int], list[float]] = defaultdict(list)
     for *which, duration_us in rows:
-        durations[tuple(which)].append(duration_us)  # type: ignore[index]
+        durations[tuple(which)].append(duration_us)
     taken_us = best_us = 0.0
     for (n_ranks, n_nodes, collective, message_bytes), times_us in durations.items():
         taken_us += len(times_us) * statistics.median(times_us)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.lib.free_port import free_port
-from benchmarks.rehearse.cases import CASES, Case
+from benchmarks.rehearse.cases import CASES, FRAMEWORK_SCRIPTS, Case
 from benchmarks.rehearse.environments import RELEASES, REPOSITORY, python_of
 from benchmarks.rehearse.outcomes import Outcome, Outcomes
 from benchmarks.rehearse.promotion import time_over_best
@@ -123,15 +123,23 @@ class Job:
 
     def _start_job(self) -> subprocess.Popen[bytes]:
         case, environment = self.case, self.python.parent
-        torchrun = [environment / "torchrun", "--nproc-per-node", str(N_RANKS), "--master-port", str(free_port())]
+        torchrun: list[str | Path] = [
+            environment / "torchrun",
+            "--nproc-per-node",
+            str(N_RANKS),
+            "--master-port",
+            str(free_port()),
+        ]
         words = ["--steps", str(case.n_steps), "--losses", str(self.folder / "losses"), *case.words]
-        launch = [self.python, "-m", "zerotune.tuner.cli", "launch"]
-        rehearsal = [self.python, "-m", "zerotune.agent.nccl.rehearsal", case.fabric]
+        launch: list[str | Path] = [self.python, "-m", "zerotune.tuner.cli", "launch"]
+        rehearsal: list[str | Path] = [self.python, "-m", "zerotune.agent.nccl.rehearsal", case.fabric]
         rehearsal += ["--moves-mb", str(case.moves_mb), "--"]
-        return self._start([*rehearsal, *launch, "--", *torchrun, case.script, *words], "log")
+        command: list[str | Path] = [*rehearsal, *launch, "--", *torchrun, case.script, *words]
+        return self._start(command, "log")
 
     def _start(self, command: Sequence[str | Path], log: str) -> subprocess.Popen[bytes]:
         quick = {"ZEROTUNE_TICK_MS": "50", "OMP_NUM_THREADS": "1", "ZEROTUNE_ENDPOINT": self.endpoint}
+        quick["PYTHONPATH"] = str(FRAMEWORK_SCRIPTS)
         with (self.folder / log).open("wb") as file:
             return subprocess.Popen(
                 [str(word) for word in command], stdout=file, stderr=file, env={**os.environ, **quick},

@@ -75,10 +75,11 @@ def environment_of(rehearsal: Rehearsal, environment: Mapping[str, str], cache: 
     topology = folder / "topology.xml"
     topology.write_text(MACHINES[rehearsal.fabric.machine].topology(), encoding="utf-8")
     mock = MOCK_CUDA.build().resolve()
-    driver = folder / "libcuda.so.1"  # torch and Triton open the driver by this name
-    if not driver.is_symlink() or driver.resolve() != mock:
-        driver.unlink(missing_ok=True)
-        driver.symlink_to(mock)
+    for name in ("libcuda.so.1", "libcuda.so"):  # torch opens the driver by the first, Triton links to the second
+        driver = folder / name
+        if not driver.is_symlink() or driver.resolve() != mock:
+            driver.unlink(missing_ok=True)
+            driver.symlink_to(mock)
     return {
         **environment,
         "NCCL_TOPO_FILE": str(topology),

@@ -1,14 +1,9 @@
 """The process group is destroyed and made again, in one process."""
 
-import sys
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "frameworks" / "scripts"))
 import toy
+from torch.distributed.fsdp import fully_shard
 
 options = toy.parser().parse_args()
 for life in range(3):

@@ -1,15 +1,10 @@
 """Device memory as NVML and torch count it while it fills up, and what happens when it is full."""
 
-import sys
-from pathlib import Path
-
 import pynvml
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "frameworks" / "scripts"))
 import toy
+from torch.distributed.fsdp import fully_shard
 
 options = toy.parser().parse_args()
 dist.init_process_group("nccl")

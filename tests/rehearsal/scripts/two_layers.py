@@ -1,14 +1,9 @@
 """FSDP2 with few kernels and large collectives, so that these are much of a step even on a slow host."""
 
-import sys
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "frameworks" / "scripts"))
 import toy
+from torch.distributed.fsdp import fully_shard
 
 options = toy.parser().parse_args()
 dist.init_process_group("nccl")

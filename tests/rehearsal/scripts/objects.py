@@ -1,12 +1,7 @@
 """What torch and frameworks send between ranks as Python objects and small tensors: it must arrive."""
 
-import sys
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "frameworks" / "scripts"))
 import toy
 
 options = toy.parser().parse_args()
