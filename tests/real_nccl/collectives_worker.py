@@ -1,4 +1,4 @@
-"""One rank whose collectives go through the mock: `RANK N_RANKS FOLDER LIBNCCL`; ends with 0 where all bytes are right."""
+"""One rank whose collectives the mock passes on: `RANK N_RANKS FOLDER LIBNCCL`; 0 where all bytes are right."""
 
 import ctypes
 import os

@@ -39,8 +39,7 @@ static graph *new_graph(void) {
   return made;
 }
 
-void mock_capture_add(capture *into, operation *one) {
-  graph *const to = into->into;
+static void append(graph *to, operation *one) {
   one->next = NULL;
   if (to->last != NULL) to->last->next = one;
   else to->first = one;
@@ -54,6 +53,8 @@ static void release_object(user_object *one, int n_references) {
   one->destroy(one->pointer);
   free(one);
 }
+
+void mock_capture_add(capture *into, operation *one) { append(into->into, one); }
 
 /* Objects are the program's: their ends run without the lock. */
 static void release_graph(graph *one) {
@@ -183,6 +184,25 @@ static cuda_error add_node(void **node) {
   return CUDA_SUCCESS;
 }
 
+static cuda_error add_operation(graph *to, void **node, operation *one) {
+  if (one != NULL) {
+    mock_streams_lock();
+    append(to, one);
+    mock_streams_unlock();
+  }
+  return add_node(node);
+}
+
+static cuda_error cudaGraphAddEventRecordNode(void **node, graph *to, UNUSED const void *dependencies,
+                                              UNUSED size_t n_dependencies, void *event) {
+  return add_operation(to, node, mock_record_operation(event, NULL));
+}
+
+static cuda_error cudaGraphAddEventWaitNode(void **node, graph *to, UNUSED const void *dependencies,
+                                            UNUSED size_t n_dependencies, void *event) {
+  return add_operation(to, node, mock_wait_operation(event));
+}
+
 static cuda_error cudaGraphNodeGetType(UNUSED void *node, int *type) {
   *type = NODE_TYPE_KERNEL;
   return CUDA_SUCCESS;
@@ -245,6 +265,8 @@ static const struct {
     ENTRY(cudaGraphGetNodes),
     {"cudaGraphAddEmptyNode", (void *)add_node},
     {"cudaGraphAddDependencies", (void *)succeed},
+    ENTRY(cudaGraphAddEventRecordNode),
+    ENTRY(cudaGraphAddEventWaitNode),
     ENTRY(cudaGraphNodeGetType),
     ENTRY(cudaGraphNodeGetDependencies),
     ENTRY(cudaUserObjectCreate),

@@ -17,7 +17,7 @@ __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 #define MOMENT_NS 100000 /* between looks of a thread of the program that waits */
 #define SELDOM_NS 400000 /* of the worker: what it finds late has its times all the same */
 #define N_DEFAULTS MOCK_MAX_DEVICES
-enum { LEGACY_STREAM = 1, THREAD_STREAM = 2 }; /* cudaStreamLegacy, cudaStreamPerThread */
+enum { LEGACY_STREAM = 1, THREAD_STREAM = 2 }; /* cudaStreamLegacy, cudaStreamPerThread: as NULL */
 
 struct stream {
   operation *first, *last;
@@ -456,22 +456,35 @@ static cuda_error cudaEventDestroy(void *handle) {
   return CUDA_SUCCESS;
 }
 
-static cuda_error cudaEventRecord(void *handle, void *stream_handle) {
+operation *mock_record_operation(void *handle, void *stream_handle) {
   event *const one = handle;
   mark *const made = calloc(1, sizeof *made);
-  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (made == NULL) return NULL;
   made->n_references = 1;
   pthread_mutex_lock(&lock);
-  one->captured = stream_of(stream_handle)->captures;
+  one->captured = stream_handle != NULL ? stream_of(stream_handle)->captures : NULL;
   let_go(one->latest);
   one->latest = made;
   operation *const recorded = new_mark_operation(&RECORD, made);
   pthread_mutex_unlock(&lock);
-  return mock_enqueue(stream_handle, recorded);
+  return recorded;
+}
+
+static cuda_error cudaEventRecord(void *handle, void *stream_handle) {
+  void *const named = stream_handle != NULL ? stream_handle : (void *)LEGACY_STREAM;
+  return mock_enqueue(stream_handle, mock_record_operation(handle, named));
 }
 
 static cuda_error cudaEventRecordWithFlags(void *handle, void *stream_handle, UNUSED unsigned flags) {
   return cudaEventRecord(handle, stream_handle);
+}
+
+operation *mock_wait_operation(void *handle) {
+  const event *const one = handle;
+  pthread_mutex_lock(&lock);
+  operation *const waits = one->latest != NULL ? new_mark_operation(&WAIT, one->latest) : NULL;
+  pthread_mutex_unlock(&lock);
+  return waits;
 }
 
 static cuda_error cudaStreamWaitEvent(void *stream_handle, void *handle, UNUSED unsigned flags) {
@@ -482,10 +495,9 @@ static cuda_error cudaStreamWaitEvent(void *stream_handle, void *handle, UNUSED 
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
   }
-  operation *const waits = one->latest != NULL ? new_mark_operation(&WAIT, one->latest) : NULL;
   const bool never_recorded = one->latest == NULL;
   pthread_mutex_unlock(&lock);
-  return never_recorded ? CUDA_SUCCESS : mock_enqueue(stream_handle, waits);
+  return never_recorded ? CUDA_SUCCESS : mock_enqueue(stream_handle, mock_wait_operation(handle));
 }
 
 static cuda_error cudaEventQuery(void *handle) {

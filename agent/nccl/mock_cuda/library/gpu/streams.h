@@ -50,6 +50,10 @@ void mock_streams_advance(void);
 typedef struct capture capture;
 void mock_capture_add(capture *into, operation *one); /* with the lock held */
 
+/* What graphs take of events, which the program hands to them: a new operation, or NULL; without the lock held. */
+operation *mock_record_operation(void *event_handle, void *stream_handle);
+operation *mock_wait_operation(void *event_handle);
+
 /* ---- the stream as graphs.c needs it; with the lock held ---- */
 
 capture *mock_stream_capture(void *stream_handle);
